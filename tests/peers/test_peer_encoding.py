@@ -25,8 +25,16 @@ from delaywheel_replica.core.protocol.messages import (
     WheelCard,
 )
 from delaywheel_replica.peers.encoding import decode, encode
-from support.core.values import answers, beats, node_ids, seqs, times_ms, wheel_beat, wheel_ids
-from support.core.values import beat as beat_of
+from support.core.values import (
+    answers,
+    heartbeats,
+    node_ids,
+    seqs,
+    times_ms,
+    wheel_heartbeat,
+    wheel_ids,
+)
+from support.core.values import heartbeat as heartbeat_of
 from support.wheels.copies import bundled, copy_of
 
 texts = st.text(max_size=8)
@@ -53,7 +61,7 @@ def bundles(draw: st.DrawFn) -> FrameBundle:
 
 frames = st.builds(Frames, card=cards, frames=bundles(), request=seqs)
 messages: st.SearchStrategy[PeerMessage] = st.one_of(
-    st.builds(Gossip, beats, st.lists(beats, max_size=3).map(tuple)),
+    st.builds(Gossip, heartbeats, st.lists(heartbeats, max_size=3).map(tuple)),
     frames,
     st.builds(Applied, wheel_ids, texts, texts, seqs),
     st.builds(Refused, node_ids, seqs),
@@ -169,12 +177,14 @@ def test_behind_as_many_as_an_older_node_tells_nothing_is_known_to_be_held() -> 
 
 def test_an_older_node_reads_the_first_frames_that_are_lacking() -> None:
     lacking = SeqSet([(5, 10**12), (10**12 + 5, 10**12 + 5)])
-    beat = replace(beat_of("a"), wheels={WheelId("a", 1): wheel_beat(10**13, lacking=lacking)})
-    written = encode(Gossip(beat))
+    heartbeat = replace(
+        heartbeat_of("a"), wheels={WheelId("a", 1): wheel_heartbeat(10**13, lacking=lacking)}
+    )
+    written = encode(Gossip(heartbeat))
     (told,) = pb.ToPeer.FromString(written).gossip.beat.wheels
     assert list(told.lacking) == list(range(5, 105))
     assert len(written) < 1_000
-    assert decode(written) == Gossip(beat)
+    assert decode(written) == Gossip(heartbeat)
 
 
 def test_lacks_of_and_for_an_older_node() -> None:
@@ -193,7 +203,7 @@ def test_half_a_span_is_malformed() -> None:
 
 def lacking_of(told: pb.WheelBeat) -> SeqSet:
     """What is read of one wheel of a beat."""
-    beat = pb.Beat(node="a", wheels=[told])
-    gossip = decode(pb.ToPeer(gossip=pb.Gossip(beat=beat)).SerializeToString())
+    heartbeat = pb.Beat(node="a", wheels=[told])
+    gossip = decode(pb.ToPeer(gossip=pb.Gossip(beat=heartbeat)).SerializeToString())
     assert isinstance(gossip, Gossip)
-    return gossip.beat.wheels[WheelId("a", 1)].lacking
+    return gossip.heartbeat.wheels[WheelId("a", 1)].lacking

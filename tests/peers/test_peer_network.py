@@ -32,7 +32,7 @@ from delaywheel_replica.peers.encoding import encode, encode_in_parts
 from delaywheel_replica.peers.network import PeerListenError, PeerNetwork
 from delaywheel_replica.peers.states import Connection, PeerReason, Stream
 from local.loopback.kafka import free_ports
-from support.core.values import beat, wheel_beat
+from support.core.values import heartbeat, wheel_heartbeat
 from support.peers.raw import Raw
 from support.peers.site import SETTINGS, Site, identity
 from support.wheels.copies import bundled, copy_of
@@ -40,7 +40,7 @@ from support.wheels.copies import bundled, copy_of
 WHEEL = WheelId("n1", 1)
 CARD = WheelCard(WHEEL, {"n1": "disk-n1", "n2": "disk-n2"}, 2, 7200)
 ALL = (
-    Gossip(beat("n1", open_=WHEEL), (beat("n3"),)),
+    Gossip(heartbeat("n1", open_=WHEEL), (heartbeat("n3"),)),
     VoteAsk(1, 1000),
     Vote(2),
     Promise(FenceAnswer("n1", "disk-n1", Fence("n2", 3), {WHEEL: 4})),
@@ -165,7 +165,7 @@ def test_five_nodes_all_hear_each_other() -> None:
         for site in sites:
             site.wait_connected(*(node for node in members if node != site.node))
         for site in sites:
-            told = Gossip(beat(site.node))
+            told = Gossip(heartbeat(site.node))
             for node in members:
                 if node != site.node:
                     site.network.send(node, told)
@@ -175,7 +175,7 @@ def test_five_nodes_all_hear_each_other() -> None:
                 node for node in members if node != site.node
             ]
             assert all(
-                isinstance(message, Gossip) and message.beat.node == sender
+                isinstance(message, Gossip) and message.heartbeat.node == sender
                 for sender, message in site.came
             )
         assert not any(site.broken for site in sites)
@@ -217,7 +217,7 @@ def test_a_slow_receiver_of_frames_costs_neither_memory_nor_beats() -> None:
 
 def test_a_receiver_that_was_slow_gets_the_newest_beat_and_none_of_the_stale_ones() -> None:
     members, slow = members_of(2), threading.Event()
-    big = {WheelId("n1", n): wheel_beat(10**9) for n in range(1, 2_000)}
+    big = {WheelId("n1", n): wheel_heartbeat(10**9) for n in range(1, 2_000)}
     with Site(identity("n1"), members) as one, Site(identity("n2"), members) as other:
         one.wait_connected("n2")
 
@@ -226,7 +226,7 @@ def test_a_receiver_that_was_slow_gets_the_newest_beat_and_none_of_the_stale_one
 
         other.on_message = hold
         for count in range(1, 201):
-            one.network.send("n2", Gossip(beat("n1", wheels=big, wall_ms=count)))
+            one.network.send("n2", Gossip(heartbeat("n1", wheels=big, wall_ms=count)))
         slow.set()
         other.wait("the newest", lambda: newest(other) == 200)
         counters = one.state("n2").counters
@@ -237,7 +237,7 @@ def test_a_receiver_that_was_slow_gets_the_newest_beat_and_none_of_the_stale_one
 
 def newest(site: Site) -> int:
     told = site.from_("n1")
-    return told[-1].beat.wall_ms if told and isinstance(told[-1], Gossip) else 0
+    return told[-1].heartbeat.wall_ms if told and isinstance(told[-1], Gossip) else 0
 
 
 # --- refusals

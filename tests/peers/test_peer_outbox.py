@@ -65,8 +65,8 @@ class Bench:
         channel = Channel(cast("socket.socket", self.socket), "a:1")
         self.outbox = Outbox(channel, max_bytes, self.tally, wake=self._wake)
 
-    def put(self, *parts: bytes, is_beat: bool = False) -> None:
-        self.outbox.put(parts, is_beat=is_beat)
+    def put(self, *parts: bytes, is_heartbeat: bool = False) -> None:
+        self.outbox.put(parts, is_heartbeat=is_heartbeat)
 
     def make_room(self, room: int = 1 << 30) -> list[bytes]:
         """So much more is taken; all that was, from the beginning."""
@@ -80,8 +80,14 @@ class Bench:
 
 def left_of(puts: list[tuple[bytes, bool]]) -> list[bytes]:
     """All but the beats that a newer one follows."""
-    last_beat = max((n for n, (_, is_beat) in enumerate(puts) if is_beat), default=None)
-    return [data for n, (data, is_beat) in enumerate(puts) if not is_beat or n == last_beat]
+    last_heartbeat = max(
+        (n for n, (_, is_heartbeat) in enumerate(puts) if is_heartbeat), default=None
+    )
+    return [
+        data
+        for n, (data, is_heartbeat) in enumerate(puts)
+        if not is_heartbeat or n == last_heartbeat
+    ]
 
 
 puts_of_chance = st.lists(st.tuples(st.binary(min_size=1, max_size=9), st.booleans()))
@@ -92,8 +98,8 @@ def test_where_there_is_room_all_goes_at_once_and_nobody_is_woken(
     puts: list[tuple[bytes, bool]],
 ) -> None:
     bench = Bench(room=1 << 30)
-    for data, is_beat in puts:
-        bench.put(data, is_beat=is_beat)
+    for data, is_heartbeat in puts:
+        bench.put(data, is_heartbeat=is_heartbeat)
     assert bench.socket.messages == [data for data, _ in puts]
     assert bench.socket.calls == len(puts)
     assert (bench.woken, bench.tally.superseded, bench.tally.dropped) == (0, 0, 0)
@@ -105,8 +111,8 @@ def test_others_keep_their_order_and_of_beats_the_newest_stays_in_its_place(
     puts: list[tuple[bytes, bool]],
 ) -> None:
     bench = Bench()
-    for data, is_beat in puts:
-        bench.put(data, is_beat=is_beat)
+    for data, is_heartbeat in puts:
+        bench.put(data, is_heartbeat=is_heartbeat)
     left = left_of(puts)
     assert bench.make_room() == left
     assert bool(bench.woken) == bool(puts)
@@ -123,17 +129,17 @@ def test_however_little_is_taken_messages_stay_whole_and_in_order(
     bench = Bench()
     numbers: Iterator[int] = count(1)
     told: list[tuple[bytes, bool]] = []
-    for parts, is_beat in puts:
+    for parts, is_heartbeat in puts:
         number = b"%d " % next(numbers)
-        told.append((number + b"".join(parts), is_beat))
-        bench.put(number, *parts, is_beat=is_beat)
+        told.append((number + b"".join(parts), is_heartbeat))
+        bench.put(number, *parts, is_heartbeat=is_heartbeat)
         bench.make_room(draw.draw(st.integers(0, 12)))
     got = bench.make_room()
     # Those that are missing are beats, and a newer one came.
     missing = [n for n, (data, _) in enumerate(told) if data not in got]
     assert got == [data for n, (data, _) in enumerate(told) if n not in missing]
-    beats = [n for n, (_, is_beat) in enumerate(told) if is_beat]
-    assert set(missing) <= set(beats[:-1])
+    heartbeats = [n for n, (_, is_heartbeat) in enumerate(told) if is_heartbeat]
+    assert set(missing) <= set(heartbeats[:-1])
     assert bench.tally.superseded == len(missing)
     assert bench.tally.sent == len(got)
 
@@ -143,23 +149,23 @@ def test_never_more_waits_than_the_bound_but_for_one_message(
     puts: list[tuple[int, bool]], bound: int
 ) -> None:
     bench = Bench(max_bytes=bound)
-    for size, is_beat in puts:
-        bench.put(bytes(size), is_beat=is_beat)
+    for size, is_heartbeat in puts:
+        bench.put(bytes(size), is_heartbeat=is_heartbeat)
     waiting = bench.make_room()
     assert len(waiting) == len(puts) - bench.tally.dropped - bench.tally.superseded
     assert sum(map(len, waiting)) <= bound or len(waiting) == 1
     assert bool(waiting) == bool(puts)
     # What was taken makes room again.
-    bench.put(bytes(bound), is_beat=False)
+    bench.put(bytes(bound), is_heartbeat=False)
     assert bench.make_room()[len(waiting) :] == [bytes(bound)]
 
 
 def test_a_beat_that_has_begun_is_finished_before_a_newer_one() -> None:
     bench = Bench(room=HEAD + 2)
-    bench.put(b"begun", is_beat=True)
+    bench.put(b"begun", is_heartbeat=True)
     bench.put(b"between")
-    bench.put(b"stale", is_beat=True)
-    bench.put(b"newest", is_beat=True)
+    bench.put(b"stale", is_heartbeat=True)
+    bench.put(b"newest", is_heartbeat=True)
     assert bench.make_room() == [b"begun", b"between", b"newest"]
     assert (bench.tally.superseded, bench.tally.sent, bench.tally.dropped) == (1, 3, 0)
 
@@ -187,7 +193,7 @@ def test_a_real_kernel_takes_as_many_parts_as_are_given_to_it() -> None:
     parts = [b"x"] * (2 * module._MOST_BUFFERS)
     with ours, theirs:
         outbox = Outbox(Channel(ours, ""), 1 << 20, Tally(), wake=lambda: None)
-        outbox.put(parts, is_beat=False)
+        outbox.put(parts, is_heartbeat=False)
         assert not outbox.waits
         ours.close()
         sent = HEAD + len(parts)
@@ -222,7 +228,7 @@ def test_a_ping_neither_waits_beside_others_nor_is_counted() -> None:
 def test_what_still_waits_when_it_is_closed_was_dropped() -> None:
     bench = Bench(room=HEAD + 1)
     bench.put(b"one")
-    bench.put(b"beat", is_beat=True)
+    bench.put(b"beat", is_heartbeat=True)
     bench.outbox.close()
     bench.put(b"late")
     assert not bench.outbox.waits

@@ -139,7 +139,7 @@ def test_who_has_ended_all_its_streams_gets_none_either() -> None:
         assert peer.came(Stream.DATA, THEIRS, print) is None
         assert peer.came(Stream.CONTROL, THEIRS, object) is None
         peer.went(Stream.DATA, print)
-        sent.put([b"x"], is_beat=False)
+        sent.put([b"x"], is_heartbeat=False)
         assert len(theirs.recv(9)) == 5
         peer.went(Stream.CONTROL, object)
         assert theirs.recv(9) == b""

@@ -28,7 +28,7 @@ from delaywheel_replica.cleaner.outside.ports import ProducersPort
 from delaywheel_replica.cleaner.row_keeper import READING_MS, Waiting
 from delaywheel_replica.cleaner.tallies import Tallies
 from delaywheel_replica.cleaner.view import View
-from delaywheel_replica.core.election.eligibility import Eligibility, heard_beats
+from delaywheel_replica.core.election.eligibility import Eligibility, heard_heartbeats
 from delaywheel_replica.core.election.events import (
     CANDIDATE,
     IN_OFFICE,
@@ -59,7 +59,7 @@ from delaywheel_replica.core.leader.rescheduling import MOST as MOST_RESCHEDULES
 from delaywheel_replica.core.leader.rescheduling import Rescheduling
 from delaywheel_replica.core.protocol.control import REMOVED, ControlState
 from delaywheel_replica.core.protocol.frames import NO_FRAMES
-from delaywheel_replica.core.protocol.heartbeat import Beat, Fence, FenceAnswer
+from delaywheel_replica.core.protocol.heartbeat import Fence, FenceAnswer, Heartbeat
 from delaywheel_replica.core.protocol.reschedules import (
     MessageKey,
     RescheduleWish,
@@ -137,7 +137,7 @@ class Leadership:
         self._stop_by: float | None = None
         self._error: str | None = None
         # What nodes told when the reading of the control topic began, and what it lacks of that.
-        self._witnesses: Mapping[str, Beat] = {}
+        self._witnesses: Mapping[str, Heartbeat] = {}
         self._lacking: str | None = None
         self._counters: Counter[str] = Counter()
         self.tallies = Tallies()
@@ -213,7 +213,7 @@ class Leadership:
         """
         self._take_server(server)
         for event in self._candidacy.events():
-            self._step(self._held_against_beats(event))
+            self._step(self._held_against_heartbeats(event))
         self._step(self._tick())
         if self._stop_by is not None and self._may_stop(self._stop_by):
             self._step(Stop(self._clock.monotonic_ms()))
@@ -225,7 +225,7 @@ class Leadership:
 
     @property
     def _has_wheels(self) -> bool:
-        return self._server is not None and bool(self._server.beat.wheels)
+        return self._server is not None and bool(self._server.heartbeat.wheels)
 
     def _follow(self) -> None:
         """Keeps a standby current with the control topic; a node alone reads it when it stands."""
@@ -238,14 +238,14 @@ class Leadership:
                 if self._server is not None:
                     # Whoever stood in vain is no leader: the topic is to have it all again.
                     self._lacking = self._lacking and contradiction(
-                        self._follower.state, _beats(self._server)
+                        self._follower.state, _heartbeats(self._server)
                     )
         elif not self._config.alone:
             self._candidacy.follow()
 
     def _is_led_by_another(self) -> bool:
         leader, server = self._follower.state.leader(self._config.ids), self._server
-        return leader is not None and server is not None and leader.node != server.beat.node
+        return leader is not None and server is not None and leader.node != server.heartbeat.node
 
     def view(self) -> View:
         """Returns what others may know."""
@@ -318,12 +318,12 @@ class Leadership:
             now_ms=now_ms,
             wall_ms=wall_ms,
             server_fresh=server.is_fresh(now_ms),
-            holds_progress=self._forwarder is not None and holds_progress(state, server.beat),
+            holds_progress=self._forwarder is not None and holds_progress(state, server.heartbeat),
             due_ms=None if state.progress is None else state.progress.due_ms,
             heard_ms=server.leader_heard_ms,
             overtaken=self._forwarder is not None
-            and contradiction(state, _beats(server)) is not None,
-            hears_enough=len(heard_beats(server, now_ms)) + 1 >= self._config.required,
+            and contradiction(state, _heartbeats(server)) is not None,
+            hears_enough=len(heard_heartbeats(server, now_ms)) + 1 >= self._config.required,
             unfit=self._eligibility.look(
                 state, server, now_ms, wall_ms, self._candidacy.broker_clock
             ),
@@ -354,7 +354,7 @@ class Leadership:
             case CommitMark():
                 self._candidacy.mark(effect.token, effect.index)
             case ReadControl():
-                self._witnesses = {} if self._server is None else _beats(self._server)
+                self._witnesses = {} if self._server is None else _heartbeats(self._server)
                 self._candidacy.read(effect.token)
             case BecomeLeader():
                 self._take_office(effect.state)
@@ -369,7 +369,7 @@ class Leadership:
                     self._lacking = contradiction(self._follower.state, self._witnesses)
                 self._leave_office()
 
-    def _held_against_beats(self, event: Event) -> Event:
+    def _held_against_heartbeats(self, event: Event) -> Event:
         """Checks that the topic still has everything that was known of it before."""
         if not isinstance(event, ControlRead):
             return event
@@ -418,7 +418,7 @@ class Leadership:
 
         Whoever only reads does not commit meanwhile: its office is not to end for that.
         """
-        limits = takeable(forwarder.state, server.beat, _beats(server))
+        limits = takeable(forwarder.state, server.heartbeat, _heartbeats(server))
         began_ms = self._clock.monotonic_ms()
         self._waiting = Waiting(None, began_ms + READING_MS)
         try:
@@ -438,8 +438,8 @@ class Leadership:
     ) -> Transacted:
         situation = Situation(
             now_ms=now_ms,
-            node=server.beat.node,
-            beats=_beats(server),
+            node=server.heartbeat.node,
+            heartbeats=_heartbeats(server),
             answers=server.answers,
             looked_for=server.looked_for,
             lacks=server.lacks,
@@ -496,21 +496,29 @@ class Leadership:
         forwarder, server = self._forwarder, self._server
         if forwarder is None or server is None or self._clock.monotonic() >= stop_by:
             return True
-        beat = server.beat
-        return beat.open is None and not wheels_to_close(forwarder.state, {beat.node: beat})
+        heartbeat = server.heartbeat
+        return heartbeat.open is None and not wheels_to_close(
+            forwarder.state, {heartbeat.node: heartbeat}
+        )
 
 
-def _beats(server: ServerStatus) -> dict[str, Beat]:
+def _heartbeats(server: ServerStatus) -> dict[str, Heartbeat]:
     """Returns the newest heartbeat of each node, including its own."""
-    others = {node: sight.beat for node, sight in server.peers.items()}
-    return {**others, server.beat.node: server.beat}
+    others = {node: sight.heartbeat for node, sight in server.peers.items()}
+    return {**others, server.heartbeat.node: server.heartbeat}
 
 
 def _uses(server: ServerStatus) -> list[tuple[object, ...]]:
     """Returns the inputs of a leader's duties."""
     return [
-        (beat.open, beat.spare, beat.draining, beat.last_number, beat.storage)
-        for _, beat in sorted(_beats(server).items())
+        (
+            heartbeat.open,
+            heartbeat.spare,
+            heartbeat.draining,
+            heartbeat.last_number,
+            heartbeat.storage,
+        )
+        for _, heartbeat in sorted(_heartbeats(server).items())
     ]
 
 

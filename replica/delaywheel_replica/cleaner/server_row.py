@@ -42,5 +42,5 @@ class ServerRow:
             return None
         if status is None:
             return None
-        is_ours = status.beat.boot == self._boot and status.monotonic_ms >= self._since_ms
+        is_ours = status.heartbeat.boot == self._boot and status.monotonic_ms >= self._since_ms
         return status if is_ours else None

@@ -19,12 +19,12 @@ from delaywheel.storage.frames.rows import INDEX_ROW_LENGTH_BYTES, raw_rows
 from delaywheel_proto.v1 import peer_pb2 as pb
 from delaywheel_replica.core.protocol.fields import MalformedError, parse_wheel
 from delaywheel_replica.core.protocol.heartbeat import (
-    Beat,
     Fence,
     FenceAnswer,
     Heard,
+    Heartbeat,
     Office,
-    WheelBeat,
+    WheelHeartbeat,
 )
 from delaywheel_replica.core.protocol.messages import (
     Applied,
@@ -53,7 +53,7 @@ _SEQS_BEFORE: Final = 512
 # The same few wheels are named in every beat.
 _wheel = lru_cache(maxsize=4_096)(parse_wheel)
 # What is told of them is mostly what was told before.
-_wheel_beat = lru_cache(maxsize=4_096)(WheelBeat)
+_wheel_heartbeat = lru_cache(maxsize=4_096)(WheelHeartbeat)
 
 
 def encode(message: PeerMessage) -> bytes:  # noqa: PLR0911 - one for each message
@@ -64,7 +64,9 @@ def encode(message: PeerMessage) -> bytes:  # noqa: PLR0911 - one for each messa
     """
     match message:
         case Gossip():
-            gossip = pb.Gossip(beat=_beat(message.beat), others=map(_beat, message.others))
+            gossip = pb.Gossip(
+                beat=_heartbeat(message.heartbeat), others=map(_heartbeat, message.others)
+            )
             return pb.ToPeer(gossip=gossip).SerializeToString()
         case Frames():
             return b"".join(encode_in_parts(message))
@@ -128,7 +130,7 @@ def decode(data: bytes) -> PeerMessage:  # noqa: C901, PLR0911 - one for each me
     match told.WhichOneof("message"):
         case "gossip":
             gossip = told.gossip
-            return Gossip(_read_beat(gossip.beat), tuple(map(_read_beat, gossip.others)))
+            return Gossip(_read_heartbeat(gossip.beat), tuple(map(_read_heartbeat, gossip.others)))
         case "frames":
             return _read_frames(told.frames)
         case "applied":
@@ -154,17 +156,17 @@ def decode(data: bytes) -> PeerMessage:  # noqa: C901, PLR0911 - one for each me
 # --- beats
 
 
-def _beat(beat: Beat) -> pb.Beat:
+def _heartbeat(heartbeat: Heartbeat) -> pb.Beat:
     return pb.Beat(
-        node=beat.node,
-        storage=beat.storage,
-        boot=beat.boot,
-        wall_ms=beat.wall_ms,
-        open=_text(beat.open),
-        spare=_text(beat.spare),
-        last_number=beat.last_number,
-        draining=beat.draining,
-        complete=beat.complete,
+        node=heartbeat.node,
+        storage=heartbeat.storage,
+        boot=heartbeat.boot,
+        wall_ms=heartbeat.wall_ms,
+        open=_text(heartbeat.open),
+        spare=_text(heartbeat.spare),
+        last_number=heartbeat.last_number,
+        draining=heartbeat.draining,
+        complete=heartbeat.complete,
         wheels=[
             pb.WheelBeat(
                 wheel=str(wheel),
@@ -177,25 +179,25 @@ def _beat(beat: Beat) -> pb.Beat:
                 lacking_spans=chain.from_iterable(held.lacking.spans),
                 lacking=islice(held.lacking, _LACKING_BEFORE),
             )
-            for wheel, held in beat.wheels.items()
+            for wheel, held in heartbeat.wheels.items()
         ],
-        start=beat.start,
-        count=beat.count,
-        floor=beat.floor,
-        office=None if beat.office is None else _office(beat.office),
+        start=heartbeat.start,
+        count=heartbeat.count,
+        floor=heartbeat.floor,
+        office=None if heartbeat.office is None else _office(heartbeat.office),
         heard=[
             pb.Heard(node=node, boot=heard.boot, ago_ms=heard.ago_ms)
-            for node, heard in beat.heard.items()
+            for node, heard in heartbeat.heard.items()
         ],
-        disk_out=beat.disk_out,
-        verifying=map(str, sorted(beat.verifying)),
-        stands=beat.stands,
-        reached=None if beat.reached is None else _reached(beat.reached),
+        disk_out=heartbeat.disk_out,
+        verifying=map(str, sorted(heartbeat.verifying)),
+        stands=heartbeat.stands,
+        reached=None if heartbeat.reached is None else _reached(heartbeat.reached),
     )
 
 
-def _read_beat(told: pb.Beat) -> Beat:
-    return Beat(
+def _read_heartbeat(told: pb.Beat) -> Heartbeat:
+    return Heartbeat(
         node=told.node,
         storage=told.storage,
         boot=told.boot,
@@ -206,7 +208,7 @@ def _read_beat(told: pb.Beat) -> Beat:
         draining=told.draining,
         complete=told.complete,
         wheels={
-            _wheel(held.wheel): _wheel_beat(
+            _wheel(held.wheel): _wheel_heartbeat(
                 held.applied,
                 held.high_watermark,
                 held.seal_slot,

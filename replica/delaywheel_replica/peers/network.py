@@ -1,8 +1,8 @@
 """The network between this node and its peers: two streams to each, two from each.
 
-Why two connections a peer: what is written to one is read in order, so a beat behind 30 MB of
+Why two connections a peer: what is written to one is read in order, so a heartbeat behind 30 MB of
 frames would come late, and a late beat is a false election. Why threads of its own: on the server's
-event loop a request of 50,000 rows would hold up beats just as well.
+event loop a request of 50,000 rows would hold up heartbeats just as well.
 
 | thread | of each peer | does |
 |---|---|---|
@@ -89,7 +89,7 @@ class PeerNetwork:
         )
         self._listener = Listener(acceptor.serve, peers=len(self._peers))
         # Beats and pushed frames go to all peers: they are encoded for the first of them.
-        self._last_beat: tuple[Gossip, bytes] | None = None
+        self._last_heartbeat: tuple[Gossip, bytes] | None = None
         self._last_frames: tuple[Frames, Sequence[Part]] | None = None
 
     def start(self, listen: str) -> str:
@@ -118,15 +118,15 @@ class PeerNetwork:
         if not to.takes(stream):
             return
         if isinstance(message, Frames):
-            to.send(stream, self._frames(message), is_beat=False)
+            to.send(stream, self._frames(message), is_heartbeat=False)
             return
         if not isinstance(message, Gossip):
-            to.send(stream, (encode(message),), is_beat=False)
+            to.send(stream, (encode(message),), is_heartbeat=False)
             return
-        last = self._last_beat
+        last = self._last_heartbeat
         if last is None or last[0] is not message:
-            last = self._last_beat = message, encode(message)
-        to.send(stream, (last[1],), is_beat=True)
+            last = self._last_heartbeat = message, encode(message)
+        to.send(stream, (last[1],), is_heartbeat=True)
 
     def states(self) -> dict[str, PeerState]:
         """Returns the connection state of every other member."""

@@ -1,9 +1,9 @@
 """The sending side of a stream: messages go out at once as far as the kernel takes them.
 
-What it does not take waits: bounded in bytes, in order, of beats only the newest, until the
+What it does not take waits: bounded in bytes, in order, of heartbeats only the newest, until the
 stream's own thread sees that there is room (dialling.py). Messages are level-triggered: what is
 lost is told or asked for again. So a full outbox drops what comes, and never keeps anybody waiting;
-a beat that a newer one follows is not worth its time.
+a heartbeat that a newer one follows is not worth its time.
 """
 
 import socket
@@ -72,7 +72,7 @@ class Outbox:
         self._lock = threading.Lock()
         # With ascending numbers, by which a beat knows its place between the others.
         self._waiting: deque[_Message] = deque()
-        self._beat: _Message | None = None
+        self._heartbeat: _Message | None = None
         self._number = 0
         self._bytes = 0
         self._sent_s = time.monotonic()
@@ -81,9 +81,9 @@ class Outbox:
     @property
     def waits(self) -> bool:
         """Whether something waits for room."""
-        return bool(self._waiting) or self._beat is not None
+        return bool(self._waiting) or self._heartbeat is not None
 
-    def put(self, parts: Sequence[Part], *, is_beat: bool) -> None:
+    def put(self, parts: Sequence[Part], *, is_heartbeat: bool) -> None:
         """Sends, queues or drops a message. A heartbeat replaces one that waits.
 
         Its place in the order is the end: it says what was true after all that went before.
@@ -91,15 +91,15 @@ class Outbox:
         head = head_of(parts)
         length_bytes = sum(map(len, parts))
         with self._lock:
-            if is_beat and self._beat is not None:
-                self._bytes -= self._beat.length_bytes
-                self._beat = None
+            if is_heartbeat and self._heartbeat is not None:
+                self._bytes -= self._heartbeat.length_bytes
+                self._heartbeat = None
                 self._tally.superseded += 1
             full = self._bytes and self._bytes + length_bytes > self._max_bytes
             if self._is_closed or full:
                 self._drop(length_bytes)
                 return
-            self._keep((head, *parts), length_bytes, is_beat=is_beat)
+            self._keep((head, *parts), length_bytes, is_heartbeat=is_heartbeat)
 
     def flush(self) -> None:
         """Sends waiting messages as far as there is room."""
@@ -113,7 +113,7 @@ class Outbox:
             if left_s > 0:
                 return left_s
             if not self._is_closed and not self.waits:
-                self._keep((PING,), 0, is_beat=False)
+                self._keep((PING,), 0, is_heartbeat=False)
             return idle_s
 
     def end(self) -> None:
@@ -127,13 +127,13 @@ class Outbox:
 
     # --- with the lock held
 
-    def _keep(self, buffers: Sequence[Part], length_bytes: int, *, is_beat: bool) -> None:
+    def _keep(self, buffers: Sequence[Part], length_bytes: int, *, is_heartbeat: bool) -> None:
         waited = self.waits
         self._number += 1
         self._bytes += length_bytes
         message = _Message(self._number, buffers, length_bytes)
-        if is_beat:
-            self._beat = message
+        if is_heartbeat:
+            self._heartbeat = message
         else:
             self._waiting.append(message)
         if not waited:
@@ -147,8 +147,8 @@ class Outbox:
             if not count:
                 return
             message.buffers = _without(count, message.buffers)
-            if message is self._beat:
-                self._beat = None
+            if message is self._heartbeat:
+                self._heartbeat = None
                 if message.buffers:
                     # It has begun, so none may take its place: it waits as the others do.
                     self._waiting.appendleft(message)
@@ -158,10 +158,10 @@ class Outbox:
                 self._went(message)
 
     def _first(self) -> _Message | None:
-        beat, waiting = self._beat, self._waiting
-        if waiting and (beat is None or waiting[0].number < beat.number):
+        heartbeat, waiting = self._heartbeat, self._waiting
+        if waiting and (heartbeat is None or waiting[0].number < heartbeat.number):
             return waiting[0]
-        return beat
+        return heartbeat
 
     def _write(self, buffers: Sequence[Part]) -> int:
         """Returns how much the kernel took; 0 also if the connection broke."""
@@ -185,10 +185,10 @@ class Outbox:
         self._is_closed = True
         for message in self._waiting:
             self._drop(message.length_bytes)
-        if self._beat is not None:
-            self._drop(self._beat.length_bytes)
+        if self._heartbeat is not None:
+            self._drop(self._heartbeat.length_bytes)
         self._waiting.clear()
-        self._beat = None
+        self._heartbeat = None
 
     def _drop(self, length_bytes: int) -> None:
         if length_bytes:

@@ -94,11 +94,11 @@ class Peer:
         self.tallies[Way.OUT, stream].dropped += 1
         return False
 
-    def send(self, stream: Stream, parts: Sequence[Part], *, is_beat: bool) -> None:
+    def send(self, stream: Stream, parts: Sequence[Part], *, is_heartbeat: bool) -> None:
         """Sends or drops a message."""
         outbox = self._out.get(stream)
         if outbox is not None:
-            outbox.put(parts, is_beat=is_beat)
+            outbox.put(parts, is_heartbeat=is_heartbeat)
 
     def heard(self) -> None:
         """Notes a message, after which a break is worth reporting."""

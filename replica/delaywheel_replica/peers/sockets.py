@@ -4,7 +4,7 @@ A peer that hangs (stopped, or its machine is cut off) keeps its connections. So
 something on each connection that it opened, at least every `PING_S`, and ends the one on which it
 hears nothing for `SILENCE_S`, with all others of that peer. What it said itself and what is not
 taken for `_UNTAKEN_MS` breaks its connection, too: a peer that reads no more is none. Elections do
-not wait for any of that: a leader is not heard any more when its beats stay away for a second.
+not wait for any of that: a leader is not heard any more when its heartbeats stay away for a second.
 """
 
 import contextlib
@@ -30,10 +30,10 @@ _LEAST_FRAME_BYTES: Final = 64 << 20
 
 _BESIDE_FRAME_BYTES: Final = 16 << 20
 """What a message carries beside a frame's rows: topics, the wheel's card. No other message is as
-long: many frames go in one as far as they are short, beats tell some bytes of each wheel."""
+long: many frames go in one as far as they are short, heartbeats tell some bytes of each wheel."""
 
 CONTROL_BYTES: Final = 8 << 20
-"""Of one message on a control stream: a beat tells some hundred bytes of each wheel."""
+"""Of one message on a control stream: a heartbeat tells some hundred bytes of each wheel."""
 
 
 def data_bytes(frame_bytes: int) -> int:

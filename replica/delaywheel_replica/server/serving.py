@@ -37,7 +37,7 @@ from delaywheel_replica.server.cluster.operator import (
 )
 from delaywheel_replica.server.commit.driver import Driver
 from delaywheel_replica.server.commit.runtime import Surroundings
-from delaywheel_replica.server.commit.threads import BeatThread, StoreThread
+from delaywheel_replica.server.commit.threads import HeartbeatThread, StoreThread
 from delaywheel_replica.server.commit.upkeep import Upkeep
 from delaywheel_replica.server.commit.writing import Writing
 from delaywheel_replica.server.intake.admission import Admission
@@ -98,10 +98,12 @@ class Server:
         ledger = Ledger(disk, data)
         self._counts = Counts(pending=_pending_topics(config))
         self._store_thread = StoreThread()
-        self._beat_thread = BeatThread(server_row_path(data), wake=lambda: link.send(Wake()))
+        self._heartbeat_thread = HeartbeatThread(
+            server_row_path(data), wake=lambda: link.send(Wake())
+        )
         self._surroundings = Surroundings(
             store_thread=self._store_thread,
-            beat_thread=self._beat_thread,
+            heartbeat_thread=self._heartbeat_thread,
             ledger=CountedLedger(ledger, self._counts),
             loop=asyncio.get_running_loop(),
             has_left=self._store.state.open is None,
@@ -299,10 +301,10 @@ class Server:
         self._store_thread.do_some(self._driver)
         self._upkeep.start()
         if self._census is not None:
-            self._census.start(self._driver.status().beat)
+            self._census.start(self._driver.status().heartbeat)
         self._store_thread.start(self._driver)
         self._join_peers()
-        self._beat_thread.start(self._driver)
+        self._heartbeat_thread.start(self._driver)
         self._books.start()
         async with asyncio.TaskGroup() as tasks:
             background = [
@@ -369,7 +371,7 @@ class Server:
         """Ends the threads: sources of events first, the store's thread after its last job."""
         if self._surroundings.network is not None:
             self._surroundings.network.stop()
-        self._beat_thread.stop()
+        self._heartbeat_thread.stop()
         self._store_thread.stop()
 
     async def _leave_wheel(self) -> None:
@@ -400,7 +402,7 @@ class Server:
 
     def _written(self) -> object:
         """A value that changes with everything a checkpoint should put on the medium."""
-        wheels = self._view.status().beat.wheels
+        wheels = self._view.status().heartbeat.wheels
         return {wheel: (told.applied, told.lacking) for wheel, told in wheels.items()}
 
 

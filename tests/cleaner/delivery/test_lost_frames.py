@@ -27,11 +27,11 @@ from delaywheel_replica.core.protocol.control import (
     wheel_record,
 )
 from delaywheel_replica.core.protocol.frames import FrameName
-from delaywheel_replica.core.protocol.heartbeat import Beat, Fence, FenceAnswer
+from delaywheel_replica.core.protocol.heartbeat import Fence, FenceAnswer, Heartbeat
 from delaywheel_replica.core.protocol.progress import Progress
 from delaywheel_replica.kafka_settings import KafkaNames
 from support.cleaner.committing import CommittingProducers
-from support.core.values import beat, looked_for, wheel_beat, wheel_record_of
+from support.core.values import heartbeat, looked_for, wheel_heartbeat, wheel_record_of
 from support.due.wheels import Sent, Wheels, wheels_in_memory
 
 A1, A2 = WheelId("a", 1), WheelId("a", 2)
@@ -74,7 +74,7 @@ class Leader:
         self.now_ms = DUE_MS
         self.lacks: dict[FrameName, str] = {}
         self.answers: list[FenceAnswer] = []
-        self.beats: dict[str, Beat] = {}
+        self.heartbeats: dict[str, Heartbeat] = {}
         self.producers = Producers()
         self.reader = DueReader(wheels.disk, wheels.data, preload_thread=False)
         progress = Progress(DUE_MS - 5000, None, seqs, DUE_MS // 1000 - 60)
@@ -101,11 +101,13 @@ class Leader:
     def turn(self) -> None:
         """One transaction."""
         self.now_ms += 100
-        own = self.beats["a"]
+        own = self.heartbeats["a"]
         if holds_progress(self.state, own):
             self.forwarder.start_forwarding()
-        planned = self.forwarder.next_step(self.now_ms, takeable(self.state, own, self.beats))
-        situation = Situation(self.now_ms, "a", self.beats, self.answers, *looked_for(self.lacks))
+        planned = self.forwarder.next_step(self.now_ms, takeable(self.state, own, self.heartbeats))
+        situation = Situation(
+            self.now_ms, "a", self.heartbeats, self.answers, *looked_for(self.lacks)
+        )
         self.forwarder.transact(planned, situation, 1000)
 
 
@@ -117,15 +119,16 @@ def wheels() -> Iterator[Wheels]:
         yield made
 
 
-def telling(applied: int, *lacking: int, node: str = "a") -> Beat:
+def telling(applied: int, *lacking: int, node: str = "a") -> Heartbeat:
     used = {"open_": A1} if node == "a" else {}
-    return beat(node, wheels={A1: wheel_beat(applied, lacking=lacking)}, last_number=2, **used)  # type: ignore[arg-type]
+    wheels = {A1: wheel_heartbeat(applied, lacking=lacking)}
+    return heartbeat(node, wheels=wheels, last_number=2, **used)  # type: ignore[arg-type]
 
 
 def test_alone_a_bad_frame_is_given_up_as_soon_as_it_is_found(wheels: Wheels) -> None:
     wheels.damage(wheels.frames[1])
     leader = Leader(wheels, wheel_record_of(), {})
-    leader.beats = {"a": telling(4)}
+    leader.heartbeats = {"a": telling(4)}
     for _ in range(5):
         leader.turn()
         # What the server of a node alone says.
@@ -152,7 +155,7 @@ def test_among_others_it_waits_until_all_lack_it_or_it_is_repaired(wheels: Wheel
     wheels.damage(wheels.frames[1])
     wheels.damage(wheels.frames[2])
     leader = Leader(wheels, wheel_record_of("a", "b", "c", min_insync=2), {})
-    leader.beats = {"a": telling(4), "b": telling(4, node="b")}
+    leader.heartbeats = {"a": telling(4), "b": telling(4, node="b")}
     for nodes in ("", "a", "ab", "bc"):
         leader.lacks = dict.fromkeys([(A1, 2), (A1, 3)], nodes)
         leader.turn()
@@ -160,7 +163,7 @@ def test_among_others_it_waits_until_all_lack_it_or_it_is_repaired(wheels: Wheel
     assert leader.producers.ids() == []  # their second waits for them
     wheels.repair(wheels.frames[1])
     # The last word is older than the repair: what can be read is not given up.
-    leader.beats["b"] = telling(4, 2, 3, node="b")
+    leader.heartbeats["b"] = telling(4, 2, 3, node="b")
     leader.lacks = dict.fromkeys([(A1, 2), (A1, 3)], "abc")
     leader.turn()
     leader.turn()
@@ -177,7 +180,7 @@ def test_what_was_done_is_given_up_without_an_outcome(wheels: Wheels) -> None:
         leader.state, progress=Progress(DUE_MS, None, {A1: 4}, DUE_MS // 1000 - 60)
     )
     wheels.damage(wheels.frames[0])
-    leader.beats = {"a": telling(5)}
+    leader.heartbeats = {"a": telling(5)}
     for _ in range(3):
         leader.turn()
         leader.lacks = dict.fromkeys(leader.forwarder.unreadable, "a")
@@ -193,10 +196,12 @@ def test_frames_that_were_taken_account_of_and_are_gone_end_with_their_wheel(
 ) -> None:
     """The operating system crashed: V = 6, and no row beyond 4 is anywhere."""
     leader = Leader(wheels, wheel_record_of(), {A1: 6})
-    left = beat(open_=A2, last_number=2, spare=WheelId("a", 3), wheels={A1: wheel_beat(4)})
-    leader.beats = {"a": replace(left, last_number=2)}
+    left = heartbeat(
+        open_=A2, last_number=2, spare=WheelId("a", 3), wheels={A1: wheel_heartbeat(4)}
+    )
+    leader.heartbeats = {"a": replace(left, last_number=2)}
     leader.answers = [FenceAnswer("a", "disk-a", Fence("a", 1), {A1: 4}, all_incomplete=True)]
-    assert not holds_progress(leader.state, leader.beats["a"])
+    assert not holds_progress(leader.state, leader.heartbeats["a"])
     leader.turn()
     assert leader.forwarder.unreadable == {(A1, 5), (A1, 6)}
     leader.lacks = dict.fromkeys(leader.forwarder.unreadable, "a")
@@ -204,7 +209,7 @@ def test_frames_that_were_taken_account_of_and_are_gone_end_with_their_wheel(
     assert leader.state.wheels[A1].closed_at == 6
     assert leader.state.lost == {(A1, 5), (A1, 6)}
     assert [(o["seq"], o["last_seq"]) for o in leader.producers.outcomes()] == [(5, 6)]
-    assert holds_progress(leader.state, leader.beats["a"])
+    assert holds_progress(leader.state, leader.heartbeats["a"])
     leader.turn()
     assert leader.forwarder.forwarding
     assert leader.producers.ids() == [1, 2, 3, 4]

@@ -38,7 +38,7 @@ from delaywheel_replica.core.protocol.frames import FrameRange, FrameSet
 from delaywheel_replica.core.protocol.progress import Position, Progress
 from delaywheel_replica.kafka_settings import FORWARD_ROOM_BYTES, KafkaNames
 from support.cleaner.committing import CommittingProducers
-from support.core.values import beat, looked_for, wheel_beat, wheel_record_of
+from support.core.values import heartbeat, looked_for, wheel_heartbeat, wheel_record_of
 from support.due.rows import due_rows
 from support.due.wheels import Sent, Wheels, wheels_in_memory
 
@@ -178,8 +178,8 @@ class Leader:
         while behind:
             limits = self.wheels.last_seqs()
             planned = self.forwarder.next_step(self.now_ms, limits)
-            told = {wheel: wheel_beat(seq) for wheel, seq in limits.items()}
-            own = beat("a", wheels=told, open_=A1, spare=A2, last_number=2)
+            told = {wheel: wheel_heartbeat(seq) for wheel, seq in limits.items()}
+            own = heartbeat("a", wheels=told, open_=A1, spare=A2, last_number=2)
             situation = Situation(self.now_ms, "a", {"a": own}, (), *self.lacks())
             behind = self.forwarder.transact(planned, situation, 1000).behind
             Account(self.wheels, self.producers).check()

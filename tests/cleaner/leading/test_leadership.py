@@ -30,7 +30,7 @@ from delaywheel_replica.core.protocol.transaction_outcomes import Verdict
 from sim.kafka.log import TOMBSTONE_US
 from sim.kafka.ports import SimKafkaClient
 from support.cleaner.place import NAMES, Place
-from support.core.values import beat, wheel_beat
+from support.core.values import heartbeat, wheel_heartbeat
 
 A1, B1 = WheelId("a", 1), WheelId("b", 1)
 
@@ -205,9 +205,9 @@ def test_a_clock_that_leaves_the_others_hands_over_at_once(place: Place) -> None
 def test_who_lags_a_second_hands_over_to_who_holds_more(place: Place) -> None:
     place.lead()
     place.give_wheel("b")
-    place.beats["b"] = beat("b", draining=True, open_=B1, wheels={B1: wheel_beat(5)})
+    place.heartbeats["b"] = heartbeat("b", draining=True, open_=B1, wheels={B1: wheel_heartbeat(5)})
     assert 1.0 <= place.until(lambda: not place.in_office()) < 1.3
-    place.beats["a"] = beat("a", draining=True, wheels={B1: wheel_beat(5)})
+    place.heartbeats["a"] = heartbeat("a", draining=True, wheels={B1: wheel_heartbeat(5)})
     assert place.until(place.in_office, within_s=8) > 2 * MIN_SILENCE_MS / 1000
 
 
@@ -242,15 +242,15 @@ def test_a_topic_that_lost_its_end_has_no_leader(place: Place) -> None:
     progress = place.view.state.progress
     assert progress is not None
     later = replace(progress, due_ms=progress.due_ms + 60_000).reached
-    before = place.beats["b"]
-    place.beats["b"] = replace(before, reached=later)
+    before = place.heartbeats["b"]
+    place.heartbeats["b"] = replace(before, reached=later)
     place.until(lambda: not place.in_office(), within_s=0.2)
     place.until(lambda: f"b has read of progress {later}" in str(place.view.error))
     place.never(place.in_office, for_s=20)
     assert "lost its end" in str(place.view.error)
-    place.beats["b"] = replace(before, floor=progress.floor + 60)
+    place.heartbeats["b"] = replace(before, floor=progress.floor + 60)
     place.never(place.in_office, for_s=20)
-    place.beats["b"] = before
+    place.heartbeats["b"] = before
     place.until(place.in_office, within_s=70)
     place.until(lambda: place.view.error is None)
 
@@ -276,7 +276,7 @@ def test_who_is_told_of_a_rivals_progress_takes_nothing_for_lost(place: Place) -
         for index in range(IDS):
             commit(index, leader_record(index, "b", "its own"))
         commit(0, progress_record(newest))
-        place.beats["b"] = replace(place.beats["b"], reached=newest.reached)
+        place.heartbeats["b"] = replace(place.heartbeats["b"], reached=newest.reached)
 
     place.scheduler.spawn("b", lead)
     errors = set[str]()
@@ -318,13 +318,15 @@ def test_a_leader_looks_at_kafka_again(place: Place, monkeypatch: pytest.MonkeyP
 def test_a_left_wheel_is_closed_by_the_answers_and_beats_of_the_others(place: Place) -> None:
     place.lead()
     place.give_wheel("a")
-    place.beats["a"] = beat("a", draining=True, last_number=1, wheels={A1: wheel_beat(4)})
+    place.heartbeats["a"] = heartbeat(
+        "a", draining=True, last_number=1, wheels={A1: wheel_heartbeat(4)}
+    )
     place.until(lambda: place.view.fences == (Fence("a", 1),))
     place.answers = (answer("b", 7), answer("c", 5))
     place.until(lambda: place.view.fills == {A1: 7})
     assert place.view.state.wheels[A1].closed_at is None
-    place.beats["b"] = beat("b", draining=True, wheels={A1: wheel_beat(7)})
-    place.beats["c"] = beat("c", draining=True, wheels={A1: wheel_beat(7)})
+    place.heartbeats["b"] = heartbeat("b", draining=True, wheels={A1: wheel_heartbeat(7)})
+    place.heartbeats["c"] = heartbeat("c", draining=True, wheels={A1: wheel_heartbeat(7)})
     place.until(lambda: place.view.state.wheels[A1].closed_at == 7)
     place.until(lambda: (place.view.fences, place.view.fills) == ((), {}))
 
@@ -332,7 +334,7 @@ def test_a_left_wheel_is_closed_by_the_answers_and_beats_of_the_others(place: Pl
 def test_what_was_wanted_in_office_is_wanted_no_more_when_it_is_left(place: Place) -> None:
     place.lead()
     place.give_wheel("a")
-    place.beats["a"] = beat("a", draining=True, last_number=1)
+    place.heartbeats["a"] = heartbeat("a", draining=True, last_number=1)
     place.until(lambda: bool(place.view.fences))
     place.heard = set()
     place.until(lambda: not place.in_office())
@@ -352,12 +354,12 @@ def test_silent_is_whom_fewer_than_r_hear(tmp_path: Path) -> None:
     with place.scheduler:
         place.agrees = {"b", "c"}
         place.until(lambda: place.view.role is Role.LEADING)
-        place.beats["c"] = beat("c", draining=True, heard={"b": 0})
+        place.heartbeats["c"] = heartbeat("c", draining=True, heard={"b": 0})
         place.give_wheel("b", hears="c")
         place.give_wheel("c", hears="b")
         place.never(lambda: bool(place.view.fences), for_s=SILENT_MS / 1000)
         # The leader hears c still; b does not.
-        place.beats["b"] = replace(place.beats["b"], heard={})
+        place.heartbeats["b"] = replace(place.heartbeats["b"], heard={})
         place.until(lambda: place.view.fences == (Fence("c", 1),))
 
 
@@ -409,7 +411,7 @@ def test_what_was_unregistered_in_an_office_does_not_come_back_after_it(place: P
     place.give_wheel("a")
     lose_office(place)
     assert A1 in place.view.state.wheels
-    place.beats["a"] = beat("a", draining=True, last_number=1)
+    place.heartbeats["a"] = heartbeat("a", draining=True, last_number=1)
     place.until(lambda: place.view.fences == (Fence("a", 1),))
     place.answers = (answer("b", 0), answer("c", 0))
     place.until(lambda: A1 not in place.view.state.wheels, within_s=20)

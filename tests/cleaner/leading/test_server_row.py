@@ -10,7 +10,7 @@ import pytest
 from delaywheel.storage.folder.status_file import RowWriter
 from delaywheel_replica.cleaner.server_row import ServerRow
 from delaywheel_replica.core.protocol.status_files import ServerStatus
-from support.core.values import beat
+from support.core.values import heartbeat
 
 BOOT = "this boot"
 SINCE_MS = 40_000
@@ -26,7 +26,7 @@ def read(path: Path) -> ServerStatus | None:
 
 
 def write(path: Path, *, boot: str, monotonic_ms: int) -> ServerStatus:
-    status = ServerStatus(replace(beat("a"), boot=boot), pid=1, monotonic_ms=monotonic_ms)
+    status = ServerStatus(replace(heartbeat("a"), boot=boot), pid=1, monotonic_ms=monotonic_ms)
     RowWriter(path).write(status.to_json())
     return status
 

@@ -16,10 +16,10 @@ from delaywheel_replica.core.election.eligibility import (
 from delaywheel_replica.core.election.events import Reason
 from delaywheel_replica.core.protocol.control import REMOVED, ControlState, NodeRecord
 from delaywheel_replica.core.protocol.frames import FrameSet
-from delaywheel_replica.core.protocol.heartbeat import Beat, Fence, FenceAnswer
+from delaywheel_replica.core.protocol.heartbeat import Fence, FenceAnswer, Heartbeat
 from delaywheel_replica.core.protocol.progress import Progress
 from delaywheel_replica.core.protocol.status_files import PeerSight, ServerStatus
-from support.core.values import beat, wheel_beat, wheel_record_of
+from support.core.values import heartbeat, wheel_heartbeat, wheel_record_of
 
 A1 = WheelId("a", 1)
 WALL_MS = 1_000_000
@@ -29,23 +29,31 @@ RECORD = wheel_record_of("a", "b", "c", min_insync=2)
 STATE = ControlState(wheels={A1: RECORD})
 
 
-def told(node: str, applied: int = 0, *, high_watermark: int = 0, wall_ms: int = WALL_MS) -> Beat:
-    wheels = {A1: wheel_beat(applied, high_watermark=high_watermark)}
-    return replace(beat(node, wheels=wheels), wall_ms=wall_ms)
+def told(
+    node: str, applied: int = 0, *, high_watermark: int = 0, wall_ms: int = WALL_MS
+) -> Heartbeat:
+    wheels = {A1: wheel_heartbeat(applied, high_watermark=high_watermark)}
+    return replace(heartbeat(node, wheels=wheels), wall_ms=wall_ms)
 
 
-def row(own: Beat, *others: Beat, now_ms: int, ago_ms: int = 0, **more: Any) -> ServerStatus:
+def row(
+    own: Heartbeat, *others: Heartbeat, now_ms: int, ago_ms: int = 0, **more: Any
+) -> ServerStatus:
     peers = {other.node: PeerSight(other, now_ms - ago_ms) for other in others}
     return ServerStatus(own, pid=1, monotonic_ms=now_ms, peers=peers, **more)
 
 
 def look(
-    fitness: Eligibility, *beats: Beat, now_ms: int, state: ControlState = STATE, **more: Any
+    fitness: Eligibility,
+    *heartbeats: Heartbeat,
+    now_ms: int,
+    state: ControlState = STATE,
+    **more: Any,
 ) -> Reason | None:
-    return fitness.look(state, row(*beats, now_ms=now_ms, **more), now_ms, WALL_MS)
+    return fitness.look(state, row(*heartbeats, now_ms=now_ms, **more), now_ms, WALL_MS)
 
 
-def lags(own: Beat, *others: Beat, state: ControlState = STATE, **more: Any) -> bool:
+def lags(own: Heartbeat, *others: Heartbeat, state: ControlState = STATE, **more: Any) -> bool:
     """Whether a node that sees this, and nothing else for a second, lags."""
     fitness = Eligibility(SKEW_MS, DISPUTE_MS)
     assert look(fitness, own, *others, now_ms=0, state=state, **more) is None

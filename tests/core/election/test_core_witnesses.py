@@ -12,9 +12,9 @@ from delaywheel_replica.core.protocol.control import (
     node_record,
     progress_record,
 )
-from delaywheel_replica.core.protocol.heartbeat import Beat
+from delaywheel_replica.core.protocol.heartbeat import Heartbeat
 from delaywheel_replica.core.protocol.progress import Position, Progress, Reached
-from support.core.values import beat, wheel_record_of
+from support.core.values import heartbeat, wheel_record_of
 
 A1, A2 = WheelId("a", 1), WheelId("a", 2)
 AT = Position(A1, 5, 2)
@@ -30,9 +30,9 @@ def known(*, node: NodeRecord | None = None, **changes: object) -> ControlState:
     return ControlState().apply_all(records)
 
 
-def told(node: str = "b", **changes: object) -> dict[str, Beat]:
+def told(node: str = "b", **changes: object) -> dict[str, Heartbeat]:
     """What one node tells."""
-    return {node: replace(beat(node), **changes)}  # type: ignore[arg-type]
+    return {node: replace(heartbeat(node), **changes)}  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,9 @@ def test_a_floor_says_the_same(floor: int, is_lost: bool) -> None:
 
 
 @pytest.mark.parametrize("what", [told(floor=1), told(reached=Reached(0, 1, None))])
-def test_a_topic_without_progress_is_found_by_who_has_read_of_some(what: dict[str, Beat]) -> None:
+def test_a_topic_without_progress_is_found_by_who_has_read_of_some(
+    what: dict[str, Heartbeat],
+) -> None:
     found = contradiction(ControlState(), what)
     assert found is not None
     assert "knows of None" in found
@@ -90,11 +92,11 @@ def test_wheels_without_progress_are_found() -> None:
 
 @pytest.mark.parametrize("state", [ControlState(), known(), known(node=NodeRecord("disk-a", 1))])
 def test_a_topic_that_forgot_a_wheel_given_is_found(state: ControlState) -> None:
-    found = contradiction(state, {"a": beat(open_=A1, spare=A2)})
+    found = contradiction(state, {"a": heartbeat(open_=A1, spare=A2)})
     assert found is not None
     assert "a.2" in found
 
 
 def test_another_disk_says_nothing_of_the_number() -> None:
     state = known(node=NodeRecord("disk-of-before", 1))
-    assert contradiction(state, {"a": beat(open_=A1, spare=A2)}) is None
+    assert contradiction(state, {"a": heartbeat(open_=A1, spare=A2)}) is None

@@ -22,9 +22,9 @@ from delaywheel_replica.core.protocol.control import (
     wheel_record,
 )
 from delaywheel_replica.core.protocol.frames import FrameRange
-from delaywheel_replica.core.protocol.heartbeat import Beat, Fence, FenceAnswer
+from delaywheel_replica.core.protocol.heartbeat import Fence, FenceAnswer, Heartbeat
 from delaywheel_replica.core.protocol.quorum import held_by
-from support.core.values import beat, wheel_beat, wheel_record_of
+from support.core.values import heartbeat, wheel_heartbeat, wheel_record_of
 
 A1, A2, A3, A4 = (WheelId("a", number) for number in range(1, 5))
 FENCE = Fence("a", 1)
@@ -55,8 +55,8 @@ def registered(record: WheelRecord, *, replaced: str = "") -> ControlState:
     return ControlState(nodes=nodes, wheels={A1: record})
 
 
-def holding(**prefixes: int) -> dict[str, Beat]:
-    return {n: beat(n, wheels={A1: wheel_beat(prefix)}) for n, prefix in prefixes.items()}
+def holding(**prefixes: int) -> dict[str, Heartbeat]:
+    return {n: heartbeat(n, wheels={A1: wheel_heartbeat(prefix)}) for n, prefix in prefixes.items()}
 
 
 @pytest.mark.parametrize(
@@ -68,11 +68,11 @@ def test_the_end_is_never_before_what_was_acknowledged(members: int, min_insync:
     state = registered(wheel_record_of(*nodes, min_insync=min_insync))
     for held in product(range(3), repeat=members):
         acknowledged = held_by(held, min_insync)
-        beats = holding(**dict(zip(nodes, held, strict=True)))
+        heartbeats = holding(**dict(zip(nodes, held, strict=True)))
         for size in range(members + 1):
             for asked in combinations(range(members), size):
                 answers = [answer(nodes[index], held[index]) for index in asked]
-                result = closing(A1, state, answers, beats, taken=0)
+                result = closing(A1, state, answers, heartbeats, taken=0)
                 if size < members - min_insync + 1:
                     assert result == AnswersWanted()
                     continue
@@ -120,7 +120,7 @@ def test_incomplete_is_said_of_each_wheel() -> None:
 
 
 @pytest.mark.parametrize(
-    ("replaced", "answers", "beats", "result"),
+    ("replaced", "answers", "heartbeats", "result"),
     [
         # It counts towards all N without being asked; its old storage's word counts for nothing.
         ("b", [answer("a", 7)], holding(a=7), AnswersWanted()),
@@ -136,10 +136,10 @@ def test_incomplete_is_said_of_each_wheel() -> None:
     ],
 )  # fmt: skip
 def test_a_replaced_member_holds_nothing(
-    replaced: str, answers: list[FenceAnswer], beats: dict[str, Beat], result: object
+    replaced: str, answers: list[FenceAnswer], heartbeats: dict[str, Heartbeat], result: object
 ) -> None:
     state = registered(wheel_record_of("a", "b", "c", min_insync=2), replaced=replaced)
-    assert closing(A1, state, answers, beats, taken=0) == result
+    assert closing(A1, state, answers, heartbeats, taken=0) == result
 
 
 BOTH = [answer("a", 7), answer("b", 5)]
@@ -165,21 +165,21 @@ def test_an_old_answer_does_not_end_a_wheel_below_what_was_filled_since() -> Non
 
 
 @pytest.mark.parametrize(
-    ("beats", "result"),
+    ("heartbeats", "result"),
     [
         (holding(a=7, b=7), Close(7)),
         (holding(a=7, b=6), HoldersWanted(7)),
         (holding(a=7), HoldersWanted(7)),
         # A hole below is not held; nor is what another storage holds, or no member.
-        ({**holding(a=7), "b": beat("b", wheels={A1: wheel_beat(7, lacking=(3,))})},
+        ({**holding(a=7), "b": heartbeat("b", wheels={A1: wheel_heartbeat(7, lacking=(3,))})},
          HoldersWanted(7)),
-        ({**holding(a=7), "b": beat("b", storage="x", wheels={A1: wheel_beat(7)})},
+        ({**holding(a=7), "b": heartbeat("b", storage="x", wheels={A1: wheel_heartbeat(7)})},
          HoldersWanted(7)),
         (holding(a=7, d=7, e=7), HoldersWanted(7)),
     ],
 )  # fmt: skip
-def test_who_holds_all_through_the_end(beats: dict[str, Beat], result: object) -> None:
-    assert closing(A1, THREE, BOTH, beats, taken=0) == result
+def test_who_holds_all_through_the_end(heartbeats: dict[str, Heartbeat], result: object) -> None:
+    assert closing(A1, THREE, BOTH, heartbeats, taken=0) == result
 
 
 def test_of_an_empty_wheel_there_is_nothing_to_hold() -> None:
@@ -187,11 +187,14 @@ def test_of_an_empty_wheel_there_is_nothing_to_hold() -> None:
 
 
 def test_what_is_lost_is_not_waited_for() -> None:
-    beats = {**holding(a=5), "b": beat("b", wheels={A1: wheel_beat(7, lacking=(6,))})}
+    heartbeats = {
+        **holding(a=5),
+        "b": heartbeat("b", wheels={A1: wheel_heartbeat(7, lacking=(6,))}),
+    }
     answers = [answer("a", 5), answer("b", 7)]
-    assert closing(A1, THREE, answers, beats, taken=0) == HoldersWanted(7)
+    assert closing(A1, THREE, answers, heartbeats, taken=0) == HoldersWanted(7)
     lost = THREE.apply_all([lost_record(FrameRange(A1, 6, 7))])
-    assert closing(A1, lost, answers, beats, taken=0) == Close(7)
+    assert closing(A1, lost, answers, heartbeats, taken=0) == Close(7)
 
 
 @pytest.mark.parametrize("complete", [True, False])
@@ -210,37 +213,40 @@ def state_of(*wheels: WheelId, storage: str = "disk-a") -> ControlState:
 @pytest.mark.parametrize(
     ("told", "left"),
     [
-        (beat(open_=A1, spare=A2), []),
-        (beat(open_=A2, spare=A3), [A1]),
-        (beat(open_=A3), [A1, A2]),
+        (heartbeat(open_=A1, spare=A2), []),
+        (heartbeat(open_=A2, spare=A3), [A1]),
+        (heartbeat(open_=A3), [A1, A2]),
         # Just registered: its node does not know it yet.
-        (beat(open_=A2, last_number=2), [A1]),
+        (heartbeat(open_=A2, last_number=2), [A1]),
         # Above one in use: a promise up to 2 would fence 1 as well.
-        (beat(open_=A1, spare=A3), []),
-        (beat(open_=A3, spare=A4), [A1, A2]),
+        (heartbeat(open_=A1, spare=A3), []),
+        (heartbeat(open_=A3, spare=A4), [A1, A2]),
         # Stopped cleanly, the spare is kept.
-        (beat(spare=A3, draining=True), [A1, A2]),
-        (beat(last_number=3), [A1, A2, A3]),
-        (beat(last_number=0), []),
+        (heartbeat(spare=A3, draining=True), [A1, A2]),
+        (heartbeat(last_number=3), [A1, A2, A3]),
+        (heartbeat(last_number=0), []),
         # Another disk under this name takes no part.
-        (beat(last_number=3, storage="disk-new"), []),
+        (heartbeat(last_number=3, storage="disk-new"), []),
     ],
 )
-def test_what_a_node_uses_no_more_is_closed(told: Beat, left: list[WheelId]) -> None:
+def test_what_a_node_uses_no_more_is_closed(told: Heartbeat, left: list[WheelId]) -> None:
     assert wheels_to_close(state_of(A1, A2, A3), {"a": told}) == left
 
 
 @pytest.mark.parametrize(
-    "beats", [{}, {"a": beat(last_number=0, storage="disk-new")}, {"a": beat(open_=A1, spare=A2)}]
+    "heartbeats",
+    [{}, {"a": heartbeat(last_number=0, storage="disk-new")}, {"a": heartbeat(open_=A1, spare=A2)}],
 )
-def test_a_replaced_nodes_wheels_are_closed_whatever_it_tells(beats: dict[str, Beat]) -> None:
+def test_a_replaced_nodes_wheels_are_closed_whatever_it_tells(
+    heartbeats: dict[str, Heartbeat],
+) -> None:
     state = state_of(A1, A2, storage="disk-new")
-    assert wheels_to_close(state, beats) == [A1, A2]
+    assert wheels_to_close(state, heartbeats) == [A1, A2]
 
 
 def test_all_wheels_of_a_silent_node_are_closed() -> None:
     state = state_of(A1, A2)
-    assert wheels_to_close(state, {"a": beat(open_=A1, spare=A2)}, {"a"}) == [A1, A2]
+    assert wheels_to_close(state, {"a": heartbeat(open_=A1, spare=A2)}, {"a"}) == [A1, A2]
     assert wheels_to_close(state, {}, {"a"}) == [A1, A2]
     assert wheels_to_close(state, {}, {"b"}) == []
 
@@ -249,7 +255,7 @@ def test_all_wheels_of_a_silent_node_are_closed() -> None:
 def test_wheels_with_other_members_than_a_later_ones_are_closed(later: WheelRecord) -> None:
     pair = wheel_record_of("a", "b", min_insync=2)
     state = state_of(A1).apply_all([wheel_record(A1, pair), wheel_record(A2, pair)])
-    told = {"a": beat(open_=A1, spare=A2)}
+    told = {"a": heartbeat(open_=A1, spare=A2)}
     assert wheels_to_close(state, told) == []
     state = state.apply_all([wheel_record(A3, later)])
     assert wheels_to_close(state, told) == [A1, A2]
@@ -260,12 +266,12 @@ def test_wheels_with_other_members_than_a_later_ones_are_closed(later: WheelReco
 def test_without_a_beat_nothing_is_left() -> None:
     assert wheels_to_close(state_of(A1), {}) == []
     unknown = ControlState(wheels={A1: wheel_record_of()})
-    assert wheels_to_close(unknown, {"a": beat(last_number=1)}) == []
+    assert wheels_to_close(unknown, {"a": heartbeat(last_number=1)}) == []
 
 
 def test_a_closed_wheel_is_not_closed_again() -> None:
     state = state_of(A1).apply_all([wheel_record(A1, wheel_record_of(closed_at=3))])
-    assert wheels_to_close(state, {"a": beat(last_number=1)}, {"a"}) == []
+    assert wheels_to_close(state, {"a": heartbeat(last_number=1)}, {"a"}) == []
     assert fills_told(state.apply_all([wheel_record(A1, wheel_record_of(fill=3))])) == {}
 
 

@@ -27,10 +27,10 @@ from delaywheel_replica.core.protocol.control import (
     wheel_record,
 )
 from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameName, FrameRange, FrameSet
-from delaywheel_replica.core.protocol.heartbeat import Beat, Fence, FenceAnswer, WheelBeat
+from delaywheel_replica.core.protocol.heartbeat import Fence, FenceAnswer, Heartbeat, WheelHeartbeat
 from delaywheel_replica.core.protocol.progress import Position, Progress, first_progress, violations
 from delaywheel_replica.core.protocol.seal import Seal, next_seal
-from support.core.values import beat, looked_for, wheel_beat, wheel_record_of
+from support.core.values import heartbeat, looked_for, wheel_heartbeat, wheel_record_of
 
 A1, A2, A3 = WheelId("a", 1), WheelId("a", 2), WheelId("a", 3)
 ALONE = Cluster(nodes=("a",), min_insync=1, late_window_s=120)
@@ -54,7 +54,7 @@ def committed(
     )
 
 
-def look(state: ControlState, told: Beat, **situation: object) -> Duties:
+def look(state: ControlState, told: Heartbeat, **situation: object) -> Duties:
     return duties(
         state,
         state.progress,
@@ -76,8 +76,8 @@ def test_the_floor_waits_for_announced_ingress_records() -> None:
     """And rests where nobody reads them."""
     due_ms = NOW_MS + 700_000
     state = committed((A1, None), (A2, None), due_ms=due_ms, a1=5)
-    wheels = {A1: wheel_beat(5, seal=(1_400, 5)), A2: wheel_beat(0, seal=(1_400, 0))}
-    told = beat(open_=A1, spare=A2, wheels=wheels)
+    wheels = {A1: wheel_heartbeat(5, seal=(1_400, 5)), A2: wheel_heartbeat(0, seal=(1_400, 0))}
+    told = heartbeat(open_=A1, spare=A2, wheels=wheels)
     assert floor_of(look(state, told)) == 1_400
     partition, announced = ("in", 0), IngressRecord("id", 3, SeqSet.of([4]))
     found = look(state, told, ingress={partition: announced}, ingress_slot=1_300)
@@ -91,7 +91,7 @@ def test_the_floor_waits_for_announced_ingress_records() -> None:
 
 
 def test_the_first_transaction_of_all_commits_progress_and_the_first_wheel() -> None:
-    found = look(ControlState(), beat())
+    found = look(ControlState(), heartbeat())
     assert found.progress == first_progress(NOW_MS, 120)
     assert keys(found) == ["node/a", "wheel/a.1"]
     state = ControlState().apply_all(found.all_records)
@@ -100,13 +100,13 @@ def test_the_first_transaction_of_all_commits_progress_and_the_first_wheel() -> 
 
 
 def test_the_progress_record_goes_last() -> None:
-    found = look(ControlState(), beat())
+    found = look(ControlState(), heartbeat())
     assert found.all_records == [*found.records, progress_record(found.progress)]
 
 
 def test_a_node_without_a_spare_gets_one_and_only_one() -> None:
     state = committed((A1, None))
-    told = beat(open_=A1, wheels={A1: wheel_beat()})
+    told = heartbeat(open_=A1, wheels={A1: wheel_heartbeat()})
     found = look(state, told)
     assert keys(found) == ["node/a", "wheel/a.10"]
     assert keys(look(state.apply_all(found.records), told)) == []
@@ -115,7 +115,7 @@ def test_a_node_without_a_spare_gets_one_and_only_one() -> None:
 
 
 def test_a_new_wheel_is_sealed_at_the_floor_of_its_own_transaction() -> None:
-    told = beat(open_=A1, wheels={A1: wheel_beat(3, seal=(700, 3))})
+    told = heartbeat(open_=A1, wheels={A1: wheel_heartbeat(3, seal=(700, 3))})
     state = committed((A1, None), n1=3)
     found = look(state, told)
     assert found.progress.floor == 700
@@ -123,32 +123,35 @@ def test_a_new_wheel_is_sealed_at_the_floor_of_its_own_transaction() -> None:
 
 
 def test_another_storage_gets_no_wheel() -> None:
-    found = look(committed((A1, None)), beat(storage="disk-new"))
+    found = look(committed((A1, None)), heartbeat(storage="disk-new"))
     assert found.refused == {"a": Refusal.STORAGE_REPLACED}
     assert (keys(found), found.fences) == ([], [])
 
 
 def test_w_is_set_back_to_the_clock_as_often_as_the_operator_says() -> None:
     ahead = committed((A1, None), due_ms=NOW_MS + 500, n1=3)
-    found = look(ahead, beat(open_=A1, spare=A2), set_back_from=0)
+    found = look(ahead, heartbeat(open_=A1, spare=A2), set_back_from=0)
     assert ahead.progress is not None
     assert found.progress == ahead.progress.set_back(NOW_MS)
     after = ahead.apply_all(found.all_records)
-    assert look(after, beat(open_=A1, spare=A2), set_back_from=0).progress == after.progress
+    assert look(after, heartbeat(open_=A1, spare=A2), set_back_from=0).progress == after.progress
     for wish in (None, 1):
-        assert look(ahead, beat(open_=A1, spare=A2), set_back_from=wish).progress == ahead.progress
+        assert (
+            look(ahead, heartbeat(open_=A1, spare=A2), set_back_from=wish).progress
+            == ahead.progress
+        )
 
 
 def test_w_is_not_set_back_when_its_time_has_come() -> None:
     state = committed((A1, None), n1=3)
-    assert look(state, beat(open_=A1, spare=A2), set_back_from=0).progress == state.progress
+    assert look(state, heartbeat(open_=A1, spare=A2), set_back_from=0).progress == state.progress
 
 
 def test_w_is_never_set_back_with_messages() -> None:
     ahead = committed((A1, None), due_ms=NOW_MS + 500, n1=3)
     assert ahead.progress is not None
     step = replace(ahead.progress, seqs={A1: 4})
-    situation = Situation(NOW_MS, "a", {"a": beat(open_=A1, spare=A2)}, set_back_from=0)
+    situation = Situation(NOW_MS, "a", {"a": heartbeat(open_=A1, spare=A2)}, set_back_from=0)
     assert duties(ahead, step, FloorWatch(), ALONE, situation).progress == step
 
 
@@ -167,8 +170,8 @@ def nodes_of(*, last_number: int = 9, **storages: str) -> ControlState:
     )
 
 
-def look_at(state: ControlState, *beats: Beat, **situation: object) -> Duties:
-    told = {each.node: each for each in beats}
+def look_at(state: ControlState, *heartbeats: Heartbeat, **situation: object) -> Duties:
+    told = {each.node: each for each in heartbeats}
     known = Situation(NOW_MS, "b", told, **situation)  # type: ignore[arg-type]
     return duties(state, state.progress, FloorWatch(), CLUSTER, known)
 
@@ -179,16 +182,16 @@ def lacked(lacks: Mapping[FrameName, frozenset[str]]) -> dict[str, object]:
     return {"looked_for": frames, "lacks": by_member}
 
 
-def using(node: str, open_number: int, **more: object) -> Beat:
+def using(node: str, open_number: int, **more: object) -> Heartbeat:
     """A node with an open wheel and the next as its spare."""
     wheel, spare = WheelId(node, open_number), WheelId(node, open_number + 1)
-    return beat(node, open_=wheel, spare=spare, **more)  # type: ignore[arg-type]
+    return heartbeat(node, open_=wheel, spare=spare, **more)  # type: ignore[arg-type]
 
 
 def test_members_are_all_nodes_and_nothing_is_registered_until_each_was_heard() -> None:
     state = committed().apply_all([node_record("b", NodeRecord("disk-b", 1))])
-    assert keys(look_at(state, beat("a"), beat("b"))) == []
-    found = look_at(state, beat("a"), beat("b"), beat("c"))
+    assert keys(look_at(state, heartbeat("a"), heartbeat("b"))) == []
+    found = look_at(state, heartbeat("a"), heartbeat("b"), heartbeat("c"))
     assert keys(found) == ["node/a", "wheel/a.10", "node/b", "wheel/b.2", "node/c", "wheel/c.1"]
     after = state.apply_all(found.records)
     assert after.wheels[WheelId("c", 1)] == replace(ABC, seal_slot=880)
@@ -196,22 +199,22 @@ def test_members_are_all_nodes_and_nothing_is_registered_until_each_was_heard() 
 
 def test_a_member_that_is_given_no_wheel_is_entered_with_its_storage() -> None:
     """Else it could come back with an empty disk, and nobody would see that."""
-    found = look_at(committed(), beat("a"), beat("b"), beat("c", draining=True))
+    found = look_at(committed(), heartbeat("a"), heartbeat("b"), heartbeat("c", draining=True))
     assert keys(found) == ["node/a", "wheel/a.10", "node/b", "wheel/b.1", "node/c"]
     after = committed().apply_all(found.records)
     assert after.nodes["c"] == NodeRecord("disk-c", 0)
-    assert keys(look_at(after, beat("c", draining=True))) == []
+    assert keys(look_at(after, heartbeat("c", draining=True))) == []
 
 
 def test_a_storage_that_merely_answers_is_no_member() -> None:
-    found = look_at(nodes_of(), beat("a"), beat("c", storage="disk-new"))
+    found = look_at(nodes_of(), heartbeat("a"), heartbeat("c", storage="disk-new"))
     assert found.refused == {"c": Refusal.STORAGE_REPLACED}
     assert nodes_of().apply_all(found.records).wheels[WheelId("a", 10)].members == ABC.members
 
 
 def test_a_node_that_is_configured_no_more_gets_no_wheel() -> None:
     state = nodes_of().apply_all([node_record("d", NodeRecord("disk-d", 3))])
-    assert keys(look_at(state, beat("d", last_number=3))) == []
+    assert keys(look_at(state, heartbeat("d", last_number=3))) == []
 
 
 def test_a_silent_node_gets_no_wheel_and_its_own_are_closed_once_one_could_have_heard() -> None:
@@ -221,7 +224,7 @@ def test_a_silent_node_gets_no_wheel_and_its_own_are_closed_once_one_could_have_
         found = look_at(state, told, silent={"a"}, in_office_ms=in_office_ms)
         assert (found.fences, keys(found)) == (fences, [])
     assert look_at(state, told, in_office_ms=10_000).fences == []
-    wants = beat("a", open_=A2)
+    wants = heartbeat("a", open_=A2)
     assert keys(look_at(state, wants)) == ["node/a", "wheel/a.10"]
     assert keys(look_at(state, wants, silent={"a"})) == []
 
@@ -229,7 +232,7 @@ def test_a_silent_node_gets_no_wheel_and_its_own_are_closed_once_one_could_have_
 def test_the_end_is_not_below_v_of_the_transaction_itself() -> None:
     state = nodes_of().apply_all([wheel_record(A1, ABC)])
     answers = [FenceAnswer(n, f"disk-{n}", Fence("a", 1), {A1: 5}) for n in "bc"]
-    held = {A1: wheel_beat(7)}
+    held = {A1: wheel_heartbeat(7)}
     told = {n: using(n, 2, wheels=held) for n in "abc"}
     step = Progress(NOW_MS, None, {A1: 7}, 10)
     situation = Situation(NOW_MS, "b", told, answers)
@@ -242,8 +245,8 @@ def test_an_end_that_too_few_hold_is_committed_as_a_fill_and_told_only_then() ->
     answers = [FenceAnswer(n, f"disk-{n}", Fence("a", 1), {A1: s}) for n, s in (("b", 7), ("c", 4))]
     few = [
         using("a", 2),
-        using("b", 1, wheels={A1: wheel_beat(7)}),
-        using("c", 1, wheels={A1: wheel_beat(4)}),
+        using("b", 1, wheels={A1: wheel_heartbeat(7)}),
+        using("c", 1, wheels={A1: wheel_heartbeat(4)}),
     ]
     found = look_at(state, *few, answers=answers)
     assert (keys(found), found.fills, found.fences) == (["wheel/a.1"], {}, [])
@@ -254,7 +257,7 @@ def test_an_end_that_too_few_hold_is_committed_as_a_fill_and_told_only_then() ->
     # A new leader has no answers yet; what was filled stays.
     found = look_at(state, *few)
     assert (found.fills, found.fences) == ({A1: 7}, [Fence("a", 1)])
-    enough = [*few[:2], using("c", 1, wheels={A1: wheel_beat(7)})]
+    enough = [*few[:2], using("c", 1, wheels={A1: wheel_heartbeat(7)})]
     found = look_at(state, *enough, answers=answers)
     assert found.closed == {A1: 7}
     assert look_at(state.apply_all(found.records), *enough).fills == {}
@@ -263,7 +266,7 @@ def test_an_end_that_too_few_hold_is_committed_as_a_fill_and_told_only_then() ->
 def test_a_replaced_node_keeps_its_number_and_its_wheels_are_closed() -> None:
     wheels = [wheel_record(WheelId(node, n), ABC) for node in "abc" for n in (8, 9)]
     state = nodes_of().apply_all(wheels)
-    told = [using("a", 8), using("b", 8), beat("c", storage="disk-new", last_number=0)]
+    told = [using("a", 8), using("b", 8), heartbeat("c", storage="disk-new", last_number=0)]
     assert look_at(state, *told).refused == {"c": Refusal.STORAGE_REPLACED}
     found = look_at(state, *told, replacements={"c": "disk-new", "x": "disk-x"})
     state = state.apply_all(found.records)
@@ -301,7 +304,7 @@ def test_what_waits_for_the_word_of_a_node_that_was_taken_out_is_closed_without_
     assert keys(look_at(state, *told, replacements={"b": REMOVED})) == []  # b leads
     # It gets no wheel, whatever disk it comes back with; until the operator replaces it.
     for storage in ("disk-c", "disk-new"):
-        back = beat("c", storage=storage, last_number=9)
+        back = heartbeat("c", storage=storage, last_number=9)
         assert look_at(after, back).refused == {"c": Refusal.STORAGE_REPLACED}
     found = look_at(after, back, replacements={"c": "disk-new"})
     assert WheelId("c", 12) in after.apply_all(found.records).wheels
@@ -309,7 +312,7 @@ def test_what_waits_for_the_word_of_a_node_that_was_taken_out_is_closed_without_
 
 def test_a_leader_whose_settings_name_a_node_taken_out_makes_no_wheel_that_waits_for_it() -> None:
     state = nodes_of(c=REMOVED)
-    found = look_at(state, beat("a", last_number=9), beat("b", last_number=9))
+    found = look_at(state, heartbeat("a", last_number=9), heartbeat("b", last_number=9))
     state = state.apply_all(found.records)
     made = state.wheels[WheelId("a", 10)]
     assert made.members == {"a": "disk-a", "b": "disk-b", "c": REMOVED}
@@ -319,7 +322,7 @@ def test_a_leader_whose_settings_name_a_node_taken_out_makes_no_wheel_that_waits
 def test_what_all_members_lack_is_lost_and_holds_up_no_end() -> None:
     state = nodes_of().apply_all([wheel_record(A1, ABC)])
     answers = [FenceAnswer(n, f"disk-{n}", Fence("a", 1), {A1: 7}) for n in "bc"]
-    held = {A1: wheel_beat(7, lacking=(3,))}
+    held = {A1: wheel_heartbeat(7, lacking=(3,))}
     told = [using(n, 2 if n == "a" else 1, wheels=held) for n in "abc"]
     found = look_at(state, *told, answers=answers)
     assert (found.closed, found.lost) == ({}, NO_FRAMES)
@@ -340,7 +343,7 @@ def test_what_v_names_and_nobody_shows_is_looked_for_and_then_lost() -> None:
         for n, s in (("a", 6), ("b", 5), ("c", 6))
     ]
     told = [
-        using(n, 2 if n == "a" else 1, wheels={A1: wheel_beat(s)})
+        using(n, 2 if n == "a" else 1, wheels={A1: wheel_heartbeat(s)})
         for n, s in (("a", 6), ("b", 6), ("c", 6))
     ]
     found = look_at(state, *told, answers=answers)
@@ -354,7 +357,7 @@ def test_what_v_names_and_nobody_shows_is_looked_for_and_then_lost() -> None:
 
 def test_a_left_wheel_is_fenced_then_closed() -> None:
     state = committed((A1, None), (A2, None))
-    told = beat(open_=A2, spare=A3, wheels={A1: wheel_beat(7)})
+    told = heartbeat(open_=A2, spare=A3, wheels={A1: wheel_heartbeat(7)})
     found = look(state, told)
     assert (found.fences, found.closed, keys(found)) == ([Fence("a", 1)], {}, [])
     answer = FenceAnswer("a", "disk-a", Fence("a", 1), {A1: 7})
@@ -366,20 +369,20 @@ def test_a_left_wheel_is_fenced_then_closed() -> None:
 @pytest.mark.parametrize(
     ("told", "seq", "position", "gone"),
     [
-        (wheel_beat(7, top_slot=9), 7, None, True),
-        (wheel_beat(7, top_slot=10), 7, None, False),
-        (wheel_beat(6, top_slot=9), 7, None, False),
-        (wheel_beat(7, top_slot=9), 6, None, False),
-        (wheel_beat(7, top_slot=9), 7, Position(A2, 1, 0), False),
+        (wheel_heartbeat(7, top_slot=9), 7, None, True),
+        (wheel_heartbeat(7, top_slot=10), 7, None, False),
+        (wheel_heartbeat(6, top_slot=9), 7, None, False),
+        (wheel_heartbeat(7, top_slot=9), 6, None, False),
+        (wheel_heartbeat(7, top_slot=9), 7, Position(A2, 1, 0), False),
     ],
 )
 def test_a_closed_wheel_wholly_below_the_floor_is_unregistered(
-    told: WheelBeat, seq: int, position: Position | None, gone: bool
+    told: WheelHeartbeat, seq: int, position: Position | None, gone: bool
 ) -> None:
     state = committed((A1, 7), (A2, None))
     state = state.apply_all([lost_record(FrameRange(A1, 2, 2))])
     state = replace(state, progress=Progress(NOW_MS, position, {A1: seq, A2: 1}, floor=10))
-    found = look(state, beat(open_=A2, spare=A3, wheels={A1: told}))
+    found = look(state, heartbeat(open_=A2, spare=A3, wheels={A1: told}))
     assert found.unregistered == (frozenset({A1}) if gone else frozenset())
     after = state.apply_all(found.all_records)
     assert (A1 not in after.wheels) == gone
@@ -391,7 +394,7 @@ def test_a_closed_wheel_wholly_below_the_floor_is_unregistered(
 
 def test_with_one_member_its_own_word_is_enough() -> None:
     state = committed((A1, None), n1=4)
-    told = beat(open_=A1, spare=A2, wheels={A1: wheel_beat(4)})
+    told = heartbeat(open_=A1, spare=A2, wheels={A1: wheel_heartbeat(4)})
     lacks = dict.fromkeys([(A1, 4), (A1, 3), (A3, 1)], frozenset("a"))
     found = look(state, told, **lacked(lacks))
     assert keys(found) == ["lost/a.1/3"]
@@ -402,7 +405,9 @@ def test_the_floor_of_what_is_handed_in_is_not_looked_at() -> None:
     state = committed((A1, None))
     assert state.progress is not None
     wrong = replace(state.progress, floor=9_999)
-    found = duties(state, wrong, FloorWatch(), ALONE, Situation(NOW_MS, "a", {"a": beat(open_=A1)}))
+    found = duties(
+        state, wrong, FloorWatch(), ALONE, Situation(NOW_MS, "a", {"a": heartbeat(open_=A1)})
+    )
     assert found.progress.floor == 10
 
 
@@ -418,9 +423,9 @@ class Node:
     last_number: int = 0
     fenced: int = 0
 
-    def beat(self) -> Beat:
+    def heartbeat(self) -> Heartbeat:
         wheels = {
-            wheel: wheel_beat(
+            wheel: wheel_heartbeat(
                 len(slots),
                 seal=(self.seals[wheel].slot, self.seals[wheel].seq),
                 ledger_seq=self.ledger.get(wheel, 0),
@@ -428,7 +433,9 @@ class Node:
             )
             for wheel, slots in self.frames.items()
         }
-        return beat(open_=self.open, spare=self.spare, last_number=self.last_number, wheels=wheels)
+        return heartbeat(
+            open_=self.open, spare=self.spare, last_number=self.last_number, wheels=wheels
+        )
 
 
 class Life:
@@ -438,7 +445,7 @@ class Life:
         self.random = Random(seed)
         self.now_ms = NOW_MS
         self.node = Node()
-        self.told = self.node.beat()
+        self.told = self.node.heartbeat()
         self.state = ControlState()
         self.watch = FloorWatch()
         self.answers: list[FenceAnswer] = []
@@ -465,7 +472,7 @@ class Life:
         self.now_ms += self.random.randint(1, 20_000)
 
     def tell(self) -> None:
-        self.told = self.node.beat()
+        self.told = self.node.heartbeat()
 
     def write(self) -> None:
         wheel = self.node.open

@@ -20,10 +20,10 @@ from delaywheel_replica.core.leader.floor import (
 )
 from delaywheel_replica.core.protocol.control import ControlState, NodeRecord, WheelRecord
 from delaywheel_replica.core.protocol.frames import FrameSet
-from delaywheel_replica.core.protocol.heartbeat import WheelBeat
+from delaywheel_replica.core.protocol.heartbeat import WheelHeartbeat
 from delaywheel_replica.core.protocol.progress import Progress
 from delaywheel_replica.core.protocol.seal import Seal
-from support.core.values import beat, wheel_beat, wheel_record_of
+from support.core.values import heartbeat, wheel_heartbeat, wheel_record_of
 
 A1, A2, B1 = WheelId("a", 1), WheelId("a", 2), WheelId("b", 1)
 LATE_S = 3
@@ -222,13 +222,15 @@ def test_under_load_a_held_seal_moves_the_floor_though_the_newest_is_always_ahea
 
 
 def test_of_all_that_is_told_the_strongest_counts() -> None:
-    beats = [
-        beat("a", wheels={A1: wheel_beat(9, seal=(5, 9), ledger_seq=4)}),
-        beat("b", wheels={A1: wheel_beat(7, seal=(5, 7), ledger_seq=6)}),
-        beat("c", wheels={A1: wheel_beat(9, seal=(4, 2), ledger_seq=0), B1: wheel_beat()}),
+    heartbeats = [
+        heartbeat("a", wheels={A1: wheel_heartbeat(9, seal=(5, 9), ledger_seq=4)}),
+        heartbeat("b", wheels={A1: wheel_heartbeat(7, seal=(5, 7), ledger_seq=6)}),
+        heartbeat(
+            "c", wheels={A1: wheel_heartbeat(9, seal=(4, 2), ledger_seq=0), B1: wheel_heartbeat()}
+        ),
     ]
-    assert seals_told(beats) == {A1: Seal(5, 7), B1: Seal(0, 0)}
-    assert ledger_told(beats) == {A1: 6, B1: 0}
+    assert seals_told(heartbeats) == {A1: Seal(5, 7), B1: Seal(0, 0)}
+    assert ledger_told(heartbeats) == {A1: 6, B1: 0}
 
 
 MEMBERS = ControlState(
@@ -238,46 +240,50 @@ MEMBERS = ControlState(
 
 
 def test_wholly_below_needs_one_who_holds_all_of_it() -> None:
-    def below(*told: WheelBeat, wheel: WheelId = A1, state: ControlState = MEMBERS) -> bool:
-        beats = {n: beat(n, wheels={wheel: w}) for n, w in zip("abc", told, strict=False)}
-        return wholly_below(wheel, state, 100, beats)
+    def below(*told: WheelHeartbeat, wheel: WheelId = A1, state: ControlState = MEMBERS) -> bool:
+        heartbeats = {n: heartbeat(n, wheels={wheel: w}) for n, w in zip("abc", told, strict=False)}
+        return wholly_below(wheel, state, 100, heartbeats)
 
-    assert not below(wheel_beat(5, top_slot=99), wheel=A2)
+    assert not below(wheel_heartbeat(5, top_slot=99), wheel=A2)
     for applied, top_slot, is_below in (
         (5, 99, True),
         (5, 100, False),
         (4, 99, False),
         (6, -1, True),
     ):
-        assert below(wheel_beat(applied, top_slot=top_slot)) is is_below
-        assert below(wheel_beat(0), wheel_beat(applied, top_slot=top_slot)) is is_below
+        assert below(wheel_heartbeat(applied, top_slot=top_slot)) is is_below
+        assert below(wheel_heartbeat(0), wheel_heartbeat(applied, top_slot=top_slot)) is is_below
     # Rows with a hole among them do not tell of every slot; lost frames do not matter.
-    hole = wheel_beat(5, top_slot=99, lacking=(3,))
+    hole = wheel_heartbeat(5, top_slot=99, lacking=(3,))
     assert not below(hole)
     assert below(hole, state=replace(MEMBERS, lost=FrameSet.of({(A1, 3)})))
     # Whoever still has files of it above the floor holds it up, though it is no member.
-    whole = wheel_beat(5, top_slot=99)
-    for partly in (wheel_beat(3, top_slot=100), wheel_beat(9, top_slot=100)):
+    whole = wheel_heartbeat(5, top_slot=99)
+    for partly in (wheel_heartbeat(3, top_slot=100), wheel_heartbeat(9, top_slot=100)):
         assert not below(whole, partly)
-        assert not below(whole, wheel_beat(0), partly)
+        assert not below(whole, wheel_heartbeat(0), partly)
     # Only members hold it all.
-    assert not below(wheel_beat(0), wheel_beat(0), whole)
+    assert not below(wheel_heartbeat(0), wheel_heartbeat(0), whole)
 
 
 def test_wholly_below_when_there_is_nothing_or_nobody_left() -> None:
     empty = replace(MEMBERS, wheels={A1: wheel_record_of("a", "b", closed_at=0)})
     assert wholly_below(A1, empty, 100, {})
-    assert not wholly_below(A1, empty, 100, {"a": beat(wheels={A1: wheel_beat(1, top_slot=100)})})
+    assert not wholly_below(
+        A1, empty, 100, {"a": heartbeat(wheels={A1: wheel_heartbeat(1, top_slot=100)})}
+    )
     assert not wholly_below(A1, MEMBERS, 100, {})
 
 
 def test_wholly_below_when_every_member_was_replaced() -> None:
     replaced = replace(MEMBERS, nodes={node: NodeRecord("disk-new", 9) for node in "ab"})
-    nothing = beat("a", storage="disk-new")
+    nothing = heartbeat("a", storage="disk-new")
     assert not wholly_below(A1, replaced, 100, {"a": nothing})
     # Who has copies of it by now holds it for everyone.
     for applied, is_below in ((5, True), (4, False)):
-        copy = beat("a", storage="disk-new", wheels={A1: wheel_beat(applied, top_slot=99)})
+        copy = heartbeat(
+            "a", storage="disk-new", wheels={A1: wheel_heartbeat(applied, top_slot=99)}
+        )
         assert wholly_below(A1, replaced, 100, {"a": copy}) is is_below
     # Nobody has: each frame has to be told as lost first.
     for last, is_below in ((5, True), (4, False)):

@@ -9,9 +9,9 @@ from delaywheel.seqset import SeqSet
 from delaywheel_replica.core.leader.holders import held_prefix, holds_progress, knows_all, takeable
 from delaywheel_replica.core.protocol.control import REMOVED, ControlState, NodeRecord
 from delaywheel_replica.core.protocol.frames import FrameRange, FrameSet
-from delaywheel_replica.core.protocol.heartbeat import MAX_LACKING, Beat, WheelBeat
+from delaywheel_replica.core.protocol.heartbeat import MAX_LACKING, Heartbeat, WheelHeartbeat
 from delaywheel_replica.core.protocol.progress import Progress
-from support.core.values import beat, wheel_beat, wheel_record_of
+from support.core.values import heartbeat, wheel_heartbeat, wheel_record_of
 
 A1, A2 = WheelId("a", 1), WheelId("a", 2)
 
@@ -40,24 +40,24 @@ def test_what_a_node_alone_may_take(
 ) -> None:
     wheels = {}
     if applied is not None and high_watermark is not None:
-        wheels[A1] = WheelBeat(applied, high_watermark, 0, 0, 0, -1)
+        wheels[A1] = WheelHeartbeat(applied, high_watermark, 0, 0, 0, -1)
     state = ControlState(
         progress=Progress(0, None, {A1: taken}),
         wheels={A1: wheel_record_of(closed_at=closed_at)},
     )
-    own = beat(wheels=wheels)
+    own = heartbeat(wheels=wheels)
     assert takeable(state, own, {"a": own}) == takeable(state, own, {}) == {A1: limit}
     held = 0 if applied is None else applied
     assert holds_progress(state, own) == (held >= taken)
 
 
 def test_nothing_counts_as_taken_before_the_first_leader() -> None:
-    assert holds_progress(ControlState(), beat())
-    assert takeable(ControlState(wheels={A1: wheel_record_of()}), beat(), {}) == {A1: 0}
+    assert holds_progress(ControlState(), heartbeat())
+    assert takeable(ControlState(wheels={A1: wheel_record_of()}), heartbeat(), {}) == {A1: 0}
 
 
 def test_a_wheel_that_is_taken_account_of_but_not_registered_is_not_held() -> None:
-    own = beat(wheels={A1: wheel_beat(1)})
+    own = heartbeat(wheels={A1: wheel_heartbeat(1)})
     assert not holds_progress(ControlState(progress=Progress(0, None, {A1: 1})), own)
 
 
@@ -67,9 +67,9 @@ THREE = ControlState(
 )
 
 
-def told(node: str, applied: int, high_watermark: int = 0, **more: object) -> Beat:
-    wheel = wheel_beat(applied, high_watermark=high_watermark, **more)  # type: ignore[arg-type]
-    return beat(node, wheels={A1: wheel})
+def told(node: str, applied: int, high_watermark: int = 0, **more: object) -> Heartbeat:
+    wheel = wheel_heartbeat(applied, high_watermark=high_watermark, **more)  # type: ignore[arg-type]
+    return heartbeat(node, wheels={A1: wheel})
 
 
 @pytest.mark.parametrize(
@@ -90,17 +90,19 @@ def told(node: str, applied: int, high_watermark: int = 0, **more: object) -> Be
         (told("b", 9), [replace(told("c", 9), storage="disk-new")], 0),
     ],
 )
-def test_what_w_members_hold_may_be_taken(own: Beat, others: list[Beat], limit: int) -> None:
-    beats = {each.node: each for each in others}
-    assert takeable(THREE, own, beats) == {A1: limit}
+def test_what_w_members_hold_may_be_taken(
+    own: Heartbeat, others: list[Heartbeat], limit: int
+) -> None:
+    heartbeats = {each.node: each for each in others}
+    assert takeable(THREE, own, heartbeats) == {A1: limit}
 
 
 def test_what_was_taken_may_be_though_fewer_are_known_to_hold_it_now() -> None:
     state = replace(THREE, progress=Progress(0, None, {A1: 8}))
-    beats = {"c": told("c", 5)}
-    assert takeable(THREE, told("b", 9), beats) == {A1: 5}
-    assert takeable(state, told("b", 9), beats) == {A1: 8}
-    assert takeable(state, told("b", 6), beats) == {A1: 6}
+    heartbeats = {"c": told("c", 5)}
+    assert takeable(THREE, told("b", 9), heartbeats) == {A1: 5}
+    assert takeable(state, told("b", 9), heartbeats) == {A1: 8}
+    assert takeable(state, told("b", 6), heartbeats) == {A1: 6}
 
 
 def test_a_replaced_members_old_copy_counts_no_more() -> None:
@@ -130,8 +132,8 @@ def test_lost_frames_are_not_lacking() -> None:
         (told("b", 7, lacking=(3,)), [told("c", 7)], 2, False),
         # What it lacks it may have acknowledged before it went bad.
         (told("b", 7), [told("c", 8, lacking=(3,))], 2, False),
-        (told("b", 7), [beat("c")], 2, True),
-        (beat("b"), [told("c", 1)], 2, False),
+        (told("b", 7), [heartbeat("c")], 2, True),
+        (heartbeat("b"), [told("c", 1)], 2, False),
         # Who may have forgotten, or is none of the members, says nothing.
         (told("b", 7), [replace(told("c", 7), complete=False)], 2, False),
         (told("b", 7), [replace(told("c", 7), storage="disk-new")], 2, False),
@@ -147,7 +149,7 @@ def test_lost_frames_are_not_lacking() -> None:
     ],
 )
 def test_who_knows_all_that_was_acknowledged(
-    own: Beat, heard: list[Beat], min_insync: int, knows: bool
+    own: Heartbeat, heard: list[Heartbeat], min_insync: int, knows: bool
 ) -> None:
     wheel = replace(THREE.wheels[A1], min_insync=min_insync)
     state = replace(THREE, wheels={A1: wheel})

@@ -8,8 +8,8 @@ from delaywheel.identity import WheelId
 from delaywheel_replica.core.leader.lost_frames import MAX_LOST, Sought, frames_lost, frames_missing
 from delaywheel_replica.core.protocol.control import ControlState, NodeRecord
 from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameRange, FrameSet
-from delaywheel_replica.core.protocol.heartbeat import MAX_SOUGHT, Beat, Fence, FenceAnswer
-from support.core.values import beat, looked_for, wheel_beat, wheel_record_of
+from delaywheel_replica.core.protocol.heartbeat import MAX_SOUGHT, Fence, FenceAnswer, Heartbeat
+from support.core.values import heartbeat, looked_for, wheel_heartbeat, wheel_record_of
 
 A1, A2 = WheelId("a", 1), WheelId("a", 2)
 STATE = ControlState(
@@ -19,16 +19,16 @@ STATE = ControlState(
 ALL = frozenset("abc")
 
 
-def lacking(node: str, *seqs: int, applied: int = 9) -> Beat:
-    return beat(node, wheels={A1: wheel_beat(applied, lacking=seqs)})
+def lacking(node: str, *seqs: int, applied: int = 9) -> Heartbeat:
+    return heartbeat(node, wheels={A1: wheel_heartbeat(applied, lacking=seqs)})
 
 
 def sought(
-    *beats: Beat,
+    *heartbeats: Heartbeat,
     lacks: dict[tuple[WheelId, int], frozenset[str]],
     answers: tuple[FenceAnswer, ...] = (),
 ) -> Sought:
-    return Sought("b", {each.node: each for each in beats}, answers, *looked_for(lacks))
+    return Sought("b", {each.node: each for each in heartbeats}, answers, *looked_for(lacks))
 
 
 def of_a1(*seqs: int) -> FrameSet:
@@ -53,10 +53,10 @@ def test_a_replaced_member_lacks_everything() -> None:
         nodes={**STATE.nodes, "c": NodeRecord("disk-new", 9)}, wheels=STATE.wheels
     )
     # What its old storage holds does not matter any more.
-    beats = (lacking("a", 4), lacking("b", 4), lacking("c"))
+    heartbeats = (lacking("a", 4), lacking("b", 4), lacking("c"))
     lacks = {(A1, 4): frozenset("ab")}
-    assert frames_lost(replaced, {}, sought(*beats, lacks=lacks)) == of_a1(4)
-    assert frames_lost(STATE, {}, sought(*beats, lacks=lacks)) == NO_FRAMES
+    assert frames_lost(replaced, {}, sought(*heartbeats, lacks=lacks)) == of_a1(4)
+    assert frames_lost(STATE, {}, sought(*heartbeats, lacks=lacks)) == NO_FRAMES
 
 
 @pytest.mark.parametrize(
@@ -67,13 +67,13 @@ def test_a_replaced_member_lacks_everything() -> None:
         (lacking("c", 3, 4), True),
         (lacking("c", applied=3), True),
         # It has files of the wheel, and does not know yet what they hold.
-        (replace(beat("c"), verifying=frozenset({A1})), False),
-        (replace(beat("c"), verifying=frozenset({A2})), True),
-        (beat("c"), True),
-        (beat("c", storage="disk-new", wheels={A1: wheel_beat(9)}), True),
+        (replace(heartbeat("c"), verifying=frozenset({A1})), False),
+        (replace(heartbeat("c"), verifying=frozenset({A2})), True),
+        (heartbeat("c"), True),
+        (heartbeat("c", storage="disk-new", wheels={A1: wheel_heartbeat(9)}), True),
     ],
 )
-def test_what_a_members_newest_beat_shows_is_not_lost(shown: Beat, lost: bool) -> None:
+def test_what_a_members_newest_beat_shows_is_not_lost(shown: Heartbeat, lost: bool) -> None:
     found = frames_lost(
         STATE, {}, sought(lacking("a", 4), lacking("b", 4), shown, lacks={(A1, 4): ALL})
     )
@@ -81,34 +81,34 @@ def test_what_a_members_newest_beat_shows_is_not_lost(shown: Beat, lost: bool) -
 
 
 def test_the_own_beat_is_not_asked_for_it_was_told_together() -> None:
-    beats = (lacking("a", 4), lacking("b"), lacking("c", 4))
-    assert frames_lost(STATE, {}, sought(*beats, lacks={(A1, 4): ALL})) == of_a1(4)
+    heartbeats = (lacking("a", 4), lacking("b"), lacking("c", 4))
+    assert frames_lost(STATE, {}, sought(*heartbeats, lacks={(A1, 4): ALL})) == of_a1(4)
 
 
 def test_what_was_never_written_may_still_come() -> None:
     lacks = {(A1, 10): ALL}
-    beats = (lacking("a"), lacking("b"), lacking("c"))
-    assert frames_lost(STATE, {}, sought(*beats, lacks=lacks)) == NO_FRAMES
-    assert frames_lost(STATE, {A1: 9}, sought(*beats, lacks=lacks)) == NO_FRAMES
-    assert frames_lost(STATE, {A1: 10}, sought(*beats, lacks=lacks)) == of_a1(10)
+    heartbeats = (lacking("a"), lacking("b"), lacking("c"))
+    assert frames_lost(STATE, {}, sought(*heartbeats, lacks=lacks)) == NO_FRAMES
+    assert frames_lost(STATE, {A1: 9}, sought(*heartbeats, lacks=lacks)) == NO_FRAMES
+    assert frames_lost(STATE, {A1: 10}, sought(*heartbeats, lacks=lacks)) == of_a1(10)
     answers = (FenceAnswer("c", "disk-c", Fence("a", 1), {A1: 10}),)
-    assert frames_lost(STATE, {}, sought(*beats, lacks=lacks, answers=answers)) == of_a1(10)
+    assert frames_lost(STATE, {}, sought(*heartbeats, lacks=lacks, answers=answers)) == of_a1(10)
 
 
 def test_a_committed_fill_says_that_it_was_written() -> None:
     """Who held it is gone, and no end was committed: the wheel could never be closed."""
     lacks = {(A1, 5): ALL, (A1, 6): ALL}
-    beats = [lacking(node, applied=3) for node in "abc"]
-    assert frames_lost(STATE, {}, sought(*beats, lacks=lacks)) == NO_FRAMES
+    heartbeats = [lacking(node, applied=3) for node in "abc"]
+    assert frames_lost(STATE, {}, sought(*heartbeats, lacks=lacks)) == NO_FRAMES
     filled = replace(STATE, wheels={A1: replace(STATE.wheels[A1], fill=5)})
-    assert frames_lost(filled, {}, sought(*beats, lacks=lacks)) == of_a1(5)
+    assert frames_lost(filled, {}, sought(*heartbeats, lacks=lacks)) == of_a1(5)
 
 
 def test_each_is_recorded_once_in_order_and_only_of_registered_wheels() -> None:
     lacks = {(A1, 4): ALL, (A1, 3): ALL, (A2, 1): ALL, (A1, 2): ALL}
-    beats = (lacking("a", 2, 3, 4), lacking("b", 2, 3, 4), lacking("c", 2, 3, 4))
+    heartbeats = (lacking("a", 2, 3, 4), lacking("b", 2, 3, 4), lacking("c", 2, 3, 4))
     state = ControlState(nodes=STATE.nodes, wheels=STATE.wheels, lost=FrameSet.of({(A1, 2)}))
-    assert frames_lost(state, {A2: 1}, sought(*beats, lacks=lacks)) == of_a1(3, 4)
+    assert frames_lost(state, {A2: 1}, sought(*heartbeats, lacks=lacks)) == of_a1(3, 4)
 
 
 @given(
@@ -122,18 +122,18 @@ def test_missing_is_what_must_be_there_and_no_member_shows(
     state = ControlState(
         nodes=STATE.nodes, wheels=STATE.wheels, lost=FrameSet.of((A1, seq) for seq in lost)
     )
-    beats = {node: lacking(node, applied=seq) for node, seq in applied.items()}
+    heartbeats = {node: lacking(node, applied=seq) for node, seq in applied.items()}
     shown = max((seq for node, seq in applied.items() if node != "d"), default=0)
     expected = {(A1, seq) for seq in range(1, end + 1) if seq > shown and seq not in lost}
-    assert frames_missing(state, {A1: end}, beats) == expected
+    assert frames_missing(state, {A1: end}, heartbeats) == expected
 
 
 def test_millions_in_a_row_are_sought_and_lost_at_once() -> None:
     missing = frames_missing(STATE, {A1: 10**9}, {"a": lacking("a", applied=5)})
     assert missing == FrameSet([FrameRange(A1, 6, 10**9)])
-    beats = {node: lacking(node, applied=5) for node in "abc"}
+    heartbeats = {node: lacking(node, applied=5) for node in "abc"}
     lacks = dict.fromkeys("abc", missing)
-    found = frames_lost(STATE, {A1: 10**9}, Sought("b", beats, (), missing, lacks))
+    found = frames_lost(STATE, {A1: 10**9}, Sought("b", heartbeats, (), missing, lacks))
     assert found == missing
 
 
@@ -141,9 +141,9 @@ def test_of_many_ranges_so_many_are_sought_and_lost_at_once() -> None:
     scattered = of_a1(*range(1, 4 * MAX_LOST, 2))
     state = replace(STATE, lost=scattered)
     assert len([*frames_missing(state, {A1: 10**9}, {}).ranges()]) == MAX_SOUGHT
-    beats = {node: lacking(node, applied=0) for node in "abc"}
+    heartbeats = {node: lacking(node, applied=0) for node in "abc"}
     lacks = dict.fromkeys("abc", scattered)
-    found = frames_lost(STATE, {A1: 10**9}, Sought("b", beats, (), scattered, lacks))
+    found = frames_lost(STATE, {A1: 10**9}, Sought("b", heartbeats, (), scattered, lacks))
     assert found == of_a1(*range(1, 2 * MAX_LOST, 2))
 
 

@@ -11,7 +11,7 @@ from delaywheel_replica.core.leader.replacing import frames_at_risk
 from delaywheel_replica.core.protocol.control import REMOVED, ControlState, NodeRecord, WheelRecord
 from delaywheel_replica.core.protocol.frames import FrameSet
 from delaywheel_replica.core.protocol.progress import Progress
-from support.core.values import beat, wheel_beat
+from support.core.values import heartbeat, wheel_heartbeat
 
 A1, B1 = WheelId("a", 1), WheelId("b", 1)
 THREE = {node: f"disk-{node}" for node in "abc"}
@@ -36,28 +36,35 @@ RECORD = WheelRecord(THREE, 2, 0)
     ("state", "others", "at_risk"),
     [
         (state_of(RECORD, taken=7), {}, 7),
-        (state_of(RECORD, taken=7), {"b": wheel_beat(7)}, 0),
-        (state_of(RECORD, taken=7), {"b": wheel_beat(5)}, 2),
-        (state_of(RECORD, taken=7), {"b": wheel_beat(5), "c": wheel_beat(6)}, 1),
-        (state_of(RECORD, taken=7), {"b": wheel_beat(7, lacking=(5,))}, 3),
-        (state_of(RECORD, taken=7, lost=frozenset({5})), {"b": wheel_beat(7, lacking=(5,))}, 0),
+        (state_of(RECORD, taken=7), {"b": wheel_heartbeat(7)}, 0),
+        (state_of(RECORD, taken=7), {"b": wheel_heartbeat(5)}, 2),
+        (state_of(RECORD, taken=7), {"b": wheel_heartbeat(5), "c": wheel_heartbeat(6)}, 1),
+        (state_of(RECORD, taken=7), {"b": wheel_heartbeat(7, lacking=(5,))}, 3),
+        (
+            state_of(RECORD, taken=7, lost=frozenset({5})),
+            {"b": wheel_heartbeat(7, lacking=(5,))},
+            0,
+        ),
         (state_of(RECORD, taken=7, lost=frozenset({1, 7})), {}, 5),
-        (state_of(replace(RECORD, fill=9)), {"b": wheel_beat(5)}, 4),
-        (state_of(replace(RECORD, closed_at=6)), {"b": wheel_beat(5)}, 1),
-        (state_of(RECORD), {"b": replace(wheel_beat(5), high_watermark=8)}, 3),
+        (state_of(replace(RECORD, fill=9)), {"b": wheel_heartbeat(5)}, 4),
+        (state_of(replace(RECORD, closed_at=6)), {"b": wheel_heartbeat(5)}, 1),
+        (state_of(RECORD), {"b": replace(wheel_heartbeat(5), high_watermark=8)}, 3),
     ],
 )
 def test_frames_that_no_other_member_holds(
     state: ControlState, others: dict[str, object], at_risk: int
 ) -> None:
-    beats = {node: beat(node, wheels={A1: told}) for node, told in others.items()}  # type: ignore[dict-item]
-    assert frames_at_risk(state, "a", beats) == {A1: at_risk}
+    heartbeats = {node: heartbeat(node, wheels={A1: told}) for node, told in others.items()}  # type: ignore[dict-item]
+    assert frames_at_risk(state, "a", heartbeats) == {A1: at_risk}
 
 
 def test_what_the_node_itself_told_before_is_an_end_and_no_holder() -> None:
-    beats = {"a": beat("a", wheels={A1: wheel_beat(9)}), "b": beat("b", wheels={A1: wheel_beat(5)})}
-    assert frames_at_risk(state_of(RECORD), "a", beats) == {A1: 4}
-    assert frames_at_risk(state_of(RECORD), "b", beats) == {A1: 0}
+    heartbeats = {
+        "a": heartbeat("a", wheels={A1: wheel_heartbeat(9)}),
+        "b": heartbeat("b", wheels={A1: wheel_heartbeat(5)}),
+    }
+    assert frames_at_risk(state_of(RECORD), "a", heartbeats) == {A1: 4}
+    assert frames_at_risk(state_of(RECORD), "b", heartbeats) == {A1: 0}
 
 
 def test_wheels_that_do_not_count_on_it_are_not_named() -> None:

@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from delaywheel_replica.core.leader.failure_detector import SILENT_MS, ages_ms, silent_nodes
 from delaywheel_replica.core.protocol.status_files import PeerSight, ServerStatus
-from support.core.values import beat
+from support.core.values import heartbeat
 
 NOW_MS = 1_000_000
 FRESH, OLD = 50, SILENT_MS
@@ -16,12 +16,12 @@ def server(own: str, hearing: Hearing) -> ServerStatus:
     """The row of a node that knows of each other one whom it heard, and how long ago."""
     nodes = {node for heard in hearing.values() for node in heard} | hearing.keys()
     return ServerStatus(
-        beat(own),
+        heartbeat(own),
         pid=1,
         monotonic_ms=NOW_MS,
         peers={
             node: PeerSight(
-                beat(node, heard=hearing.get(node)),
+                heartbeat(node, heard=hearing.get(node)),
                 None if node not in hearing[own] else NOW_MS - hearing[own][node],
             )
             for node in sorted(nodes - {own})

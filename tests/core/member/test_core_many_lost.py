@@ -10,7 +10,7 @@ from delaywheel_replica.core.leader.floor import FloorWatch
 from delaywheel_replica.core.leader.holders import holds_progress
 from delaywheel_replica.core.member.member import Member
 from delaywheel_replica.core.node.events import (
-    CleanerTold,
+    CleanerReported,
     Effect,
     ForgetLost,
     Held,
@@ -27,14 +27,14 @@ from delaywheel_replica.core.protocol.messages import Fetch, Gossip, Lacks, Peer
 from delaywheel_replica.core.protocol.progress import Progress
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role
 from delaywheel_replica.peers.encoding import encode
-from support.core.member_talk import beat_of, wheel_beat
+from support.core.member_talk import heartbeat_of, wheel_heartbeat
 from support.core.member_world import START_MS, WALL_MS, disk_of, held_of, record_of, state_of
 
 B1 = WheelId("b", 1)
 MILLION = 1_000_000
 RECORD = record_of()
 LOST = FrameSet([FrameRange(B1, 1, MILLION)])
-NONE_HELD = wheel_beat(MILLION, lacking=SeqSet([(1, MILLION)]))
+NONE_HELD = wheel_heartbeat(MILLION, lacking=SeqSet([(1, MILLION)]))
 
 
 class Node:
@@ -77,7 +77,7 @@ class Node:
         )
         assert len(json.dumps(status.to_json())) < 2_000
         status = CleanerStatus.from_json(json.loads(json.dumps(status.to_json())))
-        return self.machine.step(CleanerTold(status, self.now_ms, self.wall_ms))
+        return self.machine.step(CleanerReported(status, self.now_ms, self.wall_ms))
 
     def _sent(self, effects: list[Effect]) -> list[tuple[str, PeerMessage]]:
         sent = [(each.peer, each.message) for each in effects if isinstance(each, Send)]
@@ -108,9 +108,12 @@ def given_up(node: Node, progress: Progress) -> ControlState:
     """What is committed after the next transaction of the leader at this node."""
     row = node.machine.status(node.now_ms, node.wall_ms, 1)
     assert len(json.dumps(row.to_json())) < 3_000
-    beats = {"a": row.beat, **{peer: sight.beat for peer, sight in row.peers.items()}}
+    heartbeats = {
+        "a": row.heartbeat,
+        **{peer: sight.heartbeat for peer, sight in row.peers.items()},
+    }
     situation = Situation(
-        node.wall_ms, "a", beats, row.answers, row.looked_for, row.lacks, in_office_ms=0
+        node.wall_ms, "a", heartbeats, row.answers, row.looked_for, row.lacks, in_office_ms=0
     )
     before = state(progress)
     todo = duties(before, progress, FloorWatch(), Cluster(tuple("abc"), 2, 120), situation)
@@ -124,7 +127,7 @@ def test_frames_that_are_held_as_holes_are_given_up_at_once() -> None:
     progress = Progress(node.wall_ms, None, {}, 0)
     node.told(Role.LEADING, progress)
     for peer in "bc":
-        node.receive(peer, Gossip(beat_of(peer, wheels={B1: NONE_HELD})))
+        node.receive(peer, Gossip(heartbeat_of(peer, wheels={B1: NONE_HELD})))
     assert node.look_for_all() == 2
     after = given_up(node, progress)
     assert node.largest_bytes < 2_500
@@ -133,8 +136,8 @@ def test_frames_that_are_held_as_holes_are_given_up_at_once() -> None:
         *node.machine.step(Tick(node.now_ms, node.wall_ms)),
     ]
     row = node.machine.status(node.now_ms, node.wall_ms, 1)
-    assert (row.beat.wheels[B1].lacking.spans, row.looked_for) == ((), NO_FRAMES)
-    assert holds_progress(after, replace(row.beat, wheels={B1: wheel_beat(MILLION)}))
+    assert (row.heartbeat.wheels[B1].lacking.spans, row.looked_for) == ((), NO_FRAMES)
+    assert holds_progress(after, replace(row.heartbeat, wheels={B1: wheel_heartbeat(MILLION)}))
 
 
 def test_frames_of_which_no_member_has_a_row_are_given_up_at_once() -> None:
@@ -142,20 +145,20 @@ def test_frames_of_which_no_member_has_a_row_are_given_up_at_once() -> None:
     node = Node({})
     progress = Progress(node.wall_ms, None, {B1: MILLION}, 0)
     for peer in "bc":
-        node.receive(peer, Gossip(beat_of(peer)))
+        node.receive(peer, Gossip(heartbeat_of(peer)))
     node.told(Role.LEADING, progress, missing=LOST)
     assert node.look_for_all() == 2
     after = given_up(node, progress)
     assert node.largest_bytes < 2_500
-    assert holds_progress(after, beat_of("a"))
+    assert holds_progress(after, heartbeat_of("a"))
 
 
 def test_an_enormous_number_of_frames_takes_no_more() -> None:
     node = Node({})
     progress = Progress(node.wall_ms, None, {}, 0)
     for peer in "bc":
-        wheels = {B1: wheel_beat(MOST, lacking=SeqSet([(1, MOST)]))}
-        node.receive(peer, Gossip(beat_of(peer, wheels=wheels)))
+        wheels = {B1: wheel_heartbeat(MOST, lacking=SeqSet([(1, MOST)]))}
+        node.receive(peer, Gossip(heartbeat_of(peer, wheels=wheels)))
     node.told(Role.LEADING, progress)
     node.tick()
     assert node.look_for_all() == 2

@@ -11,7 +11,7 @@ from delaywheel_replica.core.member.member import Admission, MemberRefusal
 from delaywheel_replica.core.node.events import (
     Acknowledge,
     Broken,
-    CleanerTold,
+    CleanerReported,
     CloseWheel,
     DeleteWheel,
     Drain,
@@ -42,7 +42,7 @@ from support.core.member_world import (
     record_of,
     state_of,
 )
-from support.core.values import beat as plain_beat
+from support.core.values import heartbeat as plain_beat
 from support.core.values import lacking_members
 
 A1, A2, A3 = (WheelId("a", number) for number in (1, 2, 3))
@@ -89,7 +89,7 @@ def test_a_wheel_is_made_only_when_its_name_is_durable() -> None:
     node.store.refuses = {Save}
     effects = node.told(node.cleaner({A1: record_of("a")}))
     assert OpenWheel not in kinds(effects)
-    assert node.status().beat.spare is None
+    assert node.status().heartbeat.spare is None
     node.store.refuses = set()
     node.tick()
     assert node.store.opened == [A1]
@@ -99,12 +99,12 @@ def test_a_failed_save_of_the_name_is_tried_again_and_the_spare_stays_named() ->
     node = FakeNode("a", "a", store=FakeStore(_with_spare(A1)))
     node.store.refuses = {Save}
     node.tick()
-    beat = node.status().beat
-    assert (beat.open, beat.spare) == (None, A1)
+    heartbeat = node.status().heartbeat
+    assert (heartbeat.open, heartbeat.spare) == (None, A1)
     node.store.refuses = set()
     node.tick()
-    beat = node.status().beat
-    assert (beat.open, beat.spare) == (A1, None)
+    heartbeat = node.status().heartbeat
+    assert (heartbeat.open, heartbeat.spare) == (A1, None)
 
 
 def test_a_wheel_that_could_not_be_made_is_given_up_and_the_next_tried_after_a_second() -> None:
@@ -114,12 +114,12 @@ def test_a_wheel_that_could_not_be_made_is_given_up_and_the_next_tried_after_a_s
     node.store.refuses = set()
     effects = node.told(node.cleaner({A1: record_of("a"), A2: record_of("a")}))
     assert OpenWheel not in kinds(effects)
-    beat = node.status().beat
-    assert (beat.open, beat.spare, beat.last_number) == (None, A2, 2)
+    heartbeat = node.status().heartbeat
+    assert (heartbeat.open, heartbeat.spare, heartbeat.last_number) == (None, A2, 2)
     for _ in range(11):
         node.tick()
     assert node.store.opened == [A2]
-    assert node.status().beat.open == A2
+    assert node.status().heartbeat.open == A2
 
 
 def test_only_the_least_unclosed_wheel_above_all_known_ones_with_this_storage_is_taken() -> None:
@@ -154,11 +154,11 @@ def test_a_restart_leaves_the_open_wheel_and_opens_the_spare_without_a_cleaner()
     node = alone()
     node.write(3)
     node.restart()
-    assert node.status().beat.open is None
+    assert node.status().heartbeat.open is None
     node.tick()
-    beat = node.status().beat
-    assert (beat.open, beat.spare, beat.last_number) == (A2, None, 2)
-    assert beat.wheels[A1].applied == 3
+    heartbeat = node.status().heartbeat
+    assert (heartbeat.open, heartbeat.spare, heartbeat.last_number) == (A2, None, 2)
+    assert heartbeat.wheels[A1].applied == 3
     assert node.store.opened == [A1, A2]
 
 
@@ -180,7 +180,7 @@ def test_the_open_wheel_is_left_when_it_is_closed() -> None:
     node.write()
     effects = node.told(node.cleaner({A1: record_of("a", closed_at=1), A2: record_of("a")}))
     assert kinds(effects).count(LeaveWheel) == 1
-    assert node.status().beat.open == A2
+    assert node.status().heartbeat.open == A2
     assert CloseWheel(A1, 1) in node.tick()
 
 
@@ -190,19 +190,19 @@ def test_a_broken_wheel_is_left_and_the_spare_opened() -> None:
     effects = node.step(Broken(A1, "no space"))
     assert kinds(effects)[:1] == [LeaveWheel]
     assert node.store.opened == [A1, A2]
-    assert node.status().beat.wheels[A1].high_watermark == 2
+    assert node.status().heartbeat.wheels[A1].high_watermark == 2
 
 
 def test_an_origin_that_cannot_read_its_own_frame_goes_on_with_its_spare() -> None:
     node = alone()
     node.write(2)
     node.step(Unreadable(A1, SeqSet.of([3])))
-    assert node.status().beat.open == A1
+    assert node.status().heartbeat.open == A1
     node.store.damaged.add((A1, 2))
     node.step(Unreadable(A1, SeqSet.of([2])))
-    beat = node.status().beat
-    assert beat.open == A2
-    assert beat.wheels[A1].lacking == SeqSet.of([2])
+    heartbeat = node.status().heartbeat
+    assert heartbeat.open == A2
+    assert heartbeat.wheels[A1].lacking == SeqSet.of([2])
 
 
 def test_a_leave_that_failed_is_asked_for_again_and_nothing_is_let_in_meanwhile() -> None:
@@ -210,10 +210,10 @@ def test_a_leave_that_failed_is_asked_for_again_and_nothing_is_let_in_meanwhile(
     node.store.refuses = {LeaveWheel}
     node.step(Broken(A1, "no space"))
     assert node.machine.admits(node.now_ms) is MemberRefusal.NO_WHEEL
-    assert node.status().beat.open is None
+    assert node.status().heartbeat.open is None
     node.store.refuses = set()
     node.tick()
-    assert node.status().beat.open == A2
+    assert node.status().heartbeat.open == A2
 
 
 # --- callers
@@ -245,8 +245,8 @@ def test_draining_refuses_leaves_and_keeps_the_spare() -> None:
     node.write()
     node.step(Drain())
     assert node.machine.admits(node.now_ms) is MemberRefusal.DRAINING
-    beat = node.status().beat
-    assert (beat.open, beat.spare, beat.draining) == (None, A2, True)
+    heartbeat = node.status().heartbeat
+    assert (heartbeat.open, heartbeat.spare, heartbeat.draining) == (None, A2, True)
     node.tick()
     assert node.store.opened == [A1]
 
@@ -257,10 +257,10 @@ def test_draining_waits_for_what_is_not_acknowledged_but_not_for_ever() -> None:
     node.store.append(1)
     node.step(_written(node, A1, 1))
     node.step(Drain())
-    assert node.status().beat.open == A1
+    assert node.status().heartbeat.open == A1
     for _ in range(11):
         node.tick()
-    assert node.status().beat.open is None
+    assert node.status().heartbeat.open is None
 
 
 # --- seals
@@ -269,23 +269,23 @@ def test_draining_waits_for_what_is_not_acknowledged_but_not_for_ever() -> None:
 def test_the_open_wheel_seals_by_the_leaders_clock_and_rests_without_one() -> None:
     node = alone()
     node.tick()
-    assert node.status().beat.wheels[A1].seal_slot == node.wall_ms // 1000 - 120
+    assert node.status().heartbeat.wheels[A1].seal_slot == node.wall_ms // 1000 - 120
     assert node.machine.admits(node.now_ms) == Admission(A1, node.wall_ms // 1000 - 120)
-    sealed = node.status().beat.wheels[A1].seal_slot
+    sealed = node.status().heartbeat.wheels[A1].seal_slot
     node.told(None)
     node.tick(5_000)
-    assert node.status().beat.wheels[A1].seal_slot == sealed
+    assert node.status().heartbeat.wheels[A1].seal_slot == sealed
 
 
 def test_a_spares_seal_is_saved_before_it_is_told_and_moves_once_a_second() -> None:
     node = alone()
     spare = node.store.state.spare
     assert spare is not None
-    told = node.status().beat.wheels[A2]
+    told = node.status().heartbeat.wheels[A2]
     assert (told.seal_slot, told.seal_seq) == (spare.seal_slot, 0)
     node.store.refuses = {Save}
     node.tick(1_000)
-    assert node.status().beat.wheels[A2].seal_slot == spare.seal_slot
+    assert node.status().heartbeat.wheels[A2].seal_slot == spare.seal_slot
     node.store.refuses = set()
     saves = 0
     for _ in range(20):
@@ -295,7 +295,7 @@ def test_a_spares_seal_is_saved_before_it_is_told_and_moves_once_a_second() -> N
     saved = node.store.state.spare
     assert saved is not None
     assert saved.seal_slot > spare.seal_slot
-    assert node.status().beat.wheels[A2].seal_slot == saved.seal_slot
+    assert node.status().heartbeat.wheels[A2].seal_slot == saved.seal_slot
 
 
 def test_a_wheel_opens_with_the_seal_that_it_told_as_a_spare() -> None:
@@ -334,7 +334,7 @@ def test_a_fence_of_the_own_open_wheel_is_answered_with_all_that_was_written() -
     node.tick()
     (answer,) = node.status().answers
     assert answer.applied == {A1: 2}
-    assert node.status().beat.open == A2
+    assert node.status().heartbeat.open == A2
 
 
 def test_a_fence_of_own_wheels_uses_up_their_numbers_and_drops_the_spare() -> None:
@@ -346,7 +346,7 @@ def test_a_fence_of_own_wheels_uses_up_their_numbers_and_drops_the_spare() -> No
     assert state.fenced == {"a": 3}
     a4 = WheelId("a", 4)
     node.told(node.cleaner({**wheels, a4: record_of("a")}, role=Role.LEADING))
-    assert node.status().beat.open == a4
+    assert node.status().heartbeat.open == a4
 
 
 def test_no_answer_is_told_out_of_office() -> None:
@@ -365,7 +365,7 @@ def test_a_closed_wheel_is_cut_once() -> None:
     wheels = {A1: record_of("a", closed_at=3)}
     node.told(node.cleaner(wheels))
     assert CloseWheel(A1, 3) in node.tick()
-    assert node.status().beat.wheels[A1].applied == 3
+    assert node.status().heartbeat.wheels[A1].applied == 3
     assert CloseWheel not in kinds(node.tick())
 
 
@@ -376,7 +376,7 @@ def test_a_wheel_goes_when_it_is_registered_no_more() -> None:
     assert DeleteWheel not in kinds(node.tick())
     node.told(node.cleaner({A2: record_of("a")}, floor=0))
     assert DeleteWheel(A1) in node.tick()
-    assert A1 not in node.status().beat.wheels
+    assert A1 not in node.status().heartbeat.wheels
 
 
 @pytest.mark.parametrize(("held", "floor", "goes"), [(5, 0, False), (5, 1, True), (0, 9, False)])
@@ -399,29 +399,29 @@ def test_what_lies_below_the_floor_is_swept_when_it_moves_and_again_after_a_fail
     node.tick()
     node.store.refuses = set()
     assert Sweep(10) in node.tick()
-    assert node.status().beat.floor == 10
+    assert node.status().heartbeat.floor == 10
 
 
 def test_what_was_read_of_progress_is_told_on_though_the_topic_lost_it() -> None:
     node = alone(opened=False)
-    assert node.status().beat.reached is None
+    assert node.status().heartbeat.reached is None
     first = Progress(1_000, Position(A1, 2, 1), floor=9)
     newest = replace(first, due_ms=900, position=None, set_backs=1)
     for told in (first, newest, replace(newest, due_ms=800), first, replace(first, floor=10)):
         node.told(replace(node.cleaner({}), progress=told))
-    assert node.status().beat.reached == newest.reached
-    assert node.status().beat.floor == 10
+    assert node.status().heartbeat.reached == newest.reached
+    assert node.status().heartbeat.floor == 10
 
 
 def test_lost_frames_are_not_lacking_and_the_store_is_told() -> None:
     node = FakeNode("a", "a", store=_holding(held=3))
     node.store.damaged.add((A1, 2))
     node.step(Unreadable(A1, SeqSet.of([2])))
-    assert node.status().beat.wheels[A1].lacking == SeqSet.of([2])
+    assert node.status().heartbeat.wheels[A1].lacking == SeqSet.of([2])
     assert lacking_members(node.status()) == {(A1, 2): "a"}
     node.told(node.cleaner({A1: record_of("a")}, lost=FrameSet.of({(A1, 2)})))
     assert ForgetLost(FrameSet.of([(A1, 2)])) in node.tick()
-    assert node.status().beat.wheels[A1].lacking == NO_SEQS
+    assert node.status().heartbeat.wheels[A1].lacking == NO_SEQS
     assert lacking_members(node.status()) == {}
 
 
@@ -430,17 +430,17 @@ def test_what_a_leader_cannot_read_is_lacking_here_until_a_leader_takes_it_back(
     wheels = {A1: record_of("a")}
     bad = FrameSet.of({(A1, 2), (A1, 7)})
     node.told(node.cleaner(wheels, role=Role.RESTING, unreadable=bad))
-    assert node.status().beat.wheels[A1].lacking == SeqSet.of([2])
+    assert node.status().heartbeat.wheels[A1].lacking == SeqSet.of([2])
     assert lacking_members(node.status()) == {(A1, 2): "a", (A1, 7): "a"}
     node.told(node.cleaner(wheels, role=Role.STANDBY))
-    assert node.status().beat.wheels[A1].lacking == SeqSet.of([2])
+    assert node.status().heartbeat.wheels[A1].lacking == SeqSet.of([2])
     node.told(node.cleaner(wheels, role=Role.RESTING))
-    assert node.status().beat.wheels[A1].lacking == SeqSet.of([2])
+    assert node.status().heartbeat.wheels[A1].lacking == SeqSet.of([2])
     node.tick(READ_AGAIN_MS)
     node.told(node.cleaner(wheels, role=Role.STANDBY))
-    assert node.status().beat.wheels[A1].lacking == SeqSet.of([2])
+    assert node.status().heartbeat.wheels[A1].lacking == SeqSet.of([2])
     node.told(node.cleaner(wheels, role=Role.RESTING))
-    assert node.status().beat.wheels[A1].lacking == NO_SEQS
+    assert node.status().heartbeat.wheels[A1].lacking == NO_SEQS
 
 
 def test_an_origin_leaves_its_wheel_once_however_many_frames_cannot_be_read() -> None:
@@ -450,10 +450,10 @@ def test_an_origin_leaves_its_wheel_once_however_many_frames_cannot_be_read() ->
     wheels = {A1: record_of("a"), A2: record_of("a")}
     effects = node.told(node.cleaner(wheels, role=Role.LEADING, unreadable=bad))
     assert kinds(effects).count(LeaveWheel) == 1
-    assert node.status().beat.open == A2
+    assert node.status().heartbeat.open == A2
     node.tick(2_000)
     node.told(node.cleaner(wheels, role=Role.LEADING, unreadable=bad))
-    assert node.status().beat.wheels[A1].lacking == SeqSet.of([1, 3])
+    assert node.status().heartbeat.wheels[A1].lacking == SeqSet.of([1, 3])
 
 
 def test_what_is_acknowledged_by_the_last_tick_of_a_draining_node_is_told() -> None:
@@ -469,16 +469,16 @@ def test_what_is_acknowledged_by_the_last_tick_of_a_draining_node_is_told() -> N
     for _ in range(10):
         node.tick(101)
     assert node.acknowledged == {A1: 1}
-    assert node.status().beat.open is None
+    assert node.status().heartbeat.open is None
 
 
 def test_a_published_ledger_is_told() -> None:
     node = alone()
     node.write(2)
     node.step(Published(A1, 2))
-    assert node.status().beat.wheels[A1].ledger_seq == 2
+    assert node.status().heartbeat.wheels[A1].ledger_seq == 2
     node.step(Broken(A1, "no space"))
-    assert node.status().beat.wheels[A1].ledger_seq == 2
+    assert node.status().heartbeat.wheels[A1].ledger_seq == 2
 
 
 # --- beats
@@ -487,19 +487,19 @@ def test_a_published_ledger_is_told() -> None:
 def test_an_office_is_told_only_while_the_cleaner_lives() -> None:
     node = alone()
     node.told(node.cleaner(role=Role.LEADING, fences=(Fence("b", 1),), fills={A1: 2}))
-    office = node.status().beat.office
+    office = node.status().heartbeat.office
     assert office is not None
     assert (office.epoch, office.fences, office.fills) == (7, (Fence("b", 1),), {A1: 2})
     node.tick(1_000)
-    assert node.status().beat.office is None
+    assert node.status().heartbeat.office is None
 
 
 def test_later_beats_have_a_greater_order() -> None:
     node = alone()
-    first = node.status().beat
-    assert node.status().beat.order > first.order
+    first = node.status().heartbeat
+    assert node.status().heartbeat.order > first.order
     node.restart()
-    assert node.status().beat.order > first.order
+    assert node.status().heartbeat.order > first.order
 
 
 def _with_spare(wheel: WheelId, nodes: str = "a") -> NodeState:
@@ -520,8 +520,8 @@ def _holding(*, held: int) -> FakeStore:
     return store
 
 
-def _told(node: FakeNode, wheels: dict[WheelId, WheelRecord]) -> CleanerTold:
-    return CleanerTold(node.cleaner(wheels), node.now_ms, node.wall_ms)
+def _told(node: FakeNode, wheels: dict[WheelId, WheelRecord]) -> CleanerReported:
+    return CleanerReported(node.cleaner(wheels), node.now_ms, node.wall_ms)
 
 
 def _written(node: FakeNode, wheel: WheelId, seq: int) -> Written:

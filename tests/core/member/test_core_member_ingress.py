@@ -26,8 +26,8 @@ def live(node: FakeNode, *wheels: WheelId, slot: int | None, role: Role = Role.L
 
 
 def seals(node: FakeNode) -> list[int]:
-    beat = node.status().beat
-    return [beat.wheels[wheel].seal_slot for wheel in beat.named]
+    heartbeat = node.status().heartbeat
+    return [heartbeat.wheels[wheel].seal_slot for wheel in heartbeat.named]
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def node() -> FakeNode:
     node = FakeNode("a", "a")
     live(node, A1, slot=None)
     live(node, A1, A2, slot=None)
-    assert node.status().beat.named == (A1, A2)
+    assert node.status().heartbeat.named == (A1, A2)
     return node
 
 
@@ -48,7 +48,7 @@ def test_seals_rest_while_what_was_announced_is_not_read(node: FakeNode) -> None
     before = seals(node)
     live(node, A1, A2, slot=REST)
     assert seals(node) == before
-    assert node.status().beat.named == (A1, A2)
+    assert node.status().heartbeat.named == (A1, A2)
 
 
 def test_seals_wait_for_a_record(node: FakeNode) -> None:
@@ -57,20 +57,20 @@ def test_seals_wait_for_a_record(node: FakeNode) -> None:
         live(node, A1, A2, slot=slot)
     assert sealed_by_now(node) > slot
     assert seals(node) == [slot, slot]
-    assert node.status().beat.named == (A1, A2)
+    assert node.status().heartbeat.named == (A1, A2)
 
 
 def test_wheels_that_are_sealed_beyond_a_record_give_way(node: FakeNode) -> None:
     slot = min(seals(node)) - 5
     live(node, A1, A2, slot=slot)
-    assert node.status().beat.named == (A1,)
+    assert node.status().heartbeat.named == (A1,)
     live(node, A1, A2, A3, slot=slot)
     assert node.store.opened == [A1, A3]
     live(node, A1, A2, A3, A4, slot=slot)
-    assert (node.status().beat.named, seals(node)) == ((A3, A4), [slot, slot])
+    assert (node.status().heartbeat.named, seals(node)) == ((A3, A4), [slot, slot])
 
 
 def test_only_a_leader_waits(node: FakeNode) -> None:
     slot = min(seals(node)) - 5
     live(node, A1, A2, slot=slot, role=Role.STANDBY)
-    assert node.status().beat.named == (A1, A2)
+    assert node.status().heartbeat.named == (A1, A2)

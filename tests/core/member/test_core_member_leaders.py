@@ -7,7 +7,7 @@ from delaywheel_replica.core.node.events import Tell
 from delaywheel_replica.core.protocol.heartbeat import Heard, Office
 from delaywheel_replica.core.protocol.messages import Gossip, Vote, VoteAsk
 from delaywheel_replica.core.protocol.status_files import Role, VoteWish
-from support.core.member_talk import beat_of, messages, spare_of
+from support.core.member_talk import heartbeat_of, messages, spare_of
 from support.core.member_world import FakeNode, FakeStore, state_of
 
 A1 = WheelId("a", 1)
@@ -15,8 +15,8 @@ A1 = WheelId("a", 1)
 
 def test_a_leader_is_heard_directly_and_forgotten_when_its_connection_breaks() -> None:
     node = FakeNode("a")
-    leading = beat_of("b", office=Office(5))
-    node.receive("c", Gossip(beat_of("c"), (leading,)))
+    leading = heartbeat_of("b", office=Office(5))
+    node.receive("c", Gossip(heartbeat_of("c"), (leading,)))
     assert node.status().leader_heard_ms is None
     node.receive("b", Gossip(leading))
     assert node.status().leader_heard_ms == node.now_ms
@@ -29,9 +29,9 @@ def test_a_leader_is_heard_directly_and_forgotten_when_its_connection_breaks() -
 def test_a_leader_that_says_it_leads_no_more_is_gone_at_once() -> None:
     node = FakeNode("a")
     node.tick(5_000)
-    node.receive("b", Gossip(beat_of("b", count=1, office=Office(5))))
-    ended = beat_of("b", count=2)
-    node.receive("c", Gossip(beat_of("c"), (ended,)))
+    node.receive("b", Gossip(heartbeat_of("b", count=1, office=Office(5))))
+    ended = heartbeat_of("b", count=2)
+    node.receive("c", Gossip(heartbeat_of("c"), (ended,)))
     assert node.status().leader_heard_ms == node.now_ms, "only its own word counts"
     effects = node.receive("b", Gossip(ended))
     assert node.status().leader_heard_ms is None
@@ -43,39 +43,39 @@ def test_a_leader_that_says_it_leads_no_more_is_gone_at_once() -> None:
 def test_a_candidate_is_waited_for_like_a_leader_until_it_says_that_it_failed() -> None:
     node = FakeNode("a")
     node.tick(5_000)
-    node.receive("b", Gossip(beat_of("b", count=1, stands=True)))
+    node.receive("b", Gossip(heartbeat_of("b", count=1, stands=True)))
     assert node.status().leader_heard_ms == node.now_ms
     node.receive("c", VoteAsk(1, 1_000))
     assert messages(node, Vote) == []
-    assert Tell() in node.receive("b", Gossip(beat_of("b", count=2)))
+    assert Tell() in node.receive("b", Gossip(heartbeat_of("b", count=2)))
     assert node.status().leader_heard_ms is None
 
 
 def test_the_others_are_told_at_once_that_kafka_has_answered_the_own_candidate() -> None:
     node = FakeNode("a")
     node.told(node.cleaner(role=Role.CANDIDATE))
-    assert [message.beat.stands for message in gossip_of(node)] == []
+    assert [message.heartbeat.stands for message in gossip_of(node)] == []
     node.told(replace(node.cleaner(role=Role.CANDIDATE), stands=True))
-    assert [message.beat.stands for message in gossip_of(node)] == [True] * 2
+    assert [message.heartbeat.stands for message in gossip_of(node)] == [True] * 2
     node.told(node.cleaner())
-    assert [message.beat.stands for message in gossip_of(node)] == [False] * 2
+    assert [message.heartbeat.stands for message in gossip_of(node)] == [False] * 2
 
 
 def test_a_beat_without_office_of_who_did_not_lead_says_nothing() -> None:
     node = FakeNode("a")
-    node.receive("b", Gossip(beat_of("b", office=Office(5))))
-    assert Tell() not in node.receive("c", Gossip(beat_of("c")))
+    node.receive("b", Gossip(heartbeat_of("b", office=Office(5))))
+    assert Tell() not in node.receive("c", Gossip(heartbeat_of("c")))
     assert node.status().leader_heard_ms == node.now_ms
 
 
 def test_the_others_are_told_at_once_that_the_own_office_begins_and_ends() -> None:
     node = FakeNode("a")
     node.told(node.cleaner(role=Role.LEADING))
-    assert [message.beat.office for message in gossip_of(node)] == [Office(7)] * 2
+    assert [message.heartbeat.office for message in gossip_of(node)] == [Office(7)] * 2
     node.told(node.cleaner(role=Role.LEADING))
     assert gossip_of(node) == []
     node.told(None)  # it died
-    assert [message.beat.office for message in gossip_of(node)] == [None] * 2
+    assert [message.heartbeat.office for message in gossip_of(node)] == [None] * 2
     node.told(None)
     assert gossip_of(node) == []
 
@@ -84,13 +84,13 @@ def test_seals_follow_the_newest_leaders_clock_also_when_it_is_relayed() -> None
     store = FakeStore(state_of("a", last_number=1, spare=spare_of(A1)))
     node = FakeNode("a", store=store)
     node.tick()
-    assert node.status().beat.wheels[A1].seal_slot == 0
+    assert node.status().heartbeat.wheels[A1].seal_slot == 0
     wall_ms = node.wall_ms - 50_000
-    leading = beat_of("b", wall_ms=wall_ms, office=Office(5))
-    stale = beat_of("c", wall_ms=wall_ms - 90_000, office=Office(4))
+    leading = heartbeat_of("b", wall_ms=wall_ms, office=Office(5))
+    stale = heartbeat_of("c", wall_ms=wall_ms - 90_000, office=Office(4))
     node.receive("c", Gossip(stale, (leading,)))
     node.tick()
-    assert node.status().beat.wheels[A1].seal_slot == (wall_ms + 100) // 1000 - 120
+    assert node.status().heartbeat.wheels[A1].seal_slot == (wall_ms + 100) // 1000 - 120
 
 
 def test_votes_are_asked_for_while_wished_and_counted_for_the_round() -> None:
@@ -140,8 +140,8 @@ def test_of_others_a_node_is_told_what_it_does_not_hear_and_everything_now_and_t
     told = []
     for count in range(1, 11):
         heard = {"c": Heard("boot", 0)}
-        node.receive("b", Gossip(beat_of("b", count=count, heard=heard)))
-        node.receive("c", Gossip(beat_of("c", count=count)))
+        node.receive("b", Gossip(heartbeat_of("b", count=count, heard=heard)))
+        node.receive("c", Gossip(heartbeat_of("c", count=count)))
         node.tick()
         sent = node.take_sent()
         told.append({peer: len(m.others) for peer, m in sent if isinstance(m, Gossip)})

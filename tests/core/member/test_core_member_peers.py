@@ -34,7 +34,7 @@ from delaywheel_replica.core.protocol.messages import (
     Refused,
 )
 from delaywheel_replica.core.protocol.status_files import Role
-from support.core.member_talk import beat_of, messages, spare_of, wheel_beat
+from support.core.member_talk import heartbeat_of, messages, spare_of, wheel_heartbeat
 from support.core.member_world import (
     FakeCluster,
     FakeNode,
@@ -58,7 +58,9 @@ def cluster() -> FakeCluster:
     world.run(200)
     world.register(FIRST)
     world.run(200)
-    assert all(node.status().beat.open == WheelId(name, 1) for name, node in world.nodes.items())
+    assert all(
+        node.status().heartbeat.open == WheelId(name, 1) for name, node in world.nodes.items()
+    )
     return world
 
 
@@ -79,16 +81,16 @@ def test_the_high_watermark_is_told_at_once() -> None:
     world["a"].write(3)
     world.settle()
     for name in "bc":
-        assert world[name].status().peers["a"].beat.wheels[A1].high_watermark == 3
-        assert world[name].status().beat.wheels[A1].high_watermark == 3
+        assert world[name].status().peers["a"].heartbeat.wheels[A1].high_watermark == 3
+        assert world[name].status().heartbeat.wheels[A1].high_watermark == 3
 
 
 def test_a_leader_tells_its_row_when_it_hears_of_a_high_watermark() -> None:
     node = _mirror_of_b(held=3)
-    told = beat_of("b", open=B1, wheels={B1: wheel_beat(3, high_watermark=2)})
+    told = heartbeat_of("b", open=B1, wheels={B1: wheel_heartbeat(3, high_watermark=2)})
     assert Tell() not in node.receive("b", Gossip(told))
     node.told(node.cleaner({B1: record_of()}, role=Role.LEADING))
-    told = replace(told, count=2, wheels={B1: wheel_beat(3, high_watermark=3)})
+    told = replace(told, count=2, wheels={B1: wheel_heartbeat(3, high_watermark=3)})
     assert Tell() in node.receive("b", Gossip(told))
 
 
@@ -150,7 +152,7 @@ def test_a_node_whose_storage_is_no_member_takes_nothing() -> None:
     node.receive("b", frames_of(B1, 1, 2))
     assert node.store.frames == {}
     node.told(node.cleaner({B1: record_of()}))
-    node.receive("b", Gossip(beat_of("b", open=B1, wheels={B1: wheel_beat(2)})))
+    node.receive("b", Gossip(heartbeat_of("b", open=B1, wheels={B1: wheel_heartbeat(2)})))
     for _ in range(3):
         node.tick()
     assert messages(node, Fetch) == []
@@ -167,20 +169,20 @@ def test_strangers_are_not_listened_to() -> None:
 
 def test_what_a_beat_shows_is_fetched_from_the_next_tick_on() -> None:
     node = _mirror_of_b(held=2)
-    beat = beat_of("b", open=B1, wheels={B1: wheel_beat(5)})
-    node.receive("b", Gossip(beat))
+    heartbeat = heartbeat_of("b", open=B1, wheels={B1: wheel_heartbeat(5)})
+    node.receive("b", Gossip(heartbeat))
     node.tick()
     assert messages(node, Fetch) == []
     node.tick()
     ((peer, fetch),) = messages(node, Fetch)
     assert (peer, fetch) == ("b", Fetch(1, B1, 3, 5))
     node.receive("b", frames_of(B1, 3, 5, request=1))
-    assert node.status().beat.wheels[B1].applied == 5
+    assert node.status().heartbeat.wheels[B1].applied == 5
 
 
 def test_a_long_way_is_caught_up_without_waiting_for_ticks() -> None:
     node = _mirror_of_b(held=0)
-    node.receive("b", Gossip(beat_of("b", open=B1, wheels={B1: wheel_beat(4)})))
+    node.receive("b", Gossip(heartbeat_of("b", open=B1, wheels={B1: wheel_heartbeat(4)})))
     node.tick()
     node.tick()
     assert messages(node, Fetch) == [("b", Fetch(1, B1, 1, 4))]
@@ -192,12 +194,12 @@ def test_lacking_frames_are_fetched_and_repaired() -> None:
     node = _mirror_of_b(held=3)
     node.store.damaged.add((B1, 2))
     node.step(Unreadable(B1, SeqSet.of([2])))
-    node.receive("c", Gossip(beat_of("c", wheels={B1: wheel_beat(3)})))
+    node.receive("c", Gossip(heartbeat_of("c", wheels={B1: wheel_heartbeat(3)})))
     node.tick()
     assert messages(node, Fetch) == [("c", Fetch(1, B1, 2, 2))]
     effects = node.receive("c", frames_of(B1, 2, 2, request=1))
     assert [type(effect) for effect in effects if isinstance(effect, Repair)] == [Repair]
-    assert node.status().beat.wheels[B1].lacking == NO_SEQS
+    assert node.status().heartbeat.wheels[B1].lacking == NO_SEQS
 
 
 def test_what_all_members_lack_is_told_with_who_said_so() -> None:
@@ -205,7 +207,7 @@ def test_what_all_members_lack_is_told_with_who_said_so() -> None:
     node.store.damaged.add((B1, 2))
     node.step(Unreadable(B1, SeqSet.of([2])))
     for peer in "bc":
-        node.receive(peer, Gossip(beat_of(peer)))
+        node.receive(peer, Gossip(heartbeat_of(peer)))
     node.tick()
     for request in (1, 2):
         ((peer, fetch),) = messages(node, Fetch)
@@ -217,7 +219,7 @@ def test_what_all_members_lack_is_told_with_who_said_so() -> None:
 def test_frames_that_nobody_shows_are_looked_for_when_the_cleaner_asks() -> None:
     node = _mirror_of_b(held=1)
     for peer in "bc":
-        node.receive(peer, Gossip(beat_of(peer)))
+        node.receive(peer, Gossip(heartbeat_of(peer)))
     told = node.cleaner({B1: record_of()}, role=Role.LEADING, unreadable=FrameSet.of({(B1, 2)}))
     node.told(told)
     node.tick()
@@ -264,7 +266,7 @@ def test_an_origin_serves_only_what_it_told_as_written() -> None:
 
 def test_a_fence_binds_from_being_asked_and_is_answered_once_durable() -> None:
     node = _mirror_of_b(held=2)
-    office = beat_of("c", office=Office(5, (Fence("b", 1),)))
+    office = heartbeat_of("c", office=Office(5, (Fence("b", 1),)))
     effects = node.machine.step(_received(node, "c", Gossip(office)))
     (save,) = [effect for effect in effects if isinstance(effect, Save)]
     assert save.state.fenced == {"b": 1}
@@ -285,9 +287,9 @@ def test_a_fence_binds_from_being_asked_and_is_answered_once_durable() -> None:
 def test_fences_of_two_leaders_in_one_message_lead_to_one_save() -> None:
     node = FakeNode("a", store=FakeStore(state_of("a", last_number=1, spare=spare_of(A1))))
     node.tick()
-    others = (beat_of("b", last_number=2, office=Office(4, (Fence("a", 1),))),)
-    beat = beat_of("c", office=Office(5, (Fence("b", 2), Fence("a", 1))))
-    effects = node.machine.step(_received(node, "c", Gossip(beat, others)))
+    others = (heartbeat_of("b", last_number=2, office=Office(4, (Fence("a", 1),))),)
+    heartbeat = heartbeat_of("c", office=Office(5, (Fence("b", 2), Fence("a", 1))))
+    effects = node.machine.step(_received(node, "c", Gossip(heartbeat, others)))
     awaited = [effect for effect in effects if isinstance(effect, Save | LeaveWheel)]
     assert [type(effect) for effect in awaited] == [LeaveWheel, Save]
 
@@ -295,7 +297,7 @@ def test_fences_of_two_leaders_in_one_message_lead_to_one_save() -> None:
 def test_every_later_beat_of_a_leader_is_answered_again() -> None:
     node = _mirror_of_b(held=2)
     for count in (1, 2):
-        office = beat_of("c", count=count, office=Office(5, (Fence("b", 1),)))
+        office = heartbeat_of("c", count=count, office=Office(5, (Fence("b", 1),)))
         node.receive("c", Gossip(office))
         ((peer, message),) = messages(node, Promise)
         assert isinstance(message, Promise)
@@ -304,7 +306,7 @@ def test_every_later_beat_of_a_leader_is_answered_again() -> None:
 
 def test_a_promise_outlives_a_restart() -> None:
     node = _mirror_of_b(held=2)
-    node.receive("c", Gossip(beat_of("c", office=Office(5, (Fence("b", 1),)))))
+    node.receive("c", Gossip(heartbeat_of("c", office=Office(5, (Fence("b", 1),)))))
     node.restart()
     node.receive("b", frames_of(B1, 3, 3))
     assert node.store.frames[B1].keys() == {1, 2}
@@ -312,8 +314,10 @@ def test_a_promise_outlives_a_restart() -> None:
 
 def test_a_fenced_wheel_is_fetched_up_to_its_fill_and_no_further() -> None:
     node = _mirror_of_b(held=2)
-    node.receive("c", Gossip(beat_of("c", wheels={B1: wheel_beat(9)})))
-    office = beat_of("c", count=2, office=Office(5, (Fence("b", 1),)), wheels={B1: wheel_beat(9)})
+    node.receive("c", Gossip(heartbeat_of("c", wheels={B1: wheel_heartbeat(9)})))
+    office = heartbeat_of(
+        "c", count=2, office=Office(5, (Fence("b", 1),)), wheels={B1: wheel_heartbeat(9)}
+    )
     node.receive("c", Gossip(office))
     for _ in range(3):
         node.tick()
@@ -327,7 +331,7 @@ def test_a_fenced_wheel_is_fetched_up_to_its_fill_and_no_further() -> None:
 
 def test_a_committed_end_allows_what_a_promise_forbids() -> None:
     node = _mirror_of_b(held=2)
-    node.receive("c", Gossip(beat_of("c", office=Office(5, (Fence("b", 1),)))))
+    node.receive("c", Gossip(heartbeat_of("c", office=Office(5, (Fence("b", 1),)))))
     node.told(node.cleaner({B1: record_of(closed_at=3)}))
     assert CloseWheel(B1, 3) in node.tick()
     node.receive("c", frames_of(B1, 3, 5, request=8))
@@ -336,7 +340,7 @@ def test_a_committed_end_allows_what_a_promise_forbids() -> None:
 
 def test_what_is_lost_at_an_end_is_not_fetched() -> None:
     node = _mirror_of_b(held=2)
-    node.receive("c", Gossip(beat_of("c")))
+    node.receive("c", Gossip(heartbeat_of("c")))
     lost = FrameSet.of({(B1, 3), (B1, 4)})
     node.told(node.cleaner({B1: record_of(closed_at=4)}, lost=lost))
     node.tick()
@@ -348,7 +352,7 @@ def test_what_is_lost_at_an_end_is_not_fetched() -> None:
 
 def test_a_committed_fill_in_the_registry_counts_as_one_that_was_told() -> None:
     node = _mirror_of_b(held=2)
-    node.receive("c", Gossip(beat_of("c", office=Office(5, (Fence("b", 1),)))))
+    node.receive("c", Gossip(heartbeat_of("c", office=Office(5, (Fence("b", 1),)))))
     node.told(node.cleaner({B1: record_of(fill=3)}))
     node.receive("c", frames_of(B1, 3, 5, request=8))
     assert node.store.frames[B1].keys() == {1, 2, 3}
@@ -359,9 +363,9 @@ def test_a_refused_origin_leaves_its_wheel_and_goes_on_with_itsspare_of() -> Non
     node = world["a"]
     node.write(2)
     node.receive("b", Refused("a", 1))
-    beat = node.status().beat
-    assert (beat.open, beat.spare) == (A2, None)
-    assert beat.wheels[A1].applied == 2
+    heartbeat = node.status().heartbeat
+    assert (heartbeat.open, heartbeat.spare) == (A2, None)
+    assert heartbeat.wheels[A1].applied == 2
     assert node.acknowledged == {}
     assert node.store.state.fenced == {"a": 1}
 
@@ -369,10 +373,10 @@ def test_a_refused_origin_leaves_its_wheel_and_goes_on_with_itsspare_of() -> Non
 def test_a_node_that_names_what_was_promised_away_is_refused_without_frames() -> None:
     node = _mirror_of_b(held=0)
     office = Office(5, (Fence("b", 2),))
-    node.receive("c", Gossip(beat_of("c", office=office, wheels={B2: wheel_beat(0)})))
-    node.receive("b", Gossip(beat_of("b", open=B3)))
+    node.receive("c", Gossip(heartbeat_of("c", office=office, wheels={B2: wheel_heartbeat(0)})))
+    node.receive("b", Gossip(heartbeat_of("b", open=B3)))
     assert messages(node, Refused) == []
-    node.receive("b", Gossip(beat_of("b", count=2, open=B3, spare=B2)))
+    node.receive("b", Gossip(heartbeat_of("b", count=2, open=B3, spare=B2)))
     assert messages(node, Refused) == [("b", Refused("b", 2))]
 
 
@@ -380,10 +384,10 @@ def test_an_origin_that_is_promised_away_by_all_needs_a_new_wheel() -> None:
     world = cluster()
     world["a"].receive("b", Refused("a", 2))
     assert world["a"].machine.admits(world["a"].now_ms) is MemberRefusal.NO_WHEEL
-    assert world["a"].status().beat.last_number == 2
+    assert world["a"].status().heartbeat.last_number == 2
     world.register({**FIRST, A3: record_of()})
     world.run(200)
-    assert world["a"].status().beat.open == A3
+    assert world["a"].status().heartbeat.open == A3
 
 
 def test_answers_of_others_are_kept_for_the_row() -> None:
@@ -406,7 +410,7 @@ def test_after_a_crash_of_the_machine_everything_registered_is_doubted_until_it_
     node = world["a"]
     del node.store.frames[B1][2]
     node.crash_machine("boot-2")
-    assert not node.status().beat.complete
+    assert not node.status().heartbeat.complete
     node.tick()
     node.take_sent()
     assert node.store.state.all_incomplete
@@ -419,7 +423,7 @@ def test_after_a_crash_of_the_machine_everything_registered_is_doubted_until_it_
     assert node.store.frames[B1].keys() == {1, 2}
     world.register({**FIRST, A1: record_of(closed_at=2)})
     world.run(300)
-    assert node.status().beat.complete
+    assert node.status().heartbeat.complete
 
 
 @pytest.mark.parametrize(
@@ -436,9 +440,9 @@ def test_a_wheel_is_back_only_by_what_its_origin_itself_told_after_the_boot(
     sender: str, boot_heard: str | None, applied: int, is_back: bool
 ) -> None:
     node = _mirror_of_b(held=2, incomplete=(B1,))
-    wheels = {B1: wheel_beat(applied, high_watermark=2)}
-    beat = beat_of("b", open=B1, wheels=wheels, boot_heard=boot_heard)
-    gossip = Gossip(beat) if sender == "b" else Gossip(beat_of("c"), (beat,))
+    wheels = {B1: wheel_heartbeat(applied, high_watermark=2)}
+    heartbeat = heartbeat_of("b", open=B1, wheels=wheels, boot_heard=boot_heard)
+    gossip = Gossip(heartbeat) if sender == "b" else Gossip(heartbeat_of("c"), (heartbeat,))
     node.receive(sender, gossip)
     node.told(node.cleaner({B1: record_of()}))
     node.tick()
@@ -459,8 +463,8 @@ def test_what_a_mirror_said_before_it_crashed_does_not_count_once_its_boot_is_he
     world.cut = {("a", "b"), ("a", "c")}
     node.write(2)
     world.run(100)
-    node.receive("b", Gossip(beat_of("b", boot="boot-2", start=2)))
-    assert node.status().beat.heard["b"].boot == "boot-2"
+    node.receive("b", Gossip(heartbeat_of("b", boot="boot-2", start=2)))
+    assert node.status().heartbeat.heard["b"].boot == "boot-2"
     node.receive("b", Applied(A1, "disk-b", "boot-b", 2))
     node.disconnect("c")
     world.run(1_500)
@@ -472,7 +476,7 @@ def test_what_a_mirror_said_before_it_crashed_does_not_count_once_its_boot_is_he
 
 def test_an_answer_says_which_wheels_may_be_incomplete() -> None:
     node = _mirror_of_b(held=2, incomplete=(B1, WheelId("c", 1)))
-    node.receive("c", Gossip(beat_of("c", office=Office(5, (Fence("b", 1),)))))
+    node.receive("c", Gossip(heartbeat_of("c", office=Office(5, (Fence("b", 1),)))))
     ((_, message),) = messages(node, Promise)
     assert isinstance(message, Promise)
     assert message.answer.incomplete == {B1}
@@ -483,20 +487,20 @@ def test_an_answer_says_which_wheels_may_be_incomplete() -> None:
 
 def test_the_newest_beats_of_others_are_relayed() -> None:
     node = FakeNode("a")
-    beat = beat_of("b", count=4, floor=17)
-    node.receive("b", Gossip(beat))
+    heartbeat = heartbeat_of("b", count=4, floor=17)
+    node.receive("b", Gossip(heartbeat))
     node.tick()
     (gossip, _) = [m for _, m in node.take_sent() if isinstance(m, Gossip)]
-    assert gossip.others == (beat,)
-    assert gossip.beat.floor is None, "only the own cleaner's word of it is told as the own"
-    assert gossip.beat.heard == {"b": Heard("boot-b", 100)}
+    assert gossip.others == (heartbeat,)
+    assert gossip.heartbeat.floor is None, "only the own cleaner's word of it is told as the own"
+    assert gossip.heartbeat.heard == {"b": Heard("boot-b", 100)}
 
 
 def test_seals_and_ledgers_of_mirrored_wheels_are_relayed() -> None:
     node = _mirror_of_b(held=2)
-    told = wheel_beat(2, high_watermark=1, seal_slot=7, seal_seq=1, ledger_seq=1)
-    node.receive("b", Gossip(beat_of("b", open=B1, wheels={B1: told})))
-    assert node.status().beat.wheels[B1] == told
+    told = wheel_heartbeat(2, high_watermark=1, seal_slot=7, seal_seq=1, ledger_seq=1)
+    node.receive("b", Gossip(heartbeat_of("b", open=B1, wheels={B1: told})))
+    assert node.status().heartbeat.wheels[B1] == told
 
 
 def _mirror_of_b(*, held: int, incomplete: tuple[WheelId, ...] = ()) -> FakeNode:

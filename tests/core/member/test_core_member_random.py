@@ -24,7 +24,7 @@ from delaywheel_replica.core.leader.closing import (
 from delaywheel_replica.core.leader.registration import Registered, register
 from delaywheel_replica.core.node.events import LeaveWheel, Mirror, OpenWheel, Save
 from delaywheel_replica.core.protocol.control import ControlState, NodeRecord
-from delaywheel_replica.core.protocol.heartbeat import Beat
+from delaywheel_replica.core.protocol.heartbeat import Heartbeat
 from delaywheel_replica.core.protocol.messages import Applied, Frames
 from delaywheel_replica.core.protocol.status_files import Role
 from support.core.member_world import FakeCluster, FakeNode, disk_of
@@ -139,11 +139,13 @@ class Members(RuleBasedStateMachine):
         node = self.world[name]
         node.tick(10)
         status = node.status()
-        beats = {name: status.beat} | {n: sight.beat for n, sight in status.peers.items()}
+        heartbeats = {name: status.heartbeat} | {
+            n: sight.heartbeat for n, sight in status.peers.items()
+        }
         state = self.control
         results = {
-            wheel: closing(wheel, state, status.answers, beats, taken=0)
-            for wheel in wheels_to_close(state, beats, () if silent is None else silent)
+            wheel: closing(wheel, state, status.answers, heartbeats, taken=0)
+            for wheel in wheels_to_close(state, heartbeats, () if silent is None else silent)
         }
         changed = dict(fills_wanted(state, results))
         for wheel, result in results.items():
@@ -151,7 +153,7 @@ class Members(RuleBasedStateMachine):
                 self.check_end(wheel, result.final_seq)
                 changed[wheel] = replace(state.wheels[wheel], closed_at=result.final_seq)
         self.control = replace(state, wheels={**state.wheels, **changed})
-        self.register_for(beats)
+        self.register_for(heartbeats)
         node.told(
             node.cleaner(
                 dict(self.control.wheels),
@@ -162,15 +164,15 @@ class Members(RuleBasedStateMachine):
         )
         self.world.collect()
 
-    def register_for(self, beats: Mapping[str, Beat]) -> None:
-        for name, beat in sorted(beats.items()):
-            if beat.spare is not None:
+    def register_for(self, heartbeats: Mapping[str, Heartbeat]) -> None:
+        for name, heartbeat in sorted(heartbeats.items()):
+            if heartbeat.spare is not None:
                 continue
             answer = register(
                 self.control,
                 name,
-                beat.storage,
-                beat.last_number,
+                heartbeat.storage,
+                heartbeat.last_number,
                 members={each: disk_of(each) for each in NAMES},
                 min_insync=REQUIRED,
                 floor=0,
@@ -240,16 +242,16 @@ class Members(RuleBasedStateMachine):
             self.check_healed(node)
 
     def check_healed(self, node: FakeNode) -> None:
-        beat = node.status().beat
-        assert beat.open is not None
-        assert beat.spare is not None
-        assert beat.complete, node.store.state
+        heartbeat = node.status().heartbeat
+        assert heartbeat.open is not None
+        assert heartbeat.spare is not None
+        assert heartbeat.complete, node.store.state
         last = node.write(1)
         assert last > 0
         self.world.run(200)
-        assert node.acknowledged.get(beat.open) == last, node.machine._line.writing
+        assert node.acknowledged.get(heartbeat.open) == last, node.machine._line.writing
         for wheel, record in self.control.wheels.items():
-            if wheel.node == node.name and wheel not in beat.named:
+            if wheel.node == node.name and wheel not in heartbeat.named:
                 assert record.closed_at is not None, f"{wheel} stays open"
             if record.closed_at:
                 held = node.store.frames[wheel]

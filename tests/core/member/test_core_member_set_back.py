@@ -46,31 +46,31 @@ def node() -> FakeNode:
     node.wall_ms += DAY_MS
     for wheels in ((A1,), (A1, A2)):
         live(node, partial(led, node, *wheels))
-    assert node.status().beat.named == (A1, A2)
+    assert node.status().heartbeat.named == (A1, A2)
     node.wall_ms -= DAY_MS
     return node
 
 
 def seals(node: FakeNode) -> list[int]:
-    beat = node.status().beat
-    return [beat.wheels[wheel].seal_slot for wheel in beat.named]
+    heartbeat = node.status().heartbeat
+    return [heartbeat.wheels[wheel].seal_slot for wheel in heartbeat.named]
 
 
 def test_while_w_is_ahead_they_stay(node: FakeNode) -> None:
     ahead = Progress(node.wall_ms + DAY_MS, None)
     live(node, lambda: replace(led(node, A1, A2), progress=ahead))
-    assert node.status().beat.named == (A1, A2)
+    assert node.status().heartbeat.named == (A1, A2)
     assert min(seals(node)) > node.wall_ms // 1000
 
 
 def test_the_spare_is_given_up_and_the_open_one_once_there_is_another(node: FakeNode) -> None:
     live(node, lambda: after_a_set_back(node, A1, A2))
-    assert node.status().beat.named == (A1,)
+    assert node.status().heartbeat.named == (A1,)
     assert isinstance(node.machine.admits(node.now_ms), Admission)
     live(node, lambda: after_a_set_back(node, A1, A2, A3))
     assert node.store.opened == [A1, A3]
     live(node, lambda: after_a_set_back(node, A1, A2, A3, A4))
-    assert node.status().beat.named == (A3, A4)
+    assert node.status().heartbeat.named == (A3, A4)
     assert max(seals(node)) <= node.wall_ms // 1000 - 120
 
 
@@ -80,5 +80,5 @@ def test_one_that_was_sealed_at_a_floor_beyond_the_clock_stays(node: FakeNode) -
     for wheels in ((A1, A2), (A1, A2, A3), (A3, A4), (A3, A4)):
         live(node, partial(after_a_set_back, node, *wheels, floor=floor))
     assert node.store.opened == [A1, A3]
-    assert node.status().beat.named == (A3, A4)
+    assert node.status().heartbeat.named == (A3, A4)
     assert seals(node) == [floor, floor]

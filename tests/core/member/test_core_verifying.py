@@ -21,7 +21,7 @@ from delaywheel_replica.core.protocol.heartbeat import Fence, Office
 from delaywheel_replica.core.protocol.messages import Fetch, Gossip, Lacks, Promise
 from delaywheel_replica.core.protocol.status_files import Role
 from delaywheel_replica.core.wheels.verifying import AGAIN_MS
-from support.core.member_talk import beat_of, messages, spare_of, wheel_beat
+from support.core.member_talk import heartbeat_of, messages, spare_of, wheel_heartbeat
 from support.core.member_world import FakeNode, FakeStore, frames_of, held_of, record_of, state_of
 
 A1, A2 = WheelId("a", 1), WheelId("a", 2)
@@ -67,26 +67,28 @@ def test_it_writes_before_it_knows(node: FakeNode) -> None:
     assert looking(node) == [VerifyWheel(A1), VerifyWheel(B1)]
     assert node.store.open == A2
     assert node.machine.admits(node.now_ms) is MemberRefusal.NOT_ENOUGH_REPLICAS, "not NO_WHEEL"
-    beat = node.status().beat
-    assert (beat.open, beat.complete) == (A2, False)
-    assert beat.verifying == frozenset({A1, B1})
-    assert beat.wheels.keys() == {A2}
+    heartbeat = node.status().heartbeat
+    assert (heartbeat.open, heartbeat.complete) == (A2, False)
+    assert heartbeat.verifying == frozenset({A1, B1})
+    assert heartbeat.wheels.keys() == {A2}
     node.machine.step(Verified(node.store.held(A1)))
     node.machine.step(Verified(node.store.held(B1)))
-    beat = node.status().beat
-    assert beat.complete
-    assert beat.verifying == frozenset()
-    assert beat.wheels[A1].applied == beat.wheels[B1].applied == 2
+    heartbeat = node.status().heartbeat
+    assert heartbeat.complete
+    assert heartbeat.verifying == frozenset()
+    assert heartbeat.wheels[A1].applied == heartbeat.wheels[B1].applied == 2
 
 
 def test_a_fence_is_answered_once_all_is_known_that_was_ever_taken(node: FakeNode) -> None:
     looking(node)
-    office = beat_of("c", office=Office(5, (Fence("b", 2), Fence("c", 1))))
-    node.receive("c", Gossip(office, (beat_of("b", last_number=2), beat_of("c", last_number=1))))
+    office = heartbeat_of("c", office=Office(5, (Fence("b", 2), Fence("c", 1))))
+    node.receive(
+        "c", Gossip(office, (heartbeat_of("b", last_number=2), heartbeat_of("c", last_number=1)))
+    )
     assert node.store.state.fenced == {"b": 2, "c": 1}, "it binds all the same"
     assert answered(node) == {"c": {}}
     node.machine.step(Verified(node.store.held(B1)))
-    node.receive("c", Gossip(beat_of("c", count=2, office=office.office)))
+    node.receive("c", Gossip(heartbeat_of("c", count=2, office=office.office)))
     assert answered(node) == {"b": {B1: 2}, "c": {}}
 
 
@@ -104,7 +106,7 @@ def test_it_does_not_say_that_it_lacks_what_it_may_hold(node: FakeNode) -> None:
 
 def test_it_takes_fetches_closes_and_deletes_nothing_of_them(node: FakeNode) -> None:
     looking(node)
-    shown = beat_of("b", open=B1, wheels={B1: wheel_beat(3)})
+    shown = heartbeat_of("b", open=B1, wheels={B1: wheel_heartbeat(3)})
     node.receive("b", Gossip(shown))
     done = node.receive("b", frames_of(B1, 3, 3))
     for wheels in ({B1: record_of(closed_at=1)}, {B2: record_of()}):
@@ -124,13 +126,13 @@ def test_one_that_cannot_be_made_whole_is_tried_again_and_keeps_no_other(node: F
     node.store.refuses = set()
     node.machine.step(Saved(node.store.state))
     node.tick(AGAIN_MS - 100)
-    assert node.status().beat.verifying == {A1, B1}
+    assert node.status().heartbeat.verifying == {A1, B1}
     node.tick(100)
-    assert node.status().beat.verifying == set()
+    assert node.status().heartbeat.verifying == set()
 
 
 def test_what_only_lies_there_is_known_by_its_number(node: FakeNode) -> None:
     looking(node)
-    node.receive("c", Gossip(beat_of("c", office=Office(5, (Fence("b", 1),)))))
+    node.receive("c", Gossip(heartbeat_of("c", office=Office(5, (Fence("b", 1),)))))
     assert node.store.state.fenced == {"b": 1}
-    assert C1 not in node.status().beat.wheels
+    assert C1 not in node.status().heartbeat.wheels

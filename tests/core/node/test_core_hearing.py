@@ -6,21 +6,21 @@ import pytest
 
 from delaywheel_replica.core.node.events import MemberConfig
 from delaywheel_replica.core.node.heard_heartbeats import HeardHeartbeats, News
-from delaywheel_replica.core.protocol.heartbeat import Beat, Heard, Office
+from delaywheel_replica.core.protocol.heartbeat import Heard, Heartbeat, Office
 from delaywheel_replica.core.protocol.messages import Gossip
-from support.core.values import beat
+from support.core.values import heartbeat
 
 
 def hearing() -> HeardHeartbeats:
     return HeardHeartbeats(MemberConfig("a", ("a", "b", "c"), 2, 120))
 
 
-def told(node: str, count: int, *, start: int = 1, **values: object) -> Beat:
-    return replace(beat(node), start=start, count=count, **values)  # type: ignore[arg-type]
+def told(node: str, count: int, *, start: int = 1, **values: object) -> Heartbeat:
+    return replace(heartbeat(node), start=start, count=count, **values)  # type: ignore[arg-type]
 
 
 def hear(
-    ears: HeardHeartbeats, sender: str, newest: Beat, now_ms: int, *others: Beat
+    ears: HeardHeartbeats, sender: str, newest: Heartbeat, now_ms: int, *others: Heartbeat
 ) -> list[News]:
     news = ears.gossip(sender, Gossip(newest, others), now_ms)
     ears.message(sender, now_ms)
@@ -33,7 +33,7 @@ def test_only_a_later_beat_is_news() -> None:
     assert hear(ears, "b", newer, 0) == [News(newer, is_direct=True)]
     assert hear(ears, "b", newer, 1) == []
     assert hear(ears, "b", told("b", 4), 2) == []
-    assert ears.beats() == {"b": newer}
+    assert ears.heartbeats() == {"b": newer}
     later_life = told("b", 1, start=2)
     assert hear(ears, "b", later_life, 3) == [News(later_life, is_direct=True)]
 
@@ -53,7 +53,7 @@ def test_an_older_direct_beat_does_not_replace_a_newer_relayed_one() -> None:
     newer, older = told("b", 5), told("b", 4)
     hear(ears, "c", told("c", 1), 0, newer)
     assert hear(ears, "b", older, 1) == [News(older, is_direct=True)]
-    assert ears.beats()["b"] is newer
+    assert ears.heartbeats()["b"] is newer
     assert ears.direct("b") is older
 
 
@@ -62,7 +62,7 @@ def test_another_storage_replaces_the_known_one_when_it_is_heard_directly() -> N
     hear(ears, "b", told("b", 5, start=9), 0)
     wiped = told("b", 1, storage="new")
     assert hear(ears, "b", wiped, 1) == [News(wiped, is_direct=True)]
-    assert ears.beats()["b"] is wiped
+    assert ears.heartbeats()["b"] is wiped
 
 
 @pytest.mark.parametrize(
@@ -77,9 +77,9 @@ def test_another_storage_is_believed_of_a_relay_only_if_that_heard_it_later(
     wiped = told("b", 1, storage="new", boot="new")
     relay = told("c", 1, heard={"b": Heard(boot, ago_ms)})
     hear(ears, "c", relay, 500, wiped)
-    assert (ears.beats()["b"] is wiped) is is_taken
+    assert (ears.heartbeats()["b"] is wiped) is is_taken
     hear(ears, "c", told("c", 2, heard={"b": Heard("new", 20)}), 1_500, old)
-    assert (ears.beats()["b"] is old) is not is_taken
+    assert (ears.heartbeats()["b"] is old) is not is_taken
 
 
 def test_beats_of_itself_and_of_strangers_are_ignored() -> None:
@@ -87,7 +87,7 @@ def test_beats_of_itself_and_of_strangers_are_ignored() -> None:
     assert hear(ears, "b", told("b", 1), 0, told("a", 9), told("z", 9))[1:] == []
     assert hear(ears, "z", told("z", 1), 0) == []
     assert hear(ears, "b", told("c", 1), 0) == []
-    assert list(ears.beats()) == ["b"]
+    assert list(ears.heartbeats()) == ["b"]
 
 
 def test_who_is_silent_for_a_second_or_disconnected_is_not_reachable() -> None:
@@ -126,7 +126,7 @@ def test_what_is_relayed_of_a_node_that_is_heard_does_not_count() -> None:
         hear(ears, "b", told("b", tick), 100 * tick)
         ahead = told("b", tick + 9, start=1 + tick % 2)
         assert hear(ears, "c", told("c", tick), 100 * tick + 50, ahead)[1:] == []
-        assert ears.beats()["b"].count == tick
+        assert ears.heartbeats()["b"].count == tick
     assert ears.implausible == 0
     # Three of its own beats are missing, or it is known not to be connected.
     assert hear(ears, "c", told("c", 50), 1_200, told("b", 12))[1:]
@@ -164,13 +164,13 @@ def test_a_relayed_beat_that_its_node_does_not_come_to_is_forgotten(start: int) 
     ears = hearing()
     wrong = told("b", 90_000, start=start)
     hear(ears, "c", told("c", 1), 0, wrong)
-    assert ears.beats()["b"] is wrong
+    assert ears.heartbeats()["b"] is wrong
     for tick in range(1, 30):
         now_ms = 100 * tick
         own = told("b", 5 + tick)
         assert hear(ears, "b", own, now_ms) == [News(own, is_direct=True)]
         hear(ears, "c", told("c", 1 + tick), now_ms, wrong)
-        assert (ears.beats()["b"] is own) == (now_ms >= 1_000)
+        assert (ears.heartbeats()["b"] is own) == (now_ms >= 1_000)
     assert ears.implausible == 1
 
 

@@ -23,12 +23,12 @@ from delaywheel_replica.core.node.events import (
 from delaywheel_replica.core.node.plausible import MOST, check, tempered
 from delaywheel_replica.core.protocol.fields import MalformedError
 from delaywheel_replica.core.protocol.heartbeat import (
-    Beat,
     Fence,
     FenceAnswer,
     Heard,
+    Heartbeat,
     Office,
-    WheelBeat,
+    WheelHeartbeat,
 )
 from delaywheel_replica.core.protocol.messages import (
     Applied,
@@ -44,7 +44,7 @@ from delaywheel_replica.core.protocol.messages import (
     WheelCard,
 )
 from delaywheel_replica.core.protocol.progress import Position, Reached
-from support.core.member_talk import beat_of, wheel_beat
+from support.core.member_talk import heartbeat_of, wheel_heartbeat
 from support.core.member_world import (
     WALL_MS,
     FakeCluster,
@@ -68,7 +68,7 @@ def index_row(slot: int) -> bytes:
 
 
 def of_b(**values: Any) -> Gossip:
-    return Gossip(beat_of("b", **values))
+    return Gossip(heartbeat_of("b", **values))
 
 
 def frames_with(
@@ -80,7 +80,7 @@ def frames_with(
 @pytest.mark.parametrize(
     ("message", "named"),
     [
-        (Gossip(beat_of("c")), "as b's own"),
+        (Gossip(heartbeat_of("c")), "as b's own"),
         (of_b(last_number=10**18), "last number"),
         (of_b(open=B2, last_number=1), "was given 1"),
         (of_b(open=A1), "names a.1"),
@@ -92,14 +92,14 @@ def frames_with(
         (of_b(reached=Reached(0, 0, Position(B1, 1, HUGE))), "row of a position"),
         (of_b(storage="x" * 300), "characters"),
         (of_b(heard={"": Heard("boot", 0)}), "node id"),
-        (of_b(wheels={B1: wheel_beat(HUGE)}), "numbers that no wheel has"),
-        (of_b(wheels={B1: wheel_beat(1, top_slot=1 << 32)}), "numbers that no wheel has"),
-        (of_b(wheels={B1: wheel_beat(1, lacking=SeqSet.of([2]))}), "lacking"),
-        (of_b(wheels={B1: wheel_beat(9, lacking=SeqSet.of([0, 3]))}), "lacking"),
-        (of_b(wheels={B1: wheel_beat(999, lacking=SeqSet.of(range(1, 200, 2)))}), "lacking"),
+        (of_b(wheels={B1: wheel_heartbeat(HUGE)}), "numbers that no wheel has"),
+        (of_b(wheels={B1: wheel_heartbeat(1, top_slot=1 << 32)}), "numbers that no wheel has"),
+        (of_b(wheels={B1: wheel_heartbeat(1, lacking=SeqSet.of([2]))}), "lacking"),
+        (of_b(wheels={B1: wheel_heartbeat(9, lacking=SeqSet.of([0, 3]))}), "lacking"),
+        (of_b(wheels={B1: wheel_heartbeat(999, lacking=SeqSet.of(range(1, 200, 2)))}), "lacking"),
         (of_b(office=Office(1, (Fence("b", 10**18),))), "wheel number"),
         (of_b(office=Office(1, (), {B1: HUGE})), "fill"),
-        (Gossip(beat_of("b"), (beat_of("c", floor=HUGE),)), "floor"),
+        (Gossip(heartbeat_of("b"), (heartbeat_of("c", floor=HUGE),)), "floor"),
         (frames_with(replace(CARD, wheel=X1)), "not its own"),
         (frames_with(replace(CARD, min_insync=4)), "4 of 3 members"),
         (frames_with(replace(CARD, min_insync=0)), "0 of 3 members"),
@@ -151,12 +151,14 @@ def test_what_nodes_say_passes() -> None:
 
 
 def test_a_seal_or_floor_from_the_future_says_what_can_be_said_by_now() -> None:
-    seal = wheel_beat(7, seal_slot=10_000, seal_seq=5)
-    beat = beat_of("b", floor=20_000, wheels={B1: seal, B2: wheel_beat(1, seal_slot=8)})
-    assert tempered(beat, 9_000) == replace(
-        beat, floor=9_000, wheels={**beat.wheels, B1: replace(seal, seal_slot=9_000)}
+    seal = wheel_heartbeat(7, seal_slot=10_000, seal_seq=5)
+    heartbeat = heartbeat_of(
+        "b", floor=20_000, wheels={B1: seal, B2: wheel_heartbeat(1, seal_slot=8)}
     )
-    assert tempered(beat, 20_000) is beat
+    assert tempered(heartbeat, 9_000) == replace(
+        heartbeat, floor=9_000, wheels={**heartbeat.wheels, B1: replace(seal, seal_slot=9_000)}
+    )
+    assert tempered(heartbeat, 20_000) is heartbeat
 
 
 def registered() -> FakeNode:
@@ -179,20 +181,20 @@ def registered() -> FakeNode:
 def test_no_floor_that_a_peer_tells_deletes_anything(floor: int) -> None:
     node = registered()
     for name, others in (("b", "c"), ("c", "b")):
-        beats = (beat_of(others, count=1_000, floor=floor),)
-        node.receive(name, Gossip(beat_of(name, count=2_000, floor=floor), beats))
+        heartbeats = (heartbeat_of(others, count=1_000, floor=floor),)
+        node.receive(name, Gossip(heartbeat_of(name, count=2_000, floor=floor), heartbeats))
     node.tick()
     assert not [effect for effect in node.done if isinstance(effect, Sweep | DeleteWheel)]
     status = node.status()
-    assert status.beat.floor is None
+    assert status.heartbeat.floor is None
     now_slot = node.wall_ms // 1000
-    assert all((sight.beat.floor or 0) < now_slot for sight in status.peers.values())
+    assert all((sight.heartbeat.floor or 0) < now_slot for sight in status.peers.values())
 
 
 def test_fences_for_wheels_that_nobody_knows_are_not_promised() -> None:
     node = registered()
     fences = tuple(Fence(origin, 1_000) for origin in ("a", "b", "x"))
-    node.receive("c", Gossip(beat_of("c", count=2_000, office=Office(9, fences))))
+    node.receive("c", Gossip(heartbeat_of("c", count=2_000, office=Office(9, fences))))
     node.tick()
     assert node.store.state.fenced == {}
     assert not [effect for effect in node.done if isinstance(effect, LeaveWheel)]
@@ -278,7 +280,7 @@ wheels = st.builds(WheelId, mostly("b", odd=("a", "c", "x")), mostly(1, 2, odd=(
 disks = mostly(disk_of("a"), disk_of("b"), disk_of("c"), odd=("other",))
 boots = mostly("boot-a", "boot-b", "boot-c", odd=("other",))
 wheel_beats = st.builds(
-    WheelBeat,
+    WheelHeartbeat,
     numbers,
     numbers,
     slots,
@@ -296,10 +298,10 @@ offices = st.builds(
 )
 
 
-def beats_of(node: str) -> st.SearchStrategy[Beat]:
+def heartbeats_of(node: str) -> st.SearchStrategy[Heartbeat]:
     own = st.builds(WheelId, st.just(node), mostly(1, 2, odd=(3,)))
     return st.builds(
-        Beat,
+        Heartbeat,
         node=mostly(node, odd=("a", "x")),
         storage=disks,
         boot=boots,
@@ -340,8 +342,8 @@ lists = st.lists(filled | holes, max_size=3, unique_by=lambda copy: copy.seq).ma
 
 
 def of_peer(name: str) -> st.SearchStrategy[tuple[str, PeerMessage]]:
-    others = beats_of("c" if name == "b" else "b")
-    gossips = st.builds(Gossip, beats_of(name), st.lists(others, max_size=1).map(tuple))
+    others = heartbeats_of("c" if name == "b" else "b")
+    gossips = st.builds(Gossip, heartbeats_of(name), st.lists(others, max_size=1).map(tuple))
     return st.tuples(st.just(name), st.one_of(gossips, gossips, hostile))
 
 

@@ -10,7 +10,7 @@ from delaywheel.storage.folder.status_file import RowReader, RowWriter
 from delaywheel_replica.core.protocol.control import WheelRecord
 from delaywheel_replica.core.protocol.fields import MalformedError
 from delaywheel_replica.core.protocol.frames import FrameSet
-from delaywheel_replica.core.protocol.heartbeat import Beat, WheelBeat
+from delaywheel_replica.core.protocol.heartbeat import Heartbeat, WheelHeartbeat
 from delaywheel_replica.core.protocol.progress import Progress
 from delaywheel_replica.core.protocol.status_files import (
     SERVER_FRESH_MS,
@@ -19,13 +19,13 @@ from delaywheel_replica.core.protocol.status_files import (
     Role,
     ServerStatus,
 )
-from support.core.values import beat, beats, cleaner_statuses, server_statuses
+from support.core.values import cleaner_statuses, heartbeat, heartbeats, server_statuses
 
 
-@given(beats)
-def test_a_beat_survives_json(beat: Beat) -> None:
-    assert Beat.from_json(json.loads(json.dumps(beat.to_json()))) == beat
-    assert set(beat.named) == {beat.open, beat.spare} - {None}
+@given(heartbeats)
+def test_a_beat_survives_json(heartbeat: Heartbeat) -> None:
+    assert Heartbeat.from_json(json.loads(json.dumps(heartbeat.to_json()))) == heartbeat
+    assert set(heartbeat.named) == {heartbeat.open, heartbeat.spare} - {None}
 
 
 @given(server_statuses)
@@ -60,17 +60,17 @@ def test_a_row_that_lacks_a_field_or_has_a_wrong_one_is_named(
 @pytest.mark.parametrize("document", [None, [], "x", 3])
 def test_no_object(document: object) -> None:
     with pytest.raises(MalformedError, match="an object was expected"):
-        Beat.from_json(document)
+        Heartbeat.from_json(document)
 
 
 def test_rows_have_room_for_thousands_of_wheels(tmp_path: Path) -> None:
     """A node that restarts now and then, with messages for a week ahead, leaves as many."""
     wheels = [WheelId("node-with-a-long-name-0123456789"[:31], 10**6 + n) for n in range(3_000)]
     node = wheels[0].node
-    told = {wheel: WheelBeat(10**9, 10**9, 10**10, 10**9, 10**9, 10**10) for wheel in wheels}
-    told_beat = replace(beat("a", open_=wheels[-1], wheels=told), node=node)
-    others = {name: PeerSight(replace(told_beat, node=name), 1) for name in "bcd"}
-    server = ServerStatus(told_beat, 1, 1, others)
+    told = {wheel: WheelHeartbeat(10**9, 10**9, 10**10, 10**9, 10**9, 10**10) for wheel in wheels}
+    reported_heartbeat = replace(heartbeat("a", open_=wheels[-1], wheels=told), node=node)
+    others = {name: PeerSight(replace(reported_heartbeat, node=name), 1) for name in "bcd"}
+    server = ServerStatus(reported_heartbeat, 1, 1, others)
     RowWriter(tmp_path / "server.row").write(server.to_json())
     assert RowReader(tmp_path / "server.row", ServerStatus.from_json).read() == server
     status = CleanerStatus(
@@ -100,7 +100,7 @@ def test_rows_have_room_for_thousands_of_wheels(tmp_path: Path) -> None:
 )
 def test_what_is_no_beat_of_a_wheel_is_malformed(document: object) -> None:
     with pytest.raises(MalformedError):
-        WheelBeat.from_json(document)
+        WheelHeartbeat.from_json(document)
 
 
 def test_rows_have_room_for_what_a_crash_of_the_operating_system_loses(tmp_path: Path) -> None:
@@ -113,6 +113,6 @@ def test_rows_have_room_for_what_a_crash_of_the_operating_system_loses(tmp_path:
 
 
 def test_a_wheel_id_that_is_none_is_named() -> None:
-    document = Beat("a", "s", "b", 0, WheelId("a", 1), None, 1, False, True).to_json()  # noqa: FBT003
+    document = Heartbeat("a", "s", "b", 0, WheelId("a", 1), None, 1, False, True).to_json()  # noqa: FBT003
     with pytest.raises(MalformedError, match="wheel"):
-        Beat.from_json({**document, "open": "a.0"})
+        Heartbeat.from_json({**document, "open": "a.0"})

@@ -28,7 +28,7 @@ from delaywheel_replica.core.protocol.control import (
     NodeRecord,
 )
 from delaywheel_replica.core.protocol.frames import FrameRange
-from delaywheel_replica.core.protocol.heartbeat import Beat, Fence, FenceAnswer
+from delaywheel_replica.core.protocol.heartbeat import Fence, FenceAnswer, Heartbeat
 from delaywheel_replica.core.protocol.progress import (
     MOST_AHEAD,
     Done,
@@ -37,7 +37,7 @@ from delaywheel_replica.core.protocol.progress import (
     SetBackRefusal,
 )
 from delaywheel_replica.core.protocol.transaction_outcomes import ACTIONS, VERDICTS, Answer
-from support.core.values import beat, looked_for, wheel_beat, wheel_record_of
+from support.core.values import heartbeat, looked_for, wheel_heartbeat, wheel_record_of
 
 ROOT = Path(__file__).parents[3]
 DOC = (ROOT / "docs" / "PROTOCOL.md").read_text(encoding="utf-8")
@@ -175,17 +175,17 @@ def member(node: str, applied: int, *, complete: bool = True, storage: str = "")
     return FenceAnswer(node, storage, FENCE, {A1: applied}, all_incomplete=not complete)
 
 
-def holding(nodes: str, seq: int) -> dict[str, Beat]:
-    return {node: beat(node, wheels={A1: wheel_beat(seq)}) for node in nodes}
+def holding(nodes: str, seq: int) -> dict[str, Heartbeat]:
+    return {node: heartbeat(node, wheels={A1: wheel_heartbeat(seq)}) for node in nodes}
 
 
-TO_CLOSE: dict[str, tuple[ControlState, dict[str, Beat], set[str]]] = {
-    "left": (FIVE, {"a": beat("a", last_number=1)}, set()),
+TO_CLOSE: dict[str, tuple[ControlState, dict[str, Heartbeat], set[str]]] = {
+    "left": (FIVE, {"a": heartbeat("a", last_number=1)}, set()),
     "replaced": (replace(FIVE, nodes={"a": NodeRecord("disk-new", 1)}), {}, set()),
-    "silent": (FIVE, {"a": beat("a", open_=A1)}, {"a"}),
+    "silent": (FIVE, {"a": heartbeat("a", open_=A1)}, {"a"}),
     "superseded": (
         replace(FIVE, wheels={**FIVE.wheels, WheelId("a", 2): wheel_record_of("a", "b")}),
-        {"a": beat("a", open_=A1)},
+        {"a": heartbeat("a", open_=A1)},
         set(),
     ),
 }
@@ -193,9 +193,9 @@ TO_CLOSE: dict[str, tuple[ControlState, dict[str, Beat], set[str]]] = {
 
 def test_what_is_to_be_closed() -> None:
     assert [row[0] for row in table("a wheel is")[1:]] == list(TO_CLOSE)
-    assert wheels_to_close(FIVE, {"a": beat("a", open_=A1)}) == []
-    for state, beats, silent in TO_CLOSE.values():
-        assert wheels_to_close(state, beats, silent) == [A1]
+    assert wheels_to_close(FIVE, {"a": heartbeat("a", open_=A1)}) == []
+    for state, heartbeats, silent in TO_CLOSE.values():
+        assert wheels_to_close(state, heartbeats, silent) == [A1]
 
 
 ANSWERED = {
@@ -210,8 +210,8 @@ HOLDERS = {"any": "ab", "fewer than W": "ab", "W": "abc"}
 def test_closing(row: list[str]) -> None:
     answered, holders, result = row
     answers = [member(node, 7, complete=complete) for node, complete in ANSWERED[answered]]
-    beats = holding("abcde", 5) | holding(HOLDERS[holders], 7)
-    assert type(closing(A1, FIVE, answers, beats, taken=0)).__name__ == result
+    heartbeats = holding("abcde", 5) | holding(HOLDERS[holders], 7)
+    assert type(closing(A1, FIVE, answers, heartbeats, taken=0)).__name__ == result
 
 
 MEMBERS = {
@@ -238,13 +238,13 @@ def test_members(row: list[str]) -> None:
     assert isinstance(with_all, AnswersWanted) == (for_all == "no")
     if for_all == "yes":
         assert with_all == Close(9 if for_end == "yes" else 7)
-    own = replace(beat("c", wheels={A1: wheel_beat(9)}), storage=storage)
+    own = replace(heartbeat("c", wheels={A1: wheel_heartbeat(9)}), storage=storage)
     enough = [member(node, 9) for node in ("a", "b", "d")]
     held = closing(A1, state, enough, holding("ab", 9) | {"c": own}, taken=0)
     assert isinstance(held, Close) == (may_hold == "yes")
 
 
-def unacknowledged(told: Beat) -> Beat:
+def unacknowledged(told: Heartbeat) -> Heartbeat:
     """The same, without a word about what is acknowledged."""
     wheels = {w: replace(each, high_watermark=0) for w, each in told.wheels.items()}
     return replace(told, wheels=wheels)
@@ -252,10 +252,10 @@ def unacknowledged(told: Beat) -> Beat:
 
 OWN = unacknowledged(holding("a", 9)["a"])
 HELD = {node: unacknowledged(each) for node, each in holding("bc", 7).items()}
-TOLD = {"d": beat("d", wheels={A1: wheel_beat(0, high_watermark=6)})}
+TOLD = {"d": heartbeat("d", wheels={A1: wheel_heartbeat(0, high_watermark=6)})}
 CLOSED = replace(FIVE, wheels={A1: replace(FIVE.wheels[A1], closed_at=4)})
-TAKEABLE: dict[str, tuple[ControlState, Beat, dict[str, Beat], int]] = {
-    "not held by the leader's node": (FIVE, beat("a"), holding("bcd", 9), 0),
+TAKEABLE: dict[str, tuple[ControlState, Heartbeat, dict[str, Heartbeat], int]] = {
+    "not held by the leader's node": (FIVE, heartbeat("a"), holding("bcd", 9), 0),
     "not closed, held by W by their beats": (FIVE, OWN, HELD, 7),
     "not closed, its HW told by anyone": (FIVE, OWN, TOLD, 6),
     "closed at T": (CLOSED, OWN, {}, 4),
@@ -280,11 +280,11 @@ def test_lost_frames() -> None:
     for who, seqs, result in table("all members, but for replaced ones,")[1:]:
         said, _, but = who.partition(", but one")
         seq = SEQS[seqs]
-        lacking = {n: beat(n, wheels={A1: wheel_beat(5, lacking=(3,))}) for n in "abcde"}
-        beats = lacking | (holding("b", 5) if "newest beat" in but else {})
+        lacking = {n: heartbeat(n, wheels={A1: wheel_heartbeat(5, lacking=(3,))}) for n in "abcde"}
+        heartbeats = lacking | (holding("b", 5) if "newest beat" in but else {})
         if "is verifying" in but:
-            beats["b"] = replace(beat("b"), verifying=frozenset({A1}))
-        sought = Sought("a", beats, (), *looked_for({(A1, seq): SAID[said]}))
+            heartbeats["b"] = replace(heartbeat("b"), verifying=frozenset({A1}))
+        sought = Sought("a", heartbeats, (), *looked_for({(A1, seq): SAID[said]}))
         assert bool(frames_lost(FIVE, {}, sought)) == (result == "lost")
 
 

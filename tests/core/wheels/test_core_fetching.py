@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from delaywheel.identity import WheelId
 from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel_replica.core.node.events import MemberConfig
-from delaywheel_replica.core.protocol.heartbeat import MAX_SOUGHT, WheelBeat
+from delaywheel_replica.core.protocol.heartbeat import MAX_SOUGHT, WheelHeartbeat
 from delaywheel_replica.core.protocol.messages import Fetch, Lacks
 from delaywheel_replica.core.wheels.fetching import Fetching, Want
-from support.core.values import wheel_beat
+from support.core.values import wheel_heartbeat
 
 A1, A2 = WheelId("a", 1), WheelId("a", 2)
 TIMEOUT_MS = 1_000
@@ -34,7 +34,7 @@ def want_of(
         applied=applied,
         lacking=SeqSet.of(lacking),
         limit=limit,
-        beats={node: wheel_beat(seq) for node, seq in (shown or {}).items()},
+        heartbeats={node: wheel_heartbeat(seq) for node, seq in (shown or {}).items()},
         members={node: f"disk-{node}" for node in "abce"},
         storages={node: f"disk-{node}" for node in "abc"},
     )
@@ -122,8 +122,10 @@ def test_nothing_is_asked_for_when_nothing_is_wanted() -> None:
 def test_a_frame_that_nobody_has_holds_up_no_other() -> None:
     fetcher = Fetcher()
     want = want_of({"a": 9, "b": 9, "c": 9}, applied=8, lacking=(2, 6), limit=9)
-    damaged = {node: replace(told, lacking=SeqSet.of([2])) for node, told in want.beats.items()}
-    want = replace(want, beats=damaged)
+    damaged = {
+        node: replace(told, lacking=SeqSet.of([2])) for node, told in want.heartbeats.items()
+    }
+    want = replace(want, heartbeats=damaged)
     for node in "abc":
         assert fetcher.asks(want) == (node, 2, 2)
         fetcher.told_lacks(2)
@@ -178,7 +180,7 @@ def test_who_shows_a_frame_comes_before_who_does_not() -> None:
 
 def test_a_hole_is_not_shown() -> None:
     want = want_of({"b": 9, "c": 9}, applied=4, limit=9)
-    want = replace(want, beats={**want.beats, "b": wheel_beat(9, lacking=(5,))})
+    want = replace(want, heartbeats={**want.heartbeats, "b": wheel_heartbeat(9, lacking=(5,))})
     assert Fetcher().asks(want) == ("c", 5, 9)
 
 
@@ -371,11 +373,11 @@ def test_what_anyone_has_is_got_and_of_the_rest_all_are_known_to_lack_it(
 ) -> None:
     """Some are heard and do not answer; some did not tell what they hold."""
     fetcher = Fetcher()
-    beats = {node: _beat_of(holds[node]) for node in "abc" if node not in hidden}
+    heartbeats = {node: _heartbeat_of(holds[node]) for node in "abc" if node not in hidden}
     answering = [node for node in "abc" if node not in silent]
     idle_ms = requests = 0
     while idle_ms < 4 * ROUND_MS:
-        asked = fetcher.asks(replace(_want_of_all(held, limit), beats=beats))
+        asked = fetcher.asks(replace(_want_of_all(held, limit), heartbeats=heartbeats))
         if asked is None:
             fetcher.after(TIMEOUT_MS)
             idle_ms += TIMEOUT_MS
@@ -407,8 +409,8 @@ def _want_of_all(held: set[int], limit: int) -> Want:
     return want_of(applied=applied, lacking=_holes(held), limit=limit)
 
 
-def _beat_of(held: set[int]) -> WheelBeat:
-    return wheel_beat(max(held, default=0), lacking=_holes(held))
+def _heartbeat_of(held: set[int]) -> WheelHeartbeat:
+    return wheel_heartbeat(max(held, default=0), lacking=_holes(held))
 
 
 def _holes(held: set[int]) -> tuple[int, ...]:

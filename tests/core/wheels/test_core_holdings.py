@@ -5,10 +5,10 @@ from dataclasses import replace
 from delaywheel.identity import WheelId
 from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameSet
-from delaywheel_replica.core.protocol.heartbeat import MAX_LACKING, WheelBeat
+from delaywheel_replica.core.protocol.heartbeat import MAX_LACKING, WheelHeartbeat
 from delaywheel_replica.core.wheels.inventory import READ_AGAIN_MS, Inventory
 from support.core.member_world import held_of
-from support.core.values import beat, wheel_beat
+from support.core.values import heartbeat, wheel_heartbeat
 
 B1 = WheelId("b", 1)
 B2 = WheelId("b", 2)
@@ -33,10 +33,10 @@ def test_a_frame_that_could_not_be_read_is_lacking_until_it_is_repaired() -> Non
     holdings.unreadable(B1, SeqSet.of([3]))
     holdings.unreadable(B1, SeqSet.of([6]))
     holdings.put(held_of(B1, 6))
-    assert holdings.beats()[B1].lacking == SeqSet.of([3])
+    assert holdings.heartbeats()[B1].lacking == SeqSet.of([3])
     holdings.repaired(B1, SeqSet.of([3]), 0)
     holdings.put(held_of(B1, 6))
-    assert holdings.beats()[B1].lacking == NO_SEQS
+    assert holdings.heartbeats()[B1].lacking == NO_SEQS
 
 
 def test_what_lies_beyond_the_end_is_cut_with_its_marks() -> None:
@@ -53,54 +53,54 @@ def test_the_cleaners_word_may_be_older_than_the_repair() -> None:
     holdings = holding(5)
     bad = FrameSet.of({(B1, 3)})
     holdings.reported(bad, 1_000)
-    assert holdings.beats()[B1].lacking == SeqSet.of([3])
+    assert holdings.heartbeats()[B1].lacking == SeqSet.of([3])
     holdings.repaired(B1, SeqSet.of([3]), 1_100)
     holdings.put(held_of(B1, 5))
     holdings.reported(bad, 1_100 + READ_AGAIN_MS - 1)
-    assert holdings.beats()[B1].lacking == NO_SEQS
+    assert holdings.heartbeats()[B1].lacking == NO_SEQS
     holdings.reported(bad, 1_100 + READ_AGAIN_MS)
-    assert holdings.beats()[B1].lacking == SeqSet.of([3])
+    assert holdings.heartbeats()[B1].lacking == SeqSet.of([3])
 
 
 def test_what_no_leader_waits_for_any_more_is_taken_back_in_time() -> None:
     holdings = holding(5)
     holdings.unreadable(B1, SeqSet.of([2]))
     holdings.reported(FrameSet.of({(B1, 3), (B1, 6), (B2, 1)}), 1_000)
-    assert holdings.beats()[B1].lacking == SeqSet.of([2, 3])
+    assert holdings.heartbeats()[B1].lacking == SeqSet.of([2, 3])
     holdings.reported(FrameSet.of({(B1, 4)}), 1_100)
     holdings.reported(NO_FRAMES, 1_100 + READ_AGAIN_MS - 1)
-    assert holdings.beats()[B1].lacking == SeqSet.of([2, 3, 4])
+    assert holdings.heartbeats()[B1].lacking == SeqSet.of([2, 3, 4])
     holdings.reported(NO_FRAMES, 1_100 + READ_AGAIN_MS)
-    assert holdings.beats()[B1].lacking == SeqSet.of([2])
+    assert holdings.heartbeats()[B1].lacking == SeqSet.of([2])
 
 
 def test_of_several_words_the_greatest_counts() -> None:
     holdings = holding(5)
-    first = replace(wheel_beat(5, seal=(9, 3), ledger_seq=2), high_watermark=4)
-    assert holdings.heard(beat("b", wheels={B1: first}))
-    weaker = replace(wheel_beat(5, seal=(9, 4), ledger_seq=1), high_watermark=3)
-    assert not holdings.heard(beat("c", wheels={B1: weaker}))
+    first = replace(wheel_heartbeat(5, seal=(9, 3), ledger_seq=2), high_watermark=4)
+    assert holdings.heard(heartbeat("b", wheels={B1: first}))
+    weaker = replace(wheel_heartbeat(5, seal=(9, 4), ledger_seq=1), high_watermark=3)
+    assert not holdings.heard(heartbeat("c", wheels={B1: weaker}))
     holdings.published(B1, 1)
-    assert holdings.beats()[B1] == WheelBeat(5, 4, 9, 3, 2, 0)
-    stronger = replace(wheel_beat(5, seal=(9, 2), ledger_seq=5), high_watermark=5)
-    assert holdings.heard(beat("c", wheels={B1: stronger}))
-    assert holdings.beats()[B1] == WheelBeat(5, 5, 9, 2, 5, 0)
+    assert holdings.heartbeats()[B1] == WheelHeartbeat(5, 4, 9, 3, 2, 0)
+    stronger = replace(wheel_heartbeat(5, seal=(9, 2), ledger_seq=5), high_watermark=5)
+    assert holdings.heard(heartbeat("c", wheels={B1: stronger}))
+    assert holdings.heartbeats()[B1] == WheelHeartbeat(5, 5, 9, 2, 5, 0)
 
 
 def test_what_was_told_is_never_changed_afterwards() -> None:
     holdings = holding(5)
-    told = holdings.beats()
+    told = holdings.heartbeats()
     before = dict(told)
     holdings.put(held_of(B1, 6))
     holdings.deleted(B1)
     assert told == before
-    assert holdings.beats() == {}
+    assert holdings.heartbeats() == {}
 
 
 def test_a_beat_has_a_bounded_size() -> None:
     """What is not told to be lacking is held."""
     scattered = tuple(range(2, 400, 2))
-    told = holding(500, scattered).beats()[B1].lacking
+    told = holding(500, scattered).heartbeats()[B1].lacking
     assert len(told.spans) == MAX_LACKING
     assert told.spans[-1] == (2 * MAX_LACKING, 398)
     assert told - SeqSet.of(scattered) == SeqSet.of(range(2 * MAX_LACKING + 1, 398, 2))

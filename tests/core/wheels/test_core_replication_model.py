@@ -26,7 +26,7 @@ class TrueMirror:
     # (disk, boot) -> the most that was ever held under it.
     best: dict[tuple[str, str], int] = field(default_factory=dict)
     said: list[tuple[str, str, int]] = field(default_factory=list)
-    beats: list[tuple[str, str]] = field(default_factory=list)
+    heartbeats: list[tuple[str, str]] = field(default_factory=list)
     newest_heard: tuple[str, str] | None = None
 
 
@@ -71,7 +71,7 @@ class Holding(RuleBasedStateMachine):
     @rule(node=mirrors)
     def is_heard(self, node: str) -> None:
         self.says(node)
-        while self.mirrors[node].beats:
+        while self.mirrors[node].heartbeats:
             self.a_beat_comes(node)
         self.replication.applied(node, *self.mirrors[node].said[-1], self.now_ms)
 
@@ -79,7 +79,7 @@ class Holding(RuleBasedStateMachine):
     def says(self, node: str) -> None:
         mirror = self.mirrors[node]
         mirror.said.append((mirror.disk, str(mirror.boot), mirror.held))
-        mirror.beats.append((mirror.disk, str(mirror.boot)))
+        mirror.heartbeats.append((mirror.disk, str(mirror.boot)))
 
     @rule(node=mirrors, data=st.data())
     def an_answer_comes(self, node: str, data: st.DataObject) -> None:
@@ -90,10 +90,10 @@ class Holding(RuleBasedStateMachine):
 
     @rule(node=mirrors)
     def a_beat_comes(self, node: str) -> None:
-        """Beats come in their order, for those that are overtaken are dropped."""
+        """Heartbeats come in their order, for those that are overtaken are dropped."""
         mirror = self.mirrors[node]
-        if mirror.beats:
-            mirror.newest_heard = mirror.beats.pop(0)
+        if mirror.heartbeats:
+            mirror.newest_heard = mirror.heartbeats.pop(0)
             self.replication.booted(node, *mirror.newest_heard, self.now_ms)
 
     @rule(node=mirrors, lost=st.integers(1, 5), is_heard=st.booleans())

@@ -23,7 +23,7 @@ from delaywheel_replica.server.lookup.scan import Found
 from delaywheel_replica.server.node.calls_to_nodes import Passing
 from delaywheel_replica.server.node.node_view import Cleaner, NodeView, monotonic_ms, wall_ms
 from delaywheel_replica.server.node.refusals import RefusedError
-from support.core.values import beat, wheel_beat, wheel_record_of
+from support.core.values import heartbeat, wheel_heartbeat, wheel_record_of
 
 OWN, OTHERS = WheelId("a", 1), WheelId("b", 1)
 COPY, OWN_CANCEL, CANCEL_OF_ANOTHER = (
@@ -79,8 +79,8 @@ class Site:
         self.cleaner.status = replace(self.cleaner.status, progress=progress)
 
     def status(self) -> ServerStatus:
-        wheels = {OWN: wheel_beat(2), OTHERS: wheel_beat(self.held)}
-        return ServerStatus(beat("a", open_=OWN, wheels=wheels), 1, monotonic_ms())
+        wheels = {OWN: wheel_heartbeat(2), OTHERS: wheel_heartbeat(self.held)}
+        return ServerStatus(heartbeat("a", open_=OWN, wheels=wheels), 1, monotonic_ms())
 
     async def find(self, reference: Reference) -> Found:
         self.asked.append(reference)

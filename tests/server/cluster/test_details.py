@@ -71,13 +71,13 @@ def test_what_its_processes_have_counted(data: Path) -> None:
 
 def test_how_many_wheels_are_not_looked_through_yet(data: Path) -> None:
     status = server_status()
-    beat = replace(status.beat, verifying=frozenset({WheelId("a", 1), WheelId("b", 7)}))
+    heartbeat = replace(status.heartbeat, verifying=frozenset({WheelId("a", 1), WheelId("b", 7)}))
     view = NodeView(status=server_status, in_sync=lambda: frozenset("ab"), cleaner=Cleaner(None))
     said = Said(started_ms=5, in_sync_changes=lambda: 4, books=lambda: BooksState("/books"))
     answer = pb.DescribeClusterResponse(node="a", members=[pb.Member(node="a")])
-    Details(PosixDisk(), data, view, said).add_to(answer, replace(status, beat=beat))
+    Details(PosixDisk(), data, view, said).add_to(answer, replace(status, heartbeat=heartbeat))
     report = answer.members[0].report
-    of_others = beat.wheels.keys() - {beat.spare} - beat.verifying
+    of_others = heartbeat.wheels.keys() - {heartbeat.spare} - heartbeat.verifying
     assert of_others
     assert (report.verifying_wheels, report.wheels) == (2, 2 + len(of_others))
 

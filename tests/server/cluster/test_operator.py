@@ -14,7 +14,7 @@ from delaywheel.identity import WheelId
 from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.protocol.control import REMOVED, NodeRecord, WheelRecord
-from delaywheel_replica.core.protocol.heartbeat import Beat, Office
+from delaywheel_replica.core.protocol.heartbeat import Heartbeat, Office
 from delaywheel_replica.core.protocol.progress import MOST_AHEAD, Progress
 from delaywheel_replica.core.protocol.status_files import (
     CleanerStatus,
@@ -36,7 +36,7 @@ from delaywheel_replica.server.node.calls_to_nodes import Passing
 from delaywheel_replica.server.node.counts import Counts
 from delaywheel_replica.server.node.node_view import Cleaner, NodeView, monotonic_ms, wall_ms
 from delaywheel_replica.server.node.refusals import Refusal, RefusedError
-from support.core.values import beat, wheel_beat
+from support.core.values import heartbeat, wheel_heartbeat
 
 A1, B1 = WheelId("a", 1), WheelId("b", 1)
 THREE = {node: f"disk-{node}" for node in "abc"}
@@ -69,10 +69,10 @@ class Place:
     """
 
     cleaner: Cleaner = field(default_factory=lambda: Cleaner(control_of()))
-    peers: dict[str, Beat] = field(
+    peers: dict[str, Heartbeat] = field(
         default_factory=lambda: {
-            "b": beat("b", storage="new"),
-            "c": beat("c", wheels={A1: wheel_beat(7), B1: wheel_beat(6)}),
+            "b": heartbeat("b", storage="new"),
+            "c": heartbeat("c", wheels={A1: wheel_heartbeat(7), B1: wheel_heartbeat(6)}),
         }
     )
     members: tuple[str, ...] = ("a", "b", "c")
@@ -98,7 +98,9 @@ class Place:
         sights = {
             node: PeerSight(told, 50_000 - self.heard_ago_ms) for node, told in self.peers.items()
         }
-        return ServerStatus(beat("a", wheels={A1: wheel_beat(7)}), 1, 50_000, peers=sights)
+        return ServerStatus(
+            heartbeat("a", wheels={A1: wheel_heartbeat(7)}), 1, 50_000, peers=sights
+        )
 
     def states(self) -> dict[str, PeerState]:
         return {
@@ -426,7 +428,7 @@ async def test_it_is_passed_on_once(site: Site) -> None:
 
 
 async def test_without_a_leader_it_is_refused(site: Site) -> None:
-    site.place.peers["b"] = beat("b", storage="new")
+    site.place.peers["b"] = heartbeat("b", storage="new")
     assert await refusal_of(site.place.replace("b")) == Reason.NO_LEADER
 
 

@@ -12,23 +12,23 @@ from delaywheel.storage.folder.disk import PosixDisk
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.protocol.control import REMOVED, ControlState, NodeRecord, WheelRecord
 from delaywheel_replica.core.protocol.frames import FrameSet
-from delaywheel_replica.core.protocol.heartbeat import Beat
+from delaywheel_replica.core.protocol.heartbeat import Heartbeat
 from delaywheel_replica.core.protocol.status_files import PeerSight, ServerStatus
 from delaywheel_replica.server.cluster.replicas import Lags, replicas_of
-from support.core.values import beat, wheel_beat, wheel_record_of
+from support.core.values import heartbeat, wheel_heartbeat, wheel_record_of
 from support.wheels.messages import BASE_SLOT, columns_of, message
 from support.wheels.wheels import ACCEPTED_AT_MS, new_wheel
 
 A1, A2 = WheelId("a", 1), WheelId("a", 2)
 NOW_MS = 50_000
-OWN = beat("a", open_=A1, wheels={A1: wheel_beat(20)})
+OWN = heartbeat("a", open_=A1, wheels={A1: wheel_heartbeat(20)})
 IN_SYNC, BEHIND, INCOMPLETE, AWAY, GONE = range(1, 6)
 
 
 def told(
-    other: Beat | None,
+    other: Heartbeat | None,
     *,
-    own: Beat = OWN,
+    own: Heartbeat = OWN,
     heard_ago_ms: int = 80,
     record: WheelRecord | None = None,
     control: ControlState | None = None,
@@ -44,9 +44,9 @@ def told(
     return rows[1]
 
 
-def of_b(applied: int, **changes: object) -> Beat:
+def of_b(applied: int, **changes: object) -> Heartbeat:
     lacking = changes.pop("lacking", ())
-    made = beat("b", wheels={A1: wheel_beat(applied, lacking=lacking)})  # type: ignore[arg-type]
+    made = heartbeat("b", wheels={A1: wheel_heartbeat(applied, lacking=lacking)})  # type: ignore[arg-type]
     return replace(made, **changes)  # type: ignore[arg-type]
 
 

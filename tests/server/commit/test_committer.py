@@ -14,7 +14,7 @@ from delaywheel.storage.frames.columns import Columns
 from delaywheel.storage.frames.encode import encode_group
 from delaywheel.storage.frames.format import Kind
 from delaywheel_replica.core.node.events import Broken, Written
-from delaywheel_replica.core.protocol.heartbeat import Beat
+from delaywheel_replica.core.protocol.heartbeat import Heartbeat
 from delaywheel_replica.core.protocol.messages import Applied, Gossip
 from delaywheel_replica.core.protocol.status_files import Role
 from delaywheel_replica.server.commit.outside import GroupJob
@@ -44,7 +44,7 @@ def test_a_message_is_acknowledged_once_its_frame_can_be_read(node: Driven) -> N
     asked = node.produce(message(1), message(2))
     assert (asked.committed.wheel, asked.committed.seq, asked.committed.failed) == (ONE, 1, {})
     assert node.stored(ONE) == [message(1), message(2)]
-    assert node.row.beat.wheels[ONE].high_watermark == 1
+    assert node.row.heartbeat.wheels[ONE].high_watermark == 1
     assert node.words == 1
     assert node.entered == [(1, 1, 2)]
 
@@ -90,8 +90,8 @@ def test_with_flush_group_only_what_the_medium_holds_is_acknowledged() -> None:
     assert asked.said == "WHEEL_LOST"
     assert any(isinstance(event, Broken) for event in node.events)
     # It was left for that; of the frame nobody was told that it is held.
-    assert node.row.beat.open is None
-    assert node.row.beat.wheels[ONE].high_watermark == 1
+    assert node.row.heartbeat.open is None
+    assert node.row.heartbeat.wheels[ONE].high_watermark == 1
 
 
 def test_without_a_wheel_nothing_is_accepted() -> None:
@@ -108,13 +108,13 @@ def test_with_too_few_members_in_sync_nothing_is_written() -> None:
     node.hear(members={"n2": "s2"}, w1=None)
     assert node.state.open == ONE
     assert node.produce(message(1)).said == "NOT_ENOUGH_REPLICAS"
-    assert (node.store.last_seq, node.row.beat.wheels[ONE].applied) == (0, 0)
+    assert (node.store.last_seq, node.row.heartbeat.wheels[ONE].applied) == (0, 0)
 
 
 def test_a_sealed_second_takes_no_more(node: Driven) -> None:
     node.clock_wall_ms += 120_000
     node.tick()
-    assert node.row.beat.wheels[ONE].seal_slot == BASE_SLOT
+    assert node.row.heartbeat.wheels[ONE].seal_slot == BASE_SLOT
     early, due = message(1, slot=BASE_SLOT - 1), message(2)
     asked = node.ask(early, due)
     only_early = node.ask(message(3, slot=BASE_SLOT - 1))
@@ -137,15 +137,15 @@ def test_who_has_nothing_in_a_group_waits_for_nobody(node: Driven) -> None:
 
 def test_no_seal_is_given_while_a_group_that_it_would_refuse_is_written(node: Driven) -> None:
     """It is given behind the group: else it would rest under load, and the floor with it."""
-    before = node.row.beat.wheels[ONE]
+    before = node.row.heartbeat.wheels[ONE]
     node.ask(message(1, slot=before.seal_slot))
     node.jobs.clear()
     group = node.driver.begin_group()
     assert group is not None
     node.tick(1_000)
-    assert node.row.beat.wheels[ONE] == before
+    assert node.row.heartbeat.wheels[ONE] == before
     node.driver.finish_group(group)
-    after = node.row.beat.wheels[ONE]
+    after = node.row.heartbeat.wheels[ONE]
     assert (after.seal_slot, after.seal_seq) == (before.seal_slot + 1, 1)
 
 
@@ -154,8 +154,8 @@ def test_the_seal_moves_with_the_lesser_clock_and_never_back(node: Driven) -> No
         node.clock_ms += 100
         role = Role.STANDBY if leader_ahead_ms is None else Role.LEADING
         node.hear(role=role, w1=None)
-        beat = node.row.beat.wheels[ONE]
-        return beat.seal_slot - BASE_SLOT, beat.seal_seq
+        heartbeat = node.row.heartbeat.wheels[ONE]
+        return heartbeat.seal_slot - BASE_SLOT, heartbeat.seal_seq
 
     first = sealed(0)
     node.produce(message(1))
@@ -198,7 +198,7 @@ def test_when_the_medium_fails_only_what_is_known_to_count_is_acknowledged(node:
     assert {refusal.reason for refusal in asked.committed.failed.values()} == {Reason.WHEEL_LOST}
     assert undone.said == "WHEEL_LOST"
     assert node.stored(ONE) == [messages[0], messages[3]]
-    assert node.row.beat.wheels[ONE].high_watermark == 1
+    assert node.row.heartbeat.wheels[ONE].high_watermark == 1
     assert node.produce(message(1)).said == "NO_WHEEL"
 
 
@@ -273,8 +273,8 @@ def pair() -> Driven:
 
 
 def hear_other(node: Driven, *, held: int) -> None:
-    beat = Beat("n2", "s2", "b2", NOW_MS, None, None, 0, draining=False, complete=True)
-    node.driver.received("n2", Gossip(replace(beat, count=node.clock_ms)))
+    heartbeat = Heartbeat("n2", "s2", "b2", NOW_MS, None, None, 0, draining=False, complete=True)
+    node.driver.received("n2", Gossip(replace(heartbeat, count=node.clock_ms)))
     node.driver.received("n2", Applied(ONE, "s2", "b2", held))
     node.work()
 
@@ -292,7 +292,7 @@ def test_who_waits_too_long_for_members_is_told_that_nobody_knows(pair: Driven, 
     # What was given up is held later all the same, and nobody is told twice.
     hear_other(pair, held=2)
     assert second.said == "n1.1"
-    assert pair.row.beat.wheels[ONE].high_watermark == 2
+    assert pair.row.heartbeat.wheels[ONE].high_watermark == 2
     third = pair.produce(message(3), kind=kind)
     hear_other(pair, held=3)
     assert third.said == "n1.1"

@@ -33,7 +33,7 @@ from delaywheel_replica.core.node.events import (
 )
 from delaywheel_replica.core.protocol.control import WheelRecord
 from delaywheel_replica.core.protocol.frames import FrameSet
-from delaywheel_replica.core.protocol.heartbeat import Beat, Fence, FenceAnswer, Office
+from delaywheel_replica.core.protocol.heartbeat import Fence, FenceAnswer, Heartbeat, Office
 from delaywheel_replica.core.protocol.messages import (
     Applied,
     Fetch,
@@ -70,7 +70,7 @@ def ready(node: Driven) -> Driven:
     """With a wheel open, and a spare."""
     node.hear(w1=None)
     node.hear(w1=None, w2=None)
-    assert (node.row.beat.open, node.row.beat.spare) == (ONE, TWO)
+    assert (node.row.heartbeat.open, node.row.heartbeat.spare) == (ONE, TWO)
     return node
 
 
@@ -88,9 +88,9 @@ def test_the_first_wheel_is_opened_and_the_next_one_is_the_spare(node: Driven) -
     assert node.state.spare is not None
     assert (node.state.open, node.state.spare.wheel, node.state.last_number) == (ONE, TWO, 2)
     assert node.produce(message()).said == "n1.1"
-    beat = node.row.beat
-    assert (beat.open, beat.spare, beat.last_number) == (ONE, TWO, 2)
-    assert (beat.wheels[ONE].applied, beat.wheels[TWO].applied) == (1, 0)
+    heartbeat = node.row.heartbeat
+    assert (heartbeat.open, heartbeat.spare, heartbeat.last_number) == (ONE, TWO, 2)
+    assert (heartbeat.wheels[ONE].applied, heartbeat.wheels[TWO].applied) == (1, 0)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_a_broken_wheel_is_left_and_the_spare_opened(ready: Driven) -> None:
     assert ready.produce(message(2)).said == "WHEEL_LOST"
     assert ready.produce(message(2)).said == "n1.2"
     assert (ready.state.open, ready.state.spare) == (TWO, None)
-    told = ready.row.beat.wheels[ONE]
+    told = ready.row.heartbeat.wheels[ONE]
     assert (told.applied, told.high_watermark, told.top_slot) == (1, 1, BASE_SLOT)
 
 
@@ -131,16 +131,20 @@ def test_a_spare_is_opened_though_the_medium_refuses_all_of_the_wheel_before(
     ]
     assert ready.produce(message(2)).said == "WHEEL_LOST"
     assert ready.produce(message(2)).said == "n1.2"
-    beat = ready.row.beat
-    assert (beat.open, beat.verifying, beat.complete) == (TWO, frozenset({ONE}), False)
-    assert ONE not in beat.wheels
+    heartbeat = ready.row.heartbeat
+    assert (heartbeat.open, heartbeat.verifying, heartbeat.complete) == (
+        TWO,
+        frozenset({ONE}),
+        False,
+    )
+    assert ONE not in heartbeat.wheels
     ready.tick(AGAIN_MS)
-    assert ready.row.beat.verifying == frozenset({ONE})
+    assert ready.row.heartbeat.verifying == frozenset({ONE})
     ready.disk.faults.clear()
     ready.tick(AGAIN_MS)
-    beat = ready.row.beat
-    assert (beat.verifying, beat.complete) == (frozenset(), True)
-    assert (beat.wheels[ONE].applied, beat.wheels[ONE].high_watermark) == (1, 1)
+    heartbeat = ready.row.heartbeat
+    assert (heartbeat.verifying, heartbeat.complete) == (frozenset(), True)
+    assert (heartbeat.wheels[ONE].applied, heartbeat.wheels[ONE].high_watermark) == (1, 1)
 
 
 def test_a_checkpoint_that_the_medium_refuses_breaks_the_wheel(ready: Driven) -> None:
@@ -167,12 +171,12 @@ def test_the_wheel_of_a_life_before_is_never_written_again(
     ready.produce(message())
     disk.restart()
     second = Driven(disk)
-    assert second.row.beat.wheels[ONE].applied == 1
+    assert second.row.heartbeat.wheels[ONE].applied == 1
     second.tick()
     second.tick()
     assert (second.state.open, second.state.spare) == (TWO, None)
     assert second.produce(message()).said == "n1.2"
-    assert second.row.beat.named == (TWO,)
+    assert second.row.heartbeat.named == (TWO,)
     assert second.stored(ONE) == [message()]
 
 
@@ -209,9 +213,9 @@ def test_a_node_that_stops_leaves_its_wheel_and_wants_none(ready: Driven) -> Non
     ready.driver.drain()
     ready.work()
     assert waits.said == "n1.1"
-    assert ready.row.beat.draining
-    assert (ready.state.open, ready.row.beat.named) == (None, (TWO,))
-    assert ready.row.beat.wheels[ONE].high_watermark == 1
+    assert ready.row.heartbeat.draining
+    assert (ready.state.open, ready.row.heartbeat.named) == (None, (TWO,))
+    assert ready.row.heartbeat.wheels[ONE].high_watermark == 1
     ready.hear(w1=None, w2=None, w3=None)
     assert (ready.state.open, ready.state.last_number) == (None, 2)
 
@@ -253,7 +257,7 @@ def test_what_may_be_lost_is_said_of_each_wheel_for_as_long_as_it_is_so(
     disk.restart()
     node = Driven(disk, boot="another")
     node.tick()
-    assert not node.row.beat.complete
+    assert not node.row.heartbeat.complete
     node.hear(fences=(Fence("n1", 1),), w1=None, w2=None)
     node.tick()
     (answer,) = node.row.answers
@@ -262,7 +266,7 @@ def test_what_may_be_lost_is_said_of_each_wheel_for_as_long_as_it_is_so(
     node.tick()
     (answer,) = node.row.answers
     assert answer.is_complete(ONE)
-    assert node.row.beat.complete
+    assert node.row.heartbeat.complete
 
 
 def test_a_closed_wheel_is_noted_and_deleted_once_it_is_registered_no_more(ready: Driven) -> None:
@@ -274,7 +278,7 @@ def test_a_closed_wheel_is_noted_and_deleted_once_it_is_registered_no_more(ready
     assert ONE in list_wheels(ready.disk, DATA)
     ready.hear(w2=None, floor=BASE_SLOT + 1)
     assert list_wheels(ready.disk, DATA) == [TWO]
-    assert set(ready.row.beat.wheels) == {TWO}
+    assert set(ready.row.heartbeat.wheels) == {TWO}
 
 
 def test_alone_it_lacks_what_its_cleaner_could_not_read(ready: Driven) -> None:
@@ -285,10 +289,10 @@ def test_alone_it_lacks_what_its_cleaner_could_not_read(ready: Driven) -> None:
     # The wheel was left, for its origin cannot serve it. What is not written yet may still come.
     assert lacking_members(ready.row)[ONE, 1] == "n1"
     assert (TWO, 5) not in ready.row.looked_for
-    assert ready.row.beat.open == TWO
+    assert ready.row.heartbeat.open == TWO
     ready.hear(w1=None, w2=None, unreadable=bad, lost=FrameSet.of({(ONE, 1)}))
     assert (ONE, 1) not in ready.row.looked_for
-    assert ready.row.beat.wheels[ONE].prefix == 2
+    assert ready.row.heartbeat.wheels[ONE].prefix == 2
 
 
 def test_a_full_disk_does_not_keep_the_floor_from_freeing_it(ready: Driven) -> None:
@@ -301,25 +305,29 @@ def test_a_full_disk_does_not_keep_the_floor_from_freeing_it(ready: Driven) -> N
 
 def test_a_spares_seal_is_saved_before_it_is_told(ready: Driven) -> None:
     ready.tick(1_000)
-    before = ready.row.beat.wheels[TWO].seal_slot
+    before = ready.row.heartbeat.wheels[TWO].seal_slot
     assert ready.state.spare is not None
     assert before == ready.state.spare.seal_slot
     ready.disk.faults.append(Fault("write", path_part="node.json"))
     ready.tick(10_000)
-    assert ready.row.beat.wheels[TWO].seal_slot == before
+    assert ready.row.heartbeat.wheels[TWO].seal_slot == before
     ready.tick(1_000)
-    after = ready.row.beat.wheels[TWO].seal_slot
+    after = ready.row.heartbeat.wheels[TWO].seal_slot
     assert after == ready.clock_wall_ms // 1000 - LATE_WINDOW_S > before
     assert ready.state.spare.seal_slot == after
 
 
 def test_the_row_says_office_floor_and_its_place_in_the_order(ready: Driven) -> None:
     ready.hear(floor=17, fences=(Fence("n9", 1),), w1=None, w2=None)
-    beat = ready.row.beat
-    assert (beat.start, beat.floor, beat.office) == (1, 17, Office(7, (Fence("n9", 1),), {}))
-    assert ready.row.beat.order > beat.order
+    heartbeat = ready.row.heartbeat
+    assert (heartbeat.start, heartbeat.floor, heartbeat.office) == (
+        1,
+        17,
+        Office(7, (Fence("n9", 1),), {}),
+    )
+    assert ready.row.heartbeat.order > heartbeat.order
     ready.hear(role=Role.STANDBY, floor=17, w1=None, w2=None)
-    assert ready.row.beat.office is None
+    assert ready.row.heartbeat.office is None
 
 
 # --- how effects are carried out
@@ -438,14 +446,16 @@ def pair(disk: SimulatedDisk) -> Driven:
     """One of two, with a wheel that both are to hold."""
     node = Driven(disk, nodes=("n1", "n2"), min_insync=2, message_bytes=3_000)
     node.hear(members={"n2": "s2"}, w1=None)
-    node.driver.received("n2", Gossip(peer_beat()))
+    node.driver.received("n2", Gossip(peer_heartbeat()))
     node.work()
     node.tick()
     return node
 
 
-def peer_beat(count: int = 1) -> Beat:
-    return Beat("n2", "s2", "b2", NOW_MS, None, None, 0, draining=False, complete=True, count=count)
+def peer_heartbeat(count: int = 1) -> Heartbeat:
+    return Heartbeat(
+        "n2", "s2", "b2", NOW_MS, None, None, 0, draining=False, complete=True, count=count
+    )
 
 
 def test_a_message_is_acknowledged_when_the_mirror_says_so(pair: Driven) -> None:
@@ -496,7 +506,7 @@ def test_a_damaged_frame_is_told_to_who_asks_and_to_the_machine(pair: Driven) ->
         Lacks(5, ONE, pair.state.storage, 1, 1)
     ]
     # An origin that cannot serve a frame of its own leaves its wheel.
-    assert pair.row.beat.open is None
+    assert pair.row.heartbeat.open is None
 
 
 def test_a_mirror_answers_when_it_has_written(disk: SimulatedDisk) -> None:
@@ -508,7 +518,7 @@ def test_a_mirror_answers_when_it_has_written(disk: SimulatedDisk) -> None:
     OriginWheel.create(other, DATA, meta, HandleCache(other, 8)).append(
         columns_of([message(1)]), accepted_at_ms=NOW_MS
     )
-    node.driver.received("n2", Gossip(peer_beat()))
+    node.driver.received("n2", Gossip(peer_heartbeat()))
     node.work()
     node.driver.received("n2", Frames(card, bundled(copies_of(other, DATA, wheel))))
     assert [told for _, told in node.sent if isinstance(told, Applied)] == []
@@ -528,7 +538,7 @@ def slot_files(node: Driven, wheel: WheelId) -> list[Path]:
 
 def is_out(node: Driven) -> bool:
     """Whether others are told that the disk takes no frames."""
-    return node.row.beat.disk_out
+    return node.row.heartbeat.disk_out
 
 
 def refusal(node: Driven) -> MemberRefusal | None:
@@ -570,7 +580,7 @@ def test_of_a_full_disk_no_wheel_is_wasted(ready: Driven) -> None:
     assert ready.produce(message(1), message(2, slot=BASE_SLOT + 1)).said == "WHEEL_LOST"
     ready.hear(w1=None, w2=None, w3=None)
     ready.tick()
-    assert (ready.state.open, ready.row.beat.spare) == (None, TWO)
+    assert (ready.state.open, ready.row.heartbeat.spare) == (None, TWO)
     assert ready.produce(message(1)).said == "DISK_FULL"
     ready.disk.capacity_bytes = None
     ready.tick(10_000)
@@ -588,19 +598,19 @@ def test_a_mirror_without_room_takes_and_fetches_nothing(disk: SimulatedDisk) ->
         other, DATA, WheelMeta(wheel, card.members, 2, 7200), HandleCache(other, 8)
     ).append(columns_of([message(1)]), accepted_at_ms=NOW_MS)
     frames = Frames(card, bundled(copies_of(other, DATA, wheel)))
-    node.driver.received("n2", Gossip(peer_beat()))
+    node.driver.received("n2", Gossip(peer_heartbeat()))
     node.store.room.refused(node.clock_ms)
     node.tick()
     gossip = [told for _, told in node.sent if isinstance(told, Gossip)]
-    assert gossip[-1].beat.disk_out
+    assert gossip[-1].heartbeat.disk_out
     node.driver.received("n2", frames)
     node.work()
-    assert wheel not in node.row.beat.wheels
+    assert wheel not in node.row.heartbeat.wheels
     node.tick(10_000)
     node.look()
     node.driver.received("n2", frames)
     node.work()
-    assert node.row.beat.wheels[wheel].applied == 1
+    assert node.row.heartbeat.wheels[wheel].applied == 1
 
 
 def test_a_disk_that_hangs_is_refused_by_name_and_said_to_the_others(ready: Driven) -> None:

@@ -66,7 +66,7 @@ class Threaded(Driven):
         self.clock_wall_ms += 1_000
         self._tell_again()
         self.driver.tick()
-        return self.row.beat.wheels[ONE].seal
+        return self.row.heartbeat.wheels[ONE].seal
 
 
 class Caller(threading.Thread):

@@ -27,7 +27,7 @@ from delaywheel_replica.core.node.events import (
 )
 from delaywheel_replica.core.protocol.messages import Frames, Gossip, WheelCard
 from sim.machine.disk import Fault, SimulatedDisk
-from support.core.member_talk import beat_of
+from support.core.member_talk import heartbeat_of
 from support.server.driven import DATA, NOW_MS, Asked, Driven
 from support.wheels.copies import bundled, copies_of
 from support.wheels.messages import BASE_SLOT, columns_of, message
@@ -116,12 +116,12 @@ def with_copy(disk: SlowDisk) -> Driven:
     """One of two, with a wheel that it alone has to hold, and a copy of the other's."""
     node = Driven(disk, nodes=("n1", "n2"))
     node.hear(w1=None)
-    node.driver.received("n2", Gossip(beat_of("n2")))
+    node.driver.received("n2", Gossip(heartbeat_of("n2")))
     node.work()
     node.hear(w1=None)
     node.driver.received("n2", frames_of(node)[1])
     node.work()
-    assert node.row.beat.wheels[OTHER].applied == SECONDS
+    assert node.row.heartbeat.wheels[OTHER].applied == SECONDS
     return node
 
 
@@ -158,10 +158,12 @@ def test_verifying_wheels_holds_up_nobody(disk: SlowDisk) -> None:
     node.driver.tick()
     while node.store.wheel is None:
         node.driver.do(node.jobs.popleft())
-    assert node.row.beat.verifying == {ONE, OTHER}, "messages are taken before old wheels are known"
+    assert node.row.heartbeat.verifying == {ONE, OTHER}, (
+        "messages are taken before old wheels are known"
+    )
     callers = slowly(node, disk, "n1.2")
     assert_not_held(node, callers)
-    assert node.row.beat.wheels[OTHER].applied == SECONDS
+    assert node.row.heartbeat.wheels[OTHER].applied == SECONDS
 
 
 def test_deleting_a_wheel_holds_up_nobody(disk: SlowDisk) -> None:

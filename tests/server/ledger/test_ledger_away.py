@@ -88,8 +88,8 @@ def report(server: ServerProcess) -> pb.LedgerReport:
 
 def ledger_seq(server: ServerProcess) -> int:
     """Up to where the ledger of the first wheel counts as published."""
-    beat = server.cleaner.beat()
-    told = None if beat is None else beat.wheels.get(ONE)
+    heartbeat = server.cleaner.heartbeat()
+    told = None if heartbeat is None else heartbeat.wheels.get(ONE)
     return 0 if told is None else told.ledger_seq
 
 

@@ -173,9 +173,9 @@ def _send_until_killed(server: ServerProcess, acknowledged: set[str], *, files: 
 
 def _open_wheels(server: ServerProcess) -> set[str]:
     """But for the spare."""
-    beat = server.cleaner.beat()
+    heartbeat = server.cleaner.heartbeat()
     wheels = server.cleaner.state.wheels.items()
-    spare = None if beat is None else beat.spare
+    spare = None if heartbeat is None else heartbeat.spare
     return {str(wheel) for wheel, record in wheels if record.closed_at is None and wheel != spare}
 
 

@@ -10,7 +10,7 @@ from delaywheel.identity import WheelId
 from delaywheel.seqset import SeqSet
 from delaywheel_replica.core.protocol.control import REMOVED, NodeRecord, WheelRecord
 from delaywheel_replica.core.protocol.frames import FrameSet
-from delaywheel_replica.core.protocol.heartbeat import Beat, Heard, WheelBeat
+from delaywheel_replica.core.protocol.heartbeat import Heard, Heartbeat, WheelHeartbeat
 from delaywheel_replica.core.protocol.status_files import (
     CleanerStatus,
     PeerSight,
@@ -30,18 +30,20 @@ MEMBERS = {"n1": "s1", "n2": "s2", "n3": "s3"}
 NOW_MS = 10_000_000
 
 
-def held(applied: int, high_watermark: int, *lacking: int, ledger: int = 0) -> WheelBeat:
-    return WheelBeat(applied, high_watermark, 0, 0, ledger, 0, SeqSet.of(lacking))
+def held(applied: int, high_watermark: int, *lacking: int, ledger: int = 0) -> WheelHeartbeat:
+    return WheelHeartbeat(applied, high_watermark, 0, 0, ledger, 0, SeqSet.of(lacking))
 
 
-def beat_of(node: str, storage: str | None = None, **wheels: WheelBeat) -> Beat:
+def heartbeat_of(node: str, storage: str | None = None, **wheels: WheelHeartbeat) -> Heartbeat:
     named = {WheelId.parse(name.replace("_", ".")): told for name, told in wheels.items()}
     storage = storage or f"s{node[1:]}"
-    return Beat(node, storage, "b", 0, None, None, 6, draining=False, complete=True, wheels=named)
+    return Heartbeat(
+        node, storage, "b", 0, None, None, 6, draining=False, complete=True, wheels=named
+    )
 
 
-def status_of(own: Beat, *peers: Beat, heard_ago_ms: int = 0) -> ServerStatus:
-    sights = {beat.node: PeerSight(beat, NOW_MS - heard_ago_ms) for beat in peers}
+def status_of(own: Heartbeat, *peers: Heartbeat, heard_ago_ms: int = 0) -> ServerStatus:
+    sights = {heartbeat.node: PeerSight(heartbeat, NOW_MS - heard_ago_ms) for heartbeat in peers}
     return ServerStatus(own, 1, NOW_MS, peers=sights)
 
 
@@ -53,8 +55,8 @@ def cleaner_of(records: dict[WheelId, int | None], **changes: object) -> Cleaner
 
 
 def test_own_wheels_are_published_as_far_as_they_are_acknowledged_or_closed() -> None:
-    beat = replace(
-        beat_of("n1"),
+    heartbeat = replace(
+        heartbeat_of("n1"),
         open=OPEN,
         spare=SPARE,
         wheels={
@@ -68,7 +70,7 @@ def test_own_wheels_are_published_as_far_as_they_are_acknowledged_or_closed() ->
     )
     lost = FrameSet.of({(ENDED, 5), (ENDED, 6)})
     cleaner = cleaner_of({CLOSED: 9, ENDED: 6, LEFT: None}, lost=lost)
-    status = ServerStatus(beat, 1, 0)
+    status = ServerStatus(heartbeat, 1, 0)
     found = publishable(status, cleaner, leads=False, heard_for_ms=0)
     assert found == {
         OPEN: Publishable(7, told_seq=3),
@@ -86,7 +88,7 @@ def test_own_wheels_are_published_as_far_as_they_are_acknowledged_or_closed() ->
     }
 
 
-LEADER = beat_of("n1", n2_1=held(9, 4, ledger=4), n2_2=held(3, 3))
+LEADER = heartbeat_of("n1", n2_1=held(9, 4, ledger=4), n2_2=held(3, 3))
 ENDS = {THEIRS: 9, THEIR_OPEN: None}
 MINE = {THEIRS: Publishable(9, told_seq=4, born_ms=70_000, is_sole=False)}
 
@@ -94,28 +96,28 @@ MINE = {THEIRS: Publishable(9, told_seq=4, born_ms=70_000, is_sole=False)}
 @pytest.mark.parametrize(
     ("status", "heard_for_ms", "is_lost"),
     [
-        (status_of(LEADER, beat_of("n2")), LOST_MS, False),
-        (status_of(LEADER, beat_of("n2"), heard_ago_ms=LOST_MS - 1), 2 * LOST_MS, False),
-        (status_of(LEADER, beat_of("n2"), heard_ago_ms=LOST_MS), 2 * LOST_MS, True),
+        (status_of(LEADER, heartbeat_of("n2")), LOST_MS, False),
+        (status_of(LEADER, heartbeat_of("n2"), heard_ago_ms=LOST_MS - 1), 2 * LOST_MS, False),
+        (status_of(LEADER, heartbeat_of("n2"), heard_ago_ms=LOST_MS), 2 * LOST_MS, True),
         # Never heard: the server may have started just now.
         (status_of(LEADER), LOST_MS - 1, False),
         (status_of(LEADER), LOST_MS, True),
         # It runs on another folder: the wheel's is gone, or elsewhere.
-        (status_of(LEADER, beat_of("n2", "other")), 0, True),
+        (status_of(LEADER, heartbeat_of("n2", "other")), 0, True),
         # One link is down, and somebody else hears it.
         (
-            status_of(LEADER, replace(beat_of("n3"), heard={"n2": Heard("b", 100)})),
+            status_of(LEADER, replace(heartbeat_of("n3"), heard={"n2": Heard("b", 100)})),
             LOST_MS,
             False,
         ),
         # What others heard long ago says nothing of what this one could hear itself.
         (
-            status_of(LEADER, replace(beat_of("n3"), heard={"n2": Heard("b", 2 * LOST_MS)})),
+            status_of(LEADER, replace(heartbeat_of("n3"), heard={"n2": Heard("b", 2 * LOST_MS)})),
             LOST_MS - 1,
             False,
         ),
         (
-            status_of(LEADER, replace(beat_of("n3"), heard={"n2": Heard("b", 2 * LOST_MS)})),
+            status_of(LEADER, replace(heartbeat_of("n3"), heard={"n2": Heard("b", 2 * LOST_MS)})),
             LOST_MS,
             True,
         ),
@@ -135,7 +137,7 @@ def test_the_leaders_node_publishes_for_a_lost_one(
 def test_of_a_node_that_never_comes_back_nothing_is_waited_for(storage: str) -> None:
     cleaner = cleaner_of(ENDS)
     cleaner = replace(cleaner, nodes={**cleaner.nodes, "n2": NodeRecord(storage, 9)})
-    status = status_of(LEADER, beat_of("n2"))
+    status = status_of(LEADER, heartbeat_of("n2"))
     assert publishable(status, cleaner, leads=True, heard_for_ms=0) == MINE
 
 

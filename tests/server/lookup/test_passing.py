@@ -28,7 +28,7 @@ from delaywheel_replica.server.lookup.queries import Queries
 from delaywheel_replica.server.node.calls_to_nodes import Passing, Silent, was_passed
 from delaywheel_replica.server.node.node_view import NodeView
 from delaywheel_replica.server.node.refusals import Refusal, RefusedError, abort
-from support.core.values import beat
+from support.core.values import heartbeat
 
 NOW_MS = 50_000
 REQUEST = pb.CancelRequest(message=pb.MessageRef(handle=f"n2.1:5:{7:032x}"))
@@ -103,9 +103,9 @@ def view_of(
 ) -> NodeView:
     """Node n1, which hears n2."""
     office = Office(7) if leads else None
-    told = replace(beat("n2"), office=office, complete=is_complete)
+    told = replace(heartbeat("n2"), office=office, complete=is_complete)
     other = PeerSight(told, NOW_MS - heard_ago_ms)
-    status = ServerStatus(beat("n1"), 1, NOW_MS, peers={"n2": other})
+    status = ServerStatus(heartbeat("n1"), 1, NOW_MS, peers={"n2": other})
     state = PeerState(Connection.CONNECTED, 0, "127.0.0.1:1", client_address=address)
     return NodeView(status=lambda: status, peers=lambda: {"n2": state})
 

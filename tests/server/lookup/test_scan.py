@@ -31,7 +31,7 @@ from delaywheel_replica.server.lookup.scan import Found, Scanner
 from delaywheel_replica.server.node.node_view import Cleaner, NodeView, monotonic_ms
 from delaywheel_replica.server.node.refusals import RefusedError
 from sim.machine.disk import Fault, SimulatedDisk, SimulatedFile
-from support.core.values import beat, wheel_beat, wheel_record_of
+from support.core.values import heartbeat, wheel_heartbeat, wheel_record_of
 from support.wheels.messages import BASE_SLOT, Message, columns_of, message
 
 A1, B1 = WheelId("a", 1), WheelId("b", 1)
@@ -106,8 +106,8 @@ class Site:
         return await self.queries.find(reference_of(named))
 
     def _status(self) -> ServerStatus:
-        wheels = {wheel: wheel_beat(applied) for wheel, applied in self.applied.items()}
-        return ServerStatus(beat("a", open_=A1, wheels=wheels), 1, monotonic_ms())
+        wheels = {wheel: wheel_heartbeat(applied) for wheel, applied in self.applied.items()}
+        return ServerStatus(heartbeat("a", open_=A1, wheels=wheels), 1, monotonic_ms())
 
 
 @pytest.fixture

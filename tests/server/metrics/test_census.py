@@ -10,7 +10,7 @@ from delaywheel.identity import WheelId
 from delaywheel.storage.folder.disk import PosixDisk
 from delaywheel_replica.server.metrics.census import Census
 from delaywheel_replica.server.node.pending_topics import PendingTopics
-from support.core.values import beat
+from support.core.values import heartbeat
 from support.server.server_process import wait_until
 
 DATA = Path(__file__).parents[2] / "golden" / "node-3"
@@ -32,7 +32,7 @@ def test_wheels_that_no_beat_tells_of_yet_are_counted(
 ) -> None:
     pending = PendingTopics(7 * 86_400, LEAST_SLOT)
     census = Census(PosixDisk(), DATA, pending)
-    census.start(beat(node, open_=open_, wheels={}))
+    census.start(heartbeat(node, open_=open_, wheels={}))
     wait_until("it is counted", lambda: pending.read(LEAST_SLOT) == expected or None)
     census.stop()
     assert pending.read(LEAST_SLOT) == expected

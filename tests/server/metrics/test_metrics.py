@@ -197,7 +197,7 @@ def test_wheels_watermark_and_peers() -> None:
 def test_a_peer_that_has_nothing_of_the_open_wheel_is_behind_by_all_of_it() -> None:
     status = server_status()
     for sight in status.peers.values():
-        sight.beat.wheels.clear()  # type: ignore[attr-defined]  # a dict, for tests
+        sight.heartbeat.wheels.clear()  # type: ignore[attr-defined]  # a dict, for tests
     assert labelled(facts(server=status), "peer_lag_frames") == {("b",): 20}
     assert labelled(facts(server=status), "mirror_lag_frames") == {}
 

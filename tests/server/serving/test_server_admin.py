@@ -53,4 +53,4 @@ def _replaced(server: ServerProcess) -> pb.DescribeClusterResponse | None:
 
 
 def _storage(server: ServerProcess) -> str:
-    return wait_until("it tells of itself", server.cleaner.beat).storage
+    return wait_until("it tells of itself", server.cleaner.heartbeat).storage

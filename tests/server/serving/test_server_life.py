@@ -24,7 +24,7 @@ from delaywheel.storage.frames.format import Frame, decode_header
 from delaywheel.storage.reading.reader import WheelReader
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.protocol.control import unregister_records
-from delaywheel_replica.core.protocol.heartbeat import WheelBeat
+from delaywheel_replica.core.protocol.heartbeat import WheelHeartbeat
 from delaywheel_replica.link import AskTopic
 from delaywheel_replica.server import serving
 from support.server.server_process import ServerProcess, wait_until
@@ -140,8 +140,8 @@ def test_a_spare_accepts_while_kafka_is_away(server: ServerProcess) -> None:
 
     def told_again() -> bool:
         """Its row may still be that of the life before."""
-        beat = server.cleaner.beat()
-        return beat is not None and (beat.start, beat.count > 1) == (2, True)
+        heartbeat = server.cleaner.heartbeat()
+        return heartbeat is not None and (heartbeat.start, heartbeat.count > 1) == (2, True)
 
     wait_until("it tells", told_again)
     # A second restart without Kafka finds no spare: refused, and nothing is opened twice.
@@ -289,8 +289,8 @@ def test_the_spares_seal_moves_and_is_durable_when_told(server: ServerProcess) -
     wait_until("a spare", lambda: state(server).spare is not None)
 
     def told() -> int | None:
-        beat = server.cleaner.beat()
-        spare = beat.wheels.get(TWO) if beat is not None else None
+        heartbeat = server.cleaner.heartbeat()
+        spare = heartbeat.wheels.get(TWO) if heartbeat is not None else None
         return spare.seal_slot if spare is not None and spare.seal_slot else None
 
     first = wait_until("a seal", told)
@@ -305,9 +305,11 @@ def test_a_seal_is_told_of_the_open_wheel_with_its_last_seq(server: ServerProces
     server.cleaner.passes_time = True
 
     def sealed() -> bool:
-        beat = server.cleaner.beat()
+        heartbeat = server.cleaner.heartbeat()
         return (
-            beat is not None and beat.wheels[ONE].seal_slot > 0 and beat.wheels[ONE].seal_seq == 1
+            heartbeat is not None
+            and heartbeat.wheels[ONE].seal_slot > 0
+            and heartbeat.wheels[ONE].seal_seq == 1
         )
 
     wait_until("a seal", sealed)
@@ -319,8 +321,8 @@ def test_the_ledger_is_published_and_told(server: ServerProcess) -> None:
         server.produce(row(id_))
 
     def told() -> bool:
-        beat = server.cleaner.beat()
-        return beat is not None and beat.wheels[ONE].ledger_seq == 20
+        heartbeat = server.cleaner.heartbeat()
+        return heartbeat is not None and heartbeat.wheels[ONE].ledger_seq == 20
 
     wait_until("published", told)
     assert sorted(published(server.data)) == sorted(ids)
@@ -422,11 +424,11 @@ def _final_seq(server: ServerProcess) -> int | None:
 
 
 def _is_published(server: ServerProcess, seq: int) -> bool:
-    beat = server.cleaner.beat()
-    return beat is not None and beat.wheels[ONE].ledger_seq == seq
+    heartbeat = server.cleaner.heartbeat()
+    return heartbeat is not None and heartbeat.wheels[ONE].ledger_seq == seq
 
 
-def _told(server: ServerProcess) -> WheelBeat:
-    beat = server.cleaner.beat()
-    assert beat is not None
-    return beat.wheels[ONE]
+def _told(server: ServerProcess) -> WheelHeartbeat:
+    heartbeat = server.cleaner.heartbeat()
+    assert heartbeat is not None
+    return heartbeat.wheels[ONE]

@@ -83,13 +83,16 @@ def _too_many(world: World, node: SimNode) -> Iterator[str]:
 
 def _too_much_told(world: World, name: str, row: ServerStatus) -> Iterator[str]:
     nodes = len(world.nodes)
-    beats = [row.beat, *(sight.beat for sight in row.peers.values())]
-    length, wheels = len(json.dumps(row.to_json())), max(len(beat.wheels) for beat in beats)
+    heartbeats = [row.heartbeat, *(sight.heartbeat for sight in row.peers.values())]
+    length, wheels = (
+        len(json.dumps(row.to_json())),
+        max(len(heartbeat.wheels) for heartbeat in heartbeats),
+    )
     if length > ROW_BYTES + nodes * (ROW_BYTES_A_NODE + wheels * ROW_BYTES_A_WHEEL):
         yield f"{name}'s row of {wheels} wheels has {length} bytes"
     if len(row.answers) > nodes * nodes:
         yield f"{name} tells {len(row.answers)} answers"
-    for wheel, told in row.beat.wheels.items():
+    for wheel, told in row.heartbeat.wheels.items():
         spans = len(told.lacking.spans)
         if spans > MAX_LACKING:
             yield f"{name} tells {spans} spans of {wheel} to be lacking"

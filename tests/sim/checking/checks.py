@@ -196,7 +196,7 @@ class Checks:
         """What a member held in the boots that its origin may know: the last, or the one heard."""
         sim = self._world.nodes[member]
         row = origin.server_row()
-        heard = None if row is None else row.beat.heard.get(member)
+        heard = None if row is None else row.heartbeat.heard.get(member)
         boots = {sim.boot, sim.boot if heard is None else heard.boot}
         return max(self._truth.had[storage, boot, wheel] for boot in boots)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from delaywheel.identity import WheelId
 from delaywheel.storage.folder import layout
-from delaywheel_replica.core.protocol.heartbeat import Beat
+from delaywheel_replica.core.protocol.heartbeat import Heartbeat
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role
 from sim.checking.book import Fate
 
@@ -25,7 +25,7 @@ def why_not_drained(world: World) -> list[str]:
         row = node.server_row()
         if row is None:
             return [f"{node.name} is not up"]
-        why += _node_left(world, node, row.beat)
+        why += _node_left(world, node, row.heartbeat)
     return why or list(_control_left(world))
 
 
@@ -48,18 +48,18 @@ def _leader_missing(world: World) -> Iterator[str]:
         yield f"leaders are {leaders}"
 
 
-def _node_left(world: World, node: SimNode, beat: Beat) -> Iterator[str]:
+def _node_left(world: World, node: SimNode, heartbeat: Heartbeat) -> Iterator[str]:
     """What a node has still to do."""
     name = node.name
-    if beat.open is None or beat.spare is None:
-        yield f"{name} has open {beat.open}, spare {beat.spare}"
-    if not beat.complete:
+    if heartbeat.open is None or heartbeat.spare is None:
+        yield f"{name} has open {heartbeat.open}, spare {heartbeat.spare}"
+    if not heartbeat.complete:
         yield f"{name} is incomplete"
-    lacking = {str(wheel): told.lacking for wheel, told in beat.wheels.items() if told.lacking}
+    lacking = {str(wheel): told.lacking for wheel, told in heartbeat.wheels.items() if told.lacking}
     if lacking:
         yield f"{name} lacks {lacking}"
     foreign = sorted(
-        str(wheel) for wheel in beat.wheels if wheel not in world.checks.control.wheels
+        str(wheel) for wheel in heartbeat.wheels if wheel not in world.checks.control.wheels
     )
     if foreign:
         yield f"{name} keeps {foreign}, which are not registered"
@@ -76,9 +76,9 @@ def _control_left(world: World) -> Iterator[str]:
     """What the leader has still to do."""
     control = world.checks.control
     named: set[WheelId] = set()
-    beats = {node.name: row.beat for node in world.living() if (row := node.server_row())}
-    for beat in beats.values():
-        named.update(beat.named)
+    heartbeats = {node.name: row.heartbeat for node in world.living() if (row := node.server_row())}
+    for heartbeat in heartbeats.values():
+        named.update(heartbeat.named)
     left = sorted(str(wheel) for wheel in control.wheels if wheel not in named)
     if left:
         yield f"wheels {left} are registered and not in use"
@@ -86,17 +86,18 @@ def _control_left(world: World) -> Iterator[str]:
         yield f"rescheduled and not settled are {sorted(control.reschedules)}"
     if control.lost:
         yield f"lost frames are kept: {sorted(map(str, control.lost))}"
-    for beat in beats.values():
-        if beat.open is None:
+    for heartbeat in heartbeats.values():
+        if heartbeat.open is None:
             continue
-        last = beat.wheels[beat.open].applied
+        last = heartbeat.wheels[heartbeat.open].applied
         behind = [
             other.node
-            for other in beats.values()
-            if last and (beat.open not in other.wheels or other.wheels[beat.open].prefix < last)
+            for other in heartbeats.values()
+            if last
+            and (heartbeat.open not in other.wheels or other.wheels[heartbeat.open].prefix < last)
         ]
         if behind:
-            yield f"{behind} do not hold {beat.open} up to {last}"
+            yield f"{behind} do not hold {heartbeat.open} up to {last}"
     last_slot = max((frame.slot for frame in world.truth.live(world.checks.floor)), default=None)
     if last_slot is not None:
         yield f"floor {world.checks.floor} is not above slot {last_slot}"

@@ -35,9 +35,9 @@ from delaywheel_replica.core.protocol.control import (
     WheelRecord,
     wheel_record,
 )
-from delaywheel_replica.core.protocol.heartbeat import Beat, Fence, FenceAnswer
+from delaywheel_replica.core.protocol.heartbeat import Fence, FenceAnswer, Heartbeat
 from delaywheel_replica.core.protocol.quorum import high_watermark
-from support.core.values import beat, wheel_beat
+from support.core.values import heartbeat, wheel_heartbeat
 
 WHEEL = WheelId("a", 1)
 NODES = ("a", "b", "c", "d", "e")
@@ -365,20 +365,20 @@ def takeable_by_any(
 ) -> int:
     """Up to where one of the nodes may take the wheel, if it leads and has heard from all."""
     nodes = NODES[: len(applied)]
-    beats = {
-        node: _beat(node, SECOND if new else FIRST, held, acknowledged)
+    heartbeats = {
+        node: _heartbeat(node, SECOND if new else FIRST, held, acknowledged)
         for node, held, new in zip(nodes, applied, replaced, strict=True)
     }
     record = WheelRecord(
         dict.fromkeys(nodes, FIRST), min_insync, seal_slot=0, closed_at=None if end == OPEN else end
     )
     state = ControlState(wheels={WHEEL: record})
-    return max(takeable(state, own, beats)[WHEEL] for own in beats.values())
+    return max(takeable(state, own, heartbeats)[WHEEL] for own in heartbeats.values())
 
 
-def _beat(node: str, storage: str, applied: int, high_watermark: int) -> Beat:
-    told = replace(wheel_beat(applied), high_watermark=high_watermark)
-    return beat(node, storage=storage, wheels={WHEEL: told})
+def _heartbeat(node: str, storage: str, applied: int, high_watermark: int) -> Heartbeat:
+    told = replace(wheel_heartbeat(applied), high_watermark=high_watermark)
+    return heartbeat(node, storage=storage, wheels={WHEEL: told})
 
 
 @cache
@@ -396,7 +396,7 @@ def ends(
     """
     nodes = NODES[: len(answers)]
     record = WheelRecord(dict.fromkeys(nodes, FIRST), min_insync, seal_slot=0, fill=fill)
-    everyone = {node: _beat(node, FIRST, 99, 0) for node in nodes}
+    everyone = {node: _heartbeat(node, FIRST, 99, 0) for node in nodes}
     found = set()
     for committed in product(*[(False, True) if again else (False,) for again in replaced]):
         known = {

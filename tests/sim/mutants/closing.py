@@ -12,7 +12,7 @@ from delaywheel_replica.core.leader.closing import Close, Closing, HoldersWanted
 from delaywheel_replica.core.protocol import control
 from delaywheel_replica.core.protocol.control import ControlRecord, ControlState, WheelRecord
 from delaywheel_replica.core.protocol.frames import FrameRange
-from delaywheel_replica.core.protocol.heartbeat import Beat, FenceAnswer
+from delaywheel_replica.core.protocol.heartbeat import FenceAnswer, Heartbeat
 from delaywheel_replica.core.protocol.quorum import required_answers
 from sim.mutants.mutant import Mutant, Patch, everywhere, instead
 
@@ -24,13 +24,13 @@ def least_answer() -> list[Patch]:
         wheel: WheelId,
         state: ControlState,
         answers: Collection[FenceAnswer],
-        beats: Mapping[str, Beat],
+        heartbeats: Mapping[str, Heartbeat],
         *,
         taken: int,
     ) -> Closing:
         least = min((a.applied.get(wheel, 0) for a in answers if a.covers(wheel)), default=0)
         cut = [replace(a, applied={**a.applied, wheel: least}) for a in answers]
-        return real(wheel, state, cut, beats, taken=taken)
+        return real(wheel, state, cut, heartbeats, taken=taken)
 
     return [everywhere(real, at_the_least)]
 
@@ -90,8 +90,8 @@ def closes_what_too_few_hold() -> list[Patch]:
 
 
 def closes_what_is_named() -> list[Patch]:
-    def is_left(state: ControlState, _wheel: WheelId, beat: Beat | None) -> bool:
-        return beat is not None and closing.is_registered(state, beat)
+    def is_left(state: ControlState, _wheel: WheelId, heartbeat: Heartbeat | None) -> bool:
+        return heartbeat is not None and closing.is_registered(state, heartbeat)
 
     return [instead(closing, "_is_left", is_left)]
 

@@ -23,7 +23,7 @@ from delaywheel_replica.core.member.prevote import Prevote
 from delaywheel_replica.core.node.events import DiskState, Effect, Held, Send, Sweep
 from delaywheel_replica.core.node.known import Registry
 from delaywheel_replica.core.protocol import quorum
-from delaywheel_replica.core.protocol.heartbeat import Beat, Fence, FenceAnswer
+from delaywheel_replica.core.protocol.heartbeat import Fence, FenceAnswer, Heartbeat
 from delaywheel_replica.core.protocol.messages import Frames, Vote
 from delaywheel_replica.core.wheels import fencing as promises
 from delaywheel_replica.core.wheels import mirroring
@@ -165,10 +165,10 @@ def crash_leaves_members_complete() -> list[Patch]:
 
 
 def complete_again_by_the_high_watermark() -> list[Patch]:
-    def heard(self: Completeness, beat: Beat) -> None:
-        for wheel in beat.named:
-            if wheel in beat.wheels:
-                self._targets.setdefault(wheel, beat.wheels[wheel].high_watermark)
+    def heard(self: Completeness, heartbeat: Heartbeat) -> None:
+        for wheel in heartbeat.named:
+            if wheel in heartbeat.wheels:
+                self._targets.setdefault(wheel, heartbeat.wheels[wheel].high_watermark)
 
     return [instead(Completeness, "heard", heard)]
 

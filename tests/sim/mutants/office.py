@@ -116,8 +116,8 @@ def believes_old_rows() -> list[Patch]:
 
 
 def compares_no_progress() -> list[Patch]:
-    tell = OwnHeartbeat.beat
-    return [instead(OwnHeartbeat, "beat", lambda self: replace(tell(self), reached=None))]
+    tell = OwnHeartbeat.heartbeat
+    return [instead(OwnHeartbeat, "heartbeat", lambda self: replace(tell(self), reached=None))]
 
 
 OFFICE = {

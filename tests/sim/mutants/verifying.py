@@ -7,7 +7,7 @@ from typing import Any
 
 from delaywheel_replica.core.leader import holders as holding
 from delaywheel_replica.core.member.own_heartbeat import OwnHeartbeat
-from delaywheel_replica.core.protocol.heartbeat import Beat
+from delaywheel_replica.core.protocol.heartbeat import Heartbeat
 from delaywheel_replica.core.wheels.verifying import Verifying
 from sim.mutants.mutant import Mutant, Patch, everywhere, instead
 
@@ -17,23 +17,23 @@ def fences_are_answered() -> list[Patch]:
 
 
 def complete_while_it_verifies() -> list[Patch]:
-    real = OwnHeartbeat.beat
+    real = OwnHeartbeat.heartbeat
 
-    def beat(self: OwnHeartbeat) -> Beat:
+    def heartbeat(self: OwnHeartbeat) -> Heartbeat:
         return replace(real(self), complete=self._known.is_complete)
 
-    return [instead(OwnHeartbeat, "beat", beat)]
+    return [instead(OwnHeartbeat, "heartbeat", heartbeat)]
 
 
 def holds_what_was_taken() -> list[Patch]:
     real = holding.held_prefix
 
-    def held_prefix(state: Any, wheel: Any, beat: Beat) -> int:
+    def held_prefix(state: Any, wheel: Any, heartbeat: Heartbeat) -> int:
         taken = 0 if state.progress is None else state.progress.seq(wheel)
         return (
-            max(taken, real(state, wheel, beat))
-            if wheel in beat.verifying
-            else real(state, wheel, beat)
+            max(taken, real(state, wheel, heartbeat))
+            if wheel in heartbeat.verifying
+            else real(state, wheel, heartbeat)
         )
 
     return [everywhere(real, held_prefix)]

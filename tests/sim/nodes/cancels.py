@@ -14,7 +14,7 @@ import numpy as np
 
 from delaywheel.storage.frames.columns import Columns
 from delaywheel.storage.frames.format import Kind
-from delaywheel_replica.core.election.eligibility import heard_beats
+from delaywheel_replica.core.election.eligibility import heard_heartbeats
 from delaywheel_replica.core.leader.cancel import (
     CancelDecision,
     CancelView,
@@ -163,7 +163,7 @@ class Cancels:
         status, row = self._server.cleaner_row, self._server.row
         if status is None or row is None:
             return CancelDecision.WAIT
-        if not holds_progress(status.control, self._server.driver.status().beat):
+        if not holds_progress(status.control, self._server.driver.status().heartbeat):
             return CancelDecision.WAIT
         return after_writing(self.sight(key, self.find(key), confirmed=True))
 
@@ -207,10 +207,10 @@ class Cancels:
             return True
         node, network = server.node.name, server.world.network
         answers = []
-        for name, beat in heard_beats(server.driver.status(), server.now_ms()).items():
+        for name, heartbeat in heard_heartbeats(server.driver.status(), server.now_ms()).items():
             peer = server.world.nodes[name].server
             is_cut = network.is_blocked(node, name) or network.is_blocked(name, node)
-            if peer is not None and beat.complete and not (is_cut or peer.process.paused):
+            if peer is not None and heartbeat.complete and not (is_cut or peer.process.paused):
                 answers.append(peer.has_none(key))
         return False not in answers and answers.count(True) >= wanted
 
@@ -237,14 +237,14 @@ class Cancels:
         if status is None or self._server.row is None or (status.floor or 0) > slot:
             return Found()
         row = self._server.driver.status()
-        heard = heard_beats(row, self._server.now_ms())
+        heard = heard_heartbeats(row, self._server.now_ms())
         registry = ControlState(wheels=status.wheels, lost=status.lost)
-        limits = {wheel: beat.applied for wheel, beat in row.beat.wheels.items()}
+        limits = {wheel: heartbeat.applied for wheel, heartbeat in row.heartbeat.wheels.items()}
         open_wheel = self._server.store.wheel
         if open_wheel is not None:
             limits[open_wheel.wheel] = open_wheel.last_seq
         found = self._scanner.find(slot, id_, limits, due_ms, lost=status.lost)
-        found.complete = found.complete and knows_all(registry, row.beat, heard)
+        found.complete = found.complete and knows_all(registry, row.heartbeat, heard)
         return found
 
 

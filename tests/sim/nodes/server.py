@@ -24,7 +24,7 @@ from delaywheel_replica.core.member.member import Member
 from delaywheel_replica.core.node.events import (
     Acknowledge,
     Broken,
-    DiskTold,
+    DiskReported,
     Effect,
     Event,
     Failed,
@@ -283,7 +283,7 @@ class SimServer:
                 # Also a group that was written in the middle of another job, and not synced.
                 self.world.checks.written(self.node, event.wheel)
                 self.trace("broke", event.wheel, event.cause)
-            case DiskTold():
+            case DiskReported():
                 self.trace("disk", event.state.value)
             case Failed():
                 self.trace("failed", event.effect, event.cause)
@@ -433,13 +433,13 @@ class SimServer:
         if row is None:
             return
         cleaner = self._cancels.leading()
-        for wheel, beat in sorted(row.beat.wheels.items()):
-            if wheel == row.beat.open:
-                self._publish(wheel, beat.high_watermark)
+        for wheel, heartbeat in sorted(row.heartbeat.wheels.items()):
+            if wheel == row.heartbeat.open:
+                self._publish(wheel, heartbeat.high_watermark)
             elif cleaner is not None and wheel in cleaner.wheels:
                 closed_at = cleaner.wheels[wheel].closed_at
                 if closed_at is not None:
-                    self._publish(wheel, min(beat.prefix, closed_at))
+                    self._publish(wheel, min(heartbeat.prefix, closed_at))
             published = self.world.ledger.get(wheel, 0)
             if published > self._published.get(wheel, 0):
                 self._published[wheel] = published

@@ -22,7 +22,7 @@ from delaywheel.storage.folder.node_file import read_boot_id
 from delaywheel.storage.folder.status_file import RowReader, RowWriter
 from delaywheel_replica.cleaner.main import Cleaner
 from delaywheel_replica.config_sources import load_config
-from delaywheel_replica.core.protocol.heartbeat import Beat, Fence, FenceAnswer, WheelBeat
+from delaywheel_replica.core.protocol.heartbeat import Fence, FenceAnswer, Heartbeat, WheelHeartbeat
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role, ServerStatus
 from delaywheel_replica.link import Link, Message, Stop, Topics, Wake
 from support.due.wheels import Sent, Wheels, Written
@@ -155,7 +155,7 @@ class PretendedServer:
                 top_slots[frame.wheel] = max(frame.slot, top_slots.get(frame.wheel, -1))
             seal_slot = now_ms() // 1000 - 5
             own = [*self._old, self._open, self._spare]
-            beat = Beat(
+            heartbeat = Heartbeat(
                 node=NODE,
                 storage=STORAGE,
                 boot=read_boot_id(),
@@ -166,7 +166,7 @@ class PretendedServer:
                 draining=self.draining,
                 complete=True,
                 wheels={
-                    wheel: WheelBeat(
+                    wheel: WheelHeartbeat(
                         applied=seqs.get(wheel, 0),
                         high_watermark=seqs.get(wheel, 0),
                         seal_slot=seal_slot,
@@ -179,7 +179,7 @@ class PretendedServer:
                 },
             )
             status = ServerStatus(
-                beat,
+                heartbeat,
                 os.getpid(),
                 time.monotonic_ns() // 1_000_000,
                 answers=self._answers(seqs),

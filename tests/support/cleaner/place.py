@@ -21,7 +21,7 @@ from delaywheel_replica.core.election.machine import ElectionConfig
 from delaywheel_replica.core.leader.duties import Cluster
 from delaywheel_replica.core.leader.pacing import CapLimits
 from delaywheel_replica.core.protocol.control import ControlState
-from delaywheel_replica.core.protocol.heartbeat import Beat, FenceAnswer
+from delaywheel_replica.core.protocol.heartbeat import FenceAnswer, Heartbeat
 from delaywheel_replica.core.protocol.status_files import PeerSight, Role, ServerStatus
 from delaywheel_replica.kafka_settings import KafkaNames
 from sim.kafka.brokers import SimKafka
@@ -29,7 +29,7 @@ from sim.kafka.ports import SimKafkaClient
 from sim.machine.clocks import SimClock
 from sim.machine.scheduler import Scheduler
 from sim.nodes.cleaner import Tasks
-from support.core.values import beat
+from support.core.values import heartbeat
 
 NAMES = KafkaNames("c")
 NODES = ("a", "b", "c")
@@ -74,7 +74,7 @@ class Place:
     """Node a of three, and what its server says of the others.
 
     Attributes:
-        beats: the newest of each node; all drain, so that nobody is given a wheel.
+        heartbeats: the newest of each node; all drain, so that nobody is given a wheel.
         heard: who is heard; the others were when they were last in here.
         agrees: who gives its vote whenever it is asked.
         hears_leader: a leader is heard all the time.
@@ -89,7 +89,9 @@ class Place:
         self.scheduler = Scheduler(1)
         self.kafka = SimKafka(self.scheduler, {"t": 1})
         self.clock = SimClock(self.scheduler)
-        self.beats: dict[str, Beat] = {node: beat(node, draining=True) for node in NODES}
+        self.heartbeats: dict[str, Heartbeat] = {
+            node: heartbeat(node, draining=True) for node in NODES
+        }
         self.heard = {"b", "c"}
         self.agrees: set[str] = set()
         self.hears_leader = False
@@ -144,10 +146,10 @@ class Place:
     def give_wheel(self, node: str, *, hears: str = "") -> WheelId:
         """The leader registers a wheel for a node, which then drains again."""
         heard = dict.fromkeys(hears, 0)
-        self.beats[node] = beat(node, heard=heard)
+        self.heartbeats[node] = heartbeat(node, heard=heard)
         wheel = WheelId(node, 1)
         self.until(lambda: wheel in self.view.state.wheels)
-        self.beats[node] = beat(node, draining=True, open_=wheel, heard=heard)
+        self.heartbeats[node] = heartbeat(node, draining=True, open_=wheel, heard=heard)
         self.until(lambda: not self.view.fences)
         return wheel
 
@@ -163,11 +165,11 @@ class Place:
         self._heard_ms |= dict.fromkeys(self.heard, now_ms)
         wall_ms = self.clock.wall_ms() + self.peers_ahead_ms
         return ServerStatus(
-            beat=self.beats["a"],
+            heartbeat=self.heartbeats["a"],
             pid=1,
             monotonic_ms=now_ms,
             peers={
-                node: PeerSight(replace(self.beats[node], wall_ms=wall_ms), heard_ms)
+                node: PeerSight(replace(self.heartbeats[node], wall_ms=wall_ms), heard_ms)
                 for node, heard_ms in sorted(self._heard_ms.items())
             },
             leader_heard_ms=now_ms if self.hears_leader else None,

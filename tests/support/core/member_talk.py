@@ -5,15 +5,15 @@ from dataclasses import replace
 from delaywheel.identity import WheelId
 from delaywheel.storage.folder.node_state import Spare
 from delaywheel_replica.core.protocol.control import WheelRecord
-from delaywheel_replica.core.protocol.heartbeat import Beat, Heard, WheelBeat
+from delaywheel_replica.core.protocol.heartbeat import Heard, Heartbeat, WheelHeartbeat
 from delaywheel_replica.core.protocol.messages import PeerMessage
 from support.core.member_world import FakeNode, disk_of, record_of
 
 
-def beat_of(node: str, *, boot_heard: str | None = None, **values: object) -> Beat:
+def heartbeat_of(node: str, *, boot_heard: str | None = None, **values: object) -> Heartbeat:
     """A beat of another node, which heard this one if told so."""
     heard = {} if boot_heard is None else {"a": Heard(boot_heard, 0)}
-    beat = Beat(
+    heartbeat = Heartbeat(
         node=node,
         storage=disk_of(node),
         boot=f"boot-{node}",
@@ -27,11 +27,11 @@ def beat_of(node: str, *, boot_heard: str | None = None, **values: object) -> Be
         count=1,
         heard=heard,
     )
-    return replace(beat, **values)  # type: ignore[arg-type]
+    return replace(heartbeat, **values)  # type: ignore[arg-type]
 
 
-def wheel_beat(applied: int, **values: object) -> WheelBeat:
-    return replace(WheelBeat(applied, 0, 0, 0, 0, 0), **values)  # type: ignore[arg-type]
+def wheel_heartbeat(applied: int, **values: object) -> WheelHeartbeat:
+    return replace(WheelHeartbeat(applied, 0, 0, 0, 0, 0), **values)  # type: ignore[arg-type]
 
 
 def messages(node: FakeNode, kind: type[PeerMessage]) -> list[tuple[str, PeerMessage]]:

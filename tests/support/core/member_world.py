@@ -13,7 +13,7 @@ from delaywheel.storage.frames.frame_copy import FrameCopy
 from delaywheel_replica.core.member.member import Admission, Member
 from delaywheel_replica.core.node.events import (
     Acknowledge,
-    CleanerTold,
+    CleanerReported,
     Closed,
     CloseWheel,
     Deleted,
@@ -296,7 +296,7 @@ class FakeNode:
 
     def told(self, status: CleanerStatus | None) -> list[Effect]:
         """The cleaner says something."""
-        return self.step(CleanerTold(status, self.now_ms, self.wall_ms))
+        return self.step(CleanerReported(status, self.now_ms, self.wall_ms))
 
     def write(self, count: int = 1) -> int:
         """Writes frames into the open wheel, if the machine admits it; the last seq, or 0."""
@@ -393,12 +393,12 @@ class FakeNode:
         """What is told of durable things is durable."""
         state = self.store.state
         if isinstance(message, Gossip):
-            beat, spare = message.beat, state.spare
-            assert beat.open in {None, state.open}
-            assert beat.spare == (None if spare is None else spare.wheel)
-            assert spare is None or beat.wheels[spare.wheel].seal_slot == spare.seal_slot
+            heartbeat, spare = message.heartbeat, state.spare
+            assert heartbeat.open in {None, state.open}
+            assert heartbeat.spare == (None if spare is None else spare.wheel)
+            assert spare is None or heartbeat.wheels[spare.wheel].seal_slot == spare.seal_slot
             is_complete = not state.all_incomplete and not state.incomplete
-            assert beat.complete == (is_complete and not beat.verifying)
+            assert heartbeat.complete == (is_complete and not heartbeat.verifying)
         elif isinstance(message, Promise):
             fence = message.answer.fence
             assert state.fenced[fence.origin] >= fence.upto

@@ -10,12 +10,12 @@ from delaywheel.seqset import SeqSet
 from delaywheel_replica.core.protocol.control import Leader, NodeRecord, WheelRecord
 from delaywheel_replica.core.protocol.frames import FrameName, FrameRange, FrameSet
 from delaywheel_replica.core.protocol.heartbeat import (
-    Beat,
     Fence,
     FenceAnswer,
     Heard,
+    Heartbeat,
     Office,
-    WheelBeat,
+    WheelHeartbeat,
 )
 from delaywheel_replica.core.protocol.histogram import Histogram
 from delaywheel_replica.core.protocol.progress import Position, Progress, Reached
@@ -47,7 +47,7 @@ progresses = st.one_of(
     _never_set_back.map(lambda progress: cast("Progress", progress.set_back(-1))),
 )
 wheel_beats = st.builds(
-    WheelBeat,
+    WheelHeartbeat,
     applied=seqs,
     high_watermark=seqs,
     seal_slot=slots,
@@ -64,8 +64,8 @@ offices = st.builds(
     fences=st.lists(fences, max_size=2).map(tuple),
     fills=st.dictionaries(wheel_ids, seqs, max_size=2),
 )
-beats = st.builds(
-    Beat,
+heartbeats = st.builds(
+    Heartbeat,
     node=node_ids,
     storage=st.text(max_size=8),
     boot=st.text(max_size=8),
@@ -105,17 +105,19 @@ frame_sets = st.lists(
 ).map(FrameSet)
 server_statuses = st.builds(
     ServerStatus,
-    beat=beats,
+    heartbeat=heartbeats,
     pid=st.integers(1, 99),
     monotonic_ms=times_ms,
-    peers=st.dictionaries(node_ids, st.builds(PeerSight, beats, st.none() | times_ms), max_size=2),
+    peers=st.dictionaries(
+        node_ids, st.builds(PeerSight, heartbeats, st.none() | times_ms), max_size=2
+    ),
     leader_heard_ms=st.none() | times_ms,
     answers=st.lists(answers, max_size=2).map(tuple),
     votes=st.frozensets(node_ids, max_size=2),
     vote_round=st.integers(0, 9),
     looked_for=frame_sets,
     lacks=st.dictionaries(node_ids, frame_sets, max_size=2),
-    implausible_beats=seqs,
+    implausible_heartbeats=seqs,
 )
 wheel_records = st.dictionaries(node_ids, st.text(max_size=4), min_size=1).flatmap(
     lambda members: st.builds(
@@ -172,7 +174,7 @@ cleaner_statuses = st.builds(
 )
 
 
-def beat(
+def heartbeat(
     node: str = "a",
     *,
     open_: WheelId | None = None,
@@ -180,13 +182,13 @@ def beat(
     last_number: int | None = None,
     draining: bool = False,
     storage: str | None = None,
-    wheels: dict[WheelId, WheelBeat] | None = None,
+    wheels: dict[WheelId, WheelHeartbeat] | None = None,
     wall_ms: int = 0,
     heard: dict[str, int] | None = None,
-) -> Beat:
+) -> Heartbeat:
     """A beat of a node whose storage is named after it; `heard` says how long ago."""
     named = [wheel.number for wheel in (open_, spare) if wheel is not None]
-    return Beat(
+    return Heartbeat(
         node=node,
         storage=f"disk-{node}" if storage is None else storage,
         boot="boot",
@@ -201,7 +203,7 @@ def beat(
     )
 
 
-def wheel_beat(
+def wheel_heartbeat(
     applied: int = 0,
     *,
     seal: tuple[int, int] = (0, 0),
@@ -209,9 +211,9 @@ def wheel_beat(
     top_slot: int = -1,
     lacking: Iterable[int] = (),
     high_watermark: int | None = None,
-) -> WheelBeat:
+) -> WheelHeartbeat:
     """How far a wheel is held; published and acknowledged as far unless told otherwise."""
-    return WheelBeat(
+    return WheelHeartbeat(
         applied=applied,
         high_watermark=applied if high_watermark is None else high_watermark,
         seal_slot=seal[0],

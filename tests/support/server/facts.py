@@ -34,7 +34,7 @@ from delaywheel_replica.server.metrics.processes import Process
 from delaywheel_replica.server.node.counts import Counts
 from delaywheel_replica.server.node.pulse import LAG_BOUNDS_US
 from delaywheel_replica.server.node.refusals import Refusal
-from support.core.values import beat, wheel_beat
+from support.core.values import heartbeat, wheel_heartbeat
 
 NOW_MS = 1_700_000_000_000
 A1, A2, A3, B1, B2 = (WheelId(*name) for name in zip("aaabb", (1, 2, 3, 1, 2), strict=True))
@@ -50,18 +50,20 @@ def tally(bounds_us: tuple[int, ...], *values_us: int) -> Tally:
 
 def server_status() -> ServerStatus:
     """Of node a, which leads; b mirrors it, and was not heard for a second."""
-    own = beat(
+    own = heartbeat(
         "a",
         open_=A2,
         spare=A3,
         wheels={
-            A1: wheel_beat(10),
-            A2: replace(wheel_beat(20), high_watermark=17, ledger_seq=15),
-            A3: wheel_beat(0),
-            B1: wheel_beat(7, lacking=(3, 4)),
+            A1: wheel_heartbeat(10),
+            A2: replace(wheel_heartbeat(20), high_watermark=17, ledger_seq=15),
+            A3: wheel_heartbeat(0),
+            B1: wheel_heartbeat(7, lacking=(3, 4)),
         },
     )
-    other = beat("b", open_=B1, spare=B2, wheels={A2: wheel_beat(18), B1: wheel_beat(9)})
+    other = heartbeat(
+        "b", open_=B1, spare=B2, wheels={A2: wheel_heartbeat(18), B1: wheel_heartbeat(9)}
+    )
     return ServerStatus(
         own, 1, MONOTONIC_MS - 100, peers={"b": PeerSight(other, MONOTONIC_MS - 1_000)}
     )

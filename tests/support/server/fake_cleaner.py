@@ -35,7 +35,7 @@ from delaywheel_replica.core.protocol.control import (
     reschedule_record,
 )
 from delaywheel_replica.core.protocol.frames import NO_FRAMES
-from delaywheel_replica.core.protocol.heartbeat import Beat, Fence, FenceAnswer
+from delaywheel_replica.core.protocol.heartbeat import Fence, FenceAnswer, Heartbeat
 from delaywheel_replica.core.protocol.progress import Progress
 from delaywheel_replica.core.protocol.reschedules import (
     Reschedule,
@@ -177,10 +177,10 @@ class FakeCleaner:
         """The newest row of the server."""
         return self._server_row.read()
 
-    def beat(self) -> Beat | None:
+    def heartbeat(self) -> Heartbeat | None:
         """The newest of the server."""
         status = self.server_status()
-        return None if status is None else status.beat
+        return None if status is None else status.heartbeat
 
     def fence(self, node: str, upto: int) -> None:
         """Wants a promise, and no other about this node any more."""
@@ -219,8 +219,8 @@ class FakeCleaner:
                 elif status is not None and self.nodes > 1:
                     self._register_all(status)
                 elif status is not None:
-                    self._register(status.beat)
-                    self._close(status.beat)
+                    self._register(status.heartbeat)
+                    self._close(status.heartbeat)
                     self._lose(status)
                 self._write_row()
                 if self.stopped.is_set() and not self._open_wheels():
@@ -252,15 +252,15 @@ class FakeCleaner:
         elif isinstance(message, Stop):
             self.stopped.set()
 
-    def _register(self, beat: Beat) -> None:
-        if not self.registers or beat.spare is not None or beat.draining:
+    def _register(self, heartbeat: Heartbeat) -> None:
+        if not self.registers or heartbeat.spare is not None or heartbeat.draining:
             return
         registered = register(
             self.state,
-            beat.node,
-            beat.storage,
-            beat.last_number,
-            members={beat.node: beat.storage, **self.members},
+            heartbeat.node,
+            heartbeat.storage,
+            heartbeat.last_number,
+            members={heartbeat.node: heartbeat.storage, **self.members},
             min_insync=self.min_insync,
             floor=self.state.progress.floor if self.state.progress is not None else 0,
         )
@@ -270,15 +270,15 @@ class FakeCleaner:
 
     def _register_all(self, status: ServerStatus) -> None:
         """Once all were heard of."""
-        beats = [status.beat, *(sight.beat for sight in status.peers.values())]
-        if len(beats) == self.nodes:
-            self.members = {beat.node: beat.storage for beat in beats}
-            for beat in beats:
-                self._register(beat)
+        heartbeats = [status.heartbeat, *(sight.heartbeat for sight in status.peers.values())]
+        if len(heartbeats) == self.nodes:
+            self.members = {heartbeat.node: heartbeat.storage for heartbeat in heartbeats}
+            for heartbeat in heartbeats:
+                self._register(heartbeat)
 
-    def _close(self, beat: Beat) -> None:
+    def _close(self, heartbeat: Heartbeat) -> None:
         """Wants a fence of each wheel to be closed, and closes it at the answer."""
-        for wheel in wheels_to_close(self.state, {beat.node: beat}):
+        for wheel in wheels_to_close(self.state, {heartbeat.node: heartbeat}):
             answer = self.fenced(wheel.node, wheel.number)
             if answer is None:
                 self.fence(wheel.node, wheel.number)
@@ -287,11 +287,11 @@ class FakeCleaner:
 
     def _lose(self, status: ServerStatus) -> None:
         """Commits as lost what should be there, and its only member says that it lacks."""
-        beats = {status.beat.node: status.beat}
+        heartbeats = {status.heartbeat.node: status.heartbeat}
         ends = {wheel: record.closed_at or 0 for wheel, record in self.state.wheels.items()}
-        self._missing = frames_missing(self.state, ends, beats)
-        node, answers = status.beat.node, status.answers
-        sought = Sought(node, beats, answers, status.looked_for, status.lacks)
+        self._missing = frames_missing(self.state, ends, heartbeats)
+        node, answers = status.heartbeat.node, status.answers
+        sought = Sought(node, heartbeats, answers, status.looked_for, status.lacks)
         lost = frames_lost(self.state, ends, sought)
         self.state = self.state.apply_all(lost_records(self.state, lost))
 
@@ -302,8 +302,12 @@ class FakeCleaner:
         self._link.send(Wake())
 
     def _open_wheels(self) -> list[WheelId]:
-        beat = self.beat()
-        return wheels_to_close(self.state, {beat.node: beat}) if beat is not None else []
+        heartbeat = self.heartbeat()
+        return (
+            wheels_to_close(self.state, {heartbeat.node: heartbeat})
+            if heartbeat is not None
+            else []
+        )
 
     def _write_row(self) -> None:
         leads = self.role is Role.LEADING and self.follows is None

@@ -199,7 +199,7 @@ class ServerProcess:
 
     def wait_spare(self) -> None:
         """Waits until the wheel that would be opened next is kept, and told of."""
-        wait_until("a spare", lambda: (beat := self.cleaner.beat()) and beat.spare)
+        wait_until("a spare", lambda: (heartbeat := self.cleaner.heartbeat()) and heartbeat.spare)
 
     def describe(self) -> pb.DescribeClusterResponse:
         """DescribeCluster."""

@@ -15,7 +15,7 @@ to take no more of is wanted up to the committed fill, a closed one up to its en
 any case: without it a leader forwards nothing at all.
 
 A clock is compared as a beat told it, counted on by the time since it came: it is behind by the
-time that the beat was on its way.
+time that the heartbeat was on its way.
 
 Where fewer than three nodes' clocks are known, the brokers' is another one, as a candidate has
 found it with its marks. Of three the median counts. Of two nobody can say which is wrong, so nobody
@@ -30,7 +30,7 @@ from delaywheel.identity import WheelId
 from delaywheel_replica.core.election.events import Reason
 from delaywheel_replica.core.leader.holders import held_prefix
 from delaywheel_replica.core.protocol.control import REMOVED, ControlState, WheelRecord
-from delaywheel_replica.core.protocol.heartbeat import Beat, FenceAnswer
+from delaywheel_replica.core.protocol.heartbeat import FenceAnswer, Heartbeat
 from delaywheel_replica.core.protocol.status_files import ServerStatus
 
 HEARD_MS = 1_000
@@ -43,10 +43,10 @@ BROKER_CLOCK_MS = 60_000
 """What a candidate found of the brokers' clock counts for so long: they may correct it."""
 
 
-def heard_beats(server: ServerStatus, now_ms: int) -> dict[str, Beat]:
+def heard_heartbeats(server: ServerStatus, now_ms: int) -> dict[str, Heartbeat]:
     """Returns the newest heartbeats of the other nodes that are heard directly."""
     return {
-        node: sight.beat
+        node: sight.heartbeat
         for node, sight in sorted(server.peers.items())
         if sight.heard_ms is not None and now_ms - sight.heard_ms < HEARD_MS
     }
@@ -117,17 +117,19 @@ class Eligibility:
             wall_ms: the wall clock.
             broker: the brokers', as it was found last.
         """
-        known = state.nodes.get(server.beat.node)
+        known = state.nodes.get(server.heartbeat.node)
         if known is not None and known.storage == REMOVED:
             return Reason.TAKEN_OUT
-        heard = heard_beats(server, now_ms)
+        heard = heard_heartbeats(server, now_ms)
         self._missing = self._still_missing(state, server, heard, now_ms)
         self.clock_fault = self._clock_fault(server, heard, now_ms, wall_ms, broker)
         if self.clock_fault is not None:
             return Reason.CLOCK_OFF
         lags = any(
             (missing.was_late or missing.is_late(now_ms))
-            and any(held_prefix(state, wheel, beat) >= missing.seq for beat in heard.values())
+            and any(
+                held_prefix(state, wheel, heartbeat) >= missing.seq for heartbeat in heard.values()
+            )
             for wheel, missing in self._missing.items()
         )
         return Reason.HANDED_OVER if lags else None
@@ -135,7 +137,7 @@ class Eligibility:
     def _clock_fault(
         self,
         server: ServerStatus,
-        heard: Mapping[str, Beat],
+        heard: Mapping[str, Heartbeat],
         now_ms: int,
         wall_ms: int,
         broker: BrokerClock | None,
@@ -157,20 +159,20 @@ class Eligibility:
         whose = " and ".join(sorted(clocks))
         way = "ahead of" if off_ms > 0 else "behind"
         return (
-            f"the clock of node {server.beat.node} is {abs(off_ms):,} ms {way} that of {whose}:"
-            " correct the one that is wrong"
+            f"the clock of node {server.heartbeat.node} is {abs(off_ms):,} ms {way}"
+            f" that of {whose}: correct the one that is wrong"
         )
 
     def _still_missing(
-        self, state: ControlState, server: ServerStatus, heard: Mapping[str, Beat], now_ms: int
+        self, state: ControlState, server: ServerStatus, heard: Mapping[str, Heartbeat], now_ms: int
     ) -> dict[WheelId, _Missing]:
         """Keeps a target until it is reached, then takes the newest: under load targets move."""
         missing: dict[WheelId, _Missing] = {}
-        everyone = [server.beat, *heard.values()]
-        own = server.beat.node
+        everyone = [server.heartbeat, *heard.values()]
+        own = server.heartbeat.node
         answers = [answer for answer in server.answers if answer.node == own]
         for wheel, record in state.wheels.items():
-            held = held_prefix(state, wheel, server.beat)
+            held = held_prefix(state, wheel, server.heartbeat)
             before = self._missing.get(wheel)
             taken = 0 if state.progress is None else state.progress.seq(wheel)
             wanted = max(taken, _wanted(wheel, record, answers, everyone))
@@ -186,22 +188,28 @@ def _wanted(
     wheel: WheelId,
     record: WheelRecord,
     answers: Collection[FenceAnswer],
-    beats: Collection[Beat],
+    heartbeats: Collection[Heartbeat],
 ) -> int:
     """Returns the seq up to which a node should hold a wheel by now; `answers` are its own."""
     if record.closed_at is not None:
         return record.closed_at
     if answers and any(answer.covers(wheel) for answer in answers):
         return record.fill
-    told = [beat.wheels[wheel].high_watermark for beat in beats if wheel in beat.wheels]
+    told = [
+        heartbeat.wheels[wheel].high_watermark
+        for heartbeat in heartbeats
+        if wheel in heartbeat.wheels
+    ]
     return max(told, default=0)
 
 
-def _clocks_heard(server: ServerStatus, heard: Mapping[str, Beat], now_ms: int) -> dict[str, int]:
+def _clocks_heard(
+    server: ServerStatus, heard: Mapping[str, Heartbeat], now_ms: int
+) -> dict[str, int]:
     """Returns what the wall clocks of the nodes that are heard show by now."""
     clocks = {}
-    for node, beat in heard.items():
+    for node, heartbeat in heard.items():
         heard_ms = server.peers[node].heard_ms
         assert heard_ms is not None  # or it would not be heard
-        clocks[node] = beat.wall_ms + now_ms - heard_ms
+        clocks[node] = heartbeat.wall_ms + now_ms - heard_ms
     return clocks

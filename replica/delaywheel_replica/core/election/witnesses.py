@@ -5,9 +5,9 @@ progress has come, and the floor. A topic that was lost, or made anew, would be 
 cluster's: its wheels would never be forwarded, and the floor would pass them. One that lost its
 end, in an unclean election or by being restored, would have everything since then forwarded again.
 
-So a topic is held against beats:
+So a topic is held against heartbeats:
 
-| by | when | which beats | what contradicts them |
+| by | when | which heartbeats | what contradicts them |
 |---|---|---|---|
 | a candidate | its own marks stand newest | those of before it began to read | has lost something |
 | a leader | each tick | the newest | was overtaken, or has lost something: it stands by |
@@ -27,15 +27,15 @@ Whoever is merely behind, or was overtaken, therefore never says that something 
 from collections.abc import Mapping
 
 from delaywheel_replica.core.protocol.control import ControlState, NodeRecord
-from delaywheel_replica.core.protocol.heartbeat import Beat
+from delaywheel_replica.core.protocol.heartbeat import Heartbeat
 
 
-def contradiction(state: ControlState, beats: Mapping[str, Beat]) -> str | None:
+def contradiction(state: ControlState, heartbeats: Mapping[str, Heartbeat]) -> str | None:
     """Describes what the control topic lacks although a heartbeat proves it was there.
 
     Args:
         state: what was read, or is committed since.
-        beats: of some nodes; what a node tells of another storage than the known one says nothing
+        heartbeats: of some nodes; those from a storage other than the known one say nothing
             of its number.
     """
     progress = state.progress
@@ -43,19 +43,21 @@ def contradiction(state: ControlState, beats: Mapping[str, Beat]) -> str | None:
         return (
             f"the control topic has {len(state.wheels)} wheels and no progress: part of it is lost"
         )
-    for node, beat in beats.items():
-        known = state.nodes.get(node, NodeRecord(beat.storage, 0))
-        if known.storage == beat.storage and known.last_number < beat.last_number:
+    for node, heartbeat in heartbeats.items():
+        known = state.nodes.get(node, NodeRecord(heartbeat.storage, 0))
+        if known.storage == heartbeat.storage and known.last_number < heartbeat.last_number:
             return (
-                f"node {node} was given wheel {node}.{beat.last_number}, and the control topic"
+                f"node {node} was given wheel {node}.{heartbeat.last_number}, and the control topic"
                 f" knows of none above {known.last_number}: it was lost, or is another cluster's"
             )
         reached = None if progress is None else progress.reached
-        if beat.reached is not None and (reached is None or reached.order < beat.reached.order):
-            return _lost_its_end(node, "progress", beat.reached, reached)
+        if heartbeat.reached is not None and (
+            reached is None or reached.order < heartbeat.reached.order
+        ):
+            return _lost_its_end(node, "progress", heartbeat.reached, reached)
         floor = None if progress is None else progress.floor
-        if beat.floor is not None and (floor is None or floor < beat.floor):
-            return _lost_its_end(node, "floor", beat.floor, floor)
+        if heartbeat.floor is not None and (floor is None or floor < heartbeat.floor):
+            return _lost_its_end(node, "floor", heartbeat.floor, floor)
     return None
 
 

@@ -4,7 +4,7 @@ A registered wheel is to be closed when one of these holds:
 
 | a wheel is | when |
 |---|---|
-| left | its node's newest beat knows its number and uses it neither as open nor as spare |
+| left | its node's newest heartbeat knows its number and uses it neither as open nor as spare |
 | replaced | its node has another storage by now |
 | silent | its node is heard by too few (core/leader/failure_detector.py) |
 | superseded | its node was given a later one with other members, or another W |
@@ -34,7 +34,7 @@ from dataclasses import dataclass, replace
 from delaywheel.identity import WheelId
 from delaywheel_replica.core.leader.holders import member_prefixes
 from delaywheel_replica.core.protocol.control import ControlState, WheelRecord
-from delaywheel_replica.core.protocol.heartbeat import Beat, Fence, FenceAnswer
+from delaywheel_replica.core.protocol.heartbeat import Fence, FenceAnswer, Heartbeat
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ Closing = AnswersWanted | HoldersWanted | Close
 
 
 def wheels_to_close(
-    state: ControlState, beats: Mapping[str, Beat], silent: Collection[str] = ()
+    state: ControlState, heartbeats: Mapping[str, Heartbeat], silent: Collection[str] = ()
 ) -> list[WheelId]:
     """Returns the open wheels that are to be closed, in order.
 
@@ -69,7 +69,7 @@ def wheels_to_close(
 
     Args:
         state: what is committed.
-        beats: the newest beat of each node.
+        heartbeats: the newest heartbeat of each node.
         silent: nodes whose wheels are all given up.
     """
     newest: dict[str, WheelId] = {}
@@ -82,7 +82,7 @@ def wheels_to_close(
         if wheel.node in silent
         or wheel.node not in state.remaining(state.wheels[wheel])
         or not _is_alike(state.wheels[wheel], state.wheels[newest[wheel.node]])
-        or _is_left(state, wheel, beats.get(wheel.node))
+        or _is_left(state, wheel, heartbeats.get(wheel.node))
     ]
 
 
@@ -90,25 +90,25 @@ def _is_alike(record: WheelRecord, newest: WheelRecord) -> bool:
     return record.members == newest.members and record.min_insync == newest.min_insync
 
 
-def _is_left(state: ControlState, wheel: WheelId, beat: Beat | None) -> bool:
-    if beat is None or not is_registered(state, beat):
+def _is_left(state: ControlState, wheel: WheelId, heartbeat: Heartbeat | None) -> bool:
+    if heartbeat is None or not is_registered(state, heartbeat):
         return False
-    if any(named.number <= wheel.number for named in beat.named):
+    if any(named.number <= wheel.number for named in heartbeat.named):
         return False
-    return wheel.number <= beat.last_number
+    return wheel.number <= heartbeat.last_number
 
 
-def is_registered(state: ControlState, beat: Beat) -> bool:
+def is_registered(state: ControlState, heartbeat: Heartbeat) -> bool:
     """Whether a heartbeat comes from the storage that is registered for its node id."""
-    known = state.nodes.get(beat.node)
-    return known is not None and known.storage == beat.storage
+    known = state.nodes.get(heartbeat.node)
+    return known is not None and known.storage == heartbeat.storage
 
 
 def closing(
     wheel: WheelId,
     state: ControlState,
     answers: Collection[FenceAnswer],
-    beats: Mapping[str, Beat],
+    heartbeats: Mapping[str, Heartbeat],
     *,
     taken: int,
 ) -> Closing:
@@ -118,7 +118,7 @@ def closing(
         wheel: to be closed.
         state: what is committed, with what the same transaction has changed already.
         answers: at most one of each node for one origin; a newer one replaces the older.
-        beats: the newest beat of each node.
+        heartbeats: the newest heartbeat of each node.
         taken: V of the wheel as the same transaction leaves it.
     """
     record = state.wheels[wheel]
@@ -132,7 +132,7 @@ def closing(
     if complete < record.required_answers and len(counted) < len(remaining):
         return AnswersWanted()
     final_seq = max([taken, record.fill, *(answer.applied.get(wheel, 0) for answer in counted)])
-    prefixes = member_prefixes(state, wheel, record, beats)
+    prefixes = member_prefixes(state, wheel, record, heartbeats)
     holders = sum(prefix >= final_seq for prefix in prefixes)
     if final_seq > 0 and holders < min(record.min_insync, len(remaining)):
         return HoldersWanted(final_seq)

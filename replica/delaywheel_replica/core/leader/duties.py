@@ -70,7 +70,7 @@ from delaywheel_replica.core.protocol.control import (
     wheel_record,
 )
 from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameSet
-from delaywheel_replica.core.protocol.heartbeat import Beat, Fence, FenceAnswer
+from delaywheel_replica.core.protocol.heartbeat import Fence, FenceAnswer, Heartbeat
 from delaywheel_replica.core.protocol.progress import Progress, SetBackRefusal, first_progress
 
 
@@ -96,7 +96,7 @@ class Situation:
     Attributes:
         now_ms: its wall clock.
         node: its own.
-        beats: the newest beat of each node, its own included.
+        heartbeats: the newest heartbeat of each node, its own included.
         answers: the newest fence answer of each member for each origin.
         looked_for: frames that were looked for.
         lacks: member -> those of them that it does not have.
@@ -114,7 +114,7 @@ class Situation:
 
     now_ms: int
     node: str
-    beats: Mapping[str, Beat]
+    heartbeats: Mapping[str, Heartbeat]
     answers: Collection[FenceAnswer] = ()
     looked_for: FrameSet = NO_FRAMES
     lacks: Mapping[str, FrameSet] = field(default_factory=dict)
@@ -194,8 +194,8 @@ def duties(
     view = FloorView(
         progress=progress,
         wheels=after.wheels,
-        told=seals_told(situation.beats.values()),
-        published=ledger_told(situation.beats.values()),
+        told=seals_told(situation.heartbeats.values()),
+        published=ledger_told(situation.heartbeats.values()),
         lost=after.lost,
         ingress_slot=_ingress_slot(after, situation),
     )
@@ -209,7 +209,7 @@ def duties(
         watch=watch,
         fences=fences_wanted(endings.closings),
         fills=fills_told(state),
-        missing=frames_missing(after, endings.ends, situation.beats),
+        missing=frames_missing(after, endings.ends, situation.heartbeats),
         lost=endings.lost,
         closed=endings.closed,
         unregistered=unregistered,
@@ -288,8 +288,10 @@ def _closings(
     """Returns how far each wheel that has to be closed is."""
     silent = situation.silent if situation.in_office_ms >= SILENT_MS else frozenset()
     return {
-        wheel: closing(wheel, state, situation.answers, situation.beats, taken=progress.seq(wheel))
-        for wheel in wheels_to_close(state, situation.beats, silent)
+        wheel: closing(
+            wheel, state, situation.answers, situation.heartbeats, taken=progress.seq(wheel)
+        )
+        for wheel in wheels_to_close(state, situation.heartbeats, silent)
     }
 
 
@@ -310,7 +312,7 @@ def _lost(state: ControlState, ends: Mapping[WheelId, int], situation: Situation
         return NO_FRAMES
     sought = Sought(
         situation.node,
-        situation.beats,
+        situation.heartbeats,
         situation.answers,
         situation.looked_for,
         situation.lacks,
@@ -332,7 +334,7 @@ def _unregistered(
         for wheel, record in state.wheels.items()
         if record.closed_at is not None
         and progress.seq(wheel) >= record.closed_at
-        and wholly_below(wheel, after, progress.floor, situation.beats)
+        and wholly_below(wheel, after, progress.floor, situation.heartbeats)
     )
 
 
@@ -345,16 +347,16 @@ def _registered(
     if members is None:
         return records, refused
     after = state
-    for node, beat in sorted(situation.beats.items()):
+    for node, heartbeat in sorted(situation.heartbeats.items()):
         if node not in members or node in situation.silent:
             continue
-        if not _wants_wheel(state, beat, members, cluster):
+        if not _wants_wheel(state, heartbeat, members, cluster):
             continue
         answer = register(
             after,
             node,
-            beat.storage,
-            beat.last_number,
+            heartbeat.storage,
+            heartbeat.last_number,
             members=members,
             min_insync=cluster.min_insync,
             floor=floor,
@@ -373,14 +375,14 @@ def _registered(
 
 
 def _wants_wheel(
-    state: ControlState, beat: Beat, members: Mapping[str, str], cluster: Cluster
+    state: ControlState, heartbeat: Heartbeat, members: Mapping[str, str], cluster: Cluster
 ) -> bool:
     """Whether a node needs a spare: it has none, or its spare has outdated members."""
-    if beat.draining:
+    if heartbeat.draining:
         return False
-    if beat.spare is None or not is_registered(state, beat):
+    if heartbeat.spare is None or not is_registered(state, heartbeat):
         return True
-    spare = state.wheels.get(beat.spare)
+    spare = state.wheels.get(heartbeat.spare)
     return spare is not None and (spare.members, spare.min_insync) != (members, cluster.min_insync)
 
 
@@ -390,8 +392,8 @@ def _members(state: ControlState, cluster: Cluster, situation: Situation) -> dic
     for node in cluster.nodes:
         if node in state.nodes:
             members[node] = state.nodes[node].storage
-        elif node in situation.beats:
-            members[node] = situation.beats[node].storage
+        elif node in situation.heartbeats:
+            members[node] = situation.heartbeats[node].storage
         else:
             return None
     return members

@@ -30,7 +30,7 @@ def ages_ms(server: ServerStatus, now_ms: int) -> dict[str, int]:
         now_ms: the monotonic clock.
     """
     ages: dict[str, int] = {}
-    found = [(0, server.beat.node)]
+    found = [(0, server.heartbeat.node)]
     while found:
         age_ms, node = heappop(found)
         if node in ages:
@@ -64,17 +64,17 @@ def silent_nodes(
     return frozenset(
         node
         for node, count in hearers.items()
-        if node != server.beat.node and (count == 0 or count + 1 < required)
+        if node != server.heartbeat.node and (count == 0 or count + 1 < required)
     )
 
 
 def _heard_by(server: ServerStatus, node: str, now_ms: int) -> dict[str, int]:
     """Returns the nodes that a node heard directly, with how long before its newest heartbeat."""
-    if node == server.beat.node:
+    if node == server.heartbeat.node:
         return {
             peer: max(0, now_ms - sight.heard_ms)
             for peer, sight in server.peers.items()
             if sight.heard_ms is not None
         }
     sight = server.peers.get(node)
-    return {} if sight is None else {peer: h.ago_ms for peer, h in sight.beat.heard.items()}
+    return {} if sight is None else {peer: h.ago_ms for peer, h in sight.heartbeat.heard.items()}

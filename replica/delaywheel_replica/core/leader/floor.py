@@ -24,7 +24,7 @@ from delaywheel.identity import WheelId
 from delaywheel_replica.core.leader.holders import held_prefix, member_prefixes
 from delaywheel_replica.core.protocol.control import ControlState, WheelRecord
 from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameSet
-from delaywheel_replica.core.protocol.heartbeat import Beat
+from delaywheel_replica.core.protocol.heartbeat import Heartbeat
 from delaywheel_replica.core.protocol.progress import Progress, time_floor
 from delaywheel_replica.core.protocol.seal import Seal
 
@@ -119,32 +119,32 @@ def floor_after(view: FloorView, watch: FloorWatch, *, late_window_s: int) -> in
     return max(view.progress.floor, min(limits))
 
 
-def seals_told(beats: Iterable[Beat]) -> dict[WheelId, Seal]:
+def seals_told(heartbeats: Iterable[Heartbeat]) -> dict[WheelId, Seal]:
     """Returns each wheel's strongest seal, whichever node reported it and whenever.
 
-    A seal is never broken: what an old beat tells, or one of another storage, is as true.
+    A seal is never broken: what an old heartbeat tells, or one of another storage, is as true.
     """
     told: dict[WheelId, Seal] = {}
-    for beat in beats:
-        for wheel, wheel_beat in beat.wheels.items():
-            seal = wheel_beat.seal
+    for heartbeat in heartbeats:
+        for wheel, wheel_heartbeat in heartbeat.wheels.items():
+            seal = wheel_heartbeat.seal
             known = told.get(wheel)
             if known is None or (seal.slot, -seal.seq) > (known.slot, -known.seq):
                 told[wheel] = seal
     return told
 
 
-def ledger_told(beats: Iterable[Beat]) -> dict[WheelId, int]:
+def ledger_told(heartbeats: Iterable[Heartbeat]) -> dict[WheelId, int]:
     """Returns each wheel's greatest published seq, whichever node reported it."""
     published: dict[WheelId, int] = {}
-    for beat in beats:
-        for wheel, wheel_beat in beat.wheels.items():
-            published[wheel] = max(wheel_beat.ledger_seq, published.get(wheel, 0))
+    for heartbeat in heartbeats:
+        for wheel, wheel_heartbeat in heartbeat.wheels.items():
+            published[wheel] = max(wheel_heartbeat.ledger_seq, published.get(wheel, 0))
     return published
 
 
 def wholly_below(
-    wheel: WheelId, state: ControlState, floor: int, beats: Mapping[str, Beat]
+    wheel: WheelId, state: ControlState, floor: int, heartbeats: Mapping[str, Heartbeat]
 ) -> bool:
     """Whether all of a closed wheel lies below the floor.
 
@@ -156,17 +156,21 @@ def wholly_below(
         wheel: a registered one.
         state: what is committed.
         floor: every slot below is done.
-        beats: the newest beat of each node.
+        heartbeats: the newest heartbeat of each node.
     """
     record = state.wheels[wheel]
     if record.closed_at is None:
         return False
-    told = [beat.wheels[wheel].top_slot for beat in beats.values() if wheel in beat.wheels]
+    told = [
+        heartbeat.wheels[wheel].top_slot
+        for heartbeat in heartbeats.values()
+        if wheel in heartbeat.wheels
+    ]
     if any(top_slot >= floor for top_slot in told):
         return False
     if state.remaining(record):
-        prefixes = member_prefixes(state, wheel, record, beats)
+        prefixes = member_prefixes(state, wheel, record, heartbeats)
     else:
         # Nobody's word is missing: what no node has counts once it is committed to be lost.
-        prefixes = [held_prefix(state, wheel, beat) for beat in beats.values()]
+        prefixes = [held_prefix(state, wheel, heartbeat) for heartbeat in heartbeats.values()]
     return record.closed_at == 0 or any(prefix >= record.closed_at for prefix in prefixes)

@@ -19,59 +19,61 @@ from collections.abc import Mapping
 
 from delaywheel.identity import WheelId
 from delaywheel_replica.core.protocol.control import ControlState, WheelRecord
-from delaywheel_replica.core.protocol.heartbeat import Beat, WheelBeat
+from delaywheel_replica.core.protocol.heartbeat import Heartbeat, WheelHeartbeat
 from delaywheel_replica.core.protocol.quorum import held_by
 
-_NOTHING = WheelBeat(0, 0, 0, 0, 0, -1)
+_NOTHING = WheelHeartbeat(0, 0, 0, 0, 0, -1)
 
 
-def held_prefix(state: ControlState, wheel: WheelId, beat: Beat) -> int:
+def held_prefix(state: ControlState, wheel: WheelId, heartbeat: Heartbeat) -> int:
     """Returns the seq up to which a node holds every frame of a wheel, except lost ones."""
-    told, lost = beat.wheels.get(wheel, _NOTHING), state.lost.seqs(wheel)
+    told, lost = heartbeat.wheels.get(wheel, _NOTHING), state.lost.seqs(wheel)
     lacking = told.lacking - lost
     return lacking.first - 1 if lacking else lost.end_from(told.applied)
 
 
-def member_beats(
-    state: ControlState, record: WheelRecord, beats: Mapping[str, Beat]
-) -> dict[str, Beat]:
+def member_heartbeats(
+    state: ControlState, record: WheelRecord, heartbeats: Mapping[str, Heartbeat]
+) -> dict[str, Heartbeat]:
     """Returns the heartbeats of a wheel's members, from the storages registered with it."""
     return {
-        node: beats[node]
+        node: heartbeats[node]
         for node, storage in state.remaining(record).items()
-        if node in beats and beats[node].storage == storage
+        if node in heartbeats and heartbeats[node].storage == storage
     }
 
 
 def member_prefixes(
-    state: ControlState, wheel: WheelId, record: WheelRecord, beats: Mapping[str, Beat]
+    state: ControlState, wheel: WheelId, record: WheelRecord, heartbeats: Mapping[str, Heartbeat]
 ) -> list[int]:
     """Returns the seq up to which each member holds a wheel; unheard members are left out."""
-    members = member_beats(state, record, beats)
-    return [held_prefix(state, wheel, beat) for beat in members.values()]
+    members = member_heartbeats(state, record, heartbeats)
+    return [held_prefix(state, wheel, heartbeat) for heartbeat in members.values()]
 
 
-def takeable(state: ControlState, own: Beat, beats: Mapping[str, Beat]) -> dict[WheelId, int]:
+def takeable(
+    state: ControlState, own: Heartbeat, heartbeats: Mapping[str, Heartbeat]
+) -> dict[WheelId, int]:
     """Returns the seq up to which each registered wheel may be taken.
 
     Args:
         state: what is committed.
-        own: beat of the leader's own node.
-        beats: the newest beat of each node.
+        own: heartbeat of the leader's own node.
+        heartbeats: the newest heartbeat of each node.
     """
-    everyone = {**beats, own.node: own}
+    everyone = {**heartbeats, own.node: own}
     return {
         wheel: min(held_prefix(state, wheel, own), _limit(state, wheel, record, everyone))
         for wheel, record in state.wheels.items()
     }
 
 
-def holds_progress(state: ControlState, own: Beat) -> bool:
+def holds_progress(state: ControlState, own: Heartbeat) -> bool:
     """Whether the leader's node holds every frame that the committed progress accounts for.
 
     Args:
         state: what is committed.
-        own: beat of the leader's own node.
+        own: heartbeat of the leader's own node.
     """
     if state.progress is None:
         return True
@@ -81,7 +83,7 @@ def holds_progress(state: ControlState, own: Beat) -> bool:
     )
 
 
-def knows_all(state: ControlState, own: Beat, heard: Mapping[str, Beat]) -> bool:
+def knows_all(state: ControlState, own: Heartbeat, heard: Mapping[str, Heartbeat]) -> bool:
     """Whether a node holds all that had been acknowledged when these heartbeats were sent.
 
     | a wheel | then the node must hold of it |
@@ -95,8 +97,8 @@ def knows_all(state: ControlState, own: Beat, heard: Mapping[str, Beat]) -> bool
 
     Args:
         state: what is committed: the wheels and what is lost.
-        own: beat of the node.
-        heard: the newest beats of the other nodes that are heard.
+        own: heartbeat of the node.
+        heard: the newest heartbeats of the other nodes that are heard.
     """
     everyone = {**heard, own.node: own}
     return all(
@@ -110,29 +112,29 @@ def _knows(
     state: ControlState,
     wheel: WheelId,
     record: WheelRecord,
-    own: Beat,
-    everyone: Mapping[str, Beat],
+    own: Heartbeat,
+    everyone: Mapping[str, Heartbeat],
 ) -> bool:
     held = held_prefix(state, wheel, own)
     if record.closed_at is not None:
         return held >= record.closed_at
-    members = member_beats(state, record, everyone)
-    complete = [beat for beat in members.values() if beat.complete]
-    applied = [beat.wheels.get(wheel, _NOTHING).applied for beat in complete]
+    members = member_heartbeats(state, record, everyone)
+    complete = [heartbeat for heartbeat in members.values() if heartbeat.complete]
+    applied = [heartbeat.wheels.get(wheel, _NOTHING).applied for heartbeat in complete]
     return len(complete) >= record.required_answers and held >= max(applied)
 
 
 def _limit(
-    state: ControlState, wheel: WheelId, record: WheelRecord, beats: Mapping[str, Beat]
+    state: ControlState, wheel: WheelId, record: WheelRecord, heartbeats: Mapping[str, Heartbeat]
 ) -> int:
     if record.closed_at is not None:
         return record.closed_at
     # What was taken stays so, though by now fewer may be known to hold it: no end is below V.
     taken = 0 if state.progress is None else state.progress.seq(wheel)
     told = [
-        wheel_beat.high_watermark
-        for beat in beats.values()
-        if (wheel_beat := beat.wheels.get(wheel)) is not None
+        wheel_heartbeat.high_watermark
+        for heartbeat in heartbeats.values()
+        if (wheel_heartbeat := heartbeat.wheels.get(wheel)) is not None
     ]
-    held = held_by(member_prefixes(state, wheel, record, beats), record.min_insync)
+    held = held_by(member_prefixes(state, wheel, record, heartbeats), record.min_insync)
     return max([taken, held, *told])

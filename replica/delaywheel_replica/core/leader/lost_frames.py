@@ -7,7 +7,7 @@ and holds back neither V nor an end nor the floor.
 
 | a frame | is |
 |---|---|
-| that a member's newest beat shows as held | not lost, whatever was said before |
+| that a member's newest heartbeat shows as held | not lost, whatever was said before |
 | of a wheel that a member is verifying | not lost: what it said before may be true no more |
 | that was never written, as far as anyone knows | not lost: it may still come |
 | that all members lack otherwise | lost |
@@ -24,10 +24,10 @@ from typing import Final
 
 from delaywheel.identity import WheelId
 from delaywheel.seqset import NO_SEQS, SeqSet
-from delaywheel_replica.core.leader.holders import member_beats
+from delaywheel_replica.core.leader.holders import member_heartbeats
 from delaywheel_replica.core.protocol.control import ControlState
 from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameSet
-from delaywheel_replica.core.protocol.heartbeat import MAX_SOUGHT, Beat, FenceAnswer
+from delaywheel_replica.core.protocol.heartbeat import MAX_SOUGHT, FenceAnswer, Heartbeat
 
 MAX_LOST: Final = 1_000
 """Ranges that one transaction gives up."""
@@ -38,15 +38,15 @@ class Sought:
     """What is known of frames that were searched for.
 
     Attributes:
-        own: the leader's own node; its beat and what it lacks were told together.
-        beats: the newest beat of each node.
+        own: the leader's own node; its heartbeat and what it lacks were told together.
+        heartbeats: the newest heartbeat of each node.
         answers: to fences: they tell what was written.
         frames: that were looked for.
         lacks: node -> those of them that it said it lacks.
     """
 
     own: str
-    beats: Mapping[str, Beat]
+    heartbeats: Mapping[str, Heartbeat]
     answers: Collection[FenceAnswer]
     frames: FrameSet
     lacks: Mapping[str, FrameSet]
@@ -81,7 +81,7 @@ def _written_to(
     node that writes it, and nobody else's beat: one wrong number would give up all that is still
     to come. What others hold of a wheel that is not in use any more, their answers to fences tell.
     """
-    told = sought.beats.get(wheel.node)
+    told = sought.heartbeats.get(wheel.node)
     record = state.wheels[wheel]
     is_origins = told is not None and told.storage == record.members.get(wheel.node)
     written = told.wheels.get(wheel) if told is not None and is_origins else None
@@ -97,29 +97,29 @@ def _lacked_by_all(state: ControlState, wheel: WheelId, seqs: SeqSet, sought: So
     record = state.wheels[wheel]
     for node in state.remaining(record):
         seqs &= sought.lacks.get(node, NO_FRAMES).seqs(wheel)
-    for node, beat in member_beats(state, record, sought.beats).items():
+    for node, heartbeat in member_heartbeats(state, record, sought.heartbeats).items():
         if node == sought.own:
             continue
-        if wheel in beat.verifying:
+        if wheel in heartbeat.verifying:
             return NO_SEQS
-        if wheel in beat.wheels:
-            seqs -= beat.wheels[wheel].shown
+        if wheel in heartbeat.wheels:
+            seqs -= heartbeat.wheels[wheel].shown
     return seqs
 
 
 def frames_missing(
-    state: ControlState, ends: Mapping[WheelId, int], beats: Mapping[str, Beat]
+    state: ControlState, ends: Mapping[WheelId, int], heartbeats: Mapping[str, Heartbeat]
 ) -> FrameSet:
     """Returns the frames that must exist and that no member shows; the first ones if many.
 
     Args:
         state: what is committed.
         ends: of each registered wheel V, or T where that is known.
-        beats: the newest beat of each node.
+        heartbeats: the newest heartbeat of each node.
     """
     missing: dict[WheelId, SeqSet] = {}
     for wheel, record in state.wheels.items():
-        members = member_beats(state, record, beats).values()
+        members = member_heartbeats(state, record, heartbeats).values()
         shown = max((b.wheels[wheel].applied for b in members if wheel in b.wheels), default=0)
         wanted = NO_SEQS.with_span(shown + 1, ends.get(wheel, 0)) - state.lost.seqs(wheel)
         missing[wheel] = wanted.head(MAX_SOUGHT)

@@ -29,7 +29,7 @@ from delaywheel_replica.core.protocol.control import (
 )
 
 MAX_WHEELS = 900
-"""So many a cluster may have; each node an equal share. Rows and beats name every wheel."""
+"""So many a cluster may have; each node an equal share. Rows and heartbeats name every wheel."""
 
 
 class Refusal(StrEnum):

@@ -19,20 +19,22 @@ from dataclasses import replace
 from delaywheel.identity import WheelId
 from delaywheel_replica.core.leader.holders import member_prefixes
 from delaywheel_replica.core.protocol.control import REMOVED, ControlState, WheelRecord
-from delaywheel_replica.core.protocol.heartbeat import Beat
+from delaywheel_replica.core.protocol.heartbeat import Heartbeat
 
 
-def frames_at_risk(state: ControlState, node: str, beats: Mapping[str, Beat]) -> dict[WheelId, int]:
+def frames_at_risk(
+    state: ControlState, node: str, heartbeats: Mapping[str, Heartbeat]
+) -> dict[WheelId, int]:
     """Returns, for each wheel with copies on a storage, how many frames only that one may hold.
 
     Args:
         state: what is committed.
         node: to be replaced or taken out.
-        beats: the newest beat of each node that was heard of.
+        heartbeats: the newest heartbeat of each node that was heard of.
     """
     after = _without(state, node)
     return {
-        wheel: _at_risk(after, wheel, record, beats)
+        wheel: _at_risk(after, wheel, record, heartbeats)
         for wheel, record in sorted(state.wheels.items())
         if node in state.remaining(record)
     }
@@ -46,13 +48,21 @@ def _without(state: ControlState, node: str) -> ControlState:
 
 
 def _at_risk(
-    after: ControlState, wheel: WheelId, record: WheelRecord, beats: Mapping[str, Beat]
+    after: ControlState, wheel: WheelId, record: WheelRecord, heartbeats: Mapping[str, Heartbeat]
 ) -> int:
     taken = 0 if after.progress is None else after.progress.seq(wheel)
-    told = [beat.wheels[wheel].applied for beat in beats.values() if wheel in beat.wheels]
-    marks = [beat.wheels[wheel].high_watermark for beat in beats.values() if wheel in beat.wheels]
+    told = [
+        heartbeat.wheels[wheel].applied
+        for heartbeat in heartbeats.values()
+        if wheel in heartbeat.wheels
+    ]
+    marks = [
+        heartbeat.wheels[wheel].high_watermark
+        for heartbeat in heartbeats.values()
+        if wheel in heartbeat.wheels
+    ]
     end = max([taken, record.fill, *told, *marks])
     if record.closed_at is not None:
         end = record.closed_at  # nothing beyond it counts
-    held = max(member_prefixes(after, wheel, record, beats), default=0)
+    held = max(member_prefixes(after, wheel, record, heartbeats), default=0)
     return max(0, end - held - len(after.lost.seqs(wheel).within(held + 1, end)))

@@ -16,7 +16,7 @@ message or a failed effect is made good by a later tick.
 | completeness.py | what may have been lost |
 | prevote.py | who is heard to lead, and votes |
 | heard_heartbeats.py, inventory.py | what is known of the others, and of the own folder |
-| own_heartbeat.py | what the beat says |
+| own_heartbeat.py | what the heartbeat says |
 
 Invariants, and what keeps them:
 
@@ -25,20 +25,20 @@ Invariants, and what keeps them:
   tells of all that was ever taken or written.
 - A wheel is named open durably before its folder is made, once, and written only between `Opened`
   and the decision to leave it (open_wheel.py).
-- Beats tell what is durable: a wheel as open or spare, a spare's seal, a promise, `complete`. Of
-  the open wheel they tell what is written, for what a mirror could hold was written before.
+- Heartbeats report what is durable: a wheel as open or spare, a spare's seal, a promise,
+  `complete`. Of the open wheel what is written, for what a mirror could hold was written before.
 - A frame is acknowledged when the high watermark passes it, and nothing once its wheel is left.
 - At most one `Save` is under way, so nothing is saved over what is not known yet.
 
 | event | durable before | then told |
 |---|---|---|
 | a fence | `Save(fenced)` | `Promise`, `Refused` |
-| a registered wheel | `Save(spare)` | the beat's `spare` |
-| no wheel in hand | `Save(open)`, `OpenWheel` | the beat's `open` |
-| a second passed | `Save(spare's seal)` | the beat's seal of the spare |
-| frames | `Mirror` | `Applied`, the beat's `applied` |
-| a wheel of an earlier life | `VerifyWheel` | the beat's wheel; `Promise` of its origin |
-| a wheel is got back | `Save(incomplete)` | the beat's `complete`, `Promise` |
+| a registered wheel | `Save(spare)` | the heartbeat's `spare` |
+| no wheel in hand | `Save(open)`, `OpenWheel` | the heartbeat's `open` |
+| a second passed | `Save(spare's seal)` | the heartbeat's seal of the spare |
+| frames | `Mirror` | `Applied`, the heartbeat's `applied` |
+| a wheel of an earlier life | `VerifyWheel` | the heartbeat's wheel; `Promise` of its origin |
+| a wheel is got back | `Save(incomplete)` | the heartbeat's `complete`, `Promise` |
 
 The effects of a step stand in this order: what cannot fail, then what is answered with an event,
 then the rest. What cannot fail is done at once, by whoever steps: nothing in it hangs on what is
@@ -61,14 +61,14 @@ from delaywheel_replica.core.node.awaiting import Awaited
 from delaywheel_replica.core.node.events import (
     Acknowledge,
     Broken,
-    CleanerTold,
+    CleanerReported,
     Closed,
     CloseWheel,
     Deleted,
     DeleteWheel,
     Disconnected,
+    DiskReported,
     DiskState,
-    DiskTold,
     Drain,
     Effect,
     Event,
@@ -187,7 +187,7 @@ class Member:
         own_answers = [] if office is None else self._peers.answers(office.fences)
         looked_for, lacks = self._mirrors.looked_for()
         return ServerStatus(
-            beat=self._telling.beat(),
+            heartbeat=self._telling.heartbeat(),
             pid=pid,
             monotonic_ms=now_ms,
             peers=self._hearing.sights(),
@@ -197,7 +197,7 @@ class Member:
             vote_round=self._prevote.round,
             looked_for=looked_for,
             lacks=lacks,
-            implausible_beats=self._hearing.implausible,
+            implausible_heartbeats=self._hearing.implausible,
         )
 
     # --- events
@@ -205,7 +205,7 @@ class Member:
     def step(self, event: Event) -> list[Effect]:
         """Takes one event; the effects are to be carried out in order."""
         match event:
-            case Tick() | Received() | CleanerTold():
+            case Tick() | Received() | CleanerReported():
                 self._known.now_ms, self._known.wall_ms = event.now_ms, event.wall_ms
             case Written() | Mirrored() | Disconnected():
                 self._known.now_ms = event.now_ms
@@ -228,7 +228,7 @@ class Member:
                 self._hearing.disconnected(event.peer)
                 self._prevote.gone(event.peer)
                 return [Tell()]
-            case CleanerTold():
+            case CleanerReported():
                 return self._cleaner_told(event.status)
             case Saved():
                 return self._saved(event.state)
@@ -268,7 +268,7 @@ class Member:
             case Drain():
                 self._keeping.drain()
                 return []
-            case DiskTold():
+            case DiskReported():
                 return self._disk_told(event.state)
             case Failed():
                 self._failed(event.effect)
@@ -303,8 +303,8 @@ class Member:
 
     def _saved(self, state: NodeState) -> list[Effect]:
         effects = self._keeping.saved(state)
-        for beat in self._hearing.offices(self._known.now_ms):
-            effects += self._peers.answer_leader(beat)
+        for heartbeat in self._hearing.offices(self._known.now_ms):
+            effects += self._peers.answer_leader(heartbeat)
         return [Tell(), *effects]
 
     def _failed(self, effect: Effect) -> None:

@@ -11,7 +11,7 @@ from delaywheel.identity import WheelId
 from delaywheel_replica.core.node.events import Effect, Send
 from delaywheel_replica.core.node.heard_heartbeats import HeardHeartbeats
 from delaywheel_replica.core.node.known import Known
-from delaywheel_replica.core.protocol.heartbeat import Beat, Office, WheelBeat
+from delaywheel_replica.core.protocol.heartbeat import Heartbeat, Office, WheelHeartbeat
 from delaywheel_replica.core.protocol.messages import Gossip
 from delaywheel_replica.core.wheels.inventory import Inventory
 from delaywheel_replica.core.wheels.node_file import Keeping
@@ -19,7 +19,7 @@ from delaywheel_replica.core.wheels.open_wheel import Line
 from delaywheel_replica.core.wheels.verifying import Verifying
 
 ALL_EVERY: Final = 5
-"""Of so many beats one goes with all that is known of the others."""
+"""Of so many heartbeats one goes with all that is known of the others."""
 
 
 class OwnHeartbeat:
@@ -53,11 +53,11 @@ class OwnHeartbeat:
         self._count = 0
         self._turn = 0
 
-    def beat(self) -> Beat:
+    def heartbeat(self) -> Heartbeat:
         """Builds the node's current heartbeat, with the next order number."""
         known, state = self._known, self._known.state
         self._count += 1
-        return Beat(
+        return Heartbeat(
             node=state.node,
             storage=state.storage,
             boot=state.boot_id,
@@ -83,7 +83,7 @@ class OwnHeartbeat:
         """Sends the own heartbeat to every other node at once."""
         if not self._hearing.others:
             return []
-        gossip = Gossip(self.beat())
+        gossip = Gossip(self.heartbeat())
         return [Send(peer, gossip) for peer in self._hearing.others]
 
     def tick(self) -> list[Effect]:
@@ -92,22 +92,22 @@ class OwnHeartbeat:
         if not hearing.others:
             return []
         tells_all, self._turn = self._turn == 0, (self._turn + 1) % ALL_EVERY
-        alone = Gossip(self.beat())
-        whole = replace(alone, others=tuple(hearing.beats().values())) if tells_all else alone
+        alone = Gossip(self.heartbeat())
+        whole = replace(alone, others=tuple(hearing.heartbeats().values())) if tells_all else alone
         sent: list[Effect] = []
         for peer in hearing.others:
             unheard = () if tells_all else hearing.unheard_by(peer, now_ms)
             sent.append(Send(peer, replace(alone, others=unheard) if unheard else whole))
         return sent
 
-    def _wheels(self) -> dict[WheelId, WheelBeat]:
-        beats = dict(self._inventory.beats())
+    def _wheels(self) -> dict[WheelId, WheelHeartbeat]:
+        heartbeats = dict(self._inventory.heartbeats())
         spare, wheel = self._known.state.spare, self._line.wheel
         if wheel is not None:
-            beats[wheel] = self._line.beat()
+            heartbeats[wheel] = self._line.heartbeat()
         if spare is not None:
-            beats[spare.wheel] = WheelBeat(0, 0, spare.seal_slot, 0, 0, -1)
-        return beats
+            heartbeats[spare.wheel] = WheelHeartbeat(0, 0, spare.seal_slot, 0, 0, -1)
+        return heartbeats
 
     def _office(self) -> Office | None:
         office = self._known.office

@@ -14,7 +14,7 @@ from delaywheel_replica.core.node.events import (
 )
 from delaywheel_replica.core.node.heard_heartbeats import News
 from delaywheel_replica.core.node.plausible import known_number, tempered
-from delaywheel_replica.core.protocol.heartbeat import Beat, Fence, FenceAnswer
+from delaywheel_replica.core.protocol.heartbeat import Fence, FenceAnswer, Heartbeat
 from delaywheel_replica.core.protocol.messages import (
     Applied,
     Fetch,
@@ -93,7 +93,7 @@ class PeerMessages:
         known = self._known
         registered = () if known.registry is None else known.registry.wheels
         held = {*self._inventory, *self._verifying.wheels}
-        number = known_number(origin, registered, held, self._hearing.beats())
+        number = known_number(origin, registered, held, self._hearing.heartbeats())
         return max(number, known.state.last_number) if origin == known.node else number
 
     def _asked(self, fences: Iterable[Fence]) -> None:
@@ -104,8 +104,10 @@ class PeerMessages:
         known, now_ms = self._known, self._known.now_ms
         effects: list[Effect] = []
         most_slot = known.wall_ms // 1000 - known.config.late_window_s
-        beats = [tempered(beat, most_slot) for beat in (gossip.beat, *gossip.others)]
-        news = self._hearing.gossip(sender, Gossip(beats[0], tuple(beats[1:])), now_ms)
+        heartbeats = [
+            tempered(heartbeat, most_slot) for heartbeat in (gossip.heartbeat, *gossip.others)
+        ]
+        news = self._hearing.gossip(sender, Gossip(heartbeats[0], tuple(heartbeats[1:])), now_ms)
         self._hearing.message(sender, now_ms)
         for each in news:
             effects += self._heard(each)
@@ -114,34 +116,34 @@ class PeerMessages:
         return effects
 
     def _heard(self, news: News) -> list[Effect]:
-        beat, known = news.beat, self._known
-        effects = self.tell_leader() if self._inventory.heard(beat) else []
+        heartbeat, known = news.heartbeat, self._known
+        effects = self.tell_leader() if self._inventory.heard(heartbeat) else []
         if news.is_direct:
-            self._completeness.heard(beat)
-            self._line.heard(beat)
-            effects += self._refuse_named(beat)
-        is_waited_for = beat.stands or beat.office is not None
+            self._completeness.heard(heartbeat)
+            self._line.heard(heartbeat)
+            effects += self._refuse_named(heartbeat)
+        is_waited_for = heartbeat.stands or heartbeat.office is not None
         if news.is_direct and is_waited_for:
-            self._prevote.leader_heard(beat.node, known.now_ms)
-        elif news.is_direct and self._prevote.gone(beat.node):
+            self._prevote.leader_heard(heartbeat.node, known.now_ms)
+        elif news.is_direct and self._prevote.gone(heartbeat.node):
             effects.append(Tell())  # the cleaner may stand at once
-        if beat.office is None:
+        if heartbeat.office is None:
             return effects
-        self._fencing.filled(beat.office.fills)
-        self._asked(f for f in beat.office.fences if f.upto <= self._known_number(f.origin))
-        return [*effects, *self.answer_leader(beat)]
+        self._fencing.filled(heartbeat.office.fills)
+        self._asked(f for f in heartbeat.office.fences if f.upto <= self._known_number(f.origin))
+        return [*effects, *self.answer_leader(heartbeat)]
 
-    def _refuse_named(self, beat: Beat) -> list[Effect]:
+    def _refuse_named(self, heartbeat: Heartbeat) -> list[Effect]:
         """Warns an origin that uses fenced wheels, before any caller's frames are at stake."""
-        upto = self._known.state.fenced.get(beat.node, 0)
-        if all(wheel.number > upto for wheel in beat.named):
+        upto = self._known.state.fenced.get(heartbeat.node, 0)
+        if all(wheel.number > upto for wheel in heartbeat.named):
             return []
-        return [Send(beat.node, Refused(beat.node, upto))]
+        return [Send(heartbeat.node, Refused(heartbeat.node, upto))]
 
-    def answer_leader(self, beat: Beat) -> list[Effect]:
+    def answer_leader(self, heartbeat: Heartbeat) -> list[Effect]:
         """Sends a leader this node's durable answers to the fences it asks for."""
-        fences = () if beat.office is None else beat.office.fences
-        return [Send(beat.node, Promise(found)) for found in self.answers(fences)]
+        fences = () if heartbeat.office is None else heartbeat.office.fences
+        return [Send(heartbeat.node, Promise(found)) for found in self.answers(fences)]
 
     def answers(self, fences: Iterable[Fence]) -> list[FenceAnswer]:
         """Returns this node's durable answers, at most one for each origin."""

@@ -54,7 +54,7 @@ class Disconnected:
 
 
 @dataclass(frozen=True, slots=True)
-class CleanerTold:
+class CleanerReported:
     """The newest status of this node's cleaner; None: the cleaner is not alive."""
 
     status: CleanerStatus | None
@@ -211,7 +211,7 @@ class DiskState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class DiskTold:
+class DiskReported:
     """The disk has changed its state."""
 
     state: DiskState
@@ -229,7 +229,7 @@ Event = (
     Tick
     | Received
     | Disconnected
-    | CleanerTold
+    | CleanerReported
     | Saved
     | Opened
     | Written
@@ -242,7 +242,7 @@ Event = (
     | Deleted
     | Published
     | Drain
-    | DiskTold
+    | DiskReported
     | Failed
 )
 
@@ -430,14 +430,14 @@ class Started:
 __all__ = [
     "Acknowledge",
     "Broken",
-    "CleanerTold",
+    "CleanerReported",
     "CloseWheel",
     "Closed",
     "DeleteWheel",
     "Deleted",
     "Disconnected",
+    "DiskReported",
     "DiskState",
-    "DiskTold",
     "Drain",
     "Effect",
     "Event",

@@ -1,18 +1,18 @@
 """What a node hears of others: newest heartbeats, reachability, and the leader's clock.
 
-| a beat | counts as newest when |
+| a heartbeat | counts as newest when |
 |---|---|
 | of the storage that is known, direct | its (start, count) is greater |
 | the same, but less than that of a relayed one | that one came `HEARD_MS` ago: the node itself |
 |   | should have come to it by now, so it was not the node's |
 | of the storage that is known, relayed | its (start, count) is greater, by no more than can be; |
-|   | and no beat came directly for `RELAYED_AFTER_MS` |
+|   | and no heartbeat came directly for `RELAYED_AFTER_MS` |
 | of another storage, direct | always: the node itself says so |
 | of another storage, relayed | likewise, and who relays it heard that very boot later than this |
 |   | node heard any |
 
 Relayed is to each node what it has not heard for `RELAYING_MS`, and now and then everything: a node
-may be heard, and its beats yet not come (core/member/own_heartbeat.py).
+may be heard, and its heartbeats yet not come (core/member/own_heartbeat.py).
 
 So a wrong number that somebody relays is forgotten again: the node itself cannot be kept from being
 heard. Only direct messages make a node *heard*; only a direct beat tells its boot, its open wheel's
@@ -24,7 +24,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from delaywheel_replica.core.node.events import MemberConfig
-from delaywheel_replica.core.protocol.heartbeat import Beat, Heard
+from delaywheel_replica.core.protocol.heartbeat import Heard, Heartbeat
 from delaywheel_replica.core.protocol.messages import Gossip
 from delaywheel_replica.core.protocol.status_files import PeerSight
 
@@ -32,7 +32,7 @@ HEARD_MS = 1_000
 """A node of which nothing came directly for so long is not heard."""
 
 RELAYED_AFTER_MS = 300
-"""What others relay of a node counts once three of its own beats are missing."""
+"""What others relay of a node counts once three of its own heartbeats are missing."""
 
 RELAYING_MS = 200
 """What is known of a node is relayed to those who have not heard it for so long: sooner than they
@@ -46,7 +46,7 @@ START_MS = 100
 """No start takes less."""
 
 MOST_DELAY_MS = 60_000
-"""For so long a beat may have been on its way when it came."""
+"""For so long a heartbeat may have been on its way when it came."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,19 +54,19 @@ class News:
     """A heartbeat with new information.
 
     Attributes:
-        beat: the beat.
+        heartbeat: the heartbeat.
         is_direct: it came from its own node.
     """
 
-    beat: Beat
+    heartbeat: Heartbeat
     is_direct: bool
 
 
 @dataclass(slots=True)
 class _Peer:
-    newest: Beat
+    newest: Heartbeat
     told_ms: int
-    direct: Beat | None = None
+    direct: Heartbeat | None = None
     direct_ms: int = 0
     heard_ms: int | None = None
     is_connected: bool = True
@@ -79,7 +79,7 @@ class HeardHeartbeats:
         """Begins without having heard any node.
 
         Attributes:
-            implausible: so many relayed beats were none of their nodes'.
+            implausible: so many relayed heartbeats were none of their nodes'.
         """
         self.others = tuple(sorted(set(config.nodes) - {config.node}))
         self._peers: dict[str, _Peer] = {}
@@ -94,14 +94,14 @@ class HeardHeartbeats:
     def gossip(self, sender: str, gossip: Gossip, now_ms: int) -> list[News]:
         """Takes heartbeats; returns the new ones, the sender's own first."""
         news: list[News] = []
-        if gossip.beat.node == sender and self._take_direct(gossip.beat, now_ms):
-            news.append(News(gossip.beat, is_direct=True))
+        if gossip.heartbeat.node == sender and self._take_direct(gossip.heartbeat, now_ms):
+            news.append(News(gossip.heartbeat, is_direct=True))
         news += [
-            News(beat, is_direct=False)
-            for beat in gossip.others
-            if beat.node in self.others
-            and beat.node != sender
-            and self._take_relayed(beat, gossip.beat.heard.get(beat.node), now_ms)
+            News(heartbeat, is_direct=False)
+            for heartbeat in gossip.others
+            if heartbeat.node in self.others
+            and heartbeat.node != sender
+            and self._take_relayed(heartbeat, gossip.heartbeat.heard.get(heartbeat.node), now_ms)
         ]
         return news
 
@@ -114,11 +114,11 @@ class HeardHeartbeats:
         """The nodes that are heard at present, in order."""
         return [node for node in self.others if self._is_heard(node, now_ms)]
 
-    def beats(self) -> Mapping[str, Beat]:
+    def heartbeats(self) -> Mapping[str, Heartbeat]:
         """The newest heartbeat of each node, received directly or relayed, in order."""
         return {node: self._peers[node].newest for node in self.others if node in self._peers}
 
-    def unheard_by(self, peer: str, now_ms: int) -> tuple[Beat, ...]:
+    def unheard_by(self, peer: str, now_ms: int) -> tuple[Heartbeat, ...]:
         """Returns the newest heartbeats of nodes that another node has not heard lately."""
         told = self._peers.get(peer)
         heard: Mapping[str, Heard] = {}
@@ -126,12 +126,12 @@ class HeardHeartbeats:
         if told is not None and told.direct is not None:
             heard, since_ms = told.direct.heard, now_ms - told.direct_ms
         return tuple(
-            beat
-            for node, beat in self.beats().items()
+            heartbeat
+            for node, heartbeat in self.heartbeats().items()
             if node != peer and (node not in heard or heard[node].ago_ms + since_ms >= RELAYING_MS)
         )
 
-    def direct(self, node: str) -> Beat | None:
+    def direct(self, node: str) -> Heartbeat | None:
         """Returns the newest heartbeat that a node itself sent."""
         peer = self._peers.get(node)
         return None if peer is None else peer.direct
@@ -154,7 +154,7 @@ class HeardHeartbeats:
             if (peer := self._peers.get(node)) is not None
         }
 
-    def offices(self, now_ms: int) -> list[Beat]:
+    def offices(self, now_ms: int) -> list[Heartbeat]:
         """Returns the newest heartbeats of nodes that lately claimed to lead."""
         return [
             peer.newest
@@ -171,40 +171,40 @@ class HeardHeartbeats:
             return None
         return newest.wall_ms + now_ms - self._peers[newest.node].told_ms
 
-    def _take_direct(self, beat: Beat, now_ms: int) -> bool:
-        if beat.node not in self.others:
+    def _take_direct(self, heartbeat: Heartbeat, now_ms: int) -> bool:
+        if heartbeat.node not in self.others:
             return False
-        peer = self._peers.setdefault(beat.node, _Peer(beat, now_ms))
-        if peer.direct is not None and not _replaces(beat, peer.direct):
+        peer = self._peers.setdefault(heartbeat.node, _Peer(heartbeat, now_ms))
+        if peer.direct is not None and not _replaces(heartbeat, peer.direct):
             return False
-        peer.direct, peer.direct_ms = beat, now_ms
-        if _replaces(beat, peer.newest):
-            peer.newest, peer.told_ms = beat, now_ms
+        peer.direct, peer.direct_ms = heartbeat, now_ms
+        if _replaces(heartbeat, peer.newest):
+            peer.newest, peer.told_ms = heartbeat, now_ms
         elif now_ms - peer.told_ms >= HEARD_MS:
             self.implausible += 1
-            peer.newest, peer.told_ms = beat, now_ms
+            peer.newest, peer.told_ms = heartbeat, now_ms
         return True
 
-    def _take_relayed(self, beat: Beat, heard: Heard | None, now_ms: int) -> bool:
+    def _take_relayed(self, heartbeat: Heartbeat, heard: Heard | None, now_ms: int) -> bool:
         """Takes a relayed heartbeat; `heard` says when the relaying node heard its origin."""
-        peer = self._peers.get(beat.node)
+        peer = self._peers.get(heartbeat.node)
         if peer is None:
-            self._peers[beat.node] = _Peer(beat, now_ms)
+            self._peers[heartbeat.node] = _Peer(heartbeat, now_ms)
             return True
         is_silent = peer.direct is None or now_ms - peer.direct_ms >= RELAYED_AFTER_MS
         if peer.is_connected and not is_silent:
             return False
-        if beat.storage == peer.newest.storage:
-            is_newer = beat.order > peer.newest.order
-            if is_newer and not _may_follow(peer.newest, beat, now_ms - peer.told_ms):
+        if heartbeat.storage == peer.newest.storage:
+            is_newer = heartbeat.order > peer.newest.order
+            if is_newer and not _may_follow(peer.newest, heartbeat, now_ms - peer.told_ms):
                 self.implausible += 1
                 return False
-        elif heard is None or heard.boot != beat.boot:
+        elif heard is None or heard.boot != heartbeat.boot:
             is_newer = False
         else:
             is_newer = peer.heard_ms is None or heard.ago_ms < now_ms - peer.heard_ms
         if is_newer:
-            peer.newest, peer.told_ms = beat, now_ms
+            peer.newest, peer.told_ms = heartbeat, now_ms
         return is_newer
 
     def _is_heard(self, node: str, now_ms: int) -> bool:
@@ -217,18 +217,18 @@ class HeardHeartbeats:
         )
 
 
-def _may_follow(known: Beat, beat: Beat, elapsed_ms: int) -> bool:
+def _may_follow(known: Heartbeat, heartbeat: Heartbeat, elapsed_ms: int) -> bool:
     """Whether a node can have started and reported so often since an earlier heartbeat."""
     elapsed_ms += MOST_DELAY_MS
-    count = beat.count - (known.count if beat.start == known.start else 0)
-    starts = beat.start - known.start
+    count = heartbeat.count - (known.count if heartbeat.start == known.start else 0)
+    starts = heartbeat.start - known.start
     return starts <= elapsed_ms // START_MS and count <= BEATS_AT_ONCE + elapsed_ms * BEATS_A_MS
 
 
-def _replaces(beat: Beat, known: Beat) -> bool:
-    return beat.storage != known.storage or beat.order > known.order
+def _replaces(heartbeat: Heartbeat, known: Heartbeat) -> bool:
+    return heartbeat.storage != known.storage or heartbeat.order > known.order
 
 
-def _epoch(beat: Beat) -> int:
-    assert beat.office is not None
-    return beat.office.epoch
+def _epoch(heartbeat: Heartbeat) -> int:
+    assert heartbeat.office is not None
+    return heartbeat.office.epoch

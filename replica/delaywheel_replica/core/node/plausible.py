@@ -32,10 +32,10 @@ from delaywheel.identity import NameInvalidError, WheelId, check_name
 from delaywheel_replica.core.protocol.fields import MalformedError
 from delaywheel_replica.core.protocol.heartbeat import (
     MAX_LACKING,
-    Beat,
     Fence,
     FenceAnswer,
-    WheelBeat,
+    Heartbeat,
+    WheelHeartbeat,
 )
 from delaywheel_replica.core.protocol.messages import (
     Applied,
@@ -68,7 +68,7 @@ MOST_BEATS: Final = 10**13
 """Since a start: ten a millisecond for thirty years."""
 
 MOST_WHEELS: Final = 1 << 16
-"""Told in one beat or promise."""
+"""Told in one heartbeat or promise."""
 
 MOST_MEMBERS: Final = 1_000
 MOST_TEXT: Final = 256
@@ -83,11 +83,11 @@ def check(sender: str, message: PeerMessage) -> None:  # noqa: C901 - one for ea
     """
     match message:
         case Gossip():
-            if message.beat.node != sender:
-                raise MalformedError(f"a beat of {message.beat.node!r} as {sender}'s own")
+            if message.heartbeat.node != sender:
+                raise MalformedError(f"a beat of {message.heartbeat.node!r} as {sender}'s own")
             _at_most("beats of others", len(message.others), MOST_MEMBERS)
-            for beat in (message.beat, *message.others):
-                _check_beat(beat)
+            for heartbeat in (message.heartbeat, *message.others):
+                _check_heartbeat(heartbeat)
         case Frames():
             _check_frames(sender, message)
         case Applied():
@@ -112,24 +112,24 @@ def check(sender: str, message: PeerMessage) -> None:  # noqa: C901 - one for ea
             _check_number("round", message.round)
 
 
-def tempered(beat: Beat, most_slot: int) -> Beat:
+def tempered(heartbeat: Heartbeat, most_slot: int) -> Heartbeat:
     """Returns the heartbeat without seals or floors that cannot have been promised by now.
 
     Args:
-        beat: as it was told.
+        heartbeat: as it was told.
         most_slot: the own clock less the late window.
     """
     too_late = {
         wheel: replace(told, seal_slot=most_slot)
-        for wheel, told in beat.wheels.items()
+        for wheel, told in heartbeat.wheels.items()
         if told.seal_slot > most_slot
     }
-    floor = beat.floor
+    floor = heartbeat.floor
     if not too_late and (floor is None or floor <= most_slot):
-        return beat
+        return heartbeat
     return replace(
-        beat,
-        wheels={**beat.wheels, **too_late},
+        heartbeat,
+        wheels={**heartbeat.wheels, **too_late},
         floor=None if floor is None else min(floor, most_slot),
     )
 
@@ -138,7 +138,7 @@ def known_number(
     origin: str,
     registered: Iterable[WheelId],
     held: Iterable[WheelId],
-    beats: Mapping[str, Beat],
+    heartbeats: Mapping[str, Heartbeat],
 ) -> int:
     """Returns the greatest number of a node's wheels that is known here; 0: none.
 
@@ -146,45 +146,47 @@ def known_number(
         origin: the node.
         registered: wheels of the control topic, as far as it was read.
         held: wheels of which there are files here.
-        beats: the newest of the other nodes.
+        heartbeats: the newest of the other nodes.
     """
-    told = beats.get(origin)
+    told = heartbeats.get(origin)
     numbers = [0 if told is None else told.last_number]
-    for wheels in (registered, held, *(beat.wheels for beat in beats.values())):
+    for wheels in (registered, held, *(heartbeat.wheels for heartbeat in heartbeats.values())):
         numbers += [wheel.number for wheel in wheels if wheel.node == origin]
     return max(numbers)
 
 
-def _check_beat(beat: Beat) -> None:
-    _check_node(beat.node)
-    _check_texts(beat.storage, beat.boot)
-    _check_number("clock", beat.wall_ms)
-    _check_number("last number", beat.last_number, most=MOST_NUMBER)
-    _check_number("start", beat.start, most=MOST_STARTS)
-    _check_number("count", beat.count, most=MOST_BEATS)
-    if beat.floor is not None:
-        _check_number("floor", beat.floor, least=-MOST)
-    if beat.reached is not None:
-        _check_reached(beat.reached)
-    for wheel in beat.named:
-        if wheel.node != beat.node or wheel.number > beat.last_number:
-            raise MalformedError(f"{beat.node} names {wheel}, and was given {beat.last_number}")
-    _at_most("wheels", len(beat.wheels), MOST_WHEELS)
-    for wheel, told in beat.wheels.items():
+def _check_heartbeat(heartbeat: Heartbeat) -> None:
+    _check_node(heartbeat.node)
+    _check_texts(heartbeat.storage, heartbeat.boot)
+    _check_number("clock", heartbeat.wall_ms)
+    _check_number("last number", heartbeat.last_number, most=MOST_NUMBER)
+    _check_number("start", heartbeat.start, most=MOST_STARTS)
+    _check_number("count", heartbeat.count, most=MOST_BEATS)
+    if heartbeat.floor is not None:
+        _check_number("floor", heartbeat.floor, least=-MOST)
+    if heartbeat.reached is not None:
+        _check_reached(heartbeat.reached)
+    for wheel in heartbeat.named:
+        if wheel.node != heartbeat.node or wheel.number > heartbeat.last_number:
+            raise MalformedError(
+                f"{heartbeat.node} names {wheel}, and was given {heartbeat.last_number}"
+            )
+    _at_most("wheels", len(heartbeat.wheels), MOST_WHEELS)
+    for wheel, told in heartbeat.wheels.items():
         _check_wheel(wheel, told)
-    _at_most("wheels to be verified", len(beat.verifying), MOST_WHEELS)
-    _at_most("nodes heard", len(beat.heard), MOST_MEMBERS)
-    for node, heard in beat.heard.items():
+    _at_most("wheels to be verified", len(heartbeat.verifying), MOST_WHEELS)
+    _at_most("nodes heard", len(heartbeat.heard), MOST_MEMBERS)
+    for node, heard in heartbeat.heard.items():
         _check_node(node)
         _check_texts(heard.boot)
         _check_number("silence", heard.ago_ms)
-    if beat.office is not None:
-        _check_number("epoch", beat.office.epoch)
-        _at_most("fences", len(beat.office.fences), MOST_WHEELS)
-        for fence in beat.office.fences:
+    if heartbeat.office is not None:
+        _check_number("epoch", heartbeat.office.epoch)
+        _at_most("fences", len(heartbeat.office.fences), MOST_WHEELS)
+        for fence in heartbeat.office.fences:
             _check_fence(fence)
-        _at_most("fills", len(beat.office.fills), MOST_WHEELS)
-        for wheel, seq in beat.office.fills.items():
+        _at_most("fills", len(heartbeat.office.fills), MOST_WHEELS)
+        for wheel, seq in heartbeat.office.fills.items():
             _check_number(f"fill of {wheel}", seq)
 
 
@@ -196,7 +198,7 @@ def _check_reached(reached: Reached) -> None:
         _check_number("row of a position", reached.position.row)
 
 
-def _check_wheel(wheel: WheelId, told: WheelBeat) -> None:
+def _check_wheel(wheel: WheelId, told: WheelHeartbeat) -> None:
     # In one expression: a node tells of each of its wheels ten times a second.
     if not (
         0 <= told.applied <= MOST

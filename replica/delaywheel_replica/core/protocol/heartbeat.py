@@ -1,8 +1,8 @@
 """What nodes report of themselves to one another.
 
-A `Beat` is what a node's server tells: its wheels and how far it holds each. It goes to every peer,
-and with its process' stamp into the row that its cleaner reads (core/protocol/status_files.py). It
-is a whole state, never a change: a reader that missed some loses nothing.
+A `Heartbeat` is what a node's server reports: its wheels, and how far it holds each. It goes to
+every peer, and with its process' stamp into the row that its cleaner reads (status_files.py). It is
+a whole state, never a change: a reader that missed some loses nothing.
 """
 
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ MAX_SOUGHT = 512
 
 
 @dataclass(frozen=True, slots=True)
-class WheelBeat:
+class WheelHeartbeat:
     """What one node reports of one wheel.
 
     Attributes:
@@ -83,7 +83,7 @@ class WheelBeat:
         ]
 
     @classmethod
-    def from_json(cls, document: Any) -> "WheelBeat":
+    def from_json(cls, document: Any) -> "WheelHeartbeat":
         """Reads what `to_json` wrote.
 
         Raises:
@@ -95,7 +95,7 @@ class WheelBeat:
             raise MalformedError(f"{document!r} has half a span")
         if set(map(type, document)) != {int}:
             raise MalformedError(f"{document!r} is no list of integers")
-        return _wheel_beat(tuple(document))
+        return _wheel_heartbeat(tuple(document))
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -150,7 +150,7 @@ class Heard:
     """That a node heard another one directly, and when.
 
     Attributes:
-        boot: the boot id that the newest beat heard said: answers of an older boot no longer
+        boot: the boot id that the newest heartbeat heard said: answers of an older boot no longer
             count with whoever says this.
         ago_ms: how long ago, when this was told.
     """
@@ -160,10 +160,10 @@ class Heard:
 
 
 @dataclass(frozen=True, slots=True)
-class Beat:
+class Heartbeat:
     """What a node reports of itself.
 
-    Of two beats of one storage the one with the greater (start, count) is newer; see `order`.
+    Of two heartbeats of one storage the one with the greater (start, count) is newer; see `order`.
 
     Attributes:
         node: who.
@@ -177,7 +177,7 @@ class Beat:
         complete: it holds all that it ever acknowledged, and tells of all that it holds.
         wheels: every wheel of which it has files, its own and others', and its spare.
         start: how often the node has started on this storage.
-        count: of its beats since that start.
+        count: of its heartbeats since that start.
         floor: the greatest committed floor it knows of; None before the first.
         reached: how far the latest committed progress has come that it knows of; None before the
             first.
@@ -198,7 +198,7 @@ class Beat:
     last_number: int
     draining: bool
     complete: bool
-    wheels: Mapping[WheelId, WheelBeat] = field(default_factory=dict)
+    wheels: Mapping[WheelId, WheelHeartbeat] = field(default_factory=dict)
     start: int = 0
     count: int = 0
     floor: int | None = None
@@ -233,7 +233,7 @@ class Beat:
             "last_number": self.last_number,
             "draining": self.draining,
             "complete": self.complete,
-            "wheels": {str(wheel): beat.to_json() for wheel, beat in self.wheels.items()},
+            "wheels": {str(wheel): heartbeat.to_json() for wheel, heartbeat in self.wheels.items()},
             "start": self.start,
             "count": self.count,
             "floor": self.floor,
@@ -344,9 +344,11 @@ class FenceAnswer:
         )
 
 
-def _wheels(document: Any) -> dict[WheelId, WheelBeat]:
+def _wheels(document: Any) -> dict[WheelId, WheelHeartbeat]:
     fields = Fields(document)
-    return {parse_wheel(name): WheelBeat.from_json(fields.value(name)) for name in fields.names()}
+    return {
+        parse_wheel(name): WheelHeartbeat.from_json(fields.value(name)) for name in fields.names()
+    }
 
 
 def _reached(document: Any) -> Reached | None:
@@ -358,13 +360,13 @@ def _office(document: Any) -> Office | None:
 
 
 @lru_cache(maxsize=4_096)
-def _wheel_beat(numbers: tuple[int, ...]) -> WheelBeat:
+def _wheel_heartbeat(numbers: tuple[int, ...]) -> WheelHeartbeat:
     """Parses a wheel's entry; cached, since a status repeats the same numbers."""
     applied, high_watermark, seal_slot, seal_seq, ledger_seq, top_slot, *lacking = numbers
     if min(applied, high_watermark, seal_seq, ledger_seq, top_slot + 1) < 0:
         raise MalformedError(f"{list(numbers)} has a number that is too small")
     spans = SeqSet(zip(lacking[::2], lacking[1::2], strict=True))
-    return WheelBeat(applied, high_watermark, seal_slot, seal_seq, ledger_seq, top_slot, spans)
+    return WheelHeartbeat(applied, high_watermark, seal_slot, seal_seq, ledger_seq, top_slot, spans)
 
 
 def _text(wheel: WheelId | None) -> str | None:

@@ -11,7 +11,7 @@
 | Refused | member to origin | it promised to take no more of these wheels |
 | Fetch | any to any | asks for frames by seq |
 | Lacks | holder to fetcher | of these it has nothing |
-| Promise | member to leader | answer to a fence in the leader's beat |
+| Promise | member to leader | answer to a fence in the leader's heartbeat |
 | VoteAsk, Vote | standby and others | whether others hear no leader either |
 """
 
@@ -21,15 +21,15 @@ from dataclasses import dataclass
 from delaywheel.identity import WheelId
 from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel.storage.frames.bundle import FrameBundle
-from delaywheel_replica.core.protocol.heartbeat import Beat, FenceAnswer
+from delaywheel_replica.core.protocol.heartbeat import FenceAnswer, Heartbeat
 
 
 @dataclass(frozen=True, slots=True)
 class Gossip:
     """A node's own heartbeat, and the newest known of each other node."""
 
-    beat: Beat
-    others: tuple[Beat, ...] = ()
+    heartbeat: Heartbeat
+    others: tuple[Heartbeat, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Status files: what a node's two processes report to each other, always as a whole state.
 
-`ServerStatus` is the server's row: its node's beat, and what it knows of the other nodes.
+`ServerStatus` is the server's row: its node's heartbeat, and what it knows of the other nodes.
 `CleanerStatus` is the cleaner's: what the control topic says, how forwarding goes, and what a
 leader or candidate wants of the other nodes. A reader that missed some loses nothing.
 """
@@ -14,7 +14,7 @@ from delaywheel.identity import WheelId
 from delaywheel_replica.core.protocol.control import ControlState, Leader, NodeRecord, WheelRecord
 from delaywheel_replica.core.protocol.fields import Fields, Unchanged, parse_wheel
 from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameSet
-from delaywheel_replica.core.protocol.heartbeat import Beat, Fence, FenceAnswer
+from delaywheel_replica.core.protocol.heartbeat import Fence, FenceAnswer, Heartbeat
 from delaywheel_replica.core.protocol.histogram import Histogram
 from delaywheel_replica.core.protocol.progress import Progress
 from delaywheel_replica.core.protocol.reschedules import MessageKey, Reschedule
@@ -53,11 +53,11 @@ class PeerSight:
     """What is known of another node.
 
     Attributes:
-        beat: its newest, of the storage heard last; perhaps relayed by others.
+        heartbeat: its newest, of the storage heard last; perhaps relayed by others.
         heard_ms: when it was last heard directly, by this node's monotonic clock; None: never.
     """
 
-    beat: Beat
+    heartbeat: Heartbeat
     heard_ms: int | None
 
 
@@ -66,7 +66,7 @@ class ServerStatus:
     """The server's status: what its node reports, and what it knows of the others.
 
     Attributes:
-        beat: what it tells, made anew for this row.
+        heartbeat: what it tells, made anew for this row.
         pid: the server process.
         monotonic_ms: CLOCK_MONOTONIC when it was written; the same clock in all processes of
             one machine.
@@ -83,7 +83,7 @@ class ServerStatus:
         implausible_beats: of the others, relayed, that cannot have been theirs; since the start.
     """
 
-    beat: Beat
+    heartbeat: Heartbeat
     pid: int
     monotonic_ms: int
     peers: Mapping[str, PeerSight] = field(default_factory=dict)
@@ -93,7 +93,7 @@ class ServerStatus:
     vote_round: int = 0
     looked_for: FrameSet = NO_FRAMES
     lacks: Mapping[str, FrameSet] = field(default_factory=dict)
-    implausible_beats: int = 0
+    implausible_heartbeats: int = 0
 
     def is_fresh(self, now_monotonic_ms: int) -> bool:
         """Whether the status is recent enough for the server to be alive."""
@@ -101,11 +101,11 @@ class ServerStatus:
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object."""
-        return self.beat.to_json() | {
+        return self.heartbeat.to_json() | {
             "pid": self.pid,
             "monotonic_ms": self.monotonic_ms,
             "peers": {
-                node: {"beat": sight.beat.to_json(), "heard_ms": sight.heard_ms}
+                node: {"beat": sight.heartbeat.to_json(), "heard_ms": sight.heard_ms}
                 for node, sight in self.peers.items()
             },
             "leader_heard_ms": self.leader_heard_ms,
@@ -114,7 +114,7 @@ class ServerStatus:
             "vote_round": self.vote_round,
             "looked_for": self.looked_for.to_json(),
             "lacks": {node: frames.to_json() for node, frames in self.lacks.items()},
-            "implausible_beats": self.implausible_beats,
+            "implausible_beats": self.implausible_heartbeats,
         }
 
     @classmethod
@@ -132,7 +132,7 @@ class ServerStatus:
         peers = fields.object("peers")
         lacks = fields.object("lacks")
         return cls(
-            beat=Beat.from_json(fields, known),
+            heartbeat=Heartbeat.from_json(fields, known),
             pid=fields.integer("pid"),
             monotonic_ms=fields.integer("monotonic_ms"),
             peers={name: _sight(peers.object(name), known.within(name)) for name in peers.names()},
@@ -142,7 +142,7 @@ class ServerStatus:
             vote_round=fields.integer("vote_round", at_least=0),
             looked_for=known.of("looked_for", fields.items("looked_for"), FrameSet.from_json),
             lacks={name: FrameSet.from_json(lacks.items(name)) for name in lacks.names()},
-            implausible_beats=fields.integer("implausible_beats", at_least=0),
+            implausible_heartbeats=fields.integer("implausible_beats", at_least=0),
         )
 
 
@@ -353,8 +353,8 @@ def _reschedules(document: Any) -> dict[MessageKey, Reschedule]:
 
 
 def _sight(fields: Fields, known: Unchanged) -> PeerSight:
-    beat = Beat.from_json(fields.object("beat"), known)
-    return PeerSight(beat, fields.optional_integer("heard_ms"))
+    heartbeat = Heartbeat.from_json(fields.object("beat"), known)
+    return PeerSight(heartbeat, fields.optional_integer("heard_ms"))
 
 
 def _counted(known: Unchanged, fields: Fields, name: str) -> Mapping[str, int]:

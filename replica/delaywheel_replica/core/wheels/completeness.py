@@ -22,7 +22,7 @@ from delaywheel.identity import WheelId
 from delaywheel.storage.folder.node_state import NodeState
 from delaywheel_replica.core.node.known import Registry
 from delaywheel_replica.core.protocol.control import WheelRecord
-from delaywheel_replica.core.protocol.heartbeat import Beat
+from delaywheel_replica.core.protocol.heartbeat import Heartbeat
 
 
 class Completeness:
@@ -39,14 +39,14 @@ class Completeness:
         self._boot = boot
         self._targets: dict[WheelId, int] = {}
 
-    def heard(self, beat: Beat) -> None:
+    def heard(self, heartbeat: Heartbeat) -> None:
         """Takes a heartbeat that came directly from its node."""
-        heard = beat.heard.get(self._node)
+        heard = heartbeat.heard.get(self._node)
         if heard is None or heard.boot != self._boot:
             return
-        for wheel in beat.named:
-            told = beat.wheels.get(wheel)
-            if told is not None and wheel.node == beat.node:
+        for wheel in heartbeat.named:
+            told = heartbeat.wheels.get(wheel)
+            if told is not None and wheel.node == heartbeat.node:
                 self._targets.setdefault(wheel, told.applied)
 
     def doubted(

@@ -3,7 +3,7 @@
 | a promise is | taken of these wheels | told |
 |---|---|---|
 | asked for | what a fill or a committed end allows | no |
-| saved | the same | to whoever asks, with each beat; to this node's own cleaner |
+| saved | the same | to whoever asks, with each heartbeat; to this node's own cleaner |
 
 A leader asks for it, or a member that refused a wheel of this node. From that moment on nothing
 more may be asked to be written: what was asked to be

@@ -14,7 +14,7 @@ follows behind.
 | who is not heard, or has another disk than the wheel was registered with | no |
 
 Who helped is asked on; otherwise they follow one another in a circle. That somebody lacks a frame
-counts while it is heard and its beats show nothing else: it may have got it since.
+counts while it is heard and its heartbeats show nothing else: it may have got it since.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from delaywheel.identity import WheelId
 from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel_replica.core.node.events import MemberConfig
-from delaywheel_replica.core.protocol.heartbeat import MAX_SOUGHT, WheelBeat
+from delaywheel_replica.core.protocol.heartbeat import MAX_SOUGHT, WheelHeartbeat
 from delaywheel_replica.core.protocol.messages import Fetch, Lacks
 
 _EVERY = 0
@@ -38,7 +38,7 @@ class Want:
         applied: the greatest seq that is there.
         lacking: seqs that are wanted one by one; some may be above `applied`.
         limit: all above `applied` up to here are wanted; less than `applied`: none.
-        beats: node -> what its newest beat tells of the wheel, where it tells anything.
+        heartbeats: node -> what its newest heartbeat tells of the wheel, where it tells anything.
         members: node -> storage, as registered.
         storages: node -> storage, as heard of each other node.
     """
@@ -46,7 +46,7 @@ class Want:
     applied: int
     lacking: SeqSet
     limit: int
-    beats: Mapping[str, WheelBeat]
+    heartbeats: Mapping[str, WheelHeartbeat]
     members: Mapping[str, str]
     storages: Mapping[str, str]
 
@@ -73,12 +73,12 @@ class Want:
 
     def shown(self, node: str) -> SeqSet:
         """Returns the frames that a node's newest heartbeat reports."""
-        told = self.beats.get(node)
+        told = self.heartbeats.get(node)
         return NO_SEQS if told is None else told.shown
 
     def shows(self, node: str, seq: int) -> bool:
         """Whether a node's newest heartbeat reports a frame."""
-        told = self.beats.get(node)
+        told = self.heartbeats.get(node)
         return told is not None and told.shows(seq)
 
 

@@ -7,7 +7,7 @@ What the store said last (`Held`) counts; beside it stands what the store cannot
 | frames that could not be read | the store, reading | they are repaired, cut or lost |
 | frames that a leader waits for | its rows | repaired, cut, lost, or taken back |
 | frames that are lost | the cleaner: committed | for good; they are not lacking |
-| high watermark, seal, ledger | beats of any node: the greatest | the wheel is deleted |
+| high watermark, seal, ledger | heartbeats of any node: the greatest | the wheel is deleted |
 
 The cleaner's word may be older than a repair: of a repaired frame it counts after `READ_AGAIN_MS`.
 It may be wrong as well, of what was put in order while it read: what it waits for is taken back
@@ -22,7 +22,7 @@ from delaywheel.identity import WheelId
 from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel_replica.core.node.events import Held
 from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameSet
-from delaywheel_replica.core.protocol.heartbeat import MAX_LACKING, Beat, WheelBeat
+from delaywheel_replica.core.protocol.heartbeat import MAX_LACKING, Heartbeat, WheelHeartbeat
 from delaywheel_replica.core.protocol.seal import Seal
 
 READ_AGAIN_MS = 2_000
@@ -52,7 +52,7 @@ class Inventory:
         self._lost = NO_FRAMES
         # In order.
         self._wheels = {wheel: _Wheel(found, found) for wheel, found in sorted(held.items())}
-        self._beats: dict[WheelId, WheelBeat] | None = None
+        self._heartbeats: dict[WheelId, WheelHeartbeat] | None = None
 
     def __contains__(self, wheel: object) -> bool:
         return wheel in self._wheels
@@ -88,12 +88,12 @@ class Inventory:
         known.reported = known.reported.within(1, held.applied)
         self._look_at(wheel, known)
 
-    def left(self, wheel: WheelId, told: WheelBeat) -> None:
+    def left(self, wheel: WheelId, told: WheelHeartbeat) -> None:
         """Adds an own wheel that is no longer written; what was reported of it stays true."""
         known = self._wheels[wheel]
         known.high_watermark, known.seal = told.high_watermark, told.seal
         known.ledger_seq = told.ledger_seq
-        self._beats = None
+        self._heartbeats = None
 
     def repaired(self, wheel: WheelId, seqs: SeqSet, now_ms: int) -> None:
         """Notes that the store has rewritten frames; must be called before `put`."""
@@ -134,12 +134,12 @@ class Inventory:
     def deleted(self, wheel: WheelId) -> None:
         """Removes a wheel whose files were deleted."""
         self._wheels.pop(wheel, None)
-        self._beats = None
+        self._heartbeats = None
 
-    def heard(self, beat: Beat) -> bool:
+    def heard(self, heartbeat: Heartbeat) -> bool:
         """Takes a heartbeat's entries for these wheels; returns whether a high watermark moved."""
         moved = False
-        for wheel, told in beat.wheels.items():
+        for wheel, told in heartbeat.wheels.items():
             known = self._wheels.get(wheel)
             if known is None:
                 continue
@@ -148,11 +148,11 @@ class Inventory:
                 moved = True
             if (told.seal_slot, -told.seal_seq) > _strength(known.seal):
                 known.seal = told.seal
-                self._beats = None
+                self._heartbeats = None
             if told.ledger_seq > known.ledger_seq:
                 self.published(wheel, told.ledger_seq)
         if moved:
-            self._beats = None
+            self._heartbeats = None
         return moved
 
     def published(self, wheel: WheelId, seq: int) -> None:
@@ -160,28 +160,28 @@ class Inventory:
         known = self._wheels.get(wheel)
         if known is not None:
             known.ledger_seq = max(seq, known.ledger_seq)
-            self._beats = None
+            self._heartbeats = None
 
-    def beats(self) -> Mapping[WheelId, WheelBeat]:
+    def heartbeats(self) -> Mapping[WheelId, WheelHeartbeat]:
         """The heartbeat entries of all wheels; the mapping is never changed afterwards."""
-        if self._beats is None:
-            self._beats = {wheel: _beat(known) for wheel, known in self._wheels.items()}
-        return self._beats
+        if self._heartbeats is None:
+            self._heartbeats = {wheel: _heartbeat(known) for wheel, known in self._wheels.items()}
+        return self._heartbeats
 
     def _look_at(self, wheel: WheelId, known: _Wheel) -> None:
         stored = known.stored
         lacking = (stored.lacking | known.bad | known.reported) - self._lost.seqs(wheel)
         known.held = stored if lacking == stored.lacking else replace(stored, lacking=lacking)
-        self._beats = None
+        self._heartbeats = None
 
 
 def _by_wheel(item: tuple[WheelId, _Wheel]) -> WheelId:
     return item[0]
 
 
-def _beat(known: _Wheel) -> WheelBeat:
+def _heartbeat(known: _Wheel) -> WheelHeartbeat:
     held = known.held
-    return WheelBeat(
+    return WheelHeartbeat(
         applied=held.applied,
         high_watermark=known.high_watermark,
         seal_slot=known.seal.slot,

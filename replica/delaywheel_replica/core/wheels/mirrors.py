@@ -42,7 +42,7 @@ from delaywheel_replica.core.node.heard_heartbeats import HeardHeartbeats
 from delaywheel_replica.core.node.known import Known
 from delaywheel_replica.core.node.plausible import MOST
 from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameSet
-from delaywheel_replica.core.protocol.heartbeat import MAX_SOUGHT, Beat
+from delaywheel_replica.core.protocol.heartbeat import MAX_SOUGHT, Heartbeat
 from delaywheel_replica.core.protocol.messages import Applied, Frames, Lacks, Refused
 from delaywheel_replica.core.wheels.fencing import Fencing
 from delaywheel_replica.core.wheels.fetching import Fetching, Want
@@ -246,8 +246,8 @@ class Mirrors:
 
     def _tell_origin(self, wheel: WheelId) -> list[Effect]:
         """Reports fetched frames to their origin, where they count like pushed ones."""
-        beat = self._hearing.beats().get(wheel.node)
-        is_in_use = beat is not None and beat.open == wheel
+        heartbeat = self._hearing.heartbeats().get(wheel.node)
+        is_in_use = heartbeat is not None and heartbeat.open == wheel
         if not is_in_use and wheel not in self._pushed:
             return []
         self._pushed.discard(wheel)
@@ -266,8 +266,8 @@ class Mirrors:
             self._fetching.look_only_for(wheel, wanted)
         effects = self.fetch()
         self._shown = {}
-        for beat in self._hearing.beats().values():
-            for wheel, told in beat.wheels.items():
+        for heartbeat in self._hearing.heartbeats().values():
+            for wheel, told in heartbeat.wheels.items():
                 self._shown[wheel] = max(told.applied, self._shown.get(wheel, 0))
         return [*effects, *self._close_and_delete()]
 
@@ -276,12 +276,12 @@ class Mirrors:
         if not self._hearing.others or self._known.disk.is_out:
             return []
         sought = self.sought()
-        beats = self._hearing.beats()
+        heartbeats = self._hearing.heartbeats()
         wants = {}
         for wheel in self._wheels():
             if self._awaiting.is_writing(wheel):
                 continue
-            want = self._want(wheel, sought.seqs(wheel), beats)
+            want = self._want(wheel, sought.seqs(wheel), heartbeats)
             if want is not None:
                 wants[wheel] = want
         reachable = self._hearing.reachable(self._known.now_ms)
@@ -334,7 +334,9 @@ class Mirrors:
             wheels = {w for w in wheels if not registry.is_gone(w)} | registry.wheels.keys()
         return sorted(wheels - {self._line.wheel} - self._verifying.wheels)
 
-    def _want(self, wheel: WheelId, sought: SeqSet, beats: Mapping[str, Beat]) -> Want | None:
+    def _want(
+        self, wheel: WheelId, sought: SeqSet, heartbeats: Mapping[str, Heartbeat]
+    ) -> Want | None:
         if not self._is_member(wheel):
             return None
         held = self._inventory.get(wheel)
@@ -348,11 +350,13 @@ class Mirrors:
             applied=applied,
             lacking=lacking,
             limit=limit,
-            beats={
-                node: beat.wheels[wheel] for node, beat in beats.items() if wheel in beat.wheels
+            heartbeats={
+                node: heartbeat.wheels[wheel]
+                for node, heartbeat in heartbeats.items()
+                if wheel in heartbeat.wheels
             },
             members=self._members(wheel),
-            storages={node: beat.storage for node, beat in beats.items()},
+            storages={node: heartbeat.storage for node, heartbeat in heartbeats.items()},
         )
 
     def _members(self, wheel: WheelId) -> Mapping[str, str]:

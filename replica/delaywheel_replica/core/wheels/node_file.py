@@ -15,7 +15,7 @@ from delaywheel.storage.folder.node_state import NodeState
 from delaywheel_replica.core.node.awaiting import Awaited, Awaiting
 from delaywheel_replica.core.node.events import Effect, Held, LeaveWheel, OpenWheel, Save
 from delaywheel_replica.core.node.known import Known
-from delaywheel_replica.core.protocol.heartbeat import WheelBeat
+from delaywheel_replica.core.protocol.heartbeat import WheelHeartbeat
 from delaywheel_replica.core.wheels import own_wheels as own
 from delaywheel_replica.core.wheels.completeness import Completeness
 from delaywheel_replica.core.wheels.fencing import Fencing
@@ -117,7 +117,7 @@ class Keeping:
         self._line.opened(wheel)
         self.changed()
 
-    def left(self, wheel: WheelId, held: Held | None) -> WheelBeat | None:
+    def left(self, wheel: WheelId, held: Held | None) -> WheelHeartbeat | None:
         """Notes that an own wheel is no longer written, with what was last reported of it.
 
         Args:

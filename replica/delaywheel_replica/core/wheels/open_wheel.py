@@ -25,7 +25,7 @@ from delaywheel.storage.folder.node_state import Spare
 from delaywheel_replica.core.node.events import Effect, LeaveWheel, OpenWheel, Serve, Written
 from delaywheel_replica.core.node.heard_heartbeats import HeardHeartbeats
 from delaywheel_replica.core.node.known import Known
-from delaywheel_replica.core.protocol.heartbeat import Beat, WheelBeat
+from delaywheel_replica.core.protocol.heartbeat import Heartbeat, WheelHeartbeat
 from delaywheel_replica.core.protocol.messages import Applied
 from delaywheel_replica.core.protocol.seal import Seal
 from delaywheel_replica.core.wheels.replication import Replication
@@ -145,10 +145,10 @@ class Line:
             now_ms=now_ms,
         )
         for peer in self._hearing.others:
-            beat = self._hearing.direct(peer)
-            if beat is not None:
-                self._replication.booted(peer, beat.storage, beat.boot, now_ms)
-                self._hear(self._replication, beat)
+            heartbeat = self._hearing.direct(peer)
+            if heartbeat is not None:
+                self._replication.booted(peer, heartbeat.storage, heartbeat.boot, now_ms)
+                self._hear(self._replication, heartbeat)
 
     def leave(self) -> list[Effect]:
         """Stops writing the wheel."""
@@ -162,9 +162,9 @@ class Line:
         if self._phase is Phase.NAMING:
             self.drop()
 
-    def drop(self) -> WheelBeat | None:
+    def drop(self) -> WheelHeartbeat | None:
         """Drops the wheel; returns what was last reported of it, if it was ever written."""
-        told = self.beat() if self._replication is not None else None
+        told = self.heartbeat() if self._replication is not None else None
         self._spare = self._replication = None
         self._phase = Phase.NAMING
         return told
@@ -193,16 +193,18 @@ class Line:
         if writing is not None and writing.wheel == told.wheel:
             writing.applied(sender, told.storage, told.boot, told.prefix, self._known.now_ms)
 
-    def heard(self, beat: Beat) -> None:
+    def heard(self, heartbeat: Heartbeat) -> None:
         """Takes a direct heartbeat, which also reports what the mirror holds."""
         writing = self.writing
         if writing is None:
             return
-        writing.booted(beat.node, beat.storage, beat.boot, self._known.now_ms)
-        self._hear(writing, beat)
-        told = beat.wheels.get(writing.wheel)
+        writing.booted(heartbeat.node, heartbeat.storage, heartbeat.boot, self._known.now_ms)
+        self._hear(writing, heartbeat)
+        told = heartbeat.wheels.get(writing.wheel)
         prefix = 0 if told is None else told.prefix
-        writing.applied(beat.node, beat.storage, beat.boot, prefix, self._known.now_ms)
+        writing.applied(
+            heartbeat.node, heartbeat.storage, heartbeat.boot, prefix, self._known.now_ms
+        )
 
     def published(self, wheel: WheelId, seq: int) -> None:
         """Notes that the wheel's ledger is published up to this seq."""
@@ -248,13 +250,13 @@ class Line:
         pushes = writing.pushes(now_ms, self._hearing.reachable(now_ms))
         return [Serve(peer, writing.wheel, first, last) for peer, first, last in pushes]
 
-    def beat(self) -> WheelBeat:
+    def heartbeat(self) -> WheelHeartbeat:
         """Returns the wheel's heartbeat entry."""
         replication, spare = self._replication, self._spare
         assert spare is not None
         if replication is None:
-            return WheelBeat(0, 0, spare.seal_slot, 0, 0, -1)
-        return WheelBeat(
+            return WheelHeartbeat(0, 0, spare.seal_slot, 0, 0, -1)
+        return WheelHeartbeat(
             applied=replication.last_seq,
             high_watermark=replication.high_watermark,
             seal_slot=replication.seal.slot,
@@ -263,8 +265,8 @@ class Line:
             top_slot=replication.top_slot,
         )
 
-    def _hear(self, writing: Replication, beat: Beat) -> None:
-        writing.says(beat.node, is_draining=beat.draining, disk_out=beat.disk_out)
+    def _hear(self, writing: Replication, heartbeat: Heartbeat) -> None:
+        writing.says(heartbeat.node, is_draining=heartbeat.draining, disk_out=heartbeat.disk_out)
 
     def _seal(self, writing: Replication) -> None:
         known = self._known
@@ -277,9 +279,9 @@ class Line:
 
     def _heard_members(self, spare: Spare) -> list[str]:
         """Returns members that are heard now with the storages the wheel was registered with."""
-        beats = self._hearing.beats()
+        heartbeats = self._hearing.heartbeats()
         return [
             node
             for node in self._hearing.reachable(self._known.now_ms)
-            if spare.members.get(node) == beats[node].storage
+            if spare.members.get(node) == heartbeats[node].storage
         ]

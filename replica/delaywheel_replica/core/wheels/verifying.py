@@ -6,7 +6,7 @@ the node is, for that wheel, as if it were away:
 
 | it | because |
 |---|---|
-| tells nothing of it in its beats | it does not know |
+| tells nothing of it in its heartbeats | it does not know |
 | names it there as `verifying`, and is not `complete` | nobody may take that for "nothing" |
 | answers no fence of its origin up to its number | an answer tells all that was ever taken |
 | neither serves a frame of it nor says that it lacks one | what all lack is lost |
@@ -26,7 +26,7 @@ from typing import Final
 from delaywheel.identity import WheelId
 from delaywheel_replica.core.node.awaiting import Awaiting
 from delaywheel_replica.core.node.events import VerifyWheel
-from delaywheel_replica.core.protocol.heartbeat import WheelBeat
+from delaywheel_replica.core.protocol.heartbeat import WheelHeartbeat
 
 AGAIN_MS: Final = 10_000
 
@@ -44,7 +44,7 @@ class Verifying:
         self.wheels = frozenset(wheels)
         self._awaiting = awaiting
         self._not_before_ms: dict[WheelId, int] = {}
-        self._told: dict[WheelId, WheelBeat] = {}
+        self._told: dict[WheelId, WheelHeartbeat] = {}
 
     def __contains__(self, wheel: object) -> bool:
         return wheel in self.wheels
@@ -62,14 +62,14 @@ class Verifying:
             and not self._awaiting.has(VerifyWheel, wheel)
         ]
 
-    def left(self, wheel: WheelId, told: WheelBeat | None, now_ms: int) -> None:
+    def left(self, wheel: WheelId, told: WheelHeartbeat | None, now_ms: int) -> None:
         """Adds an own wheel that was left, with what was last reported of it."""
         self.wheels |= {wheel}
         if told is not None:
             self._told[wheel] = told
         self.failed(wheel, now_ms)
 
-    def done(self, wheel: WheelId) -> WheelBeat | None:
+    def done(self, wheel: WheelId) -> WheelHeartbeat | None:
         """Removes a verified wheel; returns what this life last reported of it, if anything."""
         self._awaiting.done(VerifyWheel, wheel=wheel)
         self.wheels -= {wheel}

@@ -136,7 +136,7 @@ class CancelMany:
     ) -> dict[bytes, CancelDecision]:
         """Decides by a scan that has every frame up to V of the progress by which it decides."""
         status = self._view.cleaner.status
-        if status is None or not holds_progress(status.control, self._view.status().beat):
+        if status is None or not holds_progress(status.control, self._view.status().heartbeat):
             return dict.fromkeys(copies, CancelDecision.WAIT)
         cancels = await self._cancels(copies, page)
         return after_writing_many(
@@ -210,7 +210,7 @@ class CancelMany:
     ) -> pb.CancelManyResponse:
         answer = pb.CancelManyResponse(
             next_page_token=page.next_token,
-            looked=page.looked(self._view.status().beat.node),
+            looked=page.looked(self._view.status().heartbeat.node),
         )
         for message in page.messages:
             decided = decisions.get(message_key(message.id, message.due_ms))

@@ -146,7 +146,7 @@ class Reschedules:
         )
         if decision is CancelDecision.RESCHEDULED:
             await self._until_written(key)
-            slot, wheel = moved_ms // 1000, self._view.status().beat.open
+            slot, wheel = moved_ms // 1000, self._view.status().heartbeat.open
             return pb.RescheduleResponse(
                 outcome=pb.RESCHEDULE_OUTCOME_RESCHEDULED,
                 due_ms=moved_ms,

@@ -65,13 +65,13 @@ class Sights:
     async def _held(self, reference: Reference, otherwise: CancelDecision) -> CancelDecision:
         """Decides by a scan that has every frame up to V of the progress by which it decides."""
         status = self._view.cleaner.status
-        if status is None or not holds_progress(status.control, self._view.status().beat):
+        if status is None or not holds_progress(status.control, self._view.status().heartbeat):
             return otherwise
         found = await self._queries.find(reference)
         return after_writing(self._sight(reference, found, status, confirmed=True))
 
     async def _nobody_has(self, named: pb.MessageRef) -> bool:
-        """What others acknowledged since their last beats, this node has not heard of."""
+        """What others acknowledged since their last heartbeats, this node has not heard of."""
         cleaner = self._view.cleaner.status
         wheels = () if cleaner is None else cleaner.wheels.values()
         return await self._passing.others_have_none(named, wanted=others_to_ask(wheels))

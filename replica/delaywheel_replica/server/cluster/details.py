@@ -13,7 +13,7 @@ from delaywheel.identity import WheelId
 from delaywheel.storage.folder.disk import Disk
 from delaywheel.storage.writing.dial import DialView
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-from delaywheel_replica.core.protocol.heartbeat import Beat
+from delaywheel_replica.core.protocol.heartbeat import Heartbeat
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, ServerStatus
 from delaywheel_replica.server.cluster.merging import counted_once
 from delaywheel_replica.server.cluster.replicas import Lags, replicas_of
@@ -61,7 +61,7 @@ class Details:
             status: of this node's server, from which the answer was made.
         """
         self._add_replicas(answer.wheels, status)
-        report = self._report(answer, status.beat)
+        report = self._report(answer, status.heartbeat)
         for member in answer.members:
             if member.node == answer.node:
                 member.report.CopyFrom(report)
@@ -81,15 +81,15 @@ class Details:
             self._lags.tell(wheel, replicas, cleaner.floor or 0)
             row.replicas.extend(replicas)
 
-    def _report(self, answer: pb.DescribeClusterResponse, beat: Beat) -> pb.MemberReport:
+    def _report(self, answer: pb.DescribeClusterResponse, heartbeat: Heartbeat) -> pb.MemberReport:
         report = pb.MemberReport(
             version=version("delaywheel"),
             now_ms=wall_ms(),
             server_started_ms=self._said.started_ms,
             in_sync_changes=self._said.in_sync_changes(),
-            ledger=self._ledger(beat),
-            verifying_wheels=len(beat.verifying),
-            wheels=len(beat.verifying | (beat.wheels.keys() - {beat.spare})),
+            ledger=self._ledger(heartbeat),
+            verifying_wheels=len(heartbeat.verifying),
+            wheels=len(heartbeat.verifying | (heartbeat.wheels.keys() - {heartbeat.spare})),
         )
         if answer.HasField("refusing"):
             report.refusing.CopyFrom(answer.refusing)
@@ -108,11 +108,11 @@ class Details:
             report.pending_bytes += row.length_bytes
         return report
 
-    def _ledger(self, beat: Beat) -> pb.LedgerReport:
+    def _ledger(self, heartbeat: Heartbeat) -> pb.LedgerReport:
         state = self._said.books()
         return pb.LedgerReport(
             place=state.place,
-            lag_frames=ledger_lag_frames(beat),
+            lag_frames=ledger_lag_frames(heartbeat),
             failure=state.failure or "",
             failing_since_ms=state.failing_since_ms,
             gaps=state.gaps,

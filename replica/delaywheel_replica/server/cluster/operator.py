@@ -15,7 +15,7 @@ from delaywheel_proto.v1 import delaywheel_pb2_grpc as rpc
 from delaywheel_replica.core.leader.registration import wheels_of_a_node
 from delaywheel_replica.core.leader.replacing import frames_at_risk
 from delaywheel_replica.core.protocol.control import REMOVED, ControlState
-from delaywheel_replica.core.protocol.heartbeat import Beat
+from delaywheel_replica.core.protocol.heartbeat import Heartbeat
 from delaywheel_replica.core.protocol.progress import Progress, SetBackRefusal
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, ServerStatus
 from delaywheel_replica.link import NodeStorage, SetBack
@@ -23,7 +23,7 @@ from delaywheel_replica.server.node.answering import Context
 from delaywheel_replica.server.node.calls_to_nodes import AS_PASSED, Passing, was_passed
 from delaywheel_replica.server.node.node_view import (
     NodeView,
-    beats_heard,
+    heartbeats_heard,
     monotonic_ms,
     storage_is_replaced,
     wall_ms,
@@ -189,7 +189,7 @@ class Operator:
 
     def _told(self, set_backs: int, forwarded_to_ms: int, progress: Progress) -> pb.SetBackResponse:
         return pb.SetBackResponse(
-            node=self._view.status().beat.node,
+            node=self._view.status().heartbeat.node,
             set_backs=set_backs,
             forwarded_to_ms=forwarded_to_ms,
             goes_on_from_ms=progress.due_ms,
@@ -240,7 +240,7 @@ class Operator:
                 Reason.NOTHING_TO_REPLACE,
                 f"Node {node} was never registered: it will be with the first folder that is heard",
             )
-        heard = beats_heard(self._view.status()).get(node)
+        heard = heartbeats_heard(self._view.status()).get(node)
         if heard is None:
             raise RefusedError(Reason.NODE_NOT_HEARD, f"Node {node} is not heard")
         if wanted not in {"", heard.storage}:
@@ -256,7 +256,7 @@ class Operator:
 
     def _refuse_used(self, node: str) -> None:
         self._refuse_unknown(node)
-        if node == self._view.status().beat.node:
+        if node == self._view.status().heartbeat.node:
             raise RefusedError(Reason.NODE_LEADS, f"Node {node} leads")
         if node in self._members:
             raise RefusedError(Reason.NODE_IN_USE, f"Node {node} is among the leader's members")
@@ -271,7 +271,7 @@ class Operator:
             storage=_shown(storage),
             wheels=[
                 pb.WheelAtRisk(wheel=str(wheel), frames=frames)
-                for wheel, frames in frames_at_risk(control, node, _all_beats(status)).items()
+                for wheel, frames in frames_at_risk(control, node, _all_heartbeats(status)).items()
             ],
         )
         if not dry_run and before != storage:
@@ -306,10 +306,10 @@ def _shown(storage: str) -> str:
     return "" if storage == REMOVED else storage
 
 
-def _all_beats(status: ServerStatus) -> dict[str, Beat]:
+def _all_heartbeats(status: ServerStatus) -> dict[str, Heartbeat]:
     """Returns the last heartbeat of every node heard since this one started."""
-    others = {node: sight.beat for node, sight in status.peers.items()}
-    return {**others, status.beat.node: status.beat}
+    others = {node: sight.heartbeat for node, sight in status.peers.items()}
+    return {**others, status.heartbeat.node: status.heartbeat}
 
 
 class DelayWheelAdminService:

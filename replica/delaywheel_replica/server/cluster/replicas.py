@@ -32,9 +32,9 @@ from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.leader.failure_detector import ages_ms
 from delaywheel_replica.core.leader.holders import held_prefix
 from delaywheel_replica.core.protocol.control import ControlState, WheelRecord
-from delaywheel_replica.core.protocol.heartbeat import Beat
+from delaywheel_replica.core.protocol.heartbeat import Heartbeat
 from delaywheel_replica.core.protocol.status_files import ServerStatus
-from delaywheel_replica.server.node.node_view import beats_heard
+from delaywheel_replica.server.node.node_view import heartbeats_heard
 
 # Index rows looked at in one go, and how often: of a member that lacks more, the time is not told.
 _PIECE_ROWS: Final = 1 << 16
@@ -46,12 +46,12 @@ class _Sight:
     """What is known of one node.
 
     Attributes:
-        beat: its newest.
+        heartbeat: its newest.
         told_ago_ms: how old that is.
         is_heard: it reaches this node directly.
     """
 
-    beat: Beat
+    heartbeat: Heartbeat
     told_ago_ms: int
     is_heard: bool
 
@@ -69,18 +69,18 @@ def replicas_of(
     sights = _sights(status)
     found = {}
     for wheel, record in control.wheels.items():
-        waited_for = in_sync if wheel == status.beat.open and in_sync else None
+        waited_for = in_sync if wheel == status.heartbeat.open and in_sync else None
         looks = _Looks(control, wheel, record, sights, waited_for)
         found[wheel] = [looks.at(node) for node in sorted(record.members)]
     return found
 
 
 def _sights(status: ServerStatus) -> dict[str, _Sight]:
-    heard, ages = beats_heard(status), ages_ms(status, status.monotonic_ms)
-    beats = {node: sight.beat for node, sight in status.peers.items()}
+    heard, ages = heartbeats_heard(status), ages_ms(status, status.monotonic_ms)
+    heartbeats = {node: sight.heartbeat for node, sight in status.peers.items()}
     return {
-        node: _Sight(beat, ages[node], node in heard)
-        for node, beat in {**beats, status.beat.node: status.beat}.items()
+        node: _Sight(heartbeat, ages[node], node in heard)
+        for node, heartbeat in {**heartbeats, status.heartbeat.node: status.heartbeat}.items()
         if node in ages
     }
 
@@ -102,15 +102,15 @@ class _Looks:
         self._sights = sights
         self._waited_for = waited_for
         self._remaining = control.remaining(record)
-        told = [s.beat.wheels[wheel] for s in sights.values() if wheel in s.beat.wheels]
-        ends = [max(beat.applied, beat.high_watermark) for beat in told]
+        told = [s.heartbeat.wheels[wheel] for s in sights.values() if wheel in s.heartbeat.wheels]
+        ends = [max(heartbeat.applied, heartbeat.high_watermark) for heartbeat in told]
         self._end = max(ends, default=0) if record.closed_at is None else record.closed_at
 
     def at(self, node: str) -> pb.Replica:
         """Returns the state of one member."""
         replica = pb.Replica(node=node)
         sight = self._sights.get(node)
-        has_folder = sight is not None and sight.beat.storage == self._record.members[node]
+        has_folder = sight is not None and sight.heartbeat.storage == self._record.members[node]
         if sight is not None:
             replica.told_ago_ms = sight.told_ago_ms
         if node not in self._remaining:
@@ -119,7 +119,7 @@ class _Looks:
         if sight is None or not has_folder:
             replica.state = pb.REPLICA_STATE_AWAY
             return replica
-        held = min(held_prefix(self._control, self._wheel, sight.beat), self._end)
+        held = min(held_prefix(self._control, self._wheel, sight.heartbeat), self._end)
         replica.held_seq, replica.lag_frames = held, self._end - held
         if not replica.lag_frames:
             replica.lag_ms = 0
@@ -131,8 +131,8 @@ class _Looks:
             return pb.REPLICA_STATE_AWAY
         if not lags if self._waited_for is None else node in self._waited_for:
             return pb.REPLICA_STATE_IN_SYNC
-        told = sight.beat.wheels.get(self._wheel)
-        if lags and (not sight.beat.complete or (told is not None and told.lacking)):
+        told = sight.heartbeat.wheels.get(self._wheel)
+        if lags and (not sight.heartbeat.complete or (told is not None and told.lacking)):
             return pb.REPLICA_STATE_INCOMPLETE
         return pb.REPLICA_STATE_BEHIND
 

@@ -6,7 +6,7 @@ are behind `Outside` (outside.py).
 ======================  =========================================  ============================
 who                     calls                                      waits for
 ======================  =========================================  ============================
-beat thread             ``tick``, ``status``                       the lock
+heartbeat thread             ``tick``, ``status``                       the lock
 threads of peers        ``received``, ``disconnected``             the lock; about frames also
                                                                    for the disk
 event loop              ``cleaner_told``, ``submit``, ``status``   the lock
@@ -17,7 +17,7 @@ that may wait for it
 ======================  =========================================  ============================
 
 - The machine is stepped under one lock, with clocks read under it, and nothing else is done there:
-  no step ever waits for a disk, so a slow one delays no beat and no row.
+  no step ever waits for a disk, so a slow one delays no heartbeat and no row.
 - What cannot fail (`Send`, `Tell`, `Acknowledge`) is done at once by whoever steps, outside the
   lock. Two threads may overtake each other in that; the machine bears it
   (core/protocol/messages.py), and an acknowledgement names its wheel.
@@ -53,13 +53,13 @@ from delaywheel_replica.core.node.awaiting import Awaited
 from delaywheel_replica.core.node.events import (
     Acknowledge,
     Broken,
-    CleanerTold,
+    CleanerReported,
     Closed,
     CloseWheel,
     DeleteWheel,
     Disconnected,
+    DiskReported,
     DiskState,
-    DiskTold,
     Drain,
     Effect,
     Event,
@@ -148,7 +148,7 @@ class Driver:
         self._outside = outside
         self._committer = Committer()
         self._disk = DiskWatch(
-            store.room, outside.now_ms, lambda state: self._tell(DiskTold(state))
+            store.room, outside.now_ms, lambda state: self._tell(DiskReported(state))
         )
         self._peer_frames = PeerFrames(
             store,
@@ -205,7 +205,7 @@ class Driver:
 
     def cleaner_told(self, status: CleanerStatus | None) -> None:
         """Takes the newest status of the cleaner; None: it is not alive."""
-        self._step(lambda now_ms, wall_ms: CleanerTold(status, now_ms, wall_ms))
+        self._step(lambda now_ms, wall_ms: CleanerReported(status, now_ms, wall_ms))
 
     def published(self, wheel: WheelId, seq: int) -> None:
         """Notes that the ledger of a wheel is published up to this seq."""
@@ -253,7 +253,7 @@ class Driver:
         self._step(_at_any_time(event))
 
     def _tell_disk(self, state: DiskState) -> None:
-        self._tell(DiskTold(state))
+        self._tell(DiskReported(state))
 
     def _step(self, event_at: _EventAt, *, here: bool = False) -> None:
         """Steps the machine; the event is made from the clocks.

@@ -28,7 +28,7 @@ from delaywheel_replica.peers.states import PeerState
 from delaywheel_replica.process.logs import get_logger
 from delaywheel_replica.server.commit.committer import Answers
 from delaywheel_replica.server.commit.outside import Job
-from delaywheel_replica.server.commit.threads import BeatThread, StoreThread
+from delaywheel_replica.server.commit.threads import HeartbeatThread, StoreThread
 from delaywheel_replica.server.commit.writing import settle
 from delaywheel_replica.server.ledger.rows import CountedLedger
 from delaywheel_replica.server.node.node_view import monotonic_ms, wall_ms
@@ -49,7 +49,7 @@ class Surroundings:
         self,
         *,
         store_thread: StoreThread,
-        beat_thread: BeatThread,
+        heartbeat_thread: HeartbeatThread,
         ledger: CountedLedger,
         loop: asyncio.AbstractEventLoop,
         has_left: bool,
@@ -60,7 +60,7 @@ class Surroundings:
         if has_left:
             self.left.set()
         self._store_thread = store_thread
-        self._beat_thread = beat_thread
+        self._heartbeat_thread = heartbeat_thread
         self._ledger = ledger
         self._loop = loop
         self._spare: WheelId | None = None
@@ -92,7 +92,7 @@ class Surroundings:
 
     def tell(self) -> None:
         """Has the status written."""
-        self._beat_thread.tell()
+        self._heartbeat_thread.tell()
 
     def acknowledged(self, effect: Acknowledge, answers: Answers) -> None:
         """Answers callers."""

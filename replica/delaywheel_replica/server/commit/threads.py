@@ -102,7 +102,7 @@ class StoreThread:
             self._turn.release()
 
 
-class BeatThread:
+class HeartbeatThread:
     """Ticks, and writes ``server.row``. ``tell`` may be called on any thread."""
 
     def __init__(self, path: Path, *, wake: Callable[[], object]) -> None:

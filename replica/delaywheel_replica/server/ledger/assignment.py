@@ -32,7 +32,7 @@ from delaywheel.identity import WheelId
 from delaywheel_replica.core.leader.failure_detector import ages_ms
 from delaywheel_replica.core.protocol.control import WheelRecord
 from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameSet
-from delaywheel_replica.core.protocol.heartbeat import WheelBeat
+from delaywheel_replica.core.protocol.heartbeat import WheelHeartbeat
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, ServerStatus
 
 LOST_MS: Final = 60_000
@@ -68,13 +68,13 @@ def publishable(
         leads: whether that cleaner lives and leads.
         heard_for_ms: for how long the server could have heard others.
     """
-    beat = status.beat
+    heartbeat = status.heartbeat
     records: Mapping[WheelId, WheelRecord] = {} if cleaner is None else cleaner.wheels
     found: dict[WheelId, Publishable] = {}
-    for wheel, told in beat.wheels.items():
+    for wheel, told in heartbeat.wheels.items():
         record = records.get(wheel)
-        is_own = wheel.node == beat.node
-        if is_own and wheel != beat.spare:
+        is_own = wheel.node == heartbeat.node
+        if is_own and wheel != heartbeat.spare:
             found[wheel] = _publishable(wheel, told, record, cleaner)
         elif not is_own and leads and record is not None and record.closed_at is not None:
             assert cleaner is not None
@@ -93,7 +93,7 @@ def registered(cleaner: CleanerStatus | None) -> Collection[WheelId] | None:
 
 
 def _publishable(
-    wheel: WheelId, told: WheelBeat, record: WheelRecord | None, cleaner: CleanerStatus | None
+    wheel: WheelId, told: WheelHeartbeat, record: WheelRecord | None, cleaner: CleanerStatus | None
 ) -> Publishable:
     closed_at = None if record is None else record.closed_at
     lost = NO_FRAMES if cleaner is None else cleaner.lost.of_wheel(wheel)
@@ -118,7 +118,7 @@ def _is_lost(
     if node not in cleaner.control.remaining(record):
         return True
     sight = status.peers.get(node)
-    if sight is not None and sight.beat.storage != record.members[node]:
+    if sight is not None and sight.heartbeat.storage != record.members[node]:
         return True
     age_ms = ages_ms(status, status.monotonic_ms).get(node, heard_for_ms)
     return min(age_ms, heard_for_ms) >= LOST_MS

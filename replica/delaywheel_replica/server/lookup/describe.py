@@ -10,12 +10,12 @@ from typing import Final
 from delaywheel.identity import WheelId
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.config import Config
-from delaywheel_replica.core.protocol.heartbeat import WheelBeat
+from delaywheel_replica.core.protocol.heartbeat import WheelHeartbeat
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role, ServerStatus
 from delaywheel_replica.server.lookup.stored import progress_message
 from delaywheel_replica.server.node.node_view import (
     NodeView,
-    beats_heard,
+    heartbeats_heard,
     leader_heard,
     storage_is_replaced,
     wall_ms,
@@ -68,8 +68,8 @@ def describe_cluster(
     if leader is not None:
         answer.leader.node = leader.node
         answer.leader.epoch = leader.epoch
-    if status.beat.floor is not None:
-        answer.floor = status.beat.floor
+    if status.heartbeat.floor is not None:
+        answer.floor = status.heartbeat.floor
     return answer
 
 
@@ -81,11 +81,11 @@ def wheels_of(status: ServerStatus, view: NodeView, *, of_all: bool) -> list[pb.
         view: what its parts know.
         of_all: what is known of all nodes; else: what this one holds.
     """
-    cleaner, beats = view.cleaner.status, beats_heard(status)
+    cleaner, heartbeats = view.cleaner.status, heartbeats_heard(status)
     registered = {} if cleaner is None else cleaner.wheels
     progress = None if cleaner is None else cleaner.progress
     rows = []
-    for wheel in sorted(status.beat.wheels.keys() | registered.keys()):
+    for wheel in sorted(status.heartbeat.wheels.keys() | registered.keys()):
         record, told = registered.get(wheel), _newest(wheel, status, of_all=of_all)
         row = pb.WheelStatus(
             wheel=str(wheel),
@@ -96,7 +96,7 @@ def wheels_of(status: ServerStatus, view: NodeView, *, of_all: bool) -> list[pb.
             progress_seq=progress.seq(wheel) if progress is not None else 0,
             ledger_seq=told.ledger_seq,
         )
-        origin = beats.get(wheel.node)
+        origin = heartbeats.get(wheel.node)
         if origin is not None and storage_is_replaced(cleaner, wheel.node, origin.storage):
             origin = None  # what another folder knows of its wheels is nothing
         if record is not None and record.closed_at is not None:
@@ -104,7 +104,7 @@ def wheels_of(status: ServerStatus, view: NodeView, *, of_all: bool) -> list[pb.
             row.final_seq = record.closed_at
         elif origin is not None and wheel == origin.open:
             row.state = pb.WHEEL_STATE_OPEN
-            if wheel.node == status.beat.node:
+            if wheel.node == status.heartbeat.node:
                 row.in_sync.extend(sorted(view.in_sync()))
         elif origin is not None and (wheel == origin.spare or wheel.number > origin.last_number):
             row.state = pb.WHEEL_STATE_SPARE
@@ -112,34 +112,36 @@ def wheels_of(status: ServerStatus, view: NodeView, *, of_all: bool) -> list[pb.
     return rows
 
 
-def _newest(wheel: WheelId, status: ServerStatus, *, of_all: bool) -> WheelBeat:
+def _newest(wheel: WheelId, status: ServerStatus, *, of_all: bool) -> WheelHeartbeat:
     """Returns the best-informed report of a wheel: its origin's, or that of the best holder."""
-    others = [sight.beat for sight in status.peers.values()] if of_all else []
-    beats = [status.beat, *others]
-    told = [beat.wheels[wheel] for beat in beats if wheel in beat.wheels]
-    nothing = WheelBeat(0, 0, 0, 0, 0, -1)
+    others = [sight.heartbeat for sight in status.peers.values()] if of_all else []
+    heartbeats = [status.heartbeat, *others]
+    told = [heartbeat.wheels[wheel] for heartbeat in heartbeats if wheel in heartbeat.wheels]
+    nothing = WheelHeartbeat(0, 0, 0, 0, 0, -1)
     return max(told, key=lambda each: (each.applied, each.high_watermark), default=nothing)
 
 
 def _members(
     config: Config, view: NodeView, status: ServerStatus, address: str, *, accepting: bool
 ) -> list[pb.Member]:
-    beats, peers = beats_heard(status), view.peers()
+    heartbeats, peers = heartbeats_heard(status), view.peers()
     rows = []
     for node in sorted(config.members):
-        beat, is_self = beats.get(node), node == config.node_id
+        heartbeat, is_self = heartbeats.get(node), node == config.node_id
         peer = peers.get(node)
         told = None if peer is None else peer.client_address
-        others_accept = beat is not None and beat.open is not None and not beat.draining
+        others_accept = (
+            heartbeat is not None and heartbeat.open is not None and not heartbeat.draining
+        )
         rows.append(
             pb.Member(
                 node=node,
                 address=address if is_self else told or "",
-                reachable=beat is not None,
+                reachable=heartbeat is not None,
                 accepting=accepting if is_self else others_accept,
-                complete=beat is not None and beat.complete,
-                storage_replaced=beat is not None
-                and storage_is_replaced(view.cleaner.status, node, beat.storage),
+                complete=heartbeat is not None and heartbeat.complete,
+                storage_replaced=heartbeat is not None
+                and storage_is_replaced(view.cleaner.status, node, heartbeat.storage),
                 settings_differ=(None if peer is None else peer.rolling) or "",
             )
         )

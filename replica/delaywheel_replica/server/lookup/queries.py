@@ -20,7 +20,7 @@ from delaywheel.storage.folder.disk import Disk
 from delaywheel.storage.frames.format import Frame
 from delaywheel.storage.writing.dial import DialView
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-from delaywheel_replica.core.election.eligibility import heard_beats
+from delaywheel_replica.core.election.eligibility import heard_heartbeats
 from delaywheel_replica.core.leader.holders import knows_all
 from delaywheel_replica.core.protocol.control import ControlState
 from delaywheel_replica.core.protocol.frames import NO_FRAMES
@@ -198,10 +198,10 @@ class Queries:
                 )
                 for row in rows[:limit]
             ],
-            node=status.beat.node,
+            node=status.heartbeat.node,
             wheels=wheels_of(status, self._view, of_all=False),
             progress=progress_message(progress),
-            counted_by=[status.beat.node],
+            counted_by=[status.heartbeat.node],
         )
         if len(rows) > limit:
             answer.next_slot = int(rows[limit]["slot"])
@@ -240,14 +240,14 @@ class Queries:
         if cleaner is None:
             return False
         registry = ControlState(wheels=cleaner.wheels, lost=cleaner.lost)
-        return knows_all(registry, status.beat, heard_beats(status, status.monotonic_ms))
+        return knows_all(registry, status.heartbeat, heard_heartbeats(status, status.monotonic_ms))
 
     def damaged(self, wheel: WheelId, seq: int, slot: int) -> None:
         """Reports a frame that could not be read.
 
         The floor is looked at afterwards: nothing is deleted before it is known here.
         """
-        cleaner, floor = self._view.cleaner.status, self._view.status().beat.floor
+        cleaner, floor = self._view.cleaner.status, self._view.status().heartbeat.floor
         is_lost = cleaner is not None and (wheel, seq) in cleaner.lost
         if not is_lost and (floor is None or slot >= floor):
             self._on_damaged(wheel, seq)
@@ -260,7 +260,7 @@ def slots_at_most(request: pb.ListSlotsRequest) -> int:
 
 def limits_of(status: ServerStatus) -> dict[WheelId, int]:
     """Returns the local wheels, each with the last seq to read."""
-    return {wheel: told.applied for wheel, told in status.beat.wheels.items() if told.applied}
+    return {wheel: told.applied for wheel, told in status.heartbeat.wheels.items() if told.applied}
 
 
 def _page_position(token: str) -> Position | None:

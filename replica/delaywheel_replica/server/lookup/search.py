@@ -186,7 +186,7 @@ class Search:
         """
         asked = Asked(wanted, request.page_token, request.page_size, request.with_content)
         page = await self.page(asked)
-        node = self._view.status().beat.node
+        node = self._view.status().heartbeat.node
         return pb.SearchResponse(
             messages=page.messages, next_page_token=page.next_token, looked=page.looked(node)
         )

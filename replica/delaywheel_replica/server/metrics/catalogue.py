@@ -86,7 +86,7 @@ _NODE: tuple[Spec, ...] = (
     gauge(
         "complete",
         "1 while the node holds all that it ever acknowledged, else 0.",
-        lambda f: None if f.server is None else float(f.server.beat.complete),
+        lambda f: None if f.server is None else float(f.server.heartbeat.complete),
     ),
     gauges(
         "row_age_seconds",

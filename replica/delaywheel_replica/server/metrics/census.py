@@ -17,7 +17,7 @@ from delaywheel.storage.folder.disk import Disk
 from delaywheel.storage.frames.format import Kind
 from delaywheel.storage.reading.decoding import FrameBatch
 from delaywheel.storage.reading.reader import WheelReader
-from delaywheel_replica.core.protocol.heartbeat import Beat
+from delaywheel_replica.core.protocol.heartbeat import Heartbeat
 from delaywheel_replica.process.logs import get_logger
 from delaywheel_replica.server.node.pending_topics import PendingTopics
 
@@ -44,18 +44,18 @@ class Census:
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def start(self, beat: Beat) -> None:
+    def start(self, heartbeat: Heartbeat) -> None:
         """Begins to count.
 
         The wheels are those of which there are folders now: the node tells of them in its beats
         only when they have been looked through.
 
         Args:
-            beat: the first since the start, which has the wheel for new messages.
+            heartbeat: the first since the start, which has the wheel for new messages.
         """
-        new = (beat.open, beat.spare)
+        new = (heartbeat.open, heartbeat.spare)
         every = list_wheels(self._disk, self._data)
-        wheels = [wheel for wheel in every if wheel.node == beat.node and wheel not in new]
+        wheels = [wheel for wheel in every if wheel.node == heartbeat.node and wheel not in new]
         self._thread = threading.Thread(
             target=self._run, args=(wheels,), name="census", daemon=True
         )

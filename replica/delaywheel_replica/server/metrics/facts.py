@@ -19,7 +19,7 @@ from delaywheel.storage.folder.status_file import RowReader
 from delaywheel.storage.writing.dial import DialView, Pending
 from delaywheel_replica.config import Config
 from delaywheel_replica.core.protocol.fields import MalformedError
-from delaywheel_replica.core.protocol.heartbeat import WheelBeat
+from delaywheel_replica.core.protocol.heartbeat import WheelHeartbeat
 from delaywheel_replica.core.protocol.histogram import Histogram
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, ServerStatus
 from delaywheel_replica.peers.states import PeerState
@@ -138,10 +138,14 @@ class Facts:
     books: BooksState
 
     @property
-    def own_open(self) -> WheelBeat | None:
+    def own_open(self) -> WheelHeartbeat | None:
         """The open wheel of this node."""
-        beat = None if self.server is None else self.server.beat
-        return None if beat is None or beat.open is None else beat.wheels.get(beat.open)
+        heartbeat = None if self.server is None else self.server.heartbeat
+        return (
+            None
+            if heartbeat is None or heartbeat.open is None
+            else heartbeat.wheels.get(heartbeat.open)
+        )
 
 
 class Gatherer:

@@ -6,7 +6,7 @@ from delaywheel_replica.server.node.node_view import ledger_lag_frames
 
 
 def _lag(facts: Facts) -> float | None:
-    return None if facts.server is None else ledger_lag_frames(facts.server.beat)
+    return None if facts.server is None else ledger_lag_frames(facts.server.heartbeat)
 
 
 def _failing_s(facts: Facts) -> float:

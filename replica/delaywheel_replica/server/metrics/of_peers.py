@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
-from delaywheel_replica.core.protocol.heartbeat import Beat
+from delaywheel_replica.core.protocol.heartbeat import Heartbeat
 from delaywheel_replica.peers.states import Connection, Counters, PeerState
 from delaywheel_replica.server.metrics.facts import Facts
 from delaywheel_replica.server.metrics.metric import (
@@ -19,13 +19,13 @@ from delaywheel_replica.server.metrics.metric import (
 def _wheels(facts: Facts) -> Values:
     if facts.server is None:
         return []
-    beat = facts.server.beat
-    own = [wheel for wheel in beat.wheels if wheel.node == beat.node]
+    heartbeat = facts.server.heartbeat
+    own = [wheel for wheel in heartbeat.wheels if wheel.node == heartbeat.node]
     return [
-        (("open",), float(beat.open is not None)),
-        (("spare",), float(beat.spare is not None)),
-        (("left",), len([wheel for wheel in own if wheel not in beat.named])),
-        (("mirror",), len(beat.wheels) - len(own)),
+        (("open",), float(heartbeat.open is not None)),
+        (("spare",), float(heartbeat.spare is not None)),
+        (("left",), len([wheel for wheel in own if wheel not in heartbeat.named])),
+        (("mirror",), len(heartbeat.wheels) - len(own)),
     ]
 
 
@@ -37,17 +37,17 @@ def _watermark_lag(facts: Facts) -> float | None:
 def _lacking(facts: Facts) -> float | None:
     if facts.server is None:
         return None
-    return sum(len(told.lacking) for told in facts.server.beat.wheels.values())
+    return sum(len(told.lacking) for told in facts.server.heartbeat.wheels.values())
 
 
 def _peer_lags(facts: Facts) -> Values:
     """Returns how far each peer lags behind this node's open wheel."""
     told, server = facts.own_open, facts.server
-    if told is None or server is None or server.beat.open is None:
+    if told is None or server is None or server.heartbeat.open is None:
         return []
     lags = {}
     for peer, sight in server.peers.items():
-        theirs = sight.beat.wheels.get(server.beat.open)
+        theirs = sight.heartbeat.wheels.get(server.heartbeat.open)
         lags[peer] = told.applied - (0 if theirs is None else min(theirs.prefix, told.applied))
     return by_label(lags)
 
@@ -58,11 +58,11 @@ def _mirror_lags(facts: Facts) -> Values:
     if server is None:
         return []
     return by_label(
-        {peer: _behind(server.beat, sight.beat) for peer, sight in server.peers.items()}
+        {peer: _behind(server.heartbeat, sight.heartbeat) for peer, sight in server.peers.items()}
     )
 
 
-def _behind(own: Beat, theirs: Beat) -> float | None:
+def _behind(own: Heartbeat, theirs: Heartbeat) -> float | None:
     if theirs.open is None or theirs.open not in theirs.wheels:
         return None
     mirror = own.wheels.get(theirs.open)
@@ -186,7 +186,7 @@ PEER_METRICS: tuple[Spec, ...] = (
     counter(
         "implausible_beats",
         "Beats that one peer told of another one, and that cannot have been its own.",
-        lambda f: None if f.server is None else f.server.implausible_beats,
+        lambda f: None if f.server is None else f.server.implausible_heartbeats,
     ),
     _traffic("peer_breaks", "Times that the connection to a peer broke.", lambda c: c.breaks),
 )

@@ -21,7 +21,7 @@ from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_proto.v1 import delaywheel_pb2_grpc as rpc
 from delaywheel_replica.peers.states import PeerState
 from delaywheel_replica.process.logs import get_logger
-from delaywheel_replica.server.node.node_view import NodeView, beats_heard, leader_heard
+from delaywheel_replica.server.node.node_view import NodeView, heartbeats_heard, leader_heard
 from delaywheel_replica.server.node.refusals import DETAILS_KEY, RefusedError
 
 PASSED: Final = "dw-passed"
@@ -83,7 +83,7 @@ class Passing:
         """Returns the address of the leader's node, if it is another one and is heard."""
         status = self._view.status()
         leader = leader_heard(status)
-        if leader is None or leader.node == status.beat.node:
+        if leader is None or leader.node == status.heartbeat.node:
             return None
         peer = self._view.peers().get(leader.node)
         return None if peer is None else peer.client_address
@@ -189,8 +189,8 @@ class Passing:
 
         async with self._asks:
             answers = await self.ask_all(has_none, within_s=_ASKED_BY_THE_WAY_S)
-        beats = beats_heard(self._view.status())
-        complete = {node for node, beat in beats.items() if beat.complete}
+        heartbeats = heartbeats_heard(self._view.status())
+        complete = {node for node, heartbeat in heartbeats.items() if heartbeat.complete}
         none = [node for node, answer in answers.items() if answer is True and node in complete]
         return len(none) >= wanted and False not in answers.values()
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Final
 
 from delaywheel.storage.folder.status_file import RowReader
-from delaywheel_replica.core.election.eligibility import heard_beats
+from delaywheel_replica.core.election.eligibility import heard_heartbeats
 from delaywheel_replica.core.protocol.control import Leader
 from delaywheel_replica.core.protocol.fields import MalformedError, Unchanged
-from delaywheel_replica.core.protocol.heartbeat import Beat
+from delaywheel_replica.core.protocol.heartbeat import Heartbeat
 from delaywheel_replica.core.protocol.progress import Progress
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role, ServerStatus
 from delaywheel_replica.peers.states import PeerState
@@ -77,17 +77,20 @@ class NodeView:
     cleaner: Cleaner = field(default_factory=Cleaner)
 
 
-def beats_heard(status: ServerStatus) -> dict[str, Beat]:
+def heartbeats_heard(status: ServerStatus) -> dict[str, Heartbeat]:
     """The newest heartbeats: this node's own, and those of nodes heard directly."""
-    return {status.beat.node: status.beat, **heard_beats(status, status.monotonic_ms)}
+    return {
+        status.heartbeat.node: status.heartbeat,
+        **heard_heartbeats(status, status.monotonic_ms),
+    }
 
 
 def leader_heard(status: ServerStatus) -> Leader | None:
     """The leader heard now, the later of two; possibly this node."""
     offices = [
-        (beat.office.epoch, node)
-        for node, beat in beats_heard(status).items()
-        if beat.office is not None
+        (heartbeat.office.epoch, node)
+        for node, heartbeat in heartbeats_heard(status).items()
+        if heartbeat.office is not None
     ]
     if not offices:
         return None
@@ -95,9 +98,9 @@ def leader_heard(status: ServerStatus) -> Leader | None:
     return Leader(node, epoch)
 
 
-def ledger_lag_frames(beat: Beat) -> int:
+def ledger_lag_frames(heartbeat: Heartbeat) -> int:
     """How many frames of a node's own wheels are not published in the ledger yet."""
-    own = (told for wheel, told in beat.wheels.items() if wheel.node == beat.node)
+    own = (told for wheel, told in heartbeat.wheels.items() if wheel.node == heartbeat.node)
     return sum(max(0, told.applied - told.ledger_seq) for told in own)
 
 
