@@ -17,6 +17,8 @@ from typing import Self
 import pytest
 from confluent_kafka import Consumer, Message, Producer, TopicPartition
 
+from delaywheel.consumer import Partition
+from delaywheel.consumer.kafka import _read_away
 from local.loopback.kafka import KafkaBroker
 from support.consumer.plan import LEVELS_MS, Plan
 from support.consumer.relay import Relay
@@ -26,54 +28,108 @@ pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
 DRILL_S = float(os.environ.get("DELAYWHEEL_DRILL_S", "12"))
 RATE = 25
+KEYS = 50
 PARTITIONS = 3
 PATIENCE_S = 120.0
+
+
+def make_plan(kafka: KafkaBroker, cluster_id: str, folder: Path, *, ordered: bool) -> Plan:
+    topic = f"orders-{cluster_id}"
+    create_topic(kafka.address, topic, partitions=PARTITIONS)
+    handled = str(folder / "handled")
+    return Plan(kafka.address, cluster_id, topic, f"group-{cluster_id}", 7, handled, ordered)
+
+
+def send_and_kill(plan: Plan, consumers: Consumers) -> tuple[int, int]:
+    """Sends messages while consumers are killed; how many of both."""
+    producer = Producer({"bootstrap.servers": plan.bootstrap, "linger.ms": 5})
+    chance = random.Random(plan.seed)
+    sent, kills = 0, 0
+    began_s = time.monotonic()
+    next_kill_s = began_s + 4
+    while time.monotonic() < began_s + DRILL_S:
+        while sent < (time.monotonic() - began_s) * RATE:
+            producer.produce(plan.topic, b"%d" % sent, key=b"%d" % (sent % KEYS))
+            sent += 1
+        producer.flush(PATIENCE_S)
+        if time.monotonic() > next_kill_s:
+            consumers.kill(chance.randrange(3))
+            kills += 1
+            next_kill_s = time.monotonic() + 1
+        time.sleep(0.02)
+    assert consumers.are_alive()
+    return sent, kills
 
 
 @pytest.mark.timeout(DRILL_S + 3 * PATIENCE_S)
 def test_each_history_is_its_plans(
     kafka: KafkaBroker, cluster_id: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    topic = f"orders-{cluster_id}"
-    create_topic(kafka.address, topic, partitions=PARTITIONS)
-    plan = Plan(kafka.address, cluster_id, topic, "billing", seed=7)
-    producer = Producer({"bootstrap.servers": kafka.address, "linger.ms": 5})
-    chance = random.Random(plan.seed)
-    sent, kills = 0, 0
+    plan = make_plan(kafka, cluster_id, tmp_path, ordered=False)
+    topic = plan.topic
     with Relay(kafka.address, cluster_id), Consumers(plan, tmp_path) as consumers:
-        began_s = time.monotonic()
-        next_kill_s = began_s + 4
-        while time.monotonic() < began_s + DRILL_S:
-            while sent < (time.monotonic() - began_s) * RATE:
-                producer.produce(topic, b"%d" % sent, key=b"%d" % (sent % 50))
-                sent += 1
-            producer.flush(PATIENCE_S)
-            if time.monotonic() > next_kill_s:
-                consumers.kill(chance.randrange(3))
-                kills += 1
-                next_kill_s = time.monotonic() + 1
-            time.sleep(0.02)
-        assert consumers.are_alive()
+        sent, kills = send_and_kill(plan, consumers)
         retries = sum(map(plan.retries, range(sent)))
         deaths = sum(map(plan.dies, range(sent)))
         with CommittedReader(
-            kafka.address, f"{topic}-retry-billing", partitions=PARTITIONS
+            kafka.address, f"{topic}-retry-{plan.group}", partitions=PARTITIONS
         ) as reader:
             back = reader.wait_for(retries, timeout_s=PATIENCE_S)
         with CommittedReader(
-            kafka.address, f"{topic}-dead-billing", partitions=PARTITIONS
+            kafka.address, f"{topic}-dead-{plan.group}", partitions=PARTITIONS
         ) as reader:
             dead = reader.wait_for(deaths, timeout_s=PATIENCE_S)
         wait_until_passed(kafka, plan, sent, retries)
         assert consumers.are_alive()
     # Everything is passed: what more there were would be there by now.
-    for name, count in ((f"{topic}-retry-billing", retries), (f"{topic}-dead-billing", deaths)):
+    for name, count in (
+        (f"{topic}-retry-{plan.group}", retries),
+        (f"{topic}-dead-{plan.group}", deaths),
+    ):
         with CommittedReader(kafka.address, name, partitions=PARTITIONS) as reader:
             assert len(reader.read_to_end()) == count
     latest_ms = check_histories(plan, sent, back, dead)
     with capsys.disabled():
         told = f"{sent} messages, {kills} kills, {retries} retries, {deaths} dead letters"
         print(f"\n{told}; a retry came {latest_ms} ms late at most")  # noqa: T201
+
+
+@pytest.mark.timeout(DRILL_S + 6 * PATIENCE_S)
+def test_keys_keep_their_order(kafka: KafkaBroker, cluster_id: str, tmp_path: Path) -> None:
+    plan = make_plan(kafka, cluster_id, tmp_path, ordered=True)
+    with Relay(kafka.address, cluster_id), Consumers(plan, tmp_path) as consumers:
+        sent, _ = send_and_kill(plan, consumers)
+        deaths = sum(map(plan.dies, range(sent)))
+        with CommittedReader(
+            kafka.address, f"{plan.topic}-dead-{plan.group}", partitions=PARTITIONS
+        ) as reader:
+            dead = reader.wait_for(deaths, timeout_s=4 * PATIENCE_S)
+        deadline = time.monotonic() + 4 * PATIENCE_S
+        while len(ended_in_order(plan)) < sent:
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        wait_until_passed(kafka, plan, sent, deaths)
+        assert consumers.are_alive()
+    died = sorted(int(message.value() or b"") for message in dead)
+    assert died == [number for number in range(sent) if plan.dies(number)]
+    assert ended_in_order(plan) == set(range(sent))
+    order = {
+        Partition(plan.topic, number): TopicPartition(f"{plan.topic}-order-{plan.group}", number)
+        for number in range(PARTITIONS)
+    }
+    away = _read_away({"bootstrap.servers": kafka.address}, "reader", order)
+    assert away == {lane: [] for lane in order}
+
+
+def ended_in_order(plan: Plan) -> set[int]:
+    """Messages whose last attempt has begun; none began before the earlier ones of its key."""
+    ended: set[int] = set()
+    for line in Path(plan.handled).read_bytes().splitlines():
+        number, attempt = map(int, line.split())
+        assert ended.issuperset(range(number % KEYS, number, KEYS)), line
+        if attempt == plan.retries(number) + 1:
+            ended.add(number)
+    return ended
 
 
 def check_histories(plan: Plan, sent: int, back: list[Message], dead: list[Message]) -> int:

@@ -339,6 +339,33 @@ def test_the_order_of_keys_is_kept_over_retries_and_consumers(
     assert away == {lane: [] for lane in order}
 
 
+@pytest.mark.usefixtures("relay")
+def test_a_consumer_without_partitions_waits_for_its_turn(
+    kafka: KafkaBroker, cluster_id: str, send: Send
+) -> None:
+    topic = f"narrow-{cluster_id}"
+    create_topic(kafka.address, topic)
+
+    def consumer() -> RetryConsumer:
+        return RetryConsumer(
+            topic, group=GROUP, bootstrap=kafka.address, cluster=cluster_id, ordered=True
+        )
+
+    with consumer() as second:
+        with consumer() as first:
+            send(b"1", topic=topic, key=b"k")
+            both = (first, second)
+            deadline = time.monotonic() + PATIENCE_S
+            while first.counts.done + second.counts.done == 0:
+                for one in both:
+                    message = one.receive(0.1)
+                    if message is not None:
+                        message.done()
+                assert time.monotonic() < deadline
+        send(b"2", topic=topic, key=b"k")
+        assert next_message(second).value == b"2"
+
+
 def test_order_needs_as_many_partitions(
     kafka: KafkaBroker, orders: str, consume: Callable[..., RetryConsumer]
 ) -> None:

@@ -10,6 +10,7 @@ import random
 import signal
 import sys
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from delaywheel.consumer import RetryConsumer
 
@@ -30,6 +31,8 @@ class Plan:
         topic: That is read.
         group: That reads.
         seed: That decides.
+        handled: A file to which each attempt is written as it begins.
+        ordered: Whether keys keep their order.
     """
 
     bootstrap: str
@@ -37,6 +40,8 @@ class Plan:
     topic: str
     group: str
     seed: int
+    handled: str
+    ordered: bool = False
 
     def failures(self, number: int) -> int:
         """How many attempts at this message fail; one more than there are levels: it dies."""
@@ -56,18 +61,23 @@ class Plan:
 
     def consume(self, instance: str) -> None:
         """Follows it."""
-        with RetryConsumer(
-            self.topic,
-            group=self.group,
-            bootstrap=self.bootstrap,
-            cluster=self.cluster,
-            retry=[f"{level}ms" for level in LEVELS_MS],
-            retry_on=PlannedError,
-            instance=instance,
-        ) as consumer:
+        with (
+            RetryConsumer(
+                self.topic,
+                group=self.group,
+                bootstrap=self.bootstrap,
+                cluster=self.cluster,
+                retry=[f"{level}ms" for level in LEVELS_MS],
+                retry_on=PlannedError,
+                instance=instance,
+                ordered=self.ordered,
+            ) as consumer,
+            Path(self.handled).open("ab", buffering=0) as handled,
+        ):
             signal.signal(signal.SIGTERM, lambda *_: consumer.stop())
             for message in consumer:
                 with message:
+                    handled.write(b"%b %d\n" % (message.value or b"", message.attempt))
                     if message.attempt <= self.failures(int(message.value or b"")):
                         raise PlannedError(message.attempt)
 

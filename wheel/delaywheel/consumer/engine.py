@@ -33,7 +33,7 @@ from delaywheel.consumer.message import (
     Settlement,
     State,
 )
-from delaywheel.consumer.order import KeyOrder, find_lanes
+from delaywheel.consumer.order import KeyOrder, whole_lanes
 from delaywheel.consumer.policy import DeadLetterReason, Policy
 from delaywheel.consumer.port import Broker, KafkaAway, insist
 from delaywheel.consumer.records import Incoming, Partition, Trip, unpack_retry
@@ -126,10 +126,7 @@ class Engine:
             self._raise_error()
             if self._is_draining or self._is_stopping or self._is_paused_by_caller:
                 return batch
-            while len(batch) < most:
-                message = self._book.hand_out()
-                if message is None:
-                    break
+            while len(batch) < most and (message := self._book.hand_out()) is not None:
                 if self._is_for_a_handler(message):
                     batch.append(message)
         return batch
@@ -401,11 +398,15 @@ class Engine:
         if self._must_recover:
             self._renewed()
         self._membership = self._broker.membership()
-        positions = self._insist(
-            "the committed offsets are not told", lambda: self._find(partitions)
-        )
+        if self._order is not None:
+            partitions = whole_lanes(self._settings, partitions)
+        positions = self._insist("no committed offsets", lambda: self._find(partitions))
         # Only now: every transaction of an earlier owner has ended, and shows.
-        lanes = find_lanes(self._settings, partitions) if self._order is not None else []
+        lanes = [
+            one
+            for one in partitions
+            if self._order is not None and one.topic not in self._retry_topics
+        ]
         away = self._insist("the order topics are not told", lambda: self._broker.away(lanes))
         if positions is None or away is None:  # the end was asked for
             positions, away = dict.fromkeys(partitions), {}
@@ -453,9 +454,7 @@ class Engine:
             if self._order is not None:
                 self._order.forget(partitions)
             self._changed.notify_all()
-        gone = set(partitions)
-        self._ours = [one for one in self._ours if one not in gone]
-        _LOG.info("not ours any more: %s", list(map(str, partitions)))
+        self._ours = [one for one in self._ours if one not in partitions]
 
     def _drain(self, partitions: Sequence[Partition]) -> None:
         """Waits until what is in hand is settled, but not for ever."""

@@ -18,7 +18,7 @@ import struct
 import threading
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from confluent_kafka import (
@@ -78,6 +78,7 @@ class KafkaBroker:
         instance = settings.instance or uuid.uuid4().hex
         self._transactional_id = f"delaywheel-retry-{settings.group}-{instance}"
         self._consumer: Consumer | None = None
+        self._raised: Exception | None = None
         self._producer: Producer | None = None
 
     def start(self) -> Start:
@@ -132,15 +133,34 @@ class KafkaBroker:
         self._consumer = consumer
         consumer.subscribe(
             [name for names in self._settings.topics for name in (names.source, names.retry)],
-            on_assign=lambda _, given: on_assign(_numbers(given)),
-            on_revoke=lambda _, given: on_revoke(_numbers(given)),
-            on_lost=lambda _, given: on_lost(_numbers(given)),
+            on_assign=self._kept(on_assign),
+            on_revoke=self._kept(on_revoke),
+            on_lost=self._kept(on_lost),
         )
+
+    def _kept(self, call: OnPartitions) -> Callable[[Consumer, list[TopicPartition]], None]:
+        """The library loses what a callback raises: it is kept, and raised by `fetch`.
+
+        A static member may be given what its instance read before, until the group has heard of
+        other topics: those are left alone.
+        """
+        own = {name for names in self._settings.topics for name in (names.source, names.retry)}
+
+        def called(_: Consumer, given: list[TopicPartition]) -> None:
+            try:
+                call([one for one in _numbers(given) if one.topic in own])
+            except Exception as error:  # noqa: BLE001 - see above
+                self._raised = error
+
+        return called
 
     def fetch(self, most: int, timeout_s: float) -> list[Incoming]:
         """See `Broker`."""
         records = []
-        for message in self._joined.consume(most, timeout_s):
+        messages = self._joined.consume(most, timeout_s)
+        if self._raised is not None:
+            raise self._raised
+        for message in messages:
             error = message.error()
             if error is None:
                 records.append(_incoming(message))
@@ -154,6 +174,8 @@ class KafkaBroker:
 
     def committed(self, partitions: Sequence[Partition]) -> dict[Partition, int | None]:
         """See `Broker`."""
+        if not partitions:
+            return {}
         wanted = [TopicPartition(topic, number) for topic, number in partitions]
         try:
             told = self._joined.committed(wanted, timeout=ASK_S)

@@ -25,6 +25,7 @@ No I/O, no clock, no lock.
 
 from __future__ import annotations
 
+import logging
 import struct
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -32,14 +33,14 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from delaywheel.consumer.message import (
-    ConsumerError,
-    ConsumerReason,
     Outcome,
     ReceivedMessage,
     Settlement,
 )
 from delaywheel.consumer.records import Outgoing, Partition
 from delaywheel.consumer.settings import Settings
+
+_LOG = logging.getLogger("delaywheel.consumer")
 
 AGAIN_MS = 200
 """A record that came back before the one it waits for comes again after so long, at least."""
@@ -184,22 +185,18 @@ def read_away(records: Iterable[tuple[bytes | None, bytes | None]]) -> list[Away
     return list(away.values())
 
 
-def find_lanes(settings: Settings, partitions: Sequence[Partition]) -> list[Partition]:
-    """The source partitions among these, each of which must come with that of the retry topic.
+def whole_lanes(settings: Settings, partitions: Sequence[Partition]) -> list[Partition]:
+    """Those of these partitions that have come with their other half: a lane needs both.
 
-    Raises:
-        ConsumerError: ORDER_IMPOSSIBLE.
+    They come apart for a moment while some member does not know of a new topic or partition yet;
+    for longer if the topics have different numbers of partitions.
     """
-    lanes = []
-    for topic, number in partitions:
-        names = settings.names_of(topic)
-        other = names.retry if topic == names.source else names.source
-        if Partition(other, number) not in partitions:
-            raise ConsumerError(
-                ConsumerReason.ORDER_IMPOSSIBLE,
-                f"{topic}/{number} was assigned without {other}/{number}: do all consumers of"
-                " the group read the same topics, and have these as many partitions?",
-            )
-        if topic == names.source:
-            lanes.append(Partition(topic, number))
-    return lanes
+    whole = []
+    for partition in partitions:
+        names = settings.names_of(partition.topic)
+        other = names.retry if partition.topic == names.source else names.source
+        if Partition(other, partition.number) in partitions:
+            whole.append(partition)
+        else:
+            _LOG.warning("ORDER_IMPOSSIBLE: %s is not read without %s's", partition, other)
+    return whole
