@@ -133,10 +133,9 @@ class Cancels:
                 for key, found in each.found.items()
                 if each.decisions[key] is CancelDecision.WAIT
             }
-            each.decisions |= {
-                key: self._confirmed(key) if decided is CancelDecision.CONFIRM else decided
-                for key, decided in after_writing_many(undecided).items()
-            }
+            each.decisions |= after_writing_many(undecided)
+            doubtful = [k for k, d in each.decisions.items() if d is CancelDecision.CONFIRM]
+            each.decisions |= self._confirmed_many(doubtful)
             over = self._server.now_ms() >= each.until_ms
             if over or CancelDecision.WAIT not in each.decisions.values():
                 each.on_answer(each.decisions)
@@ -160,12 +159,22 @@ class Cancels:
 
     def _confirmed(self, key: Key) -> CancelDecision:
         """Looks once more, if all is held that progress takes account of."""
-        status, row = self._server.cleaner_row, self._server.row
-        if status is None or row is None:
-            return CancelDecision.WAIT
-        if not holds_progress(status.control, self._server.driver.status().heartbeat):
+        if not self._holds_progress():
             return CancelDecision.WAIT
         return after_writing(self.sight(key, self.find(key), confirmed=True))
+
+    def _confirmed_many(self, keys: list[Key]) -> dict[Key, CancelDecision]:
+        if not self._holds_progress():
+            return dict.fromkeys(keys, CancelDecision.WAIT)
+        return after_writing_many(
+            {key: self.sight(key, self._find_one(key), confirmed=True) for key in keys}
+        )
+
+    def _holds_progress(self) -> bool:
+        status, row = self._server.cleaner_row, self._server.row
+        if status is None or row is None:
+            return False
+        return holds_progress(status.control, self._server.driver.status().heartbeat)
 
     def _write(self, key: Key, on_answer: OnDecision) -> None:
         def written(outcome: Outcome) -> None:
