@@ -40,6 +40,7 @@ INTERLEAVINGS = {
 """What once broke a draft of the protocol: what it is, and what must save us, is in the drills."""
 
 FOUND = {
+    "crashed_repair",
     "many_cancels",
     "other_dues",
     "passed_dues",
