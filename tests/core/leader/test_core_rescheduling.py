@@ -117,9 +117,21 @@ def test_the_floor_leaves_what_it_is_made_of() -> None:
     assert floor_below(STATE.apply_all([reschedule_record(KEY, written)]), 70) == 70
 
 
-def test_what_is_lost_is_not_waited_for() -> None:
+def test_what_is_lost_is_not_waited_for_and_comes_at_no_due() -> None:
     lost = replace(DECIDED, lost=FrameSet.of([(A1, 3)]))
-    assert not after(lost).reschedules
+    past = replace(NOW, due_ms=TO_MS)
+    for told in (after(lost), after(lost, past, absent=frozenset({KEY}))):
+        assert withdrawn(told) == {KEY, (ID, TO_MS)}
+        assert floor_below(told, 1_000) == 1_000
+        assert not passing(told, past)
+    above = replace(NOW, due_ms=200_000, floor=TO_MS // 1000 + 1)
+    assert not after(after(lost), above).reschedules
+
+
+def test_what_is_written_when_its_old_frame_is_lost_has_its_new_due() -> None:
+    lost = replace(DECIDED, lost=FrameSet.of([(A1, 3)]))
+    written = after(lost, replace(NOW, seqs={A1: 8}), written=[WRITTEN])
+    assert not written.reschedules
 
 
 def test_a_mark_tells_where_its_message_went_and_no_other() -> None:

@@ -7,8 +7,9 @@ message has. Until frames say the same, the record stands, and binds every leade
 | state | (id, due) | (id, to) | next |
 |---|---|---|---|
 | pending | will be forwarded | is not there | decided; done; cancelled |
-| decided | is withdrawn by the record | is to be written, by whoever leads | written; put off |
-| put off | the same | has a later `to`; the one that passed is withdrawn | written; put off |
+| decided | is withdrawn by the record | is to be written by the leader | written; put off; lost |
+| put off | the same | has a later `to`; the one that passed is withdrawn | written; put off; lost |
+| lost | the same; told to be lost | is withdrawn as one that passed | settled |
 | written | is cancelled by a frame <= V | will be forwarded: a frame <= V | settled |
 | settled | the same; the record is gone | a message like any other | - |
 
@@ -17,6 +18,7 @@ message has. Until frames say the same, the record stands, and binds every leade
 | decided | that leaves w before both dues, while a copy of (id, due) is <= V, and no cancel |
 | put off | that takes w past `to` while no copy of (id, to) is <= V |
 | written | with a copy of (id, to), and a cancel of (id, due) with its mark, <= V |
+| lost | with the frame of (id, due) told to be lost, before it is written |
 | settled | with the floor above every due that passed |
 
 Never both: from the record on (id, due) is withdrawn, first by it and then by a cancel <= V; and of
@@ -82,22 +84,16 @@ def reschedule_records(
         told: what else is known.
         now_ms: the leader's clock.
     """
-    records = [
-        reschedule_record(key, None)
-        for key, stands in state.reschedules.items()
-        if (stands.place.wheel, stands.place.seq) in state.lost  # told to be lost, with its frame
-    ]
-    records += [
-        reschedule_record(key, _put_off(state.reschedules[key], after, now_ms))
-        for key in sorted(told.absent & state.reschedules.keys())
-    ]
+    records = []
     written = {each.key: each for each in told.written}
-    for key, stands in state.reschedules.items():
-        is_written = stands.is_written or _is_in_v(stands, written.get(key), after)
-        if is_written and not _still_passed(stands, after):
+    for key, stands in sorted(state.reschedules.items()):
+        then = _next(stands, written.get(key), state, after)
+        if key in told.absent and not then.is_written:
+            then = _put_off(stands, after, now_ms)
+        if then.is_written and not _still_passed(then, after):
             records.append(reschedule_record(key, None))
-        elif is_written != stands.is_written:
-            records.append(reschedule_record(key, replace(stands, is_written=True)))
+        elif then != stands:
+            records.append(reschedule_record(key, then))
     for wish in told.wishes:
         decided = state.apply_all(records)
         if len(decided.reschedules) < MOST and may_be_decided(decided, wish, after):
@@ -148,6 +144,20 @@ def floor_below(state: ControlState, floor: int) -> int:
         if not stands.is_written
     ]
     return min([floor, *(due_ms // 1000 for due_ms in dues_ms)])
+
+
+def _next(
+    stands: Reschedule, written: RescheduleWritten | None, state: ControlState, after: Progress
+) -> Reschedule:
+    """As it is once frames say the same, or once they never will.
+
+    A message that was told to be lost with its frame comes at no due: a copy may be on its way.
+    """
+    if stands.is_written or _is_in_v(stands, written, after):
+        return replace(stands, is_written=True)
+    if (stands.place.wheel, stands.place.seq) in state.lost:
+        return replace(stands, is_written=True, passed=(*stands.passed, stands.to_ms))
+    return stands
 
 
 def _put_off(stands: Reschedule, after: Progress, now_ms: int) -> Reschedule:

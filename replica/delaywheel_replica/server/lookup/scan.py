@@ -152,8 +152,9 @@ class Scanner:
         return places, marked_due_ms(key, ids)
 
     def frame(self, wheel: WheelId, seq: int) -> Frame | None:
-        """Returns one frame; None if it is unreadable or gone."""
-        frame = self._reader(wheel).frame(seq)
+        """Returns one frame; None if it is unreadable, gone, or not mirrored here yet."""
+        reader = self._reader(wheel)
+        frame = reader.frame(seq) if reader.has(seq) else None
         return frame if isinstance(frame, Frame) else None
 
     def frames(
