@@ -112,11 +112,10 @@ class KafkaProxy:
         """The next EndTxn does not arrive, and the connection breaks; see `release_held`."""
         self._add(_Rule(_is(END_TXN), self._hold))
 
-    def release_held(self) -> None:
-        """Lets the held requests arrive now, and waits for the broker's answers."""
+    def release_held(self) -> list[int]:
+        """Lets the held requests arrive now, and waits for the broker's answers: error codes."""
         held, self._held = self._held, []
-        for frame in held:
-            self._ask_broker(frame)
+        return [self.end_txn_error(frame) for frame in held]
 
     def break_at_next_produce(self, topic: str) -> None:
         """What is produced next to the topic arrives, and the connection breaks."""

@@ -5,15 +5,22 @@ read under, and brokers refuse one that is not of the group's present generation
 the moment of the assignment: what the client would tell later may be newer than the records, or,
 once the group has put us out, empty, and an empty one is not checked by brokers at all.
 
-The producer retries nothing within a transactional call, as the leader's does not (decision 4): a
-late copy of a commit would end a later transaction in the middle. What would have been retried is
-an unknown outcome. Then a new producer of the same transactional id ends what the old one had
-begun, and the committed offsets tell how.
+Kafka answers CONCURRENT_TRANSACTIONS while it still writes the markers of the last transaction, and
+the client asks again after its `retry.backoff.ms`: with the leader's 30 s (decision 4), the second
+of two transactions without records failed. So that is short here, and the client may repeat the end
+of a transaction too, when a connection breaks. A late copy would end a later one of its epoch:
+
+| a commit | is | the next transaction |
+|---|---|---|
+| succeeded before anything can have been repeated | committed | has the same producer |
+| succeeded later | committed, a copy may be loose | has a new one, whose epoch refuses the copy |
+| failed | unknown | has a new one, and the committed offsets tell what happened |
 """
 
 from __future__ import annotations
 
 import logging
+import re
 import struct
 import threading
 import time
@@ -38,6 +45,7 @@ from delaywheel.consumer.order import Away, read_away
 from delaywheel.consumer.port import KafkaAway, OnPartitions, Start
 from delaywheel.consumer.records import Incoming, Outgoing, Partition, Place
 from delaywheel.consumer.settings import Settings, TopicNames
+from delaywheel.ingress import ingress_topic
 from delaywheel.record_headers import headers_of
 
 _LOG = logging.getLogger("delaywheel.consumer")
@@ -50,7 +58,12 @@ ASK_S = 5.0
 TOPICS_S = 30.0
 AWAY_S = 30.0
 FETCH_AWAY = 5_000
-NO_RETRY_BACKOFF_MS = 30_000
+RETRY_BACKOFF_MS = 250
+"""How long the client waits before it repeats a request, give or take a fifth."""
+END_REPEATED_S = 0.8 * RETRY_BACKOFF_MS / 1000
+"""No end of a transaction is repeated sooner."""
+OFFSETS_REPEATED_S = 0.5
+"""Nor are offsets: librdkafka's own delay, whatever the backoff is."""
 LARGEST_BATCH_BYTES = 90_000_000
 """What our topics and producer let pass: a retry or letter is larger than its record."""
 DEFAULT_BATCH_BYTES = 1_048_588
@@ -80,6 +93,7 @@ class KafkaBroker:
         self._consumer: Consumer | None = None
         self._raised: Exception | None = None
         self._producer: Producer | None = None
+        self._is_copy_loose = False
 
     def start(self) -> Start:
         """See `Broker`."""
@@ -96,7 +110,7 @@ class KafkaBroker:
             missing = [
                 name
                 for names in self._settings.topics
-                for name in self._own_topics(names)
+                for name in self._settings.made_topics(names)
                 if name not in known
             ]
             if missing:
@@ -132,7 +146,7 @@ class KafkaBroker:
         )
         self._consumer = consumer
         consumer.subscribe(
-            [name for names in self._settings.topics for name in (names.source, names.retry)],
+            self._settings.read_topics,
             on_assign=self._kept(on_assign),
             on_revoke=self._kept(on_revoke),
             on_lost=self._kept(on_lost),
@@ -144,11 +158,11 @@ class KafkaBroker:
         A static member may be given what its instance read before, until the group has heard of
         other topics: those are left alone.
         """
-        own = {name for names in self._settings.topics for name in (names.source, names.retry)}
+        own = set(self._settings.read_topics)
 
         def called(_: Consumer, given: list[TopicPartition]) -> None:
             try:
-                call([one for one in _numbers(given) if one.topic in own])
+                call([Partition(one.topic, one.partition) for one in given if one.topic in own])
             except Exception as error:  # noqa: BLE001 - see above
                 self._raised = error
 
@@ -243,6 +257,11 @@ class KafkaBroker:
         self, records: Sequence[Outgoing], offsets: Mapping[Partition, int], membership: bytes
     ) -> str | None:
         """See `Broker`."""
+        if self._is_copy_loose:
+            try:
+                self.renew_producer()
+            except KafkaAway as away:
+                return str(away)
         producer = self._producer
         if producer is None:
             return "no transactional producer"
@@ -256,10 +275,16 @@ class KafkaBroker:
             unanswered = producer.flush(CALL_S)
             if unanswered:
                 return f"no answer to {unanswered} records"
+            began_s = time.monotonic()
             producer.send_offsets_to_transaction(passed, membership, CALL_S)
+            ending_s = time.monotonic()
             producer.commit_transaction(CALL_S)
         except (KafkaException, BufferError) as exception:
             return str(exception)
+        ended_s = time.monotonic()
+        self._is_copy_loose = (
+            ending_s - began_s >= OFFSETS_REPEATED_S or ended_s - ending_s >= END_REPEATED_S
+        )
         return None
 
     def renew_producer(self) -> None:
@@ -273,14 +298,15 @@ class KafkaBroker:
                     "transactional.id": self._transactional_id,
                     "transaction.timeout.ms": TRANSACTION_TIMEOUT_MS,
                     "message.timeout.ms": TRANSACTION_TIMEOUT_MS,
-                    "retry.backoff.ms": NO_RETRY_BACKOFF_MS,
-                    "retry.backoff.max.ms": NO_RETRY_BACKOFF_MS,
+                    "retry.backoff.ms": RETRY_BACKOFF_MS,
+                    "retry.backoff.max.ms": RETRY_BACKOFF_MS,
                     "message.max.bytes": LARGEST_BATCH_BYTES,
                     "partitioner": "murmur2_random",  # as Java's
                 },
                 logger=_LOG,
             )
             self._producer.init_transactions(CALL_S)
+            self._is_copy_loose = False
         except KafkaException as exception:
             self._drop_producer()
             raise _away(exception) from exception
@@ -306,7 +332,8 @@ class KafkaBroker:
 
     def _ingress_topic(self, topics: Mapping[str, int]) -> str:
         cluster = self._settings.cluster
-        found = [name for name in topics if _is_ingress(name, cluster)]
+        name = re.escape(ingress_topic(cluster)) if cluster else ingress_topic(".+")
+        found = [topic for topic in topics if re.fullmatch(name, topic)]
         if not found:
             raise ConsumerError(
                 ConsumerReason.INGRESS_MISSING,
@@ -315,10 +342,6 @@ class KafkaBroker:
         if len(found) > 1:
             raise ConsumerError(ConsumerReason.CLUSTER_AMBIGUOUS, ", ".join(sorted(found)))
         return found[0]
-
-    def _own_topics(self, names: TopicNames) -> list[str]:
-        ordered = [names.order] if self._settings.ordered else []
-        return [names.retry, names.dead, *ordered]
 
     def _create(self, admin: AdminClient, known: Mapping[str, int]) -> None:
         """Makes what is missing."""
@@ -334,7 +357,7 @@ class KafkaBroker:
                     config=compacted if name == names.order else large,
                 )
                 for names in self._settings.topics
-                for name in self._own_topics(names)
+                for name in self._settings.made_topics(names)
                 if name not in known
             ],
         )
@@ -343,12 +366,6 @@ class KafkaBroker:
         """Lets go of it on another thread: librdkafka joins its own ones."""
         dropped, self._producer = [self._producer], None
         threading.Thread(target=dropped.clear, name="destroy producer", daemon=True).start()
-
-
-def _is_ingress(topic: str, cluster: str | None) -> bool:
-    if cluster is not None:
-        return topic == f"delaywheel-{cluster}-ingress"
-    return topic.startswith("delaywheel-") and topic.endswith("-ingress")
 
 
 def _partitions(admin: AdminClient) -> dict[str, int]:
@@ -445,19 +462,13 @@ def _largest_batch(admin: AdminClient, topic: str) -> int:
         return DEFAULT_BATCH_BYTES
 
 
-def _numbers(partitions: Sequence[TopicPartition]) -> list[Partition]:
-    return [Partition(one.topic, one.partition) for one in partitions]
-
-
 def _incoming(message: Message) -> Incoming:
     topic, partition, offset = message.topic(), message.partition(), message.offset()
     assert topic is not None
     assert partition is not None
     assert offset is not None
-    headers = headers_of(message)
-    key, value = message.key(), message.value()
     place = Place(topic, partition, offset, message.timestamp()[1])
-    return Incoming(place, key, value, headers or [])
+    return Incoming(place, message.key(), message.value(), headers_of(message) or [])
 
 
 def _write(producer: Producer, record: Outgoing) -> None:

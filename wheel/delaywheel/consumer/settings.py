@@ -126,6 +126,15 @@ class Settings:
     instance: str | None = None
     kafka: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def read_topics(self) -> list[str]:
+        """The source and retry topics."""
+        return [name for names in self.topics for name in (names.source, names.retry)]
+
+    def made_topics(self, names: TopicNames) -> list[str]:
+        """Returns the topics that belong to this source topic, and are made if missing."""
+        return [names.retry, names.dead, *([names.order] if self.ordered else [])]
+
     def names_of(self, topic: str) -> TopicNames:
         """Returns the topics that belong to this source or retry topic."""
         return next(names for names in self.topics if topic in (names.source, names.retry))

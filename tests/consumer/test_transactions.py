@@ -1,0 +1,70 @@
+"""Transactions of a consumer on a real Kafka: one right behind another, and repeated ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from confluent_kafka import Consumer, KafkaError, Producer
+
+from delaywheel.consumer import Partition, RetryConsumer, book
+from delaywheel.consumer.kafka import KafkaBroker as ConsumersKafka
+from delaywheel.consumer.settings import read_settings
+from local.loopback.kafka import KafkaBroker
+from support.kafka.proxy import KafkaProxy
+from support.kafka.read_committed import create_topic
+
+pytestmark = pytest.mark.kafka
+
+PATIENCE_S = 60.0
+RECORDS = 30
+
+
+@pytest.fixture
+def proxy(kafka: KafkaBroker) -> Iterator[KafkaProxy]:
+    with KafkaProxy(kafka) as proxy:
+        yield proxy
+
+
+def test_transactions_without_records_follow_each_other_on_a_fresh_broker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The end of one is still being written when the next begins: Kafka says `not now`."""
+    monkeypatch.setattr(book, "CUT_RECORDS", 1)
+    with KafkaBroker() as fresh:
+        for topic in ("orders", "delaywheel-x-ingress"):
+            create_topic(fresh.address, topic)
+        producer = Producer({"bootstrap.servers": fresh.address})
+        for number in range(RECORDS):
+            producer.produce("orders", b"%d" % number)
+        assert producer.flush(PATIENCE_S) == 0
+        with RetryConsumer(
+            "orders", group="g", bootstrap=fresh.address, commit_every="10s"
+        ) as consumer:
+            for _ in range(RECORDS):
+                message = consumer.receive(PATIENCE_S)
+                assert message is not None, consumer.trouble
+                message.done()
+            assert consumer.flush(PATIENCE_S), consumer.trouble
+    assert (consumer.counts.done, consumer.counts.failed_commits) == (RECORDS, 0)
+    assert consumer.counts.commits == RECORDS
+
+
+def test_a_late_copy_of_a_commit_reaches_no_later_transaction(
+    kafka: KafkaBroker, cluster_id: str, proxy: KafkaProxy
+) -> None:
+    topic = f"orders-{cluster_id}"
+    create_topic(kafka.address, topic)
+    settings = read_settings(topic, f"group-{cluster_id}", kafka.proxy_address, {})
+    consumers = ConsumersKafka(settings)
+    consumers.renew_producer()
+    group = Consumer({"bootstrap.servers": kafka.address, "group.id": settings.group})
+    membership = group.consumer_group_metadata()
+    where = Partition(topic, 0)
+    proxy.hold_next_end_txn()
+    assert consumers.commit((), {where: 1}, membership) is None  # the client has repeated it
+    assert proxy.held_requests == 1
+    assert consumers.commit((), {where: 2}, membership) is None
+    assert proxy.release_held() == [KafkaError.INVALID_PRODUCER_EPOCH]
+    consumers.close()
+    group.close()
