@@ -207,3 +207,11 @@ def lacking_of(told: pb.WheelBeat) -> SeqSet:
     gossip = decode(pb.ToPeer(gossip=pb.Gossip(beat=heartbeat)).SerializeToString())
     assert isinstance(gossip, Gossip)
     return gossip.heartbeat.wheels[WheelId("a", 1)].lacking
+
+
+def test_a_release_that_tells_no_version_of_control_records_knows_the_first() -> None:
+    told = pb.ToPeer.FromString(encode(Gossip(heartbeat_of("a"))))
+    told.gossip.beat.ClearField("control_version")
+    gossip = decode(told.SerializeToString())
+    assert isinstance(gossip, Gossip)
+    assert gossip.heartbeat.control_version == 1

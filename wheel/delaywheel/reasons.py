@@ -281,6 +281,12 @@ class Reason(StrEnum):
         _FINAL,
         "A message with this id had that due before: choose another millisecond.",
     )
+    RELEASE_TOO_OLD = (
+        "RELEASE_TOO_OLD",
+        _PRECONDITION,
+        _FINAL,
+        "Not all nodes have a release that can do it: update and start those named, then repeat.",
+    )
     SLOT_INVALID = ("SLOT_INVALID", _INVALID, _FINAL, "Give a slot in Unix seconds above 0.")
     PAGE_TOKEN_INVALID = (
         "PAGE_TOKEN_INVALID",

@@ -327,6 +327,7 @@ class Beat(_message.Message):
     VERIFYING_FIELD_NUMBER: _builtins.int
     REACHED_FIELD_NUMBER: _builtins.int
     STANDS_FIELD_NUMBER: _builtins.int
+    CONTROL_VERSION_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     storage: _builtins.str
     boot: _builtins.str
@@ -344,6 +345,8 @@ class Beat(_message.Message):
     """Its disk takes no frames now: it has no room, or hangs."""
     stands: _builtins.bool
     """A candidate that waits for Kafka, which has answered it."""
+    control_version: _builtins.int
+    """Of the control records that its release knows. 0: an older one, which is 1."""
     @_builtins.property
     def wheels(self) -> _containers.RepeatedCompositeFieldContainer[Global___WheelBeat]: ...
     @_builtins.property
@@ -382,10 +385,11 @@ class Beat(_message.Message):
         verifying: _abc.Iterable[_builtins.str] | None = ...,
         reached: Global___Reached | None = ...,
         stands: _builtins.bool = ...,
+        control_version: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_floor", b"_floor", "floor", b"floor", "office", b"office", "reached", b"reached"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_floor", b"_floor", "boot", b"boot", "complete", b"complete", "count", b"count", "disk_out", b"disk_out", "draining", b"draining", "floor", b"floor", "heard", b"heard", "last_number", b"last_number", "node", b"node", "office", b"office", "open", b"open", "reached", b"reached", "spare", b"spare", "stands", b"stands", "start", b"start", "storage", b"storage", "verifying", b"verifying", "wall_ms", b"wall_ms", "wheels", b"wheels"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_floor", b"_floor", "boot", b"boot", "complete", b"complete", "control_version", b"control_version", "count", b"count", "disk_out", b"disk_out", "draining", b"draining", "floor", b"floor", "heard", b"heard", "last_number", b"last_number", "node", b"node", "office", b"office", "open", b"open", "reached", b"reached", "spare", b"spare", "stands", b"stands", "start", b"start", "storage", b"storage", "verifying", b"verifying", "wall_ms", b"wall_ms", "wheels", b"wheels"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__floor: _TypeAlias = _typing.Literal["floor"]  # noqa: Y015
     _WhichOneofArgType__floor: _TypeAlias = _typing.Literal["_floor", b"_floor"]  # noqa: Y015

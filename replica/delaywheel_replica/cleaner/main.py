@@ -290,6 +290,7 @@ class Cleaner:
             lost=view.state.lost,
             ingress_slot=view.ingress_slot,
             reschedules=view.state.reschedules,
+            needs=view.state.needs,
         )
         self._telling.tell(status)
         if is_new:

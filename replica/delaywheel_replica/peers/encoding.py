@@ -193,6 +193,7 @@ def _heartbeat(heartbeat: Heartbeat) -> pb.Beat:
         verifying=map(str, sorted(heartbeat.verifying)),
         stands=heartbeat.stands,
         reached=None if heartbeat.reached is None else _reached(heartbeat.reached),
+        control_version=heartbeat.control_version,
     )
 
 
@@ -228,6 +229,7 @@ def _read_heartbeat(told: pb.Beat) -> Heartbeat:
         verifying=frozenset(map(_wheel, told.verifying)),
         stands=told.stands,
         reached=_read_reached(told.reached) if told.HasField("reached") else None,
+        control_version=told.control_version or 1,
     )
 
 

@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 
 from delaywheel.identity import WheelId
 from delaywheel_replica.core.protocol.control import (
+    CONTROL_VERSION,
+    NEEDS_KEY,
     ControlRecord,
     ControlRecordMalformedError,
     ControlState,
@@ -16,11 +18,13 @@ from delaywheel_replica.core.protocol.control import (
     leader_record,
     lost_record,
     lost_records,
+    needs_record,
     node_record,
     progress_record,
     unregister_records,
     wheel_record,
 )
+from delaywheel_replica.core.protocol.fields import MalformedError, parse_wheel
 from delaywheel_replica.core.protocol.frames import FrameRange, FrameSet
 from delaywheel_replica.core.protocol.progress import Progress
 from support.core.values import (
@@ -151,6 +155,8 @@ def test_unknown_keys_are_left_alone(key: bytes | None) -> None:
             b'{"members": {"a": "x"}, "min_insync": 2, "seal_slot": 0, "closed_at": null}',
         ),
         (b"lost/x/1", b"{}"),
+        (NEEDS_KEY.encode(), b"{}"),
+        (NEEDS_KEY.encode(), None),
     ],
 )
 def test_a_malformed_record_is_named(key: bytes, value: bytes | None) -> None:
@@ -158,6 +164,21 @@ def test_a_malformed_record_is_named(key: bytes, value: bytes | None) -> None:
         ControlState().apply(key, value, 42)
     assert caught.value.key == key.decode()
     assert caught.value.offset == 42
+
+
+def test_records_of_a_later_release_are_refused_by_name() -> None:
+    known, later = needs_record(CONTROL_VERSION), needs_record(CONTROL_VERSION + 1)
+    assert ControlState().apply_all([known]).needs == CONTROL_VERSION
+    with pytest.raises(ControlRecordMalformedError, match="start the later one"):
+        ControlState().apply_all([later])
+
+
+def test_releases_that_know_nothing_of_versions_stop_there_as_well() -> None:
+    """They take every key that begins so for a wheel's, and stop where the rest names none."""
+    kind, _, name = NEEDS_KEY.partition("/")
+    assert kind == "wheel"
+    with pytest.raises(MalformedError, match="not <node>"):
+        parse_wheel(name)
 
 
 @given(progresses)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -11,7 +12,9 @@ import pytest
 
 from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-from delaywheel_replica.core.protocol.reschedules import RescheduleWritten
+from delaywheel_replica.core.leader.rescheduling import KNOWN_SINCE
+from delaywheel_replica.core.protocol.control import ControlState, NodeRecord
+from delaywheel_replica.core.protocol.reschedules import RescheduleWish, RescheduleWritten
 from support.server.server_process import ServerProcess, wait_until
 
 
@@ -64,6 +67,25 @@ def test_a_message_is_found_where_it_went_and_told_so_where_it_was(server: Serve
     assert (cancel.outcome, cancel.due_ms) == (pb.CANCEL_OUTCOME_RESCHEDULED, to_ms)
     pages = server.stub.Search(pb.SearchRequest(filter=pb.Filter(key=b"k")), timeout=30)
     assert [message.due_ms for message in pages.messages] == [to_ms]
+
+
+def test_while_a_node_may_have_an_older_release_it_is_refused_and_that_node_named(
+    server: ServerProcess,
+) -> None:
+    def with_n2(state: ControlState) -> ControlState:
+        return replace(state, nodes={**state.nodes, "n2": NodeRecord("disk", 1)}, needs=1)
+
+    server.cleaner.commit(with_n2)
+    handle, to_ms = produce(server, in_ms(60_000)), in_ms(90_000)
+    wishes = [m for m in server.cleaner.received if isinstance(m, RescheduleWish)]
+    with pytest.raises(grpc.RpcError, match="not heard since the start: n2") as caught:
+        reschedule(server, handle, to_ms)
+    assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert Reason.RELEASE_TOO_OLD.advice in str(caught.value)
+    assert [m for m in server.cleaner.received if isinstance(m, RescheduleWish)] == wishes
+    # Once no such release can lead, it does not matter who is away.
+    server.cleaner.commit(lambda state: replace(state, needs=KNOWN_SINCE))
+    assert reschedule(server, handle, to_ms).due_ms == to_ms
 
 
 @pytest.mark.parametrize(

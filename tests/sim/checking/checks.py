@@ -36,8 +36,9 @@ from delaywheel.storage.frames.format import Kind
 from delaywheel_replica.cleaner.outside.ports import IDS
 from delaywheel_replica.core.election.eligibility import CLOCKS
 from delaywheel_replica.core.leader.cancel import CancelDecision
+from delaywheel_replica.core.leader.rescheduling import KNOWN_SINCE
 from delaywheel_replica.core.node.events import Held
-from delaywheel_replica.core.protocol.control import ControlState, WheelRecord
+from delaywheel_replica.core.protocol.control import NEEDS_KEY, ControlState, WheelRecord
 from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameRange, FrameSet
 from delaywheel_replica.core.protocol.progress import Progress, violations
 from delaywheel_replica.core.protocol.status_files import Role
@@ -440,11 +441,13 @@ class Checks:
         kind, _, rest = (log_entry.key or b"").decode().partition("/")
         if kind == "leader":
             self._marked(int(rest), log_entry.transaction)
-        elif kind == "wheel":
+        elif kind == "wheel" and log_entry.key != NEEDS_KEY.encode():
             self._wheel(before, WheelId.parse(rest))
         elif kind == "reschedule":
             words = "settled" if log_entry.value is None else log_entry.value.decode()
             self._world.trace.add("kafka", "reschedule", rest, words)
+            if self.control.needs < KNOWN_SINCE:
+                self._fail(f"an older release would lead past reschedule/{rest}")
         elif kind == "lost" and log_entry.value is not None:
             for frame in self.control.lost - before.lost:
                 self._committed_lost(*frame)

@@ -19,7 +19,7 @@ from delaywheel_replica.core.leader import cancel as cancelling
 from delaywheel_replica.core.leader import floor, rescheduling
 from delaywheel_replica.core.leader.cancel import CancelDecision, CancelView
 from delaywheel_replica.core.leader.floor import FloorView, FloorWatch
-from delaywheel_replica.core.protocol import seal
+from delaywheel_replica.core.protocol import control, seal
 from delaywheel_replica.core.protocol.progress import Position
 from delaywheel_replica.core.protocol.seal import Seal
 from sim.mutants.mutant import Mutant, Patch, everywhere, instead
@@ -118,6 +118,11 @@ def many_cancels_as_one() -> list[Patch]:
 
 def rescheduled_is_not_withdrawn() -> list[Patch]:
     return [everywhere(rescheduling.withdrawn, lambda _: frozenset())]
+
+
+def older_releases_lead_on() -> list[Patch]:
+    real = control.needs_record
+    return [everywhere(real, lambda _: real(1))]
 
 
 def cancelled_though_rescheduled() -> list[Patch]:
@@ -251,6 +256,12 @@ FORWARDING = {
         rescheduled_is_not_withdrawn,
         "delivered twice, at several dues|told to be rescheduled after",
         ("other_dues", "passed_dues"),
+    ),
+    "older releases are not kept from leading": Mutant(
+        "the first record of another due comes without the one that no older release reads past",
+        older_releases_lead_on,
+        "an older release would lead past",
+        ("other_dues",),
     ),
     "what was rescheduled is told to be cancelled": Mutant(
         "a cancel that counts is answered, wherever the message is by now",

@@ -232,6 +232,7 @@ class SimCleaner:
                 lost=view.state.lost,
                 ingress_slot=view.ingress_slot,
                 reschedules=view.state.reschedules,
+                needs=view.state.needs,
             )
         )
 

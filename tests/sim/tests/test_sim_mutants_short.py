@@ -21,6 +21,7 @@ QUICK = (
     "the floor ignores spares",
     "unregisters what is above the floor",
     "what was rescheduled is not withdrawn",
+    "older releases are not kept from leading",
     "what was rescheduled is told to be cancelled",
 )
 

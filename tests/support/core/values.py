@@ -84,6 +84,7 @@ heartbeats = st.builds(
     office=st.none() | offices,
     heard=st.dictionaries(node_ids, st.builds(Heard, st.text(max_size=8), times_ms), max_size=2),
     disk_out=st.booleans(),
+    control_version=st.integers(1, 9),
 )
 answers = st.builds(
     FenceAnswer,

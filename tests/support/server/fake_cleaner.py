@@ -334,5 +334,6 @@ class FakeCleaner:
             unreadable=self._missing,
             lost=self.state.lost,
             reschedules=self.state.reschedules,
+            needs=self.state.needs,
         )
         self._row.write(status.to_json())

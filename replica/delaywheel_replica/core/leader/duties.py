@@ -188,7 +188,9 @@ def duties(
         records += unregister_records(after, wheel)
     progress = progress.without(unregistered)
     records += [ingress_record(at, taken) for at, taken in sorted(situation.ingress.items())]
-    records += reschedule_records(state, progress, situation.rescheduling, situation.now_ms)
+    records += reschedule_records(
+        state, progress, situation.rescheduling, situation.heartbeats, situation.now_ms
+    )
     after = state.apply_all(records)
 
     view = FloorView(

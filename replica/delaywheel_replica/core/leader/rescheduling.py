@@ -26,21 +26,30 @@ several dues that were given, all but the last are, until no frame can come for 
 none: until a copy of (id, to) is <= V no due passes without it, and the floor leaves what it is
 made of, the old second, and the one that it goes to, where they are.
 
+Never by a leader that knows nothing of it: a release that does not know the record would leave it
+alone, and forward the message at its old due too. The first record comes with a mark at which such
+a release stops reading, so it never leads again (core/protocol/control.py). So that the mark takes
+no node by surprise, it is written when every node is known to have a release that knows it; from
+then on nobody has to be asked.
+
 What was cancelled is not rescheduled, for the leader looks for a cancel up to what it admits; what
 was rescheduled is not told to be cancelled, for the record stands or its mark is <= V
 (core/leader/cancel.py). A repetition of the wish changes nothing: the record, or the mark, says
 where the message is.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
 from delaywheel_replica.core.protocol.control import (
+    REMOVED,
     ControlRecord,
     ControlState,
+    needs_record,
     reschedule_record,
 )
+from delaywheel_replica.core.protocol.heartbeat import Heartbeat
 from delaywheel_replica.core.protocol.progress import Progress
 from delaywheel_replica.core.protocol.reschedules import (
     MessageKey,
@@ -51,6 +60,9 @@ from delaywheel_replica.core.protocol.reschedules import (
 
 MOST: Final = 256
 """So many records stand at once; each does for about a second. More wishes wait for their turn."""
+
+KNOWN_SINCE: Final = 2
+"""The version of control records that knows of reschedules."""
 
 PUT_OFF_MS: Final = 1_000
 """By so much a due that passed is put off, twice as much each time."""
@@ -74,7 +86,11 @@ class Rescheduling:
 
 
 def reschedule_records(
-    state: ControlState, after: Progress, told: Rescheduling, now_ms: int
+    state: ControlState,
+    after: Progress,
+    told: Rescheduling,
+    heartbeats: Mapping[str, Heartbeat],
+    now_ms: int,
 ) -> list[ControlRecord]:
     """What a transaction decides, puts off and settles.
 
@@ -82,6 +98,7 @@ def reschedule_records(
         state: what is committed.
         after: what is done once the transaction is; its floor is the committed one.
         told: what else is known.
+        heartbeats: the newest of each node.
         now_ms: the leader's clock.
     """
     records = []
@@ -94,11 +111,28 @@ def reschedule_records(
             records.append(reschedule_record(key, None))
         elif then != stands:
             records.append(reschedule_record(key, then))
-    for wish in told.wishes:
+    for wish in () if nodes_behind(state, heartbeats) else told.wishes:
         decided = state.apply_all(records)
         if len(decided.reschedules) < MOST and may_be_decided(decided, wish, after):
+            if decided.needs < KNOWN_SINCE:
+                records.append(needs_record(KNOWN_SINCE))
             records.append(reschedule_record(wish.key, Reschedule(wish.to_ms, wish.place)))
     return records
+
+
+def nodes_behind(state: ControlState, heartbeats: Mapping[str, Heartbeat]) -> list[str]:
+    """Returns the nodes that perhaps have a release which would lead past a record.
+
+    None once the mark stands: no such release leads any more, wherever it is started.
+    """
+    if state.needs >= KNOWN_SINCE:
+        return []
+    removed = {node for node, record in state.nodes.items() if record.storage == REMOVED}
+    return sorted(
+        node
+        for node in (state.nodes.keys() | heartbeats.keys()) - removed
+        if node not in heartbeats or heartbeats[node].control_version < KNOWN_SINCE
+    )
 
 
 def may_be_decided(state: ControlState, wish: RescheduleWish, after: Progress) -> bool:

@@ -11,6 +11,7 @@ from delaywheel.identity import WheelId
 from delaywheel_replica.core.node.events import Effect, Send
 from delaywheel_replica.core.node.heard_heartbeats import HeardHeartbeats
 from delaywheel_replica.core.node.known import Known
+from delaywheel_replica.core.protocol.control import CONTROL_VERSION
 from delaywheel_replica.core.protocol.heartbeat import Heartbeat, Office, WheelHeartbeat
 from delaywheel_replica.core.protocol.messages import Gossip
 from delaywheel_replica.core.wheels.inventory import Inventory
@@ -77,6 +78,7 @@ class OwnHeartbeat:
             heard=self._hearing.told(known.now_ms),
             disk_out=known.disk.is_out,
             verifying=self._verifying.wheels,
+            control_version=CONTROL_VERSION,
         )
 
     def gossip(self) -> list[Effect]:

@@ -67,6 +67,8 @@ MOST_STARTS: Final = 10**9
 MOST_BEATS: Final = 10**13
 """Since a start: ten a millisecond for thirty years."""
 
+MOST_VERSION: Final = 10**6
+
 MOST_WHEELS: Final = 1 << 16
 """Told in one heartbeat or promise."""
 
@@ -174,6 +176,7 @@ def _check_heartbeat(heartbeat: Heartbeat) -> None:
     _at_most("wheels", len(heartbeat.wheels), MOST_WHEELS)
     for wheel, told in heartbeat.wheels.items():
         _check_wheel(wheel, told)
+    _check_number("version of control records", heartbeat.control_version, most=MOST_VERSION)
     _at_most("wheels to be verified", len(heartbeat.verifying), MOST_WHEELS)
     _at_most("nodes heard", len(heartbeat.heard), MOST_MEMBERS)
     for node, heard in heartbeat.heard.items():

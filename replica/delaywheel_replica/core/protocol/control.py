@@ -14,12 +14,18 @@ that transaction is known to be committed.
 | ``lost/<wheel>/<seq>`` | frames that no member can read, from this one on | with its wheel |
 | ``reschedule/<id>/<due>`` | a message that has another due by now | once frames say so |
 | ``ingress/<topic>/<partition>`` | how far an ingress partition was taken in | never |
+| ``wheel/newer-release-needed`` | which version of these records a reader has to know | never |
+
+A release leaves keys alone that it does not know, and would lead past a record that binds leaders.
+So the first record of a new kind comes with the last key of the table, in the same transaction. It
+names no wheel: releases that do not know the key itself stop at it, as at a malformed record, and
+later ones compare versions. Nobody leads who has not read the topic to its end.
 """
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from delaywheel.identity import WheelId
 from delaywheel.seqset import NO_SEQS, SeqSet
@@ -31,6 +37,11 @@ from delaywheel_replica.core.protocol.reschedules import MessageKey, Reschedule
 
 ControlRecord = tuple[str, bytes | None]
 """Key and value of a record to be written; no value removes the key."""
+
+CONTROL_VERSION: Final = 2
+"""Of the records that this release reads: 2 knows of reschedules, 1 is any release before."""
+
+NEEDS_KEY: Final = "wheel/newer-release-needed"
 
 REMOVED = "removed"
 """Stands for the storage of a node that was taken out for good: no disk has it."""
@@ -209,6 +220,7 @@ class ControlState:
             with the wheel. Ranges of several records may touch, and overlap.
         ingress: every ingress partition that was ever read.
         reschedules: messages that have another due by now, of which frames do not say so yet.
+        needs: the version of these records that whoever leads has to know.
     """
 
     progress: Progress | None = None
@@ -219,6 +231,7 @@ class ControlState:
     lost_records: Mapping[FrameName, int] = field(default_factory=dict)
     ingress: Mapping[IngressPartition, IngressRecord] = field(default_factory=dict)
     reschedules: Mapping[MessageKey, Reschedule] = field(default_factory=dict)
+    needs: int = 1
 
     def apply(self, key: bytes | str | None, value: bytes | None, offset: int) -> "ControlState":
         """Returns the state after one more record.
@@ -231,7 +244,8 @@ class ControlState:
             offset: of the record.
 
         Raises:
-            ControlRecordMalformedError: a known key with a value that is none of ours.
+            ControlRecordMalformedError: a known key with a value that is none of ours, or records
+                that only later releases know.
         """
         if key is None:
             return self
@@ -281,6 +295,8 @@ def _apply(state: ControlState, key: str, value: bytes | None, offset: int) -> C
     kind, _, rest = key.partition("/")
     if key == "progress":
         return replace(state, progress=Progress.from_json(_fields(value)))
+    if key == NEEDS_KEY:
+        return replace(state, needs=_needs(_fields(value)))
     if match := _LEADER_KEY.fullmatch(key):
         leader = _leader(_fields(value), offset)
         return replace(state, leaders={**state.leaders, int(match[1]): leader})
@@ -288,12 +304,12 @@ def _apply(state: ControlState, key: str, value: bytes | None, offset: int) -> C
         return replace(state, nodes={**state.nodes, rest: NodeRecord.from_json(_fields(value))})
     if kind == "wheel" and rest:
         return _apply_wheel(state, parse_wheel(rest), value)
-    if match := _LOST_KEY.fullmatch(key):
-        return _apply_lost(state, (parse_wheel(match[1]), int(match[2])), value)
     return _apply_other(state, kind, key, value)
 
 
 def _apply_other(state: ControlState, kind: str, key: str, value: bytes | None) -> ControlState:
+    if match := _LOST_KEY.fullmatch(key):
+        return _apply_lost(state, (parse_wheel(match[1]), int(match[2])), value)
     if kind == "reschedule":
         return _apply_reschedule(state, key, value)
     return _apply_ingress(state, key, value) if kind == "ingress" else state
@@ -354,6 +370,21 @@ def _fields(value: bytes | None) -> Fields:
 
 def _leader(fields: Fields, offset: int) -> LeaderRecord:
     return LeaderRecord(fields.text("node"), fields.text("token"), offset)
+
+
+def _needs(fields: Fields) -> int:
+    needs = fields.integer("version", at_least=1)
+    if needs > CONTROL_VERSION:
+        raise MalformedError(
+            f"a later release wrote records of version {needs}, and this one knows those up to"
+            f" {CONTROL_VERSION}: start the later one"
+        )
+    return needs
+
+
+def needs_record(version: int) -> ControlRecord:
+    """Builds the record that keeps releases from leading which do not know this version."""
+    return NEEDS_KEY, dump({"version": version})
 
 
 def progress_record(progress: Progress) -> ControlRecord:

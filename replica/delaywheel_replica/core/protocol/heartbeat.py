@@ -187,6 +187,7 @@ class Heartbeat:
         heard: every other node that it ever heard directly since its start.
         disk_out: its disk takes no frames now: it has no room, or hangs.
         verifying: wheels of which it has files, and does not know yet what they hold.
+        control_version: of the control records that its release knows; 1: one that tells none.
     """
 
     node: str
@@ -208,6 +209,7 @@ class Heartbeat:
     heard: Mapping[str, Heard] = field(default_factory=dict)
     disk_out: bool = False
     verifying: frozenset[WheelId] = frozenset()
+    control_version: int = 1
 
     @property
     def order(self) -> tuple[int, int]:
@@ -243,6 +245,7 @@ class Heartbeat:
             "heard": {node: [heard.boot, heard.ago_ms] for node, heard in self.heard.items()},
             "disk_out": self.disk_out,
             "verifying": sorted(map(str, self.verifying)),
+            "control_version": self.control_version,
         }
 
     @classmethod
@@ -279,6 +282,7 @@ class Heartbeat:
             heard={name: Heard(*heard.pair(name)) for name in heard.names()},
             disk_out=fields.boolean("disk_out"),
             verifying=frozenset(map(parse_wheel, fields.texts("verifying"))),
+            control_version=fields.integer("control_version", at_least=1),
         )
 
 

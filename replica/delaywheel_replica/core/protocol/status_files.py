@@ -186,6 +186,7 @@ class CleanerStatus:
         ingress_slot: the seals of this node's wheels must not pass it while it is in office, so
             that they take again what was announced; 0: they rest; None: they may pass any.
         reschedules: messages that have another due by now, of which frames do not say so yet.
+        needs: the version of control records that whoever leads has to know.
     """
 
     node: str
@@ -220,6 +221,7 @@ class CleanerStatus:
     lost: FrameSet = NO_FRAMES
     ingress_slot: int | None = None
     reschedules: Mapping[MessageKey, Reschedule] = field(default_factory=dict)
+    needs: int = 1
 
     @property
     def floor(self) -> int | None:
@@ -235,6 +237,7 @@ class CleanerStatus:
             wheels=self.wheels,
             lost=self.lost,
             reschedules=self.reschedules,
+            needs=self.needs,
         )
 
     def is_fresh(self, now_monotonic_ms: int) -> bool:
@@ -291,6 +294,7 @@ class CleanerStatus:
                 [id_.hex(), due_ms, stands.to_json()]
                 for (id_, due_ms), stands in self.reschedules.items()
             ],
+            "needs": self.needs,
         }
 
     @classmethod
@@ -342,6 +346,7 @@ class CleanerStatus:
             lost=known.of("lost", fields.items("lost"), FrameSet.from_json),
             ingress_slot=fields.optional_integer("ingress_slot", at_least=0),
             reschedules=known.of("reschedules", fields.items("reschedules"), _reschedules),
+            needs=fields.integer("needs", at_least=1),
         )
 
 

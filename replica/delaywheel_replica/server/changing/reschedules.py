@@ -24,6 +24,8 @@ from delaywheel.storage.frames.columns import ID_LENGTH_BYTES, Columns
 from delaywheel.storage.frames.format import Frame, Kind
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.leader.cancel import CancelDecision
+from delaywheel_replica.core.leader.rescheduling import nodes_behind
+from delaywheel_replica.core.protocol.control import ControlState
 from delaywheel_replica.core.protocol.progress import Position
 from delaywheel_replica.core.protocol.reschedules import (
     MessageKey,
@@ -129,7 +131,7 @@ class Reschedules:
 
         Raises:
             RefusedError: NO_LEADER, NOT_UP_TO_DATE, HANDLE_AMBIGUOUS, DUE_INVALID,
-                DUE_BEYOND_SPAN, DUE_TAKEN, RESCHEDULE_UNKNOWN.
+                DUE_BEYOND_SPAN, DUE_TAKEN, RELEASE_TOO_OLD, RESCHEDULE_UNKNOWN.
         """
         reference = reference_of(request.message)
         to_ms = self._span.checked(request.deliver_at_ms, wall_ms())
@@ -168,6 +170,7 @@ class Reschedules:
                         return decision, self._sights.moved_ms(key, found)
                     if decision is CancelDecision.WRITE:
                         if wish is None:
+                            self._check_releases()
                             await self._check_free(reference.id, to_ms)
                             wish = RescheduleWish(key, to_ms, self._place(found))
                         self._tell(wish)
@@ -186,6 +189,17 @@ class Reschedules:
         except TimeoutError:
             reason = Reason.NOT_UP_TO_DATE if wish is None else Reason.RESCHEDULE_UNKNOWN
             raise RefusedError(reason) from None
+
+    def _check_releases(self) -> None:
+        """As the leader will, which has no way to say why it decides nothing."""
+        status, own = self._view.cleaner.status, self._view.status()
+        heartbeats = {node: sight.heartbeat for node, sight in own.peers.items()}
+        heartbeats[own.heartbeat.node] = own.heartbeat
+        behind = nodes_behind(ControlState() if status is None else status.control, heartbeats)
+        if behind:
+            raise RefusedError(
+                Reason.RELEASE_TOO_OLD, f"Older, or not heard since the start: {', '.join(behind)}"
+            )
 
     async def _check_free(self, id_: bytes, to_ms: int) -> None:
         """A message that was there before would be taken for the same, or its cancel for one."""

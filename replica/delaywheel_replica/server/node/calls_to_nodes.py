@@ -214,7 +214,8 @@ class Passing:
         try:
             return await call(self._channel(address))
         except grpc.aio.AioRpcError as error:
-            reason = _reason_of(error) or unknown
+            is_older = error.code() is grpc.StatusCode.UNIMPLEMENTED
+            reason = Reason.RELEASE_TOO_OLD if is_older else _reason_of(error) or unknown
             _log.debug("passed call refused", address=address, reason=reason.value)
             words = (error.details() or "").removesuffix(reason.advice).strip(" .")
             raise RefusedError(reason, f"The leader's node: {words or 'no'}") from error
