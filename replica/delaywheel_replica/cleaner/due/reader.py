@@ -129,6 +129,8 @@ class DueReader:
             reader, lost = tail.readers[wheel], tail.lost.seqs(wheel)
             for frame in reader.slot_frames(due_ms // 1000, seq, kind=Kind.CANCELS, lost=lost):
                 if isinstance(frame, DamagedFrame):
+                    if frame.seq in lost:
+                        continue
                     return False
                 columns = frame.columns
                 if ((columns.ids == wanted).all(axis=1) & (columns.due_ms == due_ms)).any():
