@@ -434,7 +434,7 @@ def _reschedule_document(message: RescheduleWish | RescheduleWritten) -> dict[st
     return document | {
         "type": "rescheduled",
         "copy": [str(message.copy[0]), message.copy[1]],
-        "cancel": [str(message.cancel[0]), message.cancel[1]],
+        "cancel": None if message.cancel is None else [str(message.cancel[0]), message.cancel[1]],
     }
 
 
@@ -442,7 +442,8 @@ def _reschedule(document: dict[str, Any]) -> RescheduleWish | RescheduleWritten:
     key, to_ms = _key(document["key"]), int(document["to_ms"])
     if document["type"] == "reschedule":
         return RescheduleWish(key, to_ms, Position.parse(document["place"]))
-    return RescheduleWritten(key, to_ms, _frame(document["copy"]), _frame(document["cancel"]))
+    cancel = None if document["cancel"] is None else _frame(document["cancel"])
+    return RescheduleWritten(key, to_ms, _frame(document["copy"]), cancel)
 
 
 def _key_document(key: MessageKey) -> list[Any]:

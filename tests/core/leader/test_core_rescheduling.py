@@ -191,3 +191,19 @@ def test_records_are_read_as_they_were_written() -> None:
     state = STATE.apply_all([reschedule_record(KEY, stands)])
     assert state.reschedules == {KEY: stands}
     assert not state.apply_all([reschedule_record(KEY, None)]).reschedules
+
+
+def test_where_no_cancel_can_be_written_the_record_withdraws_until_nothing_comes() -> None:
+    sealed = replace(WRITTEN, cancel=None)
+    past = replace(NOW, seqs={A1: 8}, due_ms=60_000)
+    stands = after(DECIDED, past, written=[sealed])
+    assert stands.reschedules[KEY].is_written
+    assert KEY in withdrawn(stands)
+    assert floor_below(stands, 1_000) == 1_000
+    assert after(stands, replace(past, floor=50)).reschedules, "its second is not finished"
+    assert not after(stands, replace(past, floor=51)).reschedules
+    assert (
+        not after(DECIDED, replace(past, seqs={A1: 6}), written=[sealed])
+        .reschedules[KEY]
+        .is_written
+    )

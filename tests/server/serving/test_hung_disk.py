@@ -114,7 +114,7 @@ def test_a_node_whose_disk_hangs_says_so_and_goes_on_when_it_does(
     assert "disk" in waited, waited
     assert 1 < caller.waited_s < 2 + TOLD_WITHIN_S
     wait_until("health says so", lambda: not caller.is_serving())
-    assert "The node's disk does not answer" in caller.produce()
+    assert "The node's disk does not respond" in caller.produce()
     assert caller.waited_s < 1
     row = row_of(server)
     assert monotonic_ms() - row.monotonic_ms < TOLD_WITHIN_S * 1_000, "it is written all the same"

@@ -123,7 +123,7 @@ class Checks:
     def written(self, node: SimNode, wheel: WheelId) -> None:
         """An origin has appended to its wheel."""
         for frame in self._look(node, wheel):
-            if frame.slot < self.floor:
+            if frame.slot < self.floor and frame.seq <= self.closed_at.get(wheel, frame.seq):
                 self._fail(f"{wheel}/{frame.seq} is for {frame.slot}, below floor {self.floor}")
         storage = node.storage
         if storage is not None:
@@ -173,7 +173,9 @@ class Checks:
 
     def held_up(self, node: SimNode, us: int) -> None:
         """A group of callers waited so long for other work of its node."""
-        file_us = node.longest_disk_wait_us(self._world.scheduler.now_us - us)
+        since_us = self._world.scheduler.now_us - us
+        file_us = node.longest_disk_wait_us(since_us)
+        us -= node.paused_us(since_us)
         if us > HELD_FILES * file_us + GROUP_US and not self._world.settings.sync_groups:
             self._fail(f"{node.name} holds up a group for {us // US_PER_MS} ms")
 

@@ -80,15 +80,20 @@ class Cancels:
     def ask(self, key: Key, on_answer: OnDecision) -> None:
         """A caller withdraws a message."""
         found = self.find(key)
-        decision = before_writing(self.sight(key, found))
-        if decision is CancelDecision.NOT_FOUND and not self._others_have_none(key):
-            decision = CancelDecision.UNKNOWN
+        decision = self.before_writing(key, found)
         if decision is CancelDecision.WRITE:
             self._write(key, on_answer)
         elif decision in {CancelDecision.WAIT, CancelDecision.CONFIRM}:
             self._wait(key, found, on_answer)
         else:
             on_answer(decision)
+
+    def before_writing(self, key: Key, found: Found) -> CancelDecision:
+        """Decides by what this node finds; others are asked before nobody is said to have it."""
+        decision = before_writing(self.sight(key, found))
+        if decision is CancelDecision.NOT_FOUND and not self._others_have_none(key):
+            return CancelDecision.UNKNOWN
+        return decision
 
     def ask_many(self, keys: list[Key], on_answer: OnDecisions) -> None:
         """A caller withdraws messages that are written together."""

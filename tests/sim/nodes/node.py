@@ -74,6 +74,7 @@ class SimNode:
         self.recovered = True
         self.damaged: set[Path] = set()
         self._disk_waits: list[tuple[int, str, int]] = []  # when each ends, and how long it takes
+        self._pauses_us: list[tuple[int, int]] = []  # begin and end of each
         self._boots = 0
         self._restart: Timer | None = None
         self.boot = self._next_boot()
@@ -193,8 +194,10 @@ class SimNode:
         ]
         for process in lives:
             process.pause()
+        began_us = self.scheduler.now_us
 
         def resume() -> None:
+            self._pauses_us.append((began_us, self.scheduler.now_us))
             for process in lives:
                 if process.alive and process.paused:
                     process.resume()
@@ -274,6 +277,10 @@ class SimNode:
         """What has begun takes so long, also if the fault ends meanwhile."""
         self._disk_waits.append((self.scheduler.now_us + us, what, us))
         self.scheduler.sleep(us / US_PER_S)
+
+    def paused_us(self, since_us: int) -> int:
+        """For how long processes were paused since then, of pauses that have ended."""
+        return sum(max(0, end - max(begin, since_us)) for begin, end in self._pauses_us)
 
     def longest_disk_wait_us(self, since_us: int) -> int:
         """The longest that an effect and a file have taken which were not done by then."""

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from delaywheel.identity import WheelId
+from delaywheel.reasons import Reason
 from delaywheel.storage.frames.columns import Columns
 from delaywheel.storage.frames.format import Kind
-from delaywheel_replica.core.leader.cancel import CancelDecision, before_writing
+from delaywheel_replica.core.leader.cancel import CancelDecision
 from delaywheel_replica.core.protocol.reschedules import (
     Reschedule,
     RescheduleWish,
@@ -55,7 +56,7 @@ class Reschedules:
     def ask(self, key: Key, to_ms: int, on_answer: OnDecision) -> None:
         """A caller wants another due for a message."""
         found = self._cancels.find(key)
-        decision = before_writing(self._cancels.sight(key, found))
+        decision = self._cancels.before_writing(key, found)
         if decision is not CancelDecision.WRITE:
             on_answer(CancelDecision.UNKNOWN if _is_open(decision) else decision)
             return
@@ -69,7 +70,7 @@ class Reschedules:
         waiting, self._waiting = self._waiting, []
         for each in waiting:
             key = each.wish.key
-            decision = before_writing(self._cancels.sight(key, self._cancels.find(key)))
+            decision = self._cancels.before_writing(key, self._cancels.find(key))
             if decision is CancelDecision.WRITE:
                 self._server.node.tell_cleaner(each.wish)
             # Once it was told, something may be done: what is said of it is to be certain.
@@ -121,8 +122,11 @@ class Reschedules:
 
         def written(outcome: Outcome) -> None:
             self._busy.discard(key)
-            if isinstance(outcome, Committed) and not outcome.failed:
-                cancel = outcome.wheel, outcome.seq
+            if not isinstance(outcome, Committed):
+                return
+            reasons = {refusal.reason for refusal in outcome.failed.values()}
+            if reasons <= {Reason.DUE_TOO_OLD}:
+                cancel = None if reasons else (outcome.wheel, outcome.seq)
                 self._written[key] = RescheduleWritten(key, to_ms, copy, cancel)
 
         self._server.write(Request(columns, Kind.CANCELS, written))

@@ -10,16 +10,16 @@ message has. Until frames say the same, the record stands, and binds every leade
 | decided | is withdrawn by the record | is to be written by the leader | written; put off; lost |
 | put off | the same | has a later `to`; the one that passed is withdrawn | written; put off; lost |
 | lost | the same; told to be lost | is withdrawn as one that passed | settled |
-| written | is cancelled by a frame <= V | will be forwarded: a frame <= V | settled |
+| written | is cancelled by a frame <= V, or by this | will be forwarded: a frame <= V | settled |
 | settled | the same; the record is gone | a message like any other | - |
 
 | it is | by a transaction |
 |---|---|
 | decided | that leaves w before both dues, while a copy of (id, due) is <= V, and no cancel |
 | put off | that takes w past `to` while no copy of (id, to) is <= V |
-| written | with a copy of (id, to), and a cancel of (id, due) with its mark, <= V |
+| written | with a copy of (id, to), and a cancel of (id, due) with its mark unless sealed, <= V |
 | lost | with the frame of (id, due) told to be lost, before it is written |
-| settled | with the floor above every due that passed |
+| settled | with the floor above every due that passed, or was sealed |
 
 Never both: from the record on (id, due) is withdrawn, first by it and then by a cancel <= V; and of
 several dues that were given, all but the last are, until no frame can come for them any more. Never
@@ -42,6 +42,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
+from delaywheel.identity import WheelId
 from delaywheel_replica.core.protocol.control import (
     REMOVED,
     ControlRecord,
@@ -104,7 +105,7 @@ def reschedule_records(
     records = []
     written = {each.key: each for each in told.written}
     for key, stands in sorted(state.reschedules.items()):
-        then = _next(stands, written.get(key), state, after)
+        then = _next(key, stands, written.get(key), state, after)
         if key in told.absent and not then.is_written:
             then = _put_off(stands, after, now_ms)
         if then.is_written and not _still_passed(then, after):
@@ -181,14 +182,25 @@ def floor_below(state: ControlState, floor: int) -> int:
 
 
 def _next(
-    stands: Reschedule, written: RescheduleWritten | None, state: ControlState, after: Progress
+    key: MessageKey,
+    stands: Reschedule,
+    written: RescheduleWritten | None,
+    state: ControlState,
+    after: Progress,
 ) -> Reschedule:
     """As it is once frames say the same, or once they never will.
 
-    A message that was told to be lost with its frame comes at no due: a copy may be on its way.
+    Where the second of the old due is sealed, no cancel says it: the record does, until nothing can
+    come for that due. And a message that was told to be lost with its frame comes at no due: a copy
+    may be on its way.
     """
-    if stands.is_written or _is_in_v(stands, written, after):
-        return replace(stands, is_written=True)
+    if stands.is_written:
+        return stands
+    if written is not None and written.to_ms == stands.to_ms and _is_in_v(written.copy, after):
+        if written.cancel is None:
+            return replace(stands, is_written=True, passed=(*stands.passed, key[1]))
+        if _is_in_v(written.cancel, after):
+            return replace(stands, is_written=True)
     if (stands.place.wheel, stands.place.seq) in state.lost:
         return replace(stands, is_written=True, passed=(*stands.passed, stands.to_ms))
     return stands
@@ -206,7 +218,6 @@ def _still_passed(stands: Reschedule, after: Progress) -> tuple[int, ...]:
     return tuple(due_ms for due_ms in stands.passed if due_ms // 1000 >= after.floor)
 
 
-def _is_in_v(stands: Reschedule, written: RescheduleWritten | None, after: Progress) -> bool:
-    if written is None or written.to_ms != stands.to_ms:
-        return False
-    return all(seq <= after.seq(wheel) for wheel, seq in (written.copy, written.cancel))
+def _is_in_v(frame: tuple[WheelId, int], after: Progress) -> bool:
+    wheel, seq = frame
+    return seq <= after.seq(wheel)

@@ -90,13 +90,14 @@ class RescheduleWritten:
         key: the message.
         to_ms: the due of the copy.
         copy: the copy lies in this wheel, in a frame up to this seq.
-        cancel: likewise the cancel with its mark.
+        cancel: likewise the cancel with its mark; None: it cannot be written, for the second of
+            the old due is sealed.
     """
 
     key: MessageKey
     to_ms: int
     copy: tuple[WheelId, int]
-    cancel: tuple[WheelId, int]
+    cancel: tuple[WheelId, int] | None
 
 
 def mark_of(key: MessageKey, to_ms: int) -> bytes:

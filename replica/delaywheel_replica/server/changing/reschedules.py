@@ -271,12 +271,13 @@ class Reschedules:
                 return  # it is too late for this due: the leader puts it off
             columns = _cancel_of(key, stands.to_ms)
             cancelled = await self._writing.submit(columns, Kind.CANCELS)
-            if not cancelled.failed:
+            reasons = {refusal.reason for refusal in cancelled.failed.values()}
+            if reasons <= {Reason.DUE_TOO_OLD}:
                 self._written[key] = RescheduleWritten(
                     key,
                     stands.to_ms,
                     (copied.wheel, copied.seq),
-                    (cancelled.wheel, cancelled.seq),
+                    None if reasons else (cancelled.wheel, cancelled.seq),
                 )
                 self._tell(self._written[key])
         except RefusedError as error:
