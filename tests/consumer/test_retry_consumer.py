@@ -20,7 +20,7 @@ from delaywheel.consumer import (
 from delaywheel.consumer.kafka import _read_away
 from local.loopback.kafka import KafkaBroker
 from support.consumer.relay import Relay
-from support.kafka.read_committed import CommittedReader, create_topic, headers_of
+from support.kafka.read_committed import CommittedReader, create_topic, delete_topic, headers_of
 
 pytestmark = pytest.mark.kafka
 
@@ -401,3 +401,40 @@ def test_what_cannot_be_is_told_by_name(kafka: KafkaBroker, cluster_id: str, ord
     assert reason_of(orders, cluster="another") is ConsumerReason.INGRESS_MISSING
     missing = reason_of(orders, cluster=cluster_id, create_topics=False)
     assert missing is ConsumerReason.TOPICS_NOT_MADE
+
+
+def test_without_an_ingress_topic_it_stops_and_says_which_is_missing(
+    kafka: KafkaBroker, cluster_id: str, orders: str, send: Send
+) -> None:
+    """Neither is the record passed, nor is its handler called again and again."""
+    ingress = f"delaywheel-{cluster_id}-ingress"
+    send(b"1")
+
+    def start() -> RetryConsumer:
+        return RetryConsumer(orders, group=GROUP, bootstrap=kafka.address, cluster=cluster_id)
+
+    with pytest.raises(ConsumerError, match=ingress) as told, start() as consumer:
+        consumer.receive(PATIENCE_S)
+    assert told.value.reason is ConsumerReason.INGRESS_MISSING
+
+    handled = []
+
+    def retry_all() -> None:
+        with start() as consumer:
+            for message in consumer:
+                handled.append(message.value)
+                if len(handled) == 1:
+                    delete_topic(kafka.address, ingress)
+                message.retry()
+
+    create_topic(kafka.address, ingress)
+    with pytest.raises(ConsumerError, match=ingress) as told:
+        retry_all()
+    assert told.value.reason is ConsumerReason.INGRESS_MISSING
+    assert handled == [b"1"]
+    assert committed(kafka, orders) == 0
+
+    create_topic(kafka.address, ingress)
+    with start() as consumer, next_message(consumer) as message:
+        assert (message.value, message.attempt) == (b"1", 1)
+    assert consumer.counts.done == 1

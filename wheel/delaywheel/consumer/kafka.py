@@ -41,10 +41,10 @@ from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # t
 from confluent_kafka.cimpl import NewTopic
 
 from delaywheel.consumer.message import ConsumerError, ConsumerReason
-from delaywheel.consumer.order import Away, read_away
+from delaywheel.consumer.order import Away, check_partitions, read_away
 from delaywheel.consumer.port import KafkaAway, OnPartitions, Start
 from delaywheel.consumer.records import Incoming, Outgoing, Partition, Place
-from delaywheel.consumer.settings import Settings, TopicNames
+from delaywheel.consumer.settings import Settings
 from delaywheel.ingress import ingress_topic
 from delaywheel.record_headers import headers_of
 
@@ -94,13 +94,14 @@ class KafkaBroker:
         self._raised: Exception | None = None
         self._producer: Producer | None = None
         self._is_copy_loose = False
+        self._ingress: str | None = None
 
     def start(self) -> Start:
         """See `Broker`."""
         try:
             admin = AdminClient(self._client())
             partitions = _partitions(admin)
-            ingress = self._ingress_topic(partitions)
+            ingress = self._ingress = self._ingress_topic(partitions)
             for source in (names.source for names in self._settings.topics):
                 if source not in partitions:
                     raise ConsumerError(ConsumerReason.TOPIC_MISSING, f"topic {source}")
@@ -116,7 +117,7 @@ class KafkaBroker:
             if missing:
                 raise ConsumerError(ConsumerReason.TOPICS_NOT_MADE, ", ".join(missing))
             if self._settings.ordered:
-                _check_partitions(self._settings.topics, known)
+                check_partitions(self._settings.topics, known)
             return Start(ingress, _largest_batch(admin, ingress))
         except KafkaException as exception:
             raise _away(exception) from exception
@@ -259,7 +260,7 @@ class KafkaBroker:
         """See `Broker`."""
         if self._is_copy_loose:
             try:
-                self.renew_producer()
+                self._replace_producer()
             except KafkaAway as away:
                 return str(away)
         producer = self._producer
@@ -272,8 +273,7 @@ class KafkaBroker:
             producer.begin_transaction()
             for record in records:
                 _write(producer, record)
-            unanswered = producer.flush(CALL_S)
-            if unanswered:
+            if unanswered := producer.flush(CALL_S):
                 return f"no answer to {unanswered} records"
             began_s = time.monotonic()
             producer.send_offsets_to_transaction(passed, membership, CALL_S)
@@ -289,6 +289,16 @@ class KafkaBroker:
 
     def renew_producer(self) -> None:
         """See `Broker`."""
+        self._replace_producer()
+        if self._ingress is not None:
+            try:
+                known = AdminClient(self._client()).list_topics(timeout=ASK_S).topics
+            except KafkaException as exception:
+                raise _away(exception) from exception
+            if self._ingress not in known:
+                raise _no_ingress(self._ingress)
+
+    def _replace_producer(self) -> None:
         self._drop_producer()
         try:
             self._producer = Producer(
@@ -335,10 +345,7 @@ class KafkaBroker:
         name = re.escape(ingress_topic(cluster)) if cluster else ingress_topic(".+")
         found = [topic for topic in topics if re.fullmatch(name, topic)]
         if not found:
-            raise ConsumerError(
-                ConsumerReason.INGRESS_MISSING,
-                f"no topic delaywheel-{cluster or '<cluster>'}-ingress",
-            )
+            raise _no_ingress(ingress_topic(cluster or "<cluster>"))
         if len(found) > 1:
             raise ConsumerError(ConsumerReason.CLUSTER_AMBIGUOUS, ", ".join(sorted(found)))
         return found[0]
@@ -366,6 +373,13 @@ class KafkaBroker:
         """Lets go of it on another thread: librdkafka joins its own ones."""
         dropped, self._producer = [self._producer], None
         threading.Thread(target=dropped.clear, name="destroy producer", daemon=True).start()
+
+
+def _no_ingress(topic: str) -> ConsumerError:
+    return ConsumerError(
+        ConsumerReason.INGRESS_MISSING,
+        f"Kafka has no topic {topic}, from which delaywheel takes what is to come back",
+    )
 
 
 def _partitions(admin: AdminClient) -> dict[str, int]:
@@ -396,16 +410,6 @@ def _make(admin: AdminClient, wanted: Sequence[NewTopic]) -> None:
         time.sleep(0.05)
 
 
-def _check_partitions(topics: Sequence[TopicNames], known: Mapping[str, int]) -> None:
-    for names in topics:
-        for name in (names.retry, names.order):
-            if known[name] != known[names.source]:
-                raise ConsumerError(
-                    ConsumerReason.ORDER_IMPOSSIBLE,
-                    f"{name} has {known[name]} partitions, {names.source} {known[names.source]}",
-                )
-
-
 def _read_away(
     client: Mapping[str, Any], group: str, wanted: Mapping[Partition, TopicPartition]
 ) -> dict[Partition, list[Away]]:
@@ -428,8 +432,7 @@ def _read_away(
             if told is None:
                 raise KafkaAway("the end of an order topic is not told")
             ends[where.topic, where.partition] = told[1]
-        starts = [TopicPartition(one.topic, one.partition, 0) for one in wanted.values()]
-        reader.assign(starts)
+        reader.assign([TopicPartition(topic, number, 0) for topic, number in ends])
         read: dict[tuple[str, int], list[tuple[bytes | None, bytes | None]]]
         read = {where: [] for where in ends}
         deadline = time.monotonic() + AWAY_S

@@ -28,17 +28,19 @@ from __future__ import annotations
 import logging
 import struct
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from delaywheel.consumer.message import (
+    ConsumerError,
+    ConsumerReason,
     Outcome,
     ReceivedMessage,
     Settlement,
 )
 from delaywheel.consumer.records import Outgoing, Partition
-from delaywheel.consumer.settings import Settings
+from delaywheel.consumer.settings import Settings, TopicNames
 
 _LOG = logging.getLogger("delaywheel.consumer")
 
@@ -183,6 +185,21 @@ def read_away(records: Iterable[tuple[bytes | None, bytes | None]]) -> list[Away
             (due_ms,) = _DUE.unpack_from(value)
             away[offset] = Away(offset, due_ms, value[_DUE.size :])
     return list(away.values())
+
+
+def check_partitions(topics: Sequence[TopicNames], known: Mapping[str, int]) -> None:
+    """Checks that a lane has all its halves: topics of a group have as many partitions.
+
+    Raises:
+        ConsumerError: they have not.
+    """
+    for names in topics:
+        for name in (names.retry, names.order):
+            if known[name] != known[names.source]:
+                raise ConsumerError(
+                    ConsumerReason.ORDER_IMPOSSIBLE,
+                    f"{name} has {known[name]} partitions, {names.source} {known[names.source]}",
+                )
 
 
 def whole_lanes(settings: Settings, partitions: Sequence[Partition]) -> list[Partition]:

@@ -139,7 +139,8 @@ class Broker(Protocol):
 
         Raises:
             KafkaAway: try again.
-            ConsumerError: it cannot be.
+            ConsumerError: it cannot be, or the ingress topic is gone: no transaction with a retry
+                would ever end, and its records would be handled again and again.
         """
         ...
 
