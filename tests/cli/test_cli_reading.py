@@ -53,6 +53,7 @@ STORED = {
     "seq": 7,
     "state": "pending",
     "dead_reason": None,
+    "rescheduled_to_ms": None,
     "place": None,
     "key_length_bytes": -1,
     "value_length_bytes": 2,
@@ -691,7 +692,10 @@ def test_get_of_what_is_not_there(command: Command, node: ScriptedNode) -> None:
 @pytest.mark.usefixtures("node")
 def test_cancelled_is_exit_code_0(command: Command) -> None:
     ended = command("cancel", HANDLE, "--json")
-    assert (ended.code, ended.document) == (0, {"outcome": "CANCELLED"})
+    assert (ended.code, ended.document) == (
+        0,
+        {"outcome": "CANCELLED", "rescheduled_to_ms": None},
+    )
     assert command("cancel", HANDLE).out.startswith("CANCELLED")
 
 
@@ -702,8 +706,27 @@ def test_not_cancelled_is_exit_code_1_and_named(
     number = pb.CancelOutcome.Value(f"CANCEL_OUTCOME_{outcome}")
     node.script.append(answer(pb.CancelResponse(outcome=number)))
     ended = command("cancel", HANDLE, "--json")
-    assert (ended.code, ended.document) == (1, {"outcome": outcome})
+    assert (ended.code, ended.document) == (1, {"outcome": outcome, "rescheduled_to_ms": None})
     assert f"error: {outcome}" in ended.err
+
+
+def test_what_was_rescheduled_is_told_with_its_due(command: Command, node: ScriptedNode) -> None:
+    outcome = pb.CANCEL_OUTCOME_RESCHEDULED
+    moved = stored()
+    moved.state, moved.rescheduled_to_ms = pb.MESSAGE_STATE_CANCELLED, 1_900_000_060_000
+    told = [
+        answer(pb.CancelResponse(outcome=outcome, due_ms=moved.rescheduled_to_ms)),
+        answer(pb.GetMessageResponse(message=moved)),
+    ]
+    node.script += told
+    ended = command("cancel", HANDLE)
+    assert ended.code == 1
+    assert "RESCHEDULED: the message was not withdrawn: it is due 2030-03-17T17:47:40" in ended.err
+    node.script += told
+    document = command("cancel", HANDLE, "--json").document
+    assert document == {"outcome": "RESCHEDULED", "rescheduled_to_ms": moved.rescheduled_to_ms}
+    node.script += told[1:]
+    assert command("get", HANDLE, "--json").document["rescheduled_to_ms"] == 1_900_000_060_000
 
 
 def test_next_address_is_asked_when_one_does_not_answer(

@@ -18,6 +18,7 @@ DOC = Path(__file__).parents[2] / "docs" / "CLI.md"
 NOW_MS = 1_900_000_000_250
 SLOT = NOW_MS // 1_000 + 1_800
 IDS = [bytes.fromhex(f"01a1fc514a4f731e9c0d5b2e8f6a71{end}") for end in ("c3", "d4")]
+LATER, LATER_MS = "2030-03-17T19:00:00Z", 1_900_004_400_000
 HANDLES = [f"n1.7:{SLOT}:{one.hex()}" for one in IDS]
 
 
@@ -141,7 +142,29 @@ COMMANDS = {
     f"delaywheel slot {SLOT}": ("slot", str(SLOT)),
     "delaywheel search --topic orders --key 42": ("search", "--topic", "orders", "--key", "42"),
     f"delaywheel get {HANDLES[0]}": ("get", HANDLES[0]),
+    f"delaywheel get {HANDLES[1]}": ("get", HANDLES[1]),
+    f"delaywheel reschedule {HANDLES[0]} --to {LATER}": ("reschedule", HANDLES[0], "--to", LATER),
+    "delaywheel cancel --topic orders --key 42 --yes": (
+        *("cancel", "--topic", "orders", "--key", "42", "--yes"),
+    ),
 }
+
+
+def answered(asked: tuple[str, ...]) -> object:
+    """What the node answers to a command about messages."""
+    match asked[0]:
+        case "reschedule":
+            handle = f"n1.7:{LATER_MS // 1_000}:{IDS[0].hex()}"
+            outcome = pb.RESCHEDULE_OUTCOME_RESCHEDULED
+            return pb.RescheduleResponse(outcome=outcome, due_ms=LATER_MS, handle=handle)
+        case "cancel":
+            done = pb.CancelResult(handle=HANDLES[0], outcome=pb.CANCEL_OUTCOME_CANCELLED)
+            return pb.CancelManyResponse(results=[done] * 204)
+    first, second = messages(with_content=True)
+    second.rescheduled_to_ms = LATER_MS
+    return pb.GetMessageResponse(message=first if HANDLES[0] in asked else second)
+
+
 WIDTHS = {"80 columns": 80, "120 columns": 120, "a pipe": None}
 
 
@@ -159,7 +182,7 @@ def screen(
 
     def show(line: str, width: str) -> str:
         monkeypatch.setattr(tables, "terminal_columns", lambda: WIDTHS[width])
-        node.script.append(answer(pb.GetMessageResponse(message=messages(with_content=True)[0])))
+        node.script.append(answer(answered(COMMANDS[line])))
         ended = command(*COMMANDS[line])
         node.script.clear()
         assert ended.code == 0

@@ -88,6 +88,15 @@ class TestGet:
         assert (found.handle, found.state) == (handle, MessageState.PENDING)
         assert (found.key, found.value, found.partition) == (None, b"", None)
         assert found.headers == (("a", None), ("b", b""))
+        assert found.rescheduled_to_ms is None
+
+    def test_what_was_rescheduled_tells_its_due(self) -> None:
+        stored = pb.StoredMessage(handle=f"a.1:17:{bytes(16).hex()}", rescheduled_to_ms=18_000)
+        response = answer(pb.GetMessageResponse(message=stored))
+        with FakeService(response) as service, Client(service.address) as client:
+            found = client.get(stored.handle)
+        assert found is not None
+        assert found.rescheduled_to_ms == 18_000
 
     def test_what_is_not_there_is_none(self) -> None:
         with FakeService() as service, Client(service.address) as client:

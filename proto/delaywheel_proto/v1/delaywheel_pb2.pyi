@@ -708,6 +708,7 @@ class StoredMessage(_message.Message):
     HEADERS_FIELD_NUMBER: _builtins.int
     DEAD_REASON_FIELD_NUMBER: _builtins.int
     PLACE_FIELD_NUMBER: _builtins.int
+    RESCHEDULED_TO_MS_FIELD_NUMBER: _builtins.int
     handle: _builtins.str
     id: _builtins.bytes
     due_ms: _builtins.int
@@ -727,6 +728,10 @@ class StoredMessage(_message.Message):
     value: _builtins.bytes
     dead_reason: _builtins.str
     """Why it is a dead letter: as in its header dw-dead-reason."""
+    rescheduled_to_ms: _builtins.int
+    """In GetMessage, and only if it has another due by now: which. It is found there by its id, and
+    here its state is CANCELLED.
+    """
     @_builtins.property
     def headers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Header]: ...
     @_builtins.property
@@ -756,15 +761,18 @@ class StoredMessage(_message.Message):
         headers: _abc.Iterable[Global___Header] | None = ...,
         dead_reason: _builtins.str = ...,
         place: Global___KafkaPlace | None = ...,
+        rescheduled_to_ms: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_key", b"_key", "_partition", b"_partition", "_timestamp_ms", b"_timestamp_ms", "_value", b"_value", "key", b"key", "partition", b"partition", "place", b"place", "timestamp_ms", b"timestamp_ms", "value", b"value"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_key", b"_key", "_partition", b"_partition", "_rescheduled_to_ms", b"_rescheduled_to_ms", "_timestamp_ms", b"_timestamp_ms", "_value", b"_value", "key", b"key", "partition", b"partition", "place", b"place", "rescheduled_to_ms", b"rescheduled_to_ms", "timestamp_ms", b"timestamp_ms", "value", b"value"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_key", b"_key", "_partition", b"_partition", "_timestamp_ms", b"_timestamp_ms", "_value", b"_value", "accepted_at_ms", b"accepted_at_ms", "dead_reason", b"dead_reason", "due_ms", b"due_ms", "handle", b"handle", "headers", b"headers", "headers_length_bytes", b"headers_length_bytes", "id", b"id", "key", b"key", "key_length_bytes", b"key_length_bytes", "partition", b"partition", "place", b"place", "seq", b"seq", "state", b"state", "timestamp_ms", b"timestamp_ms", "topic", b"topic", "value", b"value", "value_length_bytes", b"value_length_bytes", "wheel", b"wheel"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_key", b"_key", "_partition", b"_partition", "_rescheduled_to_ms", b"_rescheduled_to_ms", "_timestamp_ms", b"_timestamp_ms", "_value", b"_value", "accepted_at_ms", b"accepted_at_ms", "dead_reason", b"dead_reason", "due_ms", b"due_ms", "handle", b"handle", "headers", b"headers", "headers_length_bytes", b"headers_length_bytes", "id", b"id", "key", b"key", "key_length_bytes", b"key_length_bytes", "partition", b"partition", "place", b"place", "rescheduled_to_ms", b"rescheduled_to_ms", "seq", b"seq", "state", b"state", "timestamp_ms", b"timestamp_ms", "topic", b"topic", "value", b"value", "value_length_bytes", b"value_length_bytes", "wheel", b"wheel"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__key: _TypeAlias = _typing.Literal["key"]  # noqa: Y015
     _WhichOneofArgType__key: _TypeAlias = _typing.Literal["_key", b"_key"]  # noqa: Y015
     _WhichOneofReturnType__partition: _TypeAlias = _typing.Literal["partition"]  # noqa: Y015
     _WhichOneofArgType__partition: _TypeAlias = _typing.Literal["_partition", b"_partition"]  # noqa: Y015
+    _WhichOneofReturnType__rescheduled_to_ms: _TypeAlias = _typing.Literal["rescheduled_to_ms"]  # noqa: Y015
+    _WhichOneofArgType__rescheduled_to_ms: _TypeAlias = _typing.Literal["_rescheduled_to_ms", b"_rescheduled_to_ms"]  # noqa: Y015
     _WhichOneofReturnType__timestamp_ms: _TypeAlias = _typing.Literal["timestamp_ms"]  # noqa: Y015
     _WhichOneofArgType__timestamp_ms: _TypeAlias = _typing.Literal["_timestamp_ms", b"_timestamp_ms"]  # noqa: Y015
     _WhichOneofReturnType__value: _TypeAlias = _typing.Literal["value"]  # noqa: Y015
@@ -773,6 +781,8 @@ class StoredMessage(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__key) -> _WhichOneofReturnType__key | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__partition) -> _WhichOneofReturnType__partition | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__rescheduled_to_ms) -> _WhichOneofReturnType__rescheduled_to_ms | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__timestamp_ms) -> _WhichOneofReturnType__timestamp_ms | None: ...
     @_typing.overload

@@ -65,6 +65,9 @@ def test_a_message_is_found_where_it_went_and_told_so_where_it_was(server: Serve
         assert (again.outcome, again.due_ms) == (told.outcome, to_ms)
     cancel = server.stub.Cancel(pb.CancelRequest(message=named(handle)), timeout=30)
     assert (cancel.outcome, cancel.due_ms) == (pb.CANCEL_OUTCOME_RESCHEDULED, to_ms)
+    was = server.stub.GetMessage(pb.GetMessageRequest(message=named(handle))).message
+    assert (was.state, was.rescheduled_to_ms) == (pb.MESSAGE_STATE_CANCELLED, to_ms)
+    assert not found.HasField("rescheduled_to_ms")
     pages = server.stub.Search(pb.SearchRequest(filter=pb.Filter(key=b"k")), timeout=30)
     assert [message.due_ms for message in pages.messages] == [to_ms]
 

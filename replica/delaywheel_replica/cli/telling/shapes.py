@@ -217,6 +217,7 @@ def stored_message(row: pb.StoredMessage, *, with_content: bool) -> dict[str, An
         "state": _state(pb.MessageState.Name(row.state), "MESSAGE_STATE_"),
         "dead_reason": row.dead_reason or None,
         "place": _place(row.place) if row.HasField("place") else None,
+        "rescheduled_to_ms": _if_set(row, "rescheduled_to_ms", row.rescheduled_to_ms),
         "key_length_bytes": row.key_length_bytes,
         "value_length_bytes": row.value_length_bytes,
         "headers_length_bytes": row.headers_length_bytes,

@@ -145,17 +145,28 @@ class Queries:
         frame = await self.frame(place)
         if frame is None:  # since then: deleted with its second, or not to be read any more
             raise RefusedError(Reason.NOT_UP_TO_DATE)
+        moved_ms = self._moved_ms(reference.id, found)
         message = stored_message(
             frame,
             place.row,
             self._progress(),
-            cancelled=bool(found.cancels),
+            cancelled=bool(found.cancels) or moved_ms is not None,
             with_content=True,
             fates=self._fates,
         )
+        if moved_ms is not None and message.state == pb.MESSAGE_STATE_CANCELLED:
+            message.rescheduled_to_ms = moved_ms
         if message.state == pb.MESSAGE_STATE_DONE and self._was_delivered(found):
             message.state = pb.MESSAGE_STATE_DELIVERED
         return message
+
+    def _moved_ms(self, id_: bytes, found: Found) -> int | None:
+        """The due that a message was rescheduled to: the record knows before frames do."""
+        status, (due_ms,) = self._view.cleaner.status, found.dues_ms
+        stands = None if status is None else status.reschedules.get((id_, due_ms))
+        if stands is None or stands.to_ms in stands.passed:  # it was lost with its frame
+            return found.rescheduled_to_ms
+        return stands.to_ms
 
     def _was_delivered(self, found: Found) -> bool:
         """Whether a message that is done was delivered; None unless a loss would be known.

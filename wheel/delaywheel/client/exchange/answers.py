@@ -20,7 +20,8 @@ class CancelOutcome(StrEnum):
     NOT_FOUND = "NOT_FOUND"
     """It was never accepted."""
     RESCHEDULED = "RESCHEDULED"
-    """It has another due by now; nothing was done: cancel it by the handle that it got then."""
+    """It has another due by now, which `Client.get` tells; nothing was done: cancel it by its id
+    and that due, or by the handle that it got then."""
 
     @classmethod
     def of(cls, number: int) -> Self | None:
@@ -107,6 +108,7 @@ class StoredMessage:
         dead_reason: Why it is a dead letter; None: it is not known to be one.
         place: Where its record is, or that of its dead letter; None: it was not asked for, or not
             found.
+        rescheduled_to_ms: The due that it has by now; this one is CANCELLED. None: no other one.
     """
 
     handle: Handle
@@ -123,6 +125,7 @@ class StoredMessage:
     headers: tuple[tuple[str, bytes | None], ...]
     dead_reason: str | None = None
     place: KafkaPlace | None = None
+    rescheduled_to_ms: int | None = None
 
     @classmethod
     def of(cls, stored: pb.StoredMessage) -> Self:
@@ -145,4 +148,7 @@ class StoredMessage:
             ),
             dead_reason=stored.dead_reason or None,
             place=KafkaPlace.of(stored.place) if stored.HasField("place") else None,
+            rescheduled_to_ms=stored.rescheduled_to_ms
+            if stored.HasField("rescheduled_to_ms")
+            else None,
         )

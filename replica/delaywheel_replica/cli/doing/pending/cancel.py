@@ -92,10 +92,15 @@ def _cancel_one(
 ) -> None:
     with Client(server, timeout=timeout_s) as client:
         outcome = client.cancel(handle, id=message_id, deliver_at=at)
+        moved_ms = None
+        if outcome is CancelOutcome.RESCHEDULED:
+            message = client.get(handle, id=message_id, deliver_at=at)
+            moved_ms = None if message is None else message.rescheduled_to_ms
     if as_json:
-        print_json({"outcome": outcome.value})
+        print_json({"outcome": outcome.value, "rescheduled_to_ms": moved_ms})
     if outcome is not CancelOutcome.CANCELLED:
-        raise Failure(outcome.value, "the message was not withdrawn")
+        due = "" if moved_ms is None else f": it is due {iso(moved_ms)} by now"
+        raise Failure(outcome.value, f"the message was not withdrawn{due}")
     if not as_json:
         print("CANCELLED: it is never delivered")
 

@@ -63,6 +63,8 @@ def _place(message: pb.StoredMessage) -> list[tuple[str, str]]:
 
 
 def _state(message: pb.StoredMessage) -> str:
+    if message.HasField("rescheduled_to_ms"):
+        return f"rescheduled to {iso(message.rescheduled_to_ms)}"
     match message.state:
         case pb.MESSAGE_STATE_DONE:
             return _UNKNOWN_END
