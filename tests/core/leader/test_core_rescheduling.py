@@ -207,3 +207,8 @@ def test_where_no_cancel_can_be_written_the_record_withdraws_until_nothing_comes
         .reschedules[KEY]
         .is_written
     )
+
+
+def test_of_several_dues_that_were_given_the_last_counts() -> None:
+    marks = [mark_of(KEY, TO_MS + 2_000), mark_of(KEY, TO_MS), mark_of((ID, 1), 1)]
+    assert marked_due_ms(KEY, marks) == TO_MS + 2_000

@@ -11,7 +11,13 @@ from pathlib import Path
 import pytest
 
 from delaywheel.storage.folder.disk import PosixDisk
-from delaywheel.storage.folder.syncing import FEW_FILES, FileSystem, PosixManyFiles, syncfs
+from delaywheel.storage.folder.syncing import (
+    FEW_FILES,
+    FileSystem,
+    PosixManyFiles,
+    keeps_its_word,
+    syncfs,
+)
 
 
 class Medium:
@@ -109,3 +115,8 @@ def test_the_kernels_word_is_an_error_of_the_system() -> None:
         pytest.skip("this kernel has no syncfs that reports failures")
     with pytest.raises(OSError, match="Bad file descriptor"):
         call(-1)
+
+
+def test_only_a_file_system_that_is_known_is_synced_as_a_whole() -> None:
+    assert not keeps_its_word(Path("/proc").stat().st_dev)
+    assert not keeps_its_word(os.makedev(4095, 1)), "it is not mounted"

@@ -149,7 +149,7 @@ class Letter:
         if not as_new:
             timestamp_ms = _number(self.told.get("dw-dead-timestamp"))
             if to is None:
-                partition = _number(self.told.get("dw-dead-partition"))
+                partition = _number(self.told.get("dw-dead-partition"), bits=31)
         replayed = f"{of_topic}/{self.place.partition}/{self.place.offset}".encode()
         return Outgoing(
             self.topic if to is None else to,
@@ -169,5 +169,7 @@ def is_own_topic(name: str) -> bool:
     return _OWN_TOPIC.fullmatch(name) is not None
 
 
-def _number(value: bytes | None) -> int | None:
-    return int(value) if value and value.isdigit() and len(value) < 20 else None
+def _number(value: bytes | None, bits: int = 63) -> int | None:
+    """A number that Kafka can take; None if there is none, or none that fits."""
+    number = int(value) if value and value.isdigit() and len(value) < 20 else None
+    return None if number is None or number >> bits else number

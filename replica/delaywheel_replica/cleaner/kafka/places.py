@@ -87,6 +87,9 @@ class Places:
             except KafkaException as exception:
                 log.info("place not found", topic=asked.topic, cause=exception.args[0].str())
                 found = PlaceFound(asked.question)
+            except Exception:  # whatever a record holds, no look for one ends a leader
+                log.exception("place not found", topic=asked.topic)
+                found = PlaceFound(asked.question)
             self._found.append(found)
             self._on_found()
 

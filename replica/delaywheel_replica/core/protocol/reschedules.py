@@ -106,11 +106,15 @@ def mark_of(key: MessageKey, to_ms: int) -> bytes:
 
 
 def marked_due_ms(key: MessageKey, ids: Iterable[bytes]) -> int | None:
-    """Where the message went to, if one of these ids is its mark."""
+    """Where the message went to, if one of these ids is its mark.
+
+    A due that passed before its copy was there leaves a mark too: a later one was given then.
+    """
     begin = _hash(key)
-    marks = (id_ for id_ in ids if id_.startswith(begin))
-    mark = next(marks, None)
-    return None if mark is None else int.from_bytes(mark[MARK_HASH_BYTES:], "big")
+    return max(
+        (int.from_bytes(id_[MARK_HASH_BYTES:], "big") for id_ in ids if id_.startswith(begin)),
+        default=None,
+    )
 
 
 def _hash(key: MessageKey) -> bytes:

@@ -147,7 +147,7 @@ class Reschedules:
             replace(reference, due_ms=due_ms), request.message, found, to_ms
         )
         if decision is CancelDecision.RESCHEDULED:
-            await self._until_written(key)
+            moved_ms = await self._until_written(key, moved_ms)
             slot, wheel = moved_ms // 1000, self._view.status().heartbeat.open
             return pb.RescheduleResponse(
                 outcome=pb.RESCHEDULE_OUTCOME_RESCHEDULED,
@@ -220,14 +220,21 @@ class Reschedules:
         ]
         return (in_v or found.copies)[0]
 
-    async def _until_written(self, key: MessageKey) -> None:
-        """So that who is told of the new due finds the message there; it is decided anyway."""
+    async def _until_written(self, key: MessageKey, moved_ms: int) -> int:
+        """So that who is told of the new due finds the message there; it is decided anyway.
+
+        Returns:
+            The due that it has by then: one that passed meanwhile was put off.
+        """
         try:
             async with asyncio.timeout(_WRITTEN_S):
-                while key not in self._written and self._stands(key) is not None:
+                while key not in self._written and (stands := self._stands(key)) is not None:
+                    moved_ms = stands.to_ms
                     await self._next_word()
         except TimeoutError:
             _log.warning("a reschedule is decided, and not written yet", due_ms=key[1])
+        written = self._written.get(key)
+        return moved_ms if written is None else written.to_ms
 
     def _stands(self, key: MessageKey) -> Reschedule | None:
         status = self._view.cleaner.status

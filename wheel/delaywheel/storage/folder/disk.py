@@ -21,7 +21,13 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from delaywheel.storage.folder.syncing import FileSystem, ManyFiles, PosixManyFiles, syncfs
+from delaywheel.storage.folder.syncing import (
+    FileSystem,
+    ManyFiles,
+    PosixManyFiles,
+    keeps_its_word,
+    syncfs,
+)
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -264,7 +270,7 @@ class PosixDisk:
         """Begins with nothing shared."""
         self._shared: list[SharedDescriptor] = []
         self._syncfs = syncfs()
-        self._file_systems: dict[int, FileSystem] = {}  # by device
+        self._file_systems: dict[int, FileSystem | None] = {}  # by device
         self._lock = threading.Lock()
 
     def open(self, path: Path, *, create: bool = False) -> PosixFile:
@@ -345,14 +351,17 @@ class PosixDisk:
 
     def many_files(self, folder: Path) -> ManyFiles:
         """See ``Disk``."""
-        if self._syncfs is None:
-            return PosixManyFiles(None)
         device = folder.stat().st_dev
         with self._lock:
             if device not in self._file_systems:
-                descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-                self._file_systems[device] = FileSystem(descriptor, self._syncfs)
+                self._file_systems[device] = self._whole(folder, device)
             return PosixManyFiles(self._file_systems[device])
+
+    def _whole(self, folder: Path, device: int) -> FileSystem | None:
+        if self._syncfs is None or not keeps_its_word(device):
+            return None
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        return FileSystem(descriptor, self._syncfs)
 
     def sync_folder(self, path: Path) -> None:
         """See ``Disk``."""

@@ -12,7 +12,7 @@ not whose it was. So that nobody takes another's answer for his own:
   ended: a failure that another one was told of is one of its own too.
 
 That errs on the safe side: a failure that only concerned others is reported as well. Before Linux
-5.8 ``syncfs`` reported no failure at all; there, and where there is no such call, files are synced
+5.8 ``syncfs`` reported no failure at all; there, and on anything but ext4 and xfs, files are synced
 one by one.
 """
 
@@ -30,6 +30,7 @@ FEW_FILES: Final = 32
 """Up to so many are synced one by one: others may write much more to the same file system."""
 
 _REPORTS_FAILURES_SINCE = 5, 8
+_KNOWN = {"ext4", "xfs"}
 
 
 class ManyFiles(Protocol):
@@ -41,6 +42,21 @@ class ManyFiles(Protocol):
         Raises:
             OSError: the medium refuses, or has refused something since the last sync.
         """
+
+
+def keeps_its_word(device: int) -> bool:
+    """Whether syncing this file system as a whole is known to do that, and to report failures.
+
+    What lies in between may do neither: FUSE passes no such request on, overlayfs no failure.
+    """
+    name = f"{os.major(device)}:{os.minor(device)}"
+    try:
+        mounts = Path("/proc/self/mountinfo").read_text().splitlines()
+    except OSError:
+        return False
+    # In a line of it the third word is the device, and the first behind a dash the type.
+    kinds = {mount.partition(" - ")[2].split()[0] for mount in mounts if mount.split()[2] == name}
+    return bool(kinds) and kinds <= _KNOWN
 
 
 def syncfs() -> Callable[[int], None] | None:
@@ -63,7 +79,11 @@ def syncfs() -> Callable[[int], None] | None:
 
 
 class FileSystem:
-    """One file system that is synced as a whole. For any thread."""
+    """One file system that is synced as a whole. For any thread.
+
+    Attributes:
+        failures: how many syncs have failed.
+    """
 
     def __init__(self, descriptor: int, sync: Callable[[int], None]) -> None:
         """Takes over the descriptor of something that lies on it.
@@ -74,13 +94,8 @@ class FileSystem:
         """
         self._descriptor = descriptor
         self._sync = sync
-        self._failures = 0
+        self.failures = 0
         self._lock = threading.Lock()
-
-    def failures(self) -> int:
-        """How many syncs have failed."""
-        with self._lock:
-            return self._failures
 
     def sync(self) -> tuple[int, OSError | None]:
         """Puts all of it on the medium; how many syncs have failed, and how this one did."""
@@ -88,9 +103,9 @@ class FileSystem:
             try:
                 self._sync(self._descriptor)
             except OSError as error:
-                self._failures += 1
-                return self._failures, error
-            return self._failures, None
+                self.failures += 1
+                return self.failures, error
+            return self.failures, None
 
     def __del__(self) -> None:
         os.close(self._descriptor)
@@ -106,7 +121,7 @@ class PosixManyFiles:
             file_system: where the files lie; None: they are always synced one by one.
         """
         self._file_system = file_system
-        self._known_failures = 0 if file_system is None else file_system.failures()
+        self._known_failures = 0 if file_system is None else file_system.failures
 
     def sync(self, paths: Collection[Path]) -> None:
         """See ``ManyFiles``."""
