@@ -20,6 +20,7 @@ from local.loopback.kafka import KafkaBroker
 
 ANSWER_S = 60
 PRODUCE = 0
+ADD_OFFSETS_TO_TXN = 25
 END_TXN = 26
 _FLEXIBLE_END_TXN = 3
 
@@ -159,6 +160,23 @@ class KafkaProxy:
         finally:
             with self._lock:
                 self._rules = [rule for rule in self._rules if rule not in (produced, no_end)]
+
+    def stall_next_offsets(self) -> tuple[threading.Event, threading.Event]:
+        """The next transaction has its records, and waits with its offsets.
+
+        Returns:
+            Set when it is so; and to be set for it to go on.
+        """
+        came, goes_on = threading.Event(), threading.Event()
+
+        def stall(connection: _Connection, correlation: int, frame: bytes) -> None:
+            del correlation
+            came.set()
+            goes_on.wait(ANSWER_S)
+            connection.broker.sendall(frame)
+
+        self._add(_Rule(_is(ADD_OFFSETS_TO_TXN), stall))
+        return came, goes_on
 
     def end_txn_error(self, frame: bytes) -> int:
         """Lets a kept EndTxn request arrive at last; the broker's error code."""
