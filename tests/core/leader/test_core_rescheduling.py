@@ -212,3 +212,12 @@ def test_where_no_cancel_can_be_written_the_record_withdraws_until_nothing_comes
 def test_of_several_dues_that_were_given_the_last_counts() -> None:
     marks = [mark_of(KEY, TO_MS + 2_000), mark_of(KEY, TO_MS), mark_of((ID, 1), 1)]
     assert marked_due_ms(KEY, marks) == TO_MS + 2_000
+
+
+def test_what_was_forwarded_at_its_new_due_needs_no_more_frames() -> None:
+    past = replace(NOW, due_ms=TO_MS)
+    stands = after(DECIDED, past)
+    assert stands.reschedules[KEY].is_written
+    assert KEY in withdrawn(stands)
+    assert floor_below(stands, 1_000) == 1_000
+    assert not after(stands, replace(past, floor=KEY[1] // 1000 + 1)).reschedules

@@ -19,6 +19,7 @@ message has. Until frames say the same, the record stands, and binds every leade
 | put off | that takes w past `to` while no copy of (id, to) is <= V |
 | written | with a copy of (id, to), and a cancel of (id, due) with its mark unless sealed, <= V |
 | lost | with the frame of (id, due) told to be lost, before it is written |
+| written, too | that takes w past `to`, a copy of (id, to) being <= V: that is forwarded |
 | settled | with the floor above every due that passed, or was sealed |
 
 Never both: from the record on (id, due) is withdrawn, first by it and then by a cancel <= V; and of
@@ -106,8 +107,10 @@ def reschedule_records(
     written = {each.key: each for each in told.written}
     for key, stands in sorted(state.reschedules.items()):
         then = _next(key, stands, written.get(key), state, after)
-        if key in told.absent and not then.is_written:
+        if not then.is_written and key in told.absent:
             then = _put_off(stands, after, now_ms)
+        elif not then.is_written and stands.to_ms <= after.due_ms:  # so its copy was forwarded
+            then = replace(stands, is_written=True, passed=(*stands.passed, key[1]))
         if then.is_written and not _still_passed(then, after):
             records.append(reschedule_record(key, None))
         elif then != stands:
