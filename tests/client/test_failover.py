@@ -201,7 +201,8 @@ class TestMovingOn:
         with FakeCluster() as cluster, make(cluster.addresses[0]) as client:
             cluster.behave(0, hang)
             client.produce("t", b"", delay=SOON, timeout=8.0)
-            assert len(cluster.sent(0)) == 1
+            # Again only while nobody else is found, and the same message.
+            assert len({row.id for row in cluster.sent(0)}) == 1
 
     def test_a_given_address_that_swallows_everything_leaves_time(self, make: Make) -> None:
         with (

@@ -25,10 +25,13 @@ QUICK = (
     "what was rescheduled is told to be cancelled",
 )
 
+PATIENCE_S = 300
+"""Each takes some seconds at rest."""
+
 
 @pytest.mark.parametrize("name", QUICK)
 def test_a_mutant_is_found_by_the_check_that_is_meant_for_it(name: str) -> None:
-    hunted = look_on(Hunted(name), seconds=60, until=time.monotonic() + 60)
+    hunted = look_on(Hunted(name), seconds=PATIENCE_S, until=time.monotonic() + PATIENCE_S)
     assert hunted.outcome is not None
     assert hunted.is_as_expected, hunted.why
 
