@@ -46,7 +46,7 @@ def test_from_produce_to_verify(service: Service, topic: str, command: Command) 
     stored = ask("get", handle)
     assert (stored["state"], stored["value"]) == ("pending", "aGVsbG8=")
     assert ask("get", "--id", sent["id"], "--at", str(sent["due_ms"])) == stored
-    assert ask("cancel", handle) == {"outcome": "CANCELLED"}
+    assert ask("cancel", handle) == {"outcome": "CANCELLED", "rescheduled_to_ms": None}
     assert ask("get", handle)["state"] == "cancelled"
 
     asked = (ask("slots")["slots"], ask("slot", str(slot), "--content")["messages"])
