@@ -110,7 +110,7 @@ def reschedule_records(
         if not then.is_written and key in told.absent:
             then = _put_off(stands, after, now_ms)
         elif not then.is_written and stands.to_ms <= after.due_ms:  # so its copy was forwarded
-            then = replace(stands, is_written=True, passed=(*stands.passed, key[1]))
+            then = _withdrawing(stands, key[1])
         if then.is_written and not _still_passed(then, after):
             records.append(reschedule_record(key, None))
         elif then != stands:
@@ -201,12 +201,17 @@ def _next(
         return stands
     if written is not None and written.to_ms == stands.to_ms and _is_in_v(written.copy, after):
         if written.cancel is None:
-            return replace(stands, is_written=True, passed=(*stands.passed, key[1]))
+            return _withdrawing(stands, key[1])
         if _is_in_v(written.cancel, after):
             return replace(stands, is_written=True)
     if (stands.place.wheel, stands.place.seq) in state.lost:
-        return replace(stands, is_written=True, passed=(*stands.passed, stands.to_ms))
+        return _withdrawing(stands, stands.to_ms)
     return stands
+
+
+def _withdrawing(stands: Reschedule, due_ms: int) -> Reschedule:
+    """Needs no more frames: it withdraws this due by itself until nothing can come for it."""
+    return replace(stands, is_written=True, passed=(*stands.passed, due_ms))
 
 
 def _put_off(stands: Reschedule, after: Progress, now_ms: int) -> Reschedule:
