@@ -15,6 +15,7 @@ from delaywheel_replica.core.protocol.progress import Progress
 from delaywheel_replica.core.protocol.status_files import (
     SERVER_FRESH_MS,
     CleanerStatus,
+    IngressStatus,
     PeerSight,
     Role,
     ServerStatus,
@@ -116,3 +117,10 @@ def test_a_wheel_id_that_is_none_is_named() -> None:
     document = Heartbeat("a", "s", "b", 0, WheelId("a", 1), None, 1, False, True).to_json()  # noqa: FBT003
     with pytest.raises(MalformedError, match="wheel"):
         Heartbeat.from_json({**document, "open": "a.0"})
+
+
+def test_what_is_told_of_the_ingress_topics_comes_back() -> None:
+    told = IngressStatus(3, 12, {"in/0": 12, "in/1": 0}, 4_096, ("in/2",), ("in is compacted",))
+    for ingress in (told, None):
+        status = CleanerStatus("n", "b", 1, 0, 0, Role.LEADING, ingress=ingress)
+        assert CleanerStatus.from_json(json.loads(json.dumps(status.to_json()))) == status

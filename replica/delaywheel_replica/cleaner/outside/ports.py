@@ -6,10 +6,13 @@ time they are given, and none is repeated inside.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from delaywheel_replica.core.ingress.office import Handed
+from delaywheel_replica.core.ingress.partition import Answer
 from delaywheel_replica.core.ingress.reading import Incoming
 from delaywheel_replica.core.protocol.control import IngressPartition
 from delaywheel_replica.core.protocol.transaction_outcomes import Verdict
@@ -134,6 +137,15 @@ class TopicPartitions(NamedTuple):
     partitions: int
 
 
+class IngressFound(NamedTuple):
+    """What Kafka has of the ingress topics."""
+
+    topics: Mapping[str, TopicPartitions]
+    """Those that records can be taken from."""
+    faults: tuple[str, ...] = ()
+    """Of the others, in words: what is wrong, and what to do."""
+
+
 class Fetched(NamedTuple):
     """What was read of one ingress partition."""
 
@@ -170,6 +182,64 @@ class IngressPort(Protocol):
 
     def close(self) -> None:
         """Lets go of it."""
+
+
+class IngressKafkaPort(Protocol):
+    """The ingress topics of a Kafka."""
+
+    def find_ingress(self, also: AbstractSet[str] = frozenset()) -> IngressFound:
+        """Finds the ingress topics, and makes those of the settings that are missing.
+
+        To be called in the background: it may take some seconds.
+
+        Args:
+            also: topics that are no longer in the settings, though something of them is announced.
+
+        Raises:
+            KafkaAway: it does not answer.
+        """
+
+    def ingress(self, on_news: Callable[[], None]) -> IngressPort:
+        """Makes a new reader of them.
+
+        Args:
+            on_news: called on any thread when `poll` has something.
+        """
+
+
+class HandoverPort(Protocol):
+    """The way of announced ingress records to this node's server, during one term (office)."""
+
+    @property
+    def room_bytes(self) -> int:
+        """How much may be handed over now; what is unanswered is bounded. 0 once it is broken."""
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether it takes nothing any more: once everything is answered, another is made."""
+
+    def hand(self, records: Sequence[Handed]) -> None:
+        """Sends them; never blocks; each is answered once.
+
+        A `Delayed` wish becomes a message, a `Withdrawn` one a cancel.
+        """
+
+    def answers(self) -> list[tuple[Handed, Answer]]:
+        """Returns what was answered since the last call.
+
+        When the server is gone or the connection broken, everything unanswered is answered
+        UNKNOWN.
+        """
+
+    def fileno(self) -> int:
+        """To wait for answers with poll, as the cleaner's main thread does."""
+
+    def close(self) -> None:
+        """Ends it, whatever is unanswered."""
+
+
+MakeHandover = Callable[[], HandoverPort | None]
+"""Makes the hand-over of a term; None: there is no server to hand over to now."""
 
 
 class KafkaPort(Protocol):

@@ -147,6 +147,59 @@ class ServerStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class IngressStatus:
+    """How far a leader has taken in the ingress topics.
+
+    Counted beside it, in `CleanerStatus.counters`, of committed transactions: `ingress_settled`
+    offsets, and of those `ingress_held` by W members, `ingress_forwarded` directly,
+    `ingress_dead_letters` and `ingress_deleted` before they were read; and `ingress_announced`.
+
+    Attributes:
+        partitions: so many are read.
+        lag: offsets of all of them that are not settled.
+        lags: "<topic>/<partition>" -> the same of each; of many partitions the greatest.
+        held_bytes: what is under way takes about so much memory.
+        cut_off: partitions that are not read, since they end before what was read of them.
+        faults: why topics are not read, or the records not handed over, for people.
+    """
+
+    partitions: int = 0
+    lag: int = 0
+    lags: Mapping[str, int] = field(default_factory=dict)
+    held_bytes: int = 0
+    cut_off: tuple[str, ...] = ()
+    faults: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return {
+            "partitions": self.partitions,
+            "lag": self.lag,
+            "lags": dict(self.lags),
+            "held_bytes": self.held_bytes,
+            "cut_off": list(self.cut_off),
+            "faults": list(self.faults),
+        }
+
+    @classmethod
+    def from_json(cls, document: Any) -> Self:
+        """Reads what `to_json` wrote.
+
+        Raises:
+            MalformedError: it is something else.
+        """
+        fields = document if isinstance(document, Fields) else Fields(document)
+        return cls(
+            partitions=fields.integer("partitions", at_least=0),
+            lag=fields.integer("lag", at_least=0),
+            lags=_counts(fields.value("lags")),
+            held_bytes=fields.integer("held_bytes", at_least=0),
+            cut_off=fields.texts("cut_off"),
+            faults=fields.texts("faults"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class CleanerStatus:
     """The cleaner's status.
 
@@ -185,6 +238,7 @@ class CleanerStatus:
         lost: frames that are committed to be lost.
         ingress_slot: the seals of this node's wheels must not pass it while it is in office, so
             that they take again what was announced; 0: they rest; None: they may pass any.
+        ingress: how far it takes in the ingress topics; None: it does not lead, or has none.
         reschedules: messages that have another due by now, of which frames do not say so yet.
         needs: the version of control records that whoever leads has to know.
     """
@@ -220,6 +274,7 @@ class CleanerStatus:
     unreadable: FrameSet = NO_FRAMES
     lost: FrameSet = NO_FRAMES
     ingress_slot: int | None = None
+    ingress: IngressStatus | None = None
     reschedules: Mapping[MessageKey, Reschedule] = field(default_factory=dict)
     needs: int = 1
 
@@ -290,6 +345,7 @@ class CleanerStatus:
             "unreadable": self.unreadable.to_json(),
             "lost": self.lost.to_json(),
             "ingress_slot": self.ingress_slot,
+            "ingress": None if self.ingress is None else self.ingress.to_json(),
             "reschedules": [
                 [id_.hex(), due_ms, stands.to_json()]
                 for (id_, due_ms), stands in self.reschedules.items()
@@ -345,6 +401,7 @@ class CleanerStatus:
             unreadable=known.of("unreadable", fields.items("unreadable"), FrameSet.from_json),
             lost=known.of("lost", fields.items("lost"), FrameSet.from_json),
             ingress_slot=fields.optional_integer("ingress_slot", at_least=0),
+            ingress=known.of("ingress", fields.value("ingress"), _ingress),
             reschedules=known.of("reschedules", fields.items("reschedules"), _reschedules),
             needs=fields.integer("needs", at_least=1),
         )
@@ -355,6 +412,10 @@ def _reschedules(document: Any) -> dict[MessageKey, Reschedule]:
         (bytes.fromhex(id_), int(due_ms)): Reschedule.from_json(stands)
         for id_, due_ms, stands in document
     }
+
+
+def _ingress(document: Any) -> IngressStatus | None:
+    return None if document is None else IngressStatus.from_json(document)
 
 
 def _sight(fields: Fields, known: Unchanged) -> PeerSight:
