@@ -24,6 +24,7 @@ What cannot be, whatever the clients do, raises `SimKafkaError`: see `SimKafka.c
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 
@@ -131,6 +132,8 @@ class SimKafka:
         self._down_since_us: int | None = None
         self._cut_since_us: dict[str, int] = {}
         self._visible: dict[str, list[Entry]] = {}
+        self._made: Counter[str] = Counter()
+        self._told: dict[tuple[str, str, int], int] = {}
         self._on_visible: list[OnVisible] = []
         self._on_decided: list[OnDecided] = []
         for name, partitions in topics.items():
@@ -142,7 +145,16 @@ class SimKafka:
             self._topics[topic] = [
                 Partition(topic, number, compacted=compacted) for number in range(partitions)
             ]
-            self._visible[topic] = []
+            self._visible.setdefault(topic, [])
+            self._made[topic] += 1
+
+    def delete(self, topic: str) -> None:
+        """Deletes a topic; what is made anew under its name is another one."""
+        del self._topics[topic]
+
+    def topic_id(self, topic: str) -> str:
+        """Which of the topics that had this name is there now."""
+        return f"{topic}-{self._made[topic]}"
 
     def has(self, topic: str) -> bool:
         """Whether the topic is there."""
@@ -261,7 +273,21 @@ class SimKafka:
             return Code.CONCURRENT
         return Code.INVALID_STATE
 
+    def produce_plain(self, partition: Partition, record: Record, node: str) -> None:
+        """Produce, of a producer without transactions."""
+        now_us = self.scheduler.now_us
+        transaction = Transaction.plain(node, now_us, self.clock.wall_ms())
+        self._show(partition, partition.append_plain(record, transaction))
+
+    def tell_group(self, group: str, topic: str, partition: int, offset: int) -> None:
+        """OffsetCommit, of somebody who is no member of the group."""
+        self._told[group, topic, partition] = offset
+
     # What observers see.
+
+    def told(self, group: str, topic: str, partition: int) -> int | None:
+        """The offset that a group shows; None: it shows none."""
+        return self._told.get((group, topic, partition))
 
     @property
     def last_epoch(self) -> int:
@@ -358,6 +384,9 @@ class SimKafka:
             committed = known.state is State.PREPARE_COMMIT
             known.state = State.COMPLETE_COMMIT if committed else State.COMPLETE_ABORT
             known.transaction = None
+        self._show(partition, seen)
+
+    def _show(self, partition: Partition, seen: list[Entry]) -> None:
         if seen:
             self._visible[partition.topic] += seen
             for callback in self._on_visible:

@@ -73,6 +73,7 @@ class Transaction:
         committed: None while it is ongoing.
         decided_us: When that was decided, which is before it is visible.
         began_ms: When it began, by the clock of the brokers.
+        is_plain: It is none: one record of a producer without transactions.
     """
 
     __slots__ = (
@@ -81,6 +82,7 @@ class Transaction:
         "decided_us",
         "entries",
         "epoch",
+        "is_plain",
         "node",
         "open_in",
         "transactional_id",
@@ -95,6 +97,14 @@ class Transaction:
         self.committed: bool | None = None
         self.began_ms = began_ms
         self.decided_us = -1
+        self.is_plain = False
+
+    @classmethod
+    def plain(cls, node: str, now_us: int, now_ms: int) -> Transaction:
+        """What stands for one where a record has none: it is committed when it is taken."""
+        made = cls("", -1, node, now_ms)
+        made.committed, made.decided_us, made.is_plain = True, now_us, True
+        return made
 
     def takes(self, epoch: int, partition: Partition) -> bool:
         """Whether a record of that epoch is one of its own there.
@@ -109,6 +119,7 @@ class Partition:
 
     Attributes:
         log: Every record and marker; the offset is the place.
+        first: The first offset that is kept; what came before has been deleted.
         open: The transactions open here and their first offsets, the oldest first.
         visible_to: Up to where everything committed has become visible.
         compacted: None, or what a reader of this compacted log still finds.
@@ -123,6 +134,7 @@ class Partition:
         "_tombstones",
         "compacted",
         "elections",
+        "first",
         "latest",
         "log",
         "number",
@@ -135,6 +147,7 @@ class Partition:
         self.topic = topic
         self.number = number
         self.log: list[Entry] = []
+        self.first = 0
         self.open: dict[Transaction, int] = {}
         self.visible_to = 0
         self.compacted: list[StoredRecord] | None = [] if compacted else None
@@ -151,7 +164,7 @@ class Partition:
         return next(iter(self.open.values()), len(self.log))
 
     def stable_at(self, at_us: int) -> int:
-        """What the last stable offset was then; of compacted logs only."""
+        """What the last stable offset was then."""
         return self._stable[max(0, bisect_right(self._changed_us, at_us) - 1)]
 
     def append(self, transaction: Transaction, record: Record) -> None:
@@ -162,6 +175,13 @@ class Partition:
         transaction.entries.append(entry)
         self.log.append(entry)
 
+    def append_plain(self, record: Record, transaction: Transaction) -> list[Entry]:
+        """Adds a record without a transaction; what becomes visible by it."""
+        entry = Entry(self, transaction, record)
+        transaction.entries.append(entry)
+        self.log.append(entry)
+        return self._advance(transaction.decided_us)
+
     def mark(self, transaction: Transaction, now_us: int) -> list[Entry]:
         """Adds a transaction's marker; what becomes visible by it."""
         if transaction.committed is None or transaction not in self.open:
@@ -169,6 +189,27 @@ class Partition:
         self.log.append(Entry(self, transaction, None, marker=transaction.committed))
         del self.open[transaction], transaction.open_in[self]
         return self._advance(now_us)
+
+    def delete_before(self, offset: int) -> None:
+        """Retention deletes what lies below, as far as nothing is open there."""
+        self.first = max(self.first, min(offset, self.last_stable_offset))
+
+    def cut_off(self, end: int) -> list[Entry]:
+        """A broker comes to lead that has nothing from this offset on; what is lost by that.
+
+        It keeps no half of a transaction: what began before is lost as well where it ended behind.
+        """
+        if self.open:
+            raise SimKafkaError(f"{self.topic}: what is open here would never end")
+        end = max(end, self.first)
+        while any(entry.transaction in _begun(self.log[:end]) for entry in self.log[end:]):
+            end -= 1
+        lost, self.log = self.log[end:], self.log[:end]
+        self.elections += 1
+        self.visible_to = end
+        self._changed_us.append(self._changed_us[-1])
+        self._stable.append(end)
+        return lost
 
     def lose_end(self, since_us: int) -> list[Entry]:
         """A broker comes to lead that lacks what was appended since about then; the log of before.
@@ -222,7 +263,9 @@ class Partition:
                 raise SimKafkaError(f"{self.topic}: offset {entry.offset} at place {offset}")
             if transaction in ended:
                 raise SimKafkaError(f"{self.topic}: offset {offset} is behind its marker")
-            if entry.marker is None:
+            if transaction.is_plain:
+                ended[transaction] = True
+            elif entry.marker is None:
                 begun.add(transaction)
             elif entry.marker is not transaction.committed or transaction not in begun:
                 raise SimKafkaError(f"{self.topic}: the marker at {offset} fits nothing")
@@ -244,9 +287,9 @@ class Partition:
                 entry.visible_us = now_us
                 seen.append(entry)
         self.visible_to = stable
+        self._changed_us.append(now_us)
+        self._stable.append(stable)
         if self.compacted is not None:
-            self._changed_us.append(now_us)
-            self._stable.append(stable)
             self._keep(self.compacted, seen, now_us)
         return seen
 
@@ -266,6 +309,17 @@ class Partition:
                 expired = True
         if expired or len(compacted) > len(latest) + COMPACT_EVERY:
             compacted[:] = [stored for stored in compacted if latest.get(stored.key) is stored]
+
+
+def _begun(entries: Iterable[Entry]) -> set[Transaction]:
+    """The transactions of these records of which no marker is among them."""
+    found: set[Transaction] = set()
+    for entry in entries:
+        if entry.marker is None and not entry.transaction.is_plain:
+            found.add(entry.transaction)
+        else:
+            found.discard(entry.transaction)
+    return found
 
 
 def _stored(key: bytes, entry: Entry) -> StoredRecord:

@@ -1,0 +1,166 @@
+"""The reader of the simulated ingress topics, as `IngressPort` wants it.
+
+As `cleaner/kafka/ingress_topics.py` does it: between calls it fetches by itself, and `poll` hands
+out what the node could have heard of by now, some of it. It reads a topic by its name: of one that
+was made anew it goes on where it was in the former one, if there is so much.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from delaywheel_replica.cleaner.outside.ports import Fetched, KafkaAway, TopicPartitions
+from delaywheel_replica.core.ingress.place import Place
+from delaywheel_replica.core.ingress.reading import Incoming
+from delaywheel_replica.core.protocol.control import IngressPartition
+from sim.kafka.line import KafkaLine
+from sim.kafka.log import Entry, Partition
+from sim.machine.scheduler import US_PER_S
+
+TOLD_EVERY_US = US_PER_S
+"""So often the library tells of a topic that is missing."""
+
+CALL_S = 5.0
+
+PART = 0.2
+"""How often not all is handed out that has come."""
+
+
+class SimIngress:
+    """Reads partitions from given offsets on."""
+
+    def __init__(self, line: KafkaLine) -> None:
+        self._line = line
+        self._positions: dict[IngressPartition, int] = {}
+        self._cut_off: set[IngressPartition] = set()
+        self._told_us = -TOLD_EVERY_US
+
+    @property
+    def cut_off(self) -> frozenset[IngressPartition]:
+        """The partitions that end before what was read of them."""
+        return frozenset(self._cut_off)
+
+    def assign(self, positions: Mapping[IngressPartition, int]) -> None:
+        """Reads these partitions from these offsets on, and those that it reads already go on."""
+        self._positions = {**positions, **self._positions}
+
+    def poll(self, most: int, wait_s: float = 0) -> list[Fetched]:
+        """What came of each partition, at most so many records together.
+
+        Raises:
+            KafkaAway: A topic is missing.
+        """
+        if wait_s:
+            self._line.scheduler.sleep(wait_s)
+        found: list[Fetched] = []
+        for at in self._in_turns():
+            partition = self._partition(at)
+            if partition is not None and at not in self._cut_off:
+                fetched = self._fetch(at, partition, most)
+                most -= 0 if fetched is None else len(fetched.records)
+                found += [] if fetched is None else [fetched]
+        self._tell_missing()
+        return found
+
+    def lags(self) -> dict[IngressPartition, int]:
+        """How many offsets follow what was read, as far as was heard."""
+        lags: dict[IngressPartition, int] = {}
+        for at, position in self._positions.items():
+            partition = self._partition(at)
+            if partition is not None:
+                lags[at] = max(0, self._heard_to(partition) - position)
+        return lags
+
+    def tell_group(self, offsets: Mapping[IngressPartition, int]) -> None:
+        """Has the group show how far things are; nobody waits for the answer."""
+        kafka, group = self._line.kafka, self._line.names.ingress_group
+
+        def commit() -> None:
+            for (topic, number), offset in offsets.items():
+                kafka.tell_group(group, topic, number, offset)
+
+        self._line.send_copy(commit, 0)
+
+    def close(self) -> None:
+        """Lets go of it."""
+        self._positions.clear()
+
+    def _in_turns(self) -> Sequence[IngressPartition]:
+        """The partitions, each of them first at times."""
+        known = sorted(self._positions)
+        begin = self._line.random.randrange(len(known)) if known else 0
+        return known[begin:] + known[:begin]
+
+    def _partition(self, at: IngressPartition) -> Partition | None:
+        topic, number = at
+        partitions = self._line.kafka.partitions(topic)
+        return partitions[number] if number < len(partitions) else None
+
+    def _heard_to(self, partition: Partition) -> int:
+        line = self._line
+        return partition.stable_at(line.kafka.contact_us(line.node) - line.round_trip_us)
+
+    def _fetch(self, at: IngressPartition, partition: Partition, most: int) -> Fetched | None:
+        position, end = self._positions[at], self._heard_to(partition)
+        if position > len(partition.log):
+            if self._line.kafka.is_reachable(self._line.node):
+                self._cut_off.add(at)
+            return None
+        if position < partition.first:
+            self._positions[at] = partition.first
+            return Fetched(at, (), partition.first, first_kept=partition.first)
+        records: list[Incoming] = []
+        if self._line.chance(PART):
+            most = min(most, 1)
+        for entry in partition.log[position:end]:
+            if entry.visible_us < 0:
+                continue
+            if len(records) >= most:
+                end = entry.offset
+                break
+            records.append(_incoming(entry))
+        if end <= position:
+            return None
+        self._positions[at] = end
+        return Fetched(at, tuple(records), end)
+
+    def _tell_missing(self) -> None:
+        line = self._line
+        if line.scheduler.now_us - self._told_us < TOLD_EVERY_US:
+            return
+        missing = sorted({topic for topic, _ in self._positions if not line.kafka.has(topic)})
+        if missing and line.kafka.is_reachable(line.node):
+            self._told_us = line.scheduler.now_us
+            raise KafkaAway(f"{missing[0]}: Broker: Unknown topic or partition")
+
+
+def partitions_of(line: KafkaLine, topics: Iterable[str]) -> dict[str, TopicPartitions]:
+    """Kafka's id and the number of partitions of each of these topics that there is.
+
+    Raises:
+        KafkaAway: It does not answer.
+    """
+    kafka, names = line.kafka, list(topics)
+
+    def describe() -> dict[str, TopicPartitions]:
+        return {
+            name: TopicPartitions(kafka.topic_id(name), len(kafka.partitions(name)))
+            for name in names
+            if kafka.has(name)
+        }
+
+    found: dict[str, TopicPartitions] | None = line.ask(describe, CALL_S)
+    if found is None:
+        raise KafkaAway("describing ingress topics")
+    return found
+
+
+def _incoming(entry: Entry) -> Incoming:
+    place = Place(entry.topic, entry.partition, entry.offset)
+    headers = None if any(not _is_text(name) for name, _ in entry.headers) else entry.headers
+    return Incoming(place, entry.timestamp_ms, entry.key, entry.value, headers)
+
+
+def _is_text(name: str) -> bool:
+    """Bytes that are no UTF-8 stand in a name as lone surrogates."""
+    return name.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in name)
