@@ -5,8 +5,8 @@
     with Client("delay-1:7420,delay-2:7420") as client:
         client.produce("orders", b"still in the basket?", delay=timedelta(minutes=30))
 
-What users import is here; the rest of the package is one node's wheel on disk. The names are
-loaded when first used: the wheel's own modules need no gRPC, and the clients no numpy.
+This module exports what users import; the rest of the package is one node's wheel on disk. Names
+are loaded on first use: the wheel's own modules need no gRPC, and the clients need no numpy.
 """
 
 from importlib import import_module

@@ -1,6 +1,6 @@
 """A table of bounded bytes that forgets its oldest entries.
 
-A bound on the number of entries is none where callers choose how long they are.
+It bounds bytes, not entries: where callers choose the lengths, a number of entries bounds nothing.
 """
 
 from collections.abc import Hashable
@@ -18,7 +18,7 @@ class BoundedTable(Generic[_K, _V]):
         """Begins empty.
 
         Args:
-            max_bytes: what all entries may take together.
+            max_bytes: The most that all entries together may take.
         """
         self._max_bytes = max_bytes
         self._bytes = 0
@@ -42,12 +42,12 @@ class BoundedTable(Generic[_K, _V]):
         return None if entry is None else entry[0]
 
     def put(self, key: _K, value: _V, length_bytes: int) -> None:
-        """Adds a value as the newest entry; one longer than the bound is not kept.
+        """Adds a value as the newest entry; an entry longer than the bound is not kept.
 
         Args:
-            key: replaced, if it is there.
-            value: of the key.
-            length_bytes: what both take in memory.
+            key: Replaced if it is already there.
+            value: The key's value.
+            length_bytes: What key and value take in memory.
         """
         with self._lock:
             self._remove(key)

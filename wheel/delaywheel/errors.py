@@ -4,12 +4,12 @@
     ├── RefusedError            the service said no: reason, retry_helps
     │   └── MessageInvalidError the message was never sent; also a ValueError
     ├── TimedOutError           no acknowledgement within the time given; also a TimeoutError
-    ├── CallFailedError         the call failed in a way that no retry mends: code
-    └── ClientClosedError       the client takes nothing any more
+    ├── CallFailedError         the call failed, and a retry would not help: code
+    └── ClientClosedError       the client no longer takes messages
 
-`outcome_known` answers the question that matters after a failure: True means that nothing was
-accepted (or withdrawn), in no attempt. False means that it may have been: send the same
-`Message` again, it keeps its id and due and so stays at most one copy.
+`outcome_known` answers the question that matters after a failure. True: no attempt had any effect,
+so nothing was accepted (or withdrawn). False: an attempt may have succeeded; send the same
+`Message` again. It keeps its id and due, so there is at most one copy.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class DelaywheelError(Exception):
 
     Attributes:
         outcome_known: True: nothing was accepted. False: it may have been.
-        failed: The message it is about, if it is about one; send it again as it is.
+        failed: The message that the error is about, if any; send it again unchanged.
 
     Example:
-        A retry that is at most one copy, however the first attempt ended::
+        A retry that yields at most one copy, however the first attempt ended::
 
             try:
                 client.produce("orders", b"…", delay=timedelta(minutes=30))
@@ -63,7 +63,7 @@ class RefusedError(DelaywheelError):
     """The service, or the SDK itself, refused; `reason` is stable.
 
     Attributes:
-        reason: One of `Reason`, or the name alone of one that a newer server has.
+        reason: A `Reason`, or a plain name if a newer server sent one that this SDK does not know.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class RefusedError(DelaywheelError):
 
     @property
     def retry_helps(self) -> bool:
-        """Whether the same message may be taken later, or by another node."""
+        """Whether the same message may be accepted later, or by another node."""
         return isinstance(self.reason, Reason) and self.reason.retry_helps
 
 
@@ -95,7 +95,7 @@ class TimedOutError(DelaywheelError, TimeoutError):
 
 
 class CallFailedError(DelaywheelError):
-    """The call failed in a way that no retry helps: permission, wrong service, defect.
+    """The call failed in a way that no retry helps: missing permission, wrong service, a defect.
 
     Attributes:
         code: The gRPC status code.
@@ -114,7 +114,7 @@ class CallFailedError(DelaywheelError):
 
 
 class ClientClosedError(DelaywheelError):
-    """The client was closed; what it had not sent by then it never will."""
+    """The client was closed; messages that it had not sent by then are never sent."""
 
     def __init__(
         self, text: str = "the client is closed", *, failed: Message | None = None

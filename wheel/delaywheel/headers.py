@@ -25,7 +25,7 @@ _VECTORISED_MESSAGES = 256
 
 
 class HeadersMalformedError(ValueError):
-    """Header lengths do not add up, or a name is empty or not UTF-8."""
+    """The lengths of headers do not add up, or a name is empty or not UTF-8."""
 
 
 class TooManyHeadersError(ValueError):
@@ -34,12 +34,12 @@ class TooManyHeadersError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class HeaderFaults:
-    """The messages whose headers must be refused, each with its first fault.
+    """The messages whose headers must be refused, by their first fault.
 
     Attributes:
-        too_many: they have more headers than one message may.
-        malformed: their headers are none, or have a name that would be cut off.
-        reserved: they have a header whose name begins with ``dw-``.
+        too_many: Messages with more headers than one message may have.
+        malformed: Messages whose headers cannot be decoded, or have a name that would be cut off.
+        reserved: Messages with a header whose name begins with ``dw-``.
     """
 
     too_many: NDArray[np.intp]
@@ -63,7 +63,7 @@ def decode_headers(buffer: bytes) -> list[tuple[str, bytes | None]]:
     """Decodes the bytes that ``encode_headers`` returned.
 
     Raises:
-        HeadersMalformedError: the bytes are no headers.
+        HeadersMalformedError: The bytes are not encoded headers.
     """
     headers: list[tuple[str, bytes | None]] = []
     position, end = 0, len(buffer)
@@ -80,14 +80,14 @@ def decode_headers(buffer: bytes) -> list[tuple[str, bytes | None]]:
         try:
             name = buffer[position:value_at].decode()
         except UnicodeDecodeError as error:
-            raise HeadersMalformedError("a header's name is no UTF-8") from error
+            raise HeadersMalformedError("a header's name is not UTF-8") from error
         headers.append((name, None if value_length < 0 else buffer[value_at:value_end]))
         position = value_end
     return headers
 
 
 def _names_in(buffer: bytes) -> Iterator[bytes | None]:
-    """Yields the names of headers, skipping values; ends with None if the bytes are malformed."""
+    """Yields the names of headers, skipping values; yields None last if the bytes are malformed."""
     position, end = 0, len(buffer)
     unpack, beside = _LENGTHS.unpack_from, _LENGTHS.size
     while position < end:
@@ -107,18 +107,18 @@ def _names_in(buffer: bytes) -> Iterator[bytes | None]:
 def rows_that_may_have(
     columns: "Columns", name: str, most_bytes: int
 ) -> NDArray[np.bool_] | np.bool_:
-    """Marks messages that may have this header with so short a value; may mark others too.
+    """Marks messages that may have this header with such a short value; may mark others too.
 
-    The bytes of all messages are searched at once (a megabyte in about a millisecond). Messages are
-    looked at one by one only where the end of such a header is found somewhere.
+    The bytes of all messages are searched at once (a megabyte takes about a millisecond). Single
+    messages are examined only if what such a header ends with occurs somewhere.
 
     Args:
-        columns: decoded messages.
-        name: of the header.
-        most_bytes: the longest value that is looked for, below 256 bytes. Null is not.
+        columns: Decoded messages.
+        name: The header's name.
+        most_bytes: The longest value to look for, below 256 bytes. Null values never match.
 
     Returns:
-        A flag a message, or one for all.
+        A flag for each message, or one for all.
     """
     assert 0 <= most_bytes < 256
     encoded = name.encode()
@@ -142,20 +142,20 @@ def rows_that_may_have(
 
 
 def is_cut_off(name: str) -> bool:
-    """Whether a header's name would be cut: the Kafka client takes U+0000 for its end."""
+    """Whether a header's name would be cut off: the Kafka client ends names at U+0000."""
     return "\0" in name
 
 
 def check_headers(columns: "Columns", *, most: int, most_of_all: int) -> HeaderFaults:
-    """Finds messages whose headers must be refused; checks at most so many headers.
+    """Finds messages whose headers must be refused; the number of headers checked is bounded.
 
     Args:
-        columns: decoded messages whose key, value and headers lie within the blob.
-        most: headers that one message may have.
-        most_of_all: headers that all of them together may have.
+        columns: Decoded messages whose key, value and headers lie within the blob.
+        most: The most headers that one message may have.
+        most_of_all: The most headers that all messages together may have.
 
     Raises:
-        TooManyHeadersError: together they have more.
+        TooManyHeadersError: All messages together have more.
     """
     walk = _Walk(columns, most, most_of_all)
     while len(walk.rows) > _VECTORISED_MESSAGES:
@@ -165,9 +165,9 @@ def check_headers(columns: "Columns", *, most: int, most_of_all: int) -> HeaderF
 
 
 class _Walk:
-    """Walks the headers of all messages at once: each step takes one header of each.
+    """Walks the headers of all messages at once: each step takes one header of every message.
 
-    ``rows`` are the messages not yet walked to their end; ``at`` and ``end`` belong to them.
+    ``rows`` are the messages not yet walked to their end, with their ``at`` and ``end``.
     """
 
     def __init__(self, columns: "Columns", most: int, most_of_all: int) -> None:
@@ -214,7 +214,7 @@ class _Walk:
 
     def finish_one_by_one(self) -> None:
         places = zip(self.rows.tolist(), self._at.tolist(), self._end.tolist(), strict=True)
-        # Messages of one request mostly have the same names: each is judged once.
+        # Messages of one request mostly share the same names: each name is checked once.
         plain: set[bytes] = set()
         for row, at, end in places:
             headers = self._steps

@@ -1,7 +1,7 @@
 """Names of wheels, and the text patterns of nodes and clusters.
 
-A wheel's name is ``<node>.<number>``: one node's append-only stream since one of its starts.
-Numbers are given once and for ever, so a name never means two streams.
+A wheel's name is ``<node>.<number>``: one node's append-only stream since one of its starts. A
+number is never reused, so a name never means two streams.
 """
 
 import re
@@ -21,7 +21,7 @@ def check_name(text: str, *, what: str = "name") -> str:
     """Returns ``text`` if it is a valid name of a node or a cluster.
 
     Raises:
-        NameInvalidError: it may not.
+        NameInvalidError: The text is not a valid name.
     """
     if not _NAME.fullmatch(text):
         raise NameInvalidError(
@@ -38,7 +38,7 @@ class _Name(NamedTuple):
 class WheelId(_Name):
     """The name of a wheel; ordered by node, then number.
 
-    A tuple, for it is hashed and compared more often than anything else.
+    A tuple, because nothing else is hashed and compared as often.
     """
 
     __slots__ = ()
@@ -47,7 +47,7 @@ class WheelId(_Name):
         """Creates a wheel's name.
 
         Raises:
-            NameInvalidError: `node` is no node id, or `number` is below 1.
+            NameInvalidError: `node` is not a node id, or `number` is below 1.
         """
         check_name(node, what="node id")
         if number < 1:
@@ -59,7 +59,7 @@ class WheelId(_Name):
         """Parses ``<node>.<number>``.
 
         Raises:
-            NameInvalidError: the text is no wheel id.
+            NameInvalidError: The text is not a wheel id.
         """
         parts = _parts(text)
         if parts is None:
@@ -71,7 +71,7 @@ class WheelId(_Name):
 
     @property
     def hash64(self) -> int:
-        """The hash that frames carry instead of the text, to prove their wheel in eight bytes."""
+        """The hash that frames carry instead of the name: it identifies a wheel in eight bytes."""
         return _hash64(str(self))
 
 

@@ -1,22 +1,22 @@
 """Delay through Kafka alone: the ingress topic's name, and the headers of its records.
 
-docs/INGRESS.md is the contract. A number is decimal text or a big-endian long of 8 bytes; what
-else a header holds is text in UTF-8.
+docs/INGRESS.md is the contract. A number is decimal text or a big-endian long of 8 bytes; other
+header values are UTF-8 text.
 """
 
 from typing import Final
 
 TOPIC: Final = "dw-topic"
-"""Where the message goes. Required, but for a cancel."""
+"""The topic that the message goes to. Required, except for a cancel."""
 
 DELAY_MS: Final = "dw-delay-ms"
-"""A number of milliseconds, counted from the record's timestamp. One of three, see `DUES`."""
+"""Milliseconds from the record's timestamp. Give exactly one of `DUES`."""
 
 DELIVER_AT: Final = "dw-deliver-at"
-"""A number: Unix milliseconds. One of three, see `DUES`."""
+"""Unix milliseconds. Give exactly one of `DUES`."""
 
 LEVEL: Final = "dw-level"
-"""A level's name, counted from the record's timestamp. One of three, see `DUES`."""
+"""The name of a level, counted from the record's timestamp. Give exactly one of `DUES`."""
 
 ID: Final = "dw-id"
 """16 bytes, or a UUID as text with or without its dashes. Without it the id follows from the
@@ -26,20 +26,20 @@ PARTITION: Final = "dw-partition"
 """A number: the partition that the message goes to."""
 
 TIMESTAMP: Final = "dw-timestamp"
-"""A number: the Unix milliseconds that the message has as its timestamp when it is delivered."""
+"""A number: the timestamp, in Unix milliseconds, of the delivered record."""
 
 CANCEL: Final = "dw-cancel"
-"""The id, as in `ID`, of a message to be withdrawn; `DELIVER_AT` then holds its due."""
+"""The id, as in `ID`, of a message to cancel; `DELIVER_AT` is then that message's due."""
 
 DUES: Final = (DELAY_MS, DELIVER_AT, LEVEL)
 """A record has exactly one of these."""
 
 PASSED_PREFIX: Final = "dw-retry-"
-"""Headers with such names are passed on, as all are that do not begin with `dw-`."""
+"""Headers with these names are passed on, like all that do not begin with `dw-`."""
 
 
 def ingress_topic(cluster_id: str) -> str:
-    """Returns the topic that a cluster reads records from.
+    """Returns the name of a cluster's ingress topic.
 
     Example:
         >>> ingress_topic("main")

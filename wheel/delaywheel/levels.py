@@ -1,7 +1,7 @@
 """Named delay levels, as in common Kafka practice and in RocketMQ.
 
-The service's table is its configuration (`levels`); `DEFAULT_LEVELS` is what it starts with.
-`ROCKETMQ_LEVELS` are RocketMQ's eighteen, in their order: its level n is the nth name.
+The service's own table is the setting `levels`, with `DEFAULT_LEVELS` as its default.
+`ROCKETMQ_LEVELS` lists RocketMQ's eighteen in order: its level n is the nth name.
 """
 
 import re
@@ -21,7 +21,7 @@ def duration_ms(text: str) -> int:
         (30000, 5400000)
 
     Raises:
-        ValueError: the text is no such duration.
+        ValueError: The text is not such a duration.
     """
     match = _DURATION.fullmatch(text)
     if match is None:

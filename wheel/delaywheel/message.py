@@ -1,11 +1,10 @@
 """The types that users create and receive: Message, Handle, Result.
 
-A Message gets its id and its due when it is made, so that every attempt to send it is the same
-message to the service: duplicates are known by (id, due). Two things are left to its first
-sending and then stand for good, see `Message.fix_due`: a level becomes a due, and a due that is
-past by then becomes now.
+A Message gets its id and due when it is made, so every attempt sends the same message: the service
+detects duplicates by (id, due). Two things are fixed only at the first attempt, see
+`Message.fix_due`: a level becomes a due, and a due that has already passed becomes now.
 
-All arithmetic on time is in integers, and a fraction of a millisecond rounds up: never early.
+All arithmetic on time uses integers, and fractions of a millisecond round up: never early.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ from delaywheel.errors import DelaywheelError, MessageInvalidError, RefusedError
 from delaywheel.reasons import Reason
 
 Headers = Mapping[str, bytes | None] | Iterable[tuple[str, bytes | None]]
-"""A mapping, or pairs where order and duplicates matter; a value of None is Kafka's null."""
+"""A mapping, or pairs if order and duplicates matter; a value of None is Kafka's null."""
 
 PastDue = Literal["deliver", "reject"]
-"""What becomes of a message whose due is past when it is first sent."""
+"""What happens to a message whose due has passed when it is first sent."""
 
 RESERVED_PREFIX: Final = "dw-"
 LENGTH_MAX: Final = 2**31 - 1
-"""The longest key, value or headers that fit Kafka's and our int32 lengths."""
+"""The longest key, value or headers that fit the int32 lengths of Kafka and of our formats."""
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
@@ -57,8 +56,8 @@ def unix_ms(moment: datetime, reason: Reason = Reason.DUE_INVALID) -> int:
         1001
 
     Raises:
-        MessageInvalidError: the datetime has no time zone; `reason` says what it was for.
-        TypeError: it is no datetime.
+        MessageInvalidError: The datetime has no time zone; `reason` is the given one.
+        TypeError: It is not a datetime.
     """
     if not isinstance(moment, datetime):
         raise TypeError(f"a datetime is needed, not {type(moment).__name__}")
@@ -94,12 +93,12 @@ class Message:
         value: Bytes, or None for a null (Kafka's tombstone).
         key: Bytes or None.
         headers: Name and value pairs, as given.
-        id: 16 bytes, a UUIDv7 unless given. Give your own only if you can also give the same
-            due again: it is (id, due) that is delivered once.
-        partition: None: chosen from the key as Java's default partitioner does.
+        id: 16 bytes; by default a UUIDv7. Give your own only if you can also give the same due
+            again: messages are delivered once per (id, due).
+        partition: None: chosen from the key, as by Java's default partitioner.
         timestamp_ms: The Kafka record's timestamp; None: the time of forwarding.
         level: The level's name, or None.
-        made_ns: When it was made; what `delay` and `level` count from.
+        made_ns: When the message was made; `delay` and `level` count from then.
 
     Example:
         >>> message = Message("orders", b"reminder", key=b"42", delay=timedelta(minutes=30))
@@ -107,8 +106,8 @@ class Message:
         (16, 10)
 
     Raises:
-        MessageInvalidError: a value that the service would refuse; `reason` says which.
-        TypeError: key, value or a header's value is something other than bytes or None.
+        MessageInvalidError: A value that the service would refuse; `reason` says which.
+        TypeError: The key, the value or a header's value is neither bytes nor None.
     """
 
     __slots__ = (
@@ -165,7 +164,7 @@ class Message:
         self._due_fixed = False
 
     def __repr__(self) -> str:
-        """Shows names and lengths, but no contents: they may be long and secret."""
+        """Shows names and lengths but no contents, which may be long and secret."""
         due = f"level={self.level!r}" if self._due_ms is None else f"due_ms={self._due_ms}"
         return f"<Message {self.id.hex()} topic={self.topic!r} {due} {self._length_bytes} bytes>"
 
@@ -194,7 +193,7 @@ class Message:
         | past, from `delay` or `level` | becomes now | becomes now |
 
         Raises:
-            RefusedError: LEVEL_UNKNOWN or DUE_PASSED; the message stays as it was.
+            RefusedError: LEVEL_UNKNOWN or DUE_PASSED; the message is unchanged.
         """
         with _FIXING_DUE:
             if self._due_fixed:
@@ -227,8 +226,8 @@ class Handle(NamedTuple):
     """Identifies a pending message, to read or cancel it. Its text is stable.
 
     Attributes:
-        wheel: The wheel that took it. The other two find it; this one decides when the same id was
-            sent with several dues of one second.
+        wheel: The wheel that accepted it. Slot and id suffice to find the message; the wheel
+            decides if the same id was sent with several dues within one second.
         slot: The second of its due, `due_ms // 1000`.
         id: 16 bytes.
 
@@ -264,7 +263,7 @@ class Result(NamedTuple):
     """The outcome of one message: either `handle` or `error` is set.
 
     Example:
-        Look at them one by one, or let the first error be raised::
+        Examine results one by one, or raise the first error::
 
             for result in client.produce_many(messages):
                 print(result.handle or result.error)
@@ -284,7 +283,7 @@ class Result(NamedTuple):
 
 
 def encode_headers(headers: Iterable[tuple[str, bytes | None]]) -> bytes:
-    """Encodes header pairs as the service takes them, see ColumnBatch.blob in the protocol."""
+    """Encodes header pairs as the service expects them, see ColumnBatch.blob in the protocol."""
     parts = []
     for name, value in headers:
         encoded = name.encode()
@@ -327,7 +326,7 @@ def _header_pairs(headers: Headers) -> tuple[tuple[str, bytes | None], ...]:
         if not name or "\0" in name or not _is_utf8(name):
             raise MessageInvalidError(
                 Reason.HEADER_INVALID,
-                f"header {name!r}: empty, with U+0000, or not to be encoded in UTF-8",
+                f"header {name!r}: empty, with U+0000, or not encodable in UTF-8",
             )
         _checked_bytes(f"the value of header {name!r}", value)
     return pairs
@@ -345,8 +344,8 @@ def checked_id(id_: bytes | uuid.UUID | uuid_utils.UUID) -> bytes:
     """Returns the 16 bytes of an id, given in any form.
 
     Raises:
-        MessageInvalidError: it has another length.
-        TypeError: it is neither bytes nor a UUID.
+        MessageInvalidError: It has another length.
+        TypeError: It is neither bytes nor a UUID.
     """
     raw: Any = getattr(id_, "bytes", id_)
     if not isinstance(raw, bytes):

@@ -1,14 +1,14 @@
 """Every reason for refusing a request or a message: the one list of server and SDK.
 
-A reason is stable: its name and its meaning never change, new ones may join. On the wire it
-is the `reason` of google.rpc.ErrorInfo with domain `DOMAIN`, or of an Error in a result.
-Each says by itself what a caller may do about it:
+A reason is stable: its name and meaning never change, and new ones may be added. On the wire it is
+the `reason` of google.rpc.ErrorInfo with domain `DOMAIN`, or of an Error in a result. Its kind says
+what a caller may do about it:
 
 | kind | retry_helps | outcome_known | meaning |
 |---|---|---|---|
 | FINAL | no | yes | not accepted, and never will be as it is |
 | PASSING | yes | yes | not accepted now; the same id and due may be, later or by another node |
-| UNKNOWN | yes | no | perhaps accepted; a retry with the same id and due is still one copy |
+| UNKNOWN | yes | no | perhaps accepted; retrying with the same id and due makes no second copy |
 """
 
 from enum import StrEnum
@@ -43,8 +43,8 @@ class Reason(StrEnum):
 
     Attributes:
         code: The gRPC status code that goes with it.
-        retry_helps: The same message with the same id and due may be taken later, or elsewhere.
-        outcome_known: The answer proves that this attempt was not accepted.
+        retry_helps: The same message with the same id and due may be accepted later, or elsewhere.
+        outcome_known: The answer proves that this attempt did not accept the message.
         advice: What to do, in one line.
 
     Example:
@@ -232,7 +232,7 @@ class Reason(StrEnum):
         _UNKNOWN,
         "A defect of the service: retry with the same id and due, and look at its log.",
     )
-    # Looking and withdrawing.
+    # Reading and cancelling messages.
     HANDLE_INVALID = (
         "HANDLE_INVALID",
         _INVALID,
@@ -365,7 +365,7 @@ class Reason(StrEnum):
 
     @classmethod
     def of(cls, text: str) -> "Reason | None":
-        """Returns the reason of this name; None for one of a newer server.
+        """Returns the reason of this name; None if only a newer server knows it.
 
         Example:
             >>> Reason.of("NO_WHEEL")

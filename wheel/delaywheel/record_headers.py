@@ -1,8 +1,8 @@
-"""The headers of a Kafka record that confluent-kafka has read, when it can read them.
+"""The headers of a Kafka record that confluent-kafka has read, if they can be decoded.
 
-For a header whose name is no UTF-8 the client returns a list with a hole, and leaves an error
-behind that a plain call may overlook: whatever Python does next fails with SystemError, or
-crashes on the hole. Producers in other languages can send such names.
+For a header whose name is not UTF-8, the client returns a list with a NULL entry and leaves a
+pending error that a plain call may overlook: Python's next operation then fails with SystemError,
+or crashes on the entry. Producers in other languages can send such names.
 """
 
 from typing import Any, Protocol
@@ -16,10 +16,10 @@ class HasHeaders(Protocol):
 
 
 def headers_of(message: HasHeaders) -> list[tuple[str, bytes | None]] | None:
-    """Returns the headers of a record, in order; None: they cannot be read.
+    """Returns the headers of a record, in order; None if they cannot be decoded.
 
-    To be asked once of a message that may have such a name: when asked again, the client hands out
-    the list with the hole and no error.
+    Call it once for a message that may have such a name: a second call to the client returns the
+    broken list without the error.
 
     Example:
         >>> class Record:

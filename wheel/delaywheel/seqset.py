@@ -1,8 +1,8 @@
-"""Sets of one wheel's seqs, kept as spans: a crash or a bad disk may take millions in a row.
+"""Sets of one wheel's seqs, stored as spans: a crash or a bad disk may take millions in a row.
 
-What such a set costs goes by its spans, never by its seqs: finding one is a binary search, and no
-operation but iterating makes an object for each. The spans are ascending, and neither overlap nor
-touch, so equal sets are equal values.
+Costs depend on the number of spans, never on the number of seqs: finding one is a binary search,
+and only iterating makes an object for each. Spans are ascending and neither overlap nor touch, so
+equal sets are equal values.
 """
 
 from bisect import bisect_left, bisect_right
@@ -13,14 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 Span = tuple[int, int]
-"""First and last seq, both inside."""
+"""First and last seq, both included."""
 
 
 class SeqSet(Collection[int]):
     """An immutable set of seqs.
 
     Attributes:
-        spans: ascending, with gaps between them.
+        spans: Ascending, with gaps between them.
     """
 
     __slots__ = ("spans",)
@@ -38,11 +38,11 @@ class SeqSet(Collection[int]):
 
     @classmethod
     def where(cls, first_seq: int, is_inside: NDArray[np.bool_]) -> Self:
-        """Builds a set from the marked ones of consecutive seqs.
+        """Builds a set from the marked seqs of a consecutive run.
 
         Args:
-            first_seq: the first of them.
-            is_inside: one mark a seq.
+            first_seq: The first seq of the run.
+            is_inside: One mark for each seq.
         """
         if not is_inside.any():
             return cls._of_spans(())
@@ -96,7 +96,7 @@ class SeqSet(Collection[int]):
         """The least seq.
 
         Raises:
-            IndexError: there is none.
+            IndexError: The set is empty.
         """
         return self.spans[0][0]
 
@@ -105,7 +105,7 @@ class SeqSet(Collection[int]):
         """The greatest seq.
 
         Raises:
-            IndexError: there is none.
+            IndexError: The set is empty.
         """
         return self.spans[-1][1]
 
@@ -113,7 +113,7 @@ class SeqSet(Collection[int]):
         """Returns the set with one more span, which may be empty."""
         if last < first:
             return self
-        # Those that overlap it or touch it become one.
+        # Spans that overlap or touch it are merged with it.
         begin = bisect_left(self.spans, first - 1, key=_last)
         end = bisect_right(self.spans, last + 1, key=_first)
         if begin < end:
@@ -132,11 +132,11 @@ class SeqSet(Collection[int]):
         )
 
     def head(self, most: int) -> Self:
-        """Returns the first spans."""
+        """Returns the first few spans."""
         return self if len(self.spans) <= most else self._of_spans(self.spans[:most])
 
     def least(self, most: int) -> Self:
-        """Returns the least seqs."""
+        """Returns the least few seqs."""
         for number, (first, last) in enumerate(self.spans):
             if last - first + 1 > most:
                 cut = [(first, first + most - 1)] if most else []
@@ -145,13 +145,13 @@ class SeqSet(Collection[int]):
         return self
 
     def condensed(self, most: int) -> Self:
-        """Reduces the set to so many spans; the last one covers all between the others."""
+        """Reduces the set to so many spans; the last one covers all from its first seq on."""
         if len(self.spans) <= most:
             return self
         return self._of_spans((*self.spans[: most - 1], (self.spans[most - 1][0], self.last)))
 
     def span_of(self, seq: int) -> Span | None:
-        """Returns the span that a seq lies in."""
+        """Returns the span that contains a seq."""
         number = bisect_right(self.spans, seq, key=_first) - 1
         return self.spans[number] if number >= 0 and seq <= self.spans[number][1] else None
 
@@ -181,9 +181,9 @@ class SeqSet(Collection[int]):
         """Reads what `to_json` wrote.
 
         Raises:
-            ValueError: it is something else.
-            TypeError: likewise.
-            IndexError: likewise.
+            ValueError: It is something else.
+            TypeError: Likewise.
+            IndexError: Likewise.
         """
         return cls(
             (int(each[0]), int(each[1])) if isinstance(each, list) else (int(each), int(each))

@@ -4,10 +4,11 @@
 |---|---|
 | decimal digits, 19 at most | so many seconds |
 | 8 other bytes | a big-endian long of seconds, as the usual clients write numbers |
-| anything else, null, or less than 1 | nothing: the header is the caller's own |
+| anything else, null, or less than 1 | no time to live: the header is the caller's own |
 
-Eight digits are text: as a long they would be some hundred billion years. Of several headers of
-the name the last counts, as in Kafka's own clients. Whoever reads the header leaves it in place.
+Eight digits are text: as a long they would be some hundred billion years. If several headers have
+this name, the last one counts, as in Kafka's own clients. The header is never removed from the
+message.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def read_ttl_s(value: bytes | None) -> int | None:
 
 
 def ttl_s_of(headers: Iterable[tuple[str, bytes | None]]) -> int | None:
-    """Returns how many seconds a message with these headers lives; None: for ever."""
+    """Returns how many seconds a message with these headers lives; None: forever."""
     ttl_s = None
     for name, value in headers:
         if name == TTL_HEADER:

@@ -112,7 +112,7 @@ class AsyncClient:
     ) -> PendingResult:
         """Queues one message, to be sent in the background; see `Client.produce_async`.
 
-        Awaiting it waits for room in the queue; await what it returns for the handle.
+        Awaiting it waits for room in the queue; await what it returns to get the handle.
 
         Example:
             ::
@@ -213,7 +213,7 @@ class AsyncClient:
         """Waits until everything that `produce_async` has taken so far has its result.
 
         Raises:
-            TimedOutError: something has none yet; it is still under way.
+            TimedOutError: A message has no result yet; it is still under way.
         """
         if not await self._sender.flush(self._deadline_s(timeout)):
             raise TimedOutError("some messages are still under way", outcome_known=False)

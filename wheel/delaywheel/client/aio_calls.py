@@ -99,13 +99,13 @@ class AioCalls:
         return delivery.results
 
     async def limits(self, deadline_s: float) -> Facts:
-        """Returns the limits of one request: asked for once, assumed where there are none."""
+        """Returns the limits of one request: asked for once, or assumed if no node answers."""
         now_s = monotonic()
         if self._facts.want_limits(now_s):
             attempt_s = self._settings.attempt_s((deadline_s - now_s) / 2, alone=False)
             try:
                 await self._ask_facts(now_s + attempt_s)
-            except DelaywheelError:  # messages are sent all the same, and say what is wrong
+            except DelaywheelError:  # messages are sent all the same; their errors will tell
                 if not self._facts.known:  # from whoever answered meanwhile
                     self._facts = Facts.assumed(now_s)
         return self._facts
@@ -155,7 +155,7 @@ class AioCalls:
         except asyncio.CancelledError:
             if not self._stopped or _cancelled_by_caller():
                 raise
-            # grpc.aio says it like this when `stop` has closed the channel under the call.
+            # grpc.aio raises this when `stop` has closed the channel under the call.
             report = exchange.failed(Failure(StatusCode.CANCELLED, CLOSED))
         else:
             line.answers = unsent is None

@@ -12,7 +12,7 @@ from delaywheel.errors import ClientClosedError
 from delaywheel.message import Message, Result
 
 _EARLIER_S: Final = 0.001
-"""A timer is set anew for no less."""
+"""Timers are not rescheduled for differences below this."""
 
 Deliver = Callable[[Sequence[Message], float], Awaitable[Sequence[Result]]]
 
@@ -20,8 +20,8 @@ Deliver = Callable[[Sequence[Message], float], Awaitable[Sequence[Result]]]
 class AioSender:
     """Takes messages in its event loop; at most `queue.in_flight` tasks deliver them in batches.
 
-    `_pump` is all that starts tasks. It runs when something may have changed: a message came, a
-    batch was settled, the linger is over.
+    Only `_pump` starts tasks. It runs whenever something may have changed: a message came, a batch
+    was settled, the linger is over.
     """
 
     def __init__(self, queue: Queue, timeout_s: float, deliver: Deliver) -> None:
@@ -36,8 +36,8 @@ class AioSender:
         """Queues a message; waits while there is no room.
 
         Raises:
-            TimedOutError: there was none until the deadline; the message was not queued.
-            ClientClosedError: the client is closed.
+            TimedOutError: There was no room before the deadline; the message was not queued.
+            ClientClosedError: The client is closed.
         """
         if not self._has_room(message) and not await self._until(
             lambda: self._has_room(message), deadline_s
@@ -47,7 +47,7 @@ class AioSender:
             raise ClientClosedError(failed=message)
         pending = self._gathered.add(message, monotonic(), deadline_s)
         self._pump()
-        if pending.first:  # a loop that only puts would else keep the tasks from starting
+        if pending.first:  # otherwise a loop that only puts would keep the tasks from starting
             await asyncio.sleep(0)
         return pending
 

@@ -1,7 +1,7 @@
 """What DescribeCluster reports to clients: levels, limits, addresses of nodes.
 
-Levels are a must for a message that names one. Limits only make good requests: without them
-modest ones are assumed, and a service that finds a request too large says so (see `Delivery`).
+Levels are needed for messages that name one. Limits only make good requests: if unknown, modest
+ones are assumed, and a service that finds a request too large says so (see `Delivery`).
 """
 
 from collections.abc import Iterable
@@ -15,12 +15,12 @@ from delaywheel.message import Message
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 
 ASK_AGAIN_S: Final = 30.0
-"""What is not known may be by now: but it is not asked for more often than this."""
+"""Unknown facts are not asked for more often than this."""
 
 REQUEST_MESSAGES: Final = 1_000
 REQUEST_BYTES: Final = 2 * 1024 * 1024
-"""More in one request gains little, whatever the service would take: while the next one is made
-here, this one is read and written there. What a client has under way is bounded by it, too."""
+"""Larger requests gain little, whatever the service accepts: while the next one is encoded
+here, this one is read and written there. This also bounds what a client has under way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Facts:
         levels: Name to delay in milliseconds.
         max_messages: In one request.
         max_bytes: In one request.
-        known: The service said so.
+        known: The service reported them.
         asked_s: When it was last asked (monotonic).
     """
 

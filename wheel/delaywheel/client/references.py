@@ -19,7 +19,7 @@ def message_ref(
     """Builds a reference from either a handle, or id and due.
 
     Raises:
-        MessageInvalidError: both are given, or neither, or one of them is malformed.
+        MessageInvalidError: Both are given, or neither, or one of them is malformed.
     """
     if handle is not None and id_ is None and deliver_at is None:
         known = handle if isinstance(handle, Handle) else Handle.parse(handle)

@@ -17,11 +17,11 @@ class FilterOptions(TypedDict, total=False):
     """Conditions on pending messages, all of which must be met.
 
     Attributes:
-        key: the message's own key.
-        id: its id, whatever the due.
-        header: the name of one of its headers; or the name and that one's value.
-        due_from: the earliest due.
-        due_to: dues before this one.
+        key: The message's key.
+        id: Its id, whatever its due.
+        header: The name of one of its headers, or a pair of that name and its value.
+        due_from: The earliest due.
+        due_to: The due must be before this.
     """
 
     key: bytes
@@ -36,11 +36,11 @@ class ManyCancelled:
     """The result of cancelling many messages.
 
     Attributes:
-        cancelled: never delivered; in a dry run: those that somebody cancelled before.
-        too_late: nothing was done, they are as good as delivered.
-        unknown: withdrawn or not, ask again; in a dry run: those that are pending.
-        complete: everything that was asked for was looked at, and could be read. Else there may be
-            more: the limit was reached, or the node lacks something for the moment.
+        cancelled: Never delivered; in a dry run: already cancelled before.
+        too_late: Nothing was done: they are delivered, or about to be.
+        unknown: Perhaps cancelled, ask again; in a dry run: those that are pending.
+        complete: Everything requested was examined and readable. Otherwise there may be more: the
+            limit was reached, or the node is missing something for the moment.
     """
 
     cancelled: tuple[Handle, ...]
@@ -54,9 +54,9 @@ class FoundMessages:
     """The result of a search.
 
     Attributes:
-        messages: pending ones, in the order of seconds, as the answering node sees them.
-        complete: everything that was asked for was looked at, and could be read. Else there may be
-            more: the limit was reached, or the node lacks something for the moment.
+        messages: Pending messages in the order of their seconds, as the answering node sees them.
+        complete: Everything requested was examined and readable. Otherwise there may be more: the
+            limit was reached, or the node is missing something for the moment.
     """
 
     messages: tuple[StoredMessage, ...]
@@ -67,7 +67,7 @@ def filter_of(topic: str | None, options: FilterOptions) -> pb.Filter:
     """Converts a filter to the protocol's form.
 
     Raises:
-        MessageInvalidError: an id or a due that cannot be.
+        MessageInvalidError: An id or a due is invalid.
     """
     header = options.get("header")
     name, value = (header, None) if isinstance(header, str) or header is None else header
@@ -92,7 +92,7 @@ class Searching:
         self._found: list[pb.StoredMessage] = []
         self._incomplete = False
         self.done = limit < 1
-        """There is nothing more to be asked."""
+        """Whether there is nothing more to ask."""
 
     def question(self) -> Question[pb.SearchRequest, pb.SearchResponse, pb.SearchResponse]:
         """Returns the question for the next page."""
@@ -100,14 +100,14 @@ class Searching:
         return search_question(self._request)
 
     def add(self, page: pb.SearchResponse) -> None:
-        """Takes a page."""
+        """Adds the messages of a page."""
         self._found += page.messages
         self._incomplete |= page.looked.incomplete
         self._request.page_token = page.next_page_token
         self.done = not page.next_page_token or len(self._found) >= self._limit
 
     def found(self) -> FoundMessages:
-        """The messages found once done; of one that came twice, the first."""
+        """The messages found once done; if one came twice, the first."""
         first: dict[tuple[bytes, int], pb.StoredMessage] = {}
         for message in self._found:
             first.setdefault((message.id, message.due_ms), message)
@@ -126,7 +126,7 @@ class CancellingMany:
         self._results: dict[str, pb.CancelOutcome.ValueType] = {}
         self._incomplete = False
         self.done = limit < 1
-        """There is nothing more to be asked."""
+        """Whether there is nothing more to ask."""
 
     def question(
         self,
@@ -136,7 +136,7 @@ class CancellingMany:
         return cancel_many_question(self._request)
 
     def add(self, page: pb.CancelManyResponse) -> None:
-        """Takes a page."""
+        """Adds the results of a page."""
         for result in page.results:
             self._results.setdefault(result.handle, result.outcome)
         self._incomplete |= page.looked.incomplete

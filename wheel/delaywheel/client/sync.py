@@ -39,22 +39,21 @@ class Client:
     """Sends messages to delaywheel; thread-safe, for the whole life of a program.
 
     Each message becomes visible in its Kafka topic at its due. A failed attempt is repeated with
-    the same id and due, at another address if there is one, until the deadline; whatever error
-    is raised then says in `outcome_known` whether the message may have been accepted.
+    the same id and due, at another address if there is one, until the deadline; `outcome_known` of
+    the error raised in the end says whether the message may have been accepted.
 
     Args:
-        addresses: `"host:port,host:port"` or a sequence; one that is alive is enough, the other
-            nodes are found from it. Requests stay with a node until it fails, or for half a
-            minute.
-        timeout: Seconds for a call with all its attempts, where the call names no other.
-            A client that has met nobody yet ends it after 2 s where nothing is there to connect to.
-        attempt_timeout: Seconds after which an attempt that hangs is given up for another one.
-        past_due: `"deliver"`: a due that is past when its message is first sent becomes now.
+        addresses: `"host:port,host:port"` or a sequence; one live address is enough, since that
+            node names the others. Requests stay with a node until it fails, or for half a minute.
+        timeout: Seconds for a call with all its attempts, unless the call gives its own. A client
+            that has never reached a node fails after 2 s if no address accepts connections.
+        attempt_timeout: Seconds after which an attempt that hangs is abandoned for another one.
+        past_due: `"deliver"`: a due that has passed when its message is first sent becomes now.
             `"reject"`: such a message is refused, DUE_PASSED.
         queue: The bounds of `produce_async`, and of requests under way.
         credentials: `grpc.ssl_channel_credentials(…)` for TLS; None: plain text.
 
-    Make it after forking, if the program forks: gRPC does not survive it.
+    If the program forks, make the client after forking: gRPC does not survive it.
 
     Example:
         ::
@@ -100,10 +99,10 @@ class Client:
                 of delay, deliver_at and level.
 
         Raises:
-            MessageInvalidError: such a message cannot be; nothing was sent.
-            RefusedError: the service will not have it.
-            TimedOutError: it was not acknowledged in time.
-            CallFailedError: the call failed in a way that no retry mends.
+            MessageInvalidError: The message is invalid; nothing was sent.
+            RefusedError: The service refused it.
+            TimedOutError: It was not acknowledged in time.
+            CallFailedError: The call failed in a way that no retry helps.
 
         Example:
             ::
@@ -121,8 +120,8 @@ class Client:
     ) -> list[Result]:
         """Sends many messages and waits for all; returns one result each, in order. Never raises.
 
-        They are cut into requests of at most 1,000 messages and 2 MiB, `Queue.in_flight` of them
-        under way at once. Each message is by itself accepted or not.
+        They are split into requests of at most 1,000 messages and 2 MiB, with `Queue.in_flight` of
+        them under way at once. Each message is accepted or refused by itself.
 
         Example:
             ::
@@ -150,13 +149,13 @@ class Client:
     ) -> PendingResult:
         """Queues one message to be sent in the background, together with others.
 
-        Blocks only while the queue is full (see `Queue`). The client's timeout runs from here,
-        the wait for room included. Look at every result, one way or another: an error that
-        nobody looks at is a message lost.
+        Blocks only while the queue is full (see `Queue`). The client's timeout starts now, and
+        includes the wait for room. Examine every result, one way or another: an error that is never
+        examined is a lost message.
 
         Raises:
-            MessageInvalidError: such a message cannot be; nothing was queued.
-            TimedOutError: the queue was full all the time; nothing was queued.
+            MessageInvalidError: The message is invalid; nothing was queued.
+            TimedOutError: The queue stayed full; nothing was queued.
 
         Example:
             ::
@@ -180,8 +179,8 @@ class Client:
         CANCELLED means that it is never delivered.
 
         Raises:
-            RefusedError: the service refused, or CANCEL_UNKNOWN: it may count, ask again.
-            TimedOutError: no answer in time; `outcome_known` says whether it may count.
+            RefusedError: The service refused, or CANCEL_UNKNOWN: it may have an effect, ask again.
+            TimedOutError: No answer in time; `outcome_known` says whether it may have an effect.
 
         Example:
             ::
@@ -203,19 +202,19 @@ class Client:
         find_place: bool = False,
         timeout: float | None = None,
     ) -> StoredMessage | None:
-        """Returns a message as it is stored; None if it never was, or is finished and deleted.
+        """Returns a stored message; None if it was never stored, or is finished and deleted.
 
         Args:
-            handle: of the message; or its id and due.
-            id: see `handle`.
-            deliver_at: see `handle`.
-            find_place: of one that is done, look for its record in Kafka: `StoredMessage.place`.
+            handle: The message's handle; alternatively give its `id` and `deliver_at`.
+            id: See `handle`.
+            deliver_at: See `handle`.
+            find_place: If the message is done, look for its record in Kafka: `StoredMessage.place`.
                 The answer may take 3 s.
-            timeout: seconds; None: the client's.
+            timeout: Seconds; None: the client's.
 
         Raises:
-            RefusedError: the service refused.
-            TimedOutError: no answer in time.
+            RefusedError: The service refused.
+            TimedOutError: No answer in time.
         """
         self._check_open()
         question = get_question(message_ref(handle, id, deliver_at), find_place=find_place)
@@ -239,15 +238,17 @@ class Client:
         """Gives a pending message another due: it is delivered at one of the two, never at both.
 
         Args:
-            handle: The message; or `id` and `deliver_at`, its id and the due that it has.
-            to: The new due; one that is past, or nearer than half a second, means half a second.
+            handle: The message's handle; alternatively give its `id` and present `deliver_at`.
+            to: The new due; one that has passed, or is nearer than half a second, means half a
+                second from now.
             id: See `handle`.
             deliver_at: See `handle`.
             timeout: Seconds for all attempts.
 
         Raises:
-            RefusedError: the service refused, or RESCHEDULE_UNKNOWN: it may count, ask again.
-            TimedOutError: no answer in time; ask again with the same `to`.
+            RefusedError: The service refused, or RESCHEDULE_UNKNOWN: it may have an effect, ask
+                again.
+            TimedOutError: No answer in time; ask again with the same `to`.
 
         Example:
             ::
@@ -270,8 +271,8 @@ class Client:
     ) -> FoundMessages:
         """Finds pending messages that meet all conditions; seconds are searched one by one.
 
-        What it costs grows with what is pending between `due_from` and `due_to`: there is no index.
-        The timeout is of each page.
+        Its cost grows with what is pending between `due_from` and `due_to`: there is no index. The
+        timeout applies to each page.
 
         Args:
             topic: The Kafka topic; None: any.
@@ -280,9 +281,9 @@ class Client:
             **options: key, id, header, due_from, due_to: see `FilterOptions`.
 
         Raises:
-            MessageInvalidError: an id or a due that cannot be.
-            RefusedError: the service refused.
-            TimedOutError: no answer in time.
+            MessageInvalidError: An id or a due is invalid.
+            RefusedError: The service refused.
+            TimedOutError: No answer in time.
 
         Example:
             ::
@@ -307,22 +308,22 @@ class Client:
         timeout: float | None = None,
         **options: Unpack[FilterOptions],
     ) -> ManyCancelled:
-        """Cancels pending messages that meet all conditions, each by itself.
+        """Cancels pending messages that meet all conditions, each on its own.
 
-        They are looked for as by `search`. It may be repeated: it finds again what is not due yet,
-        and tells of what was cancelled before that it is cancelled.
+        They are found as by `search`. The call may be repeated: it finds the same messages again
+        until they are due, and reports earlier cancels as cancelled.
 
         Args:
-            topic: The Kafka topic; None: any. More than a time has to be given.
+            topic: The Kafka topic; None: any. A range of dues alone is not enough.
             limit: At most so many messages.
-            dry_run: Withdraw nothing, tell which they are.
+            dry_run: Cancel nothing, only count.
             timeout: Seconds for a page of up to 1,000 with all its attempts.
             **options: key, id, header, due_from, due_to: see `FilterOptions`.
 
         Raises:
-            MessageInvalidError: an id or a due that cannot be.
-            RefusedError: the service refused; FILTER_MISSING.
-            TimedOutError: no answer in time: some may be withdrawn.
+            MessageInvalidError: An id or a due is invalid.
+            RefusedError: The service refused; FILTER_MISSING.
+            TimedOutError: No answer in time: some may be cancelled.
 
         Example:
             ::
@@ -341,7 +342,7 @@ class Client:
         """Waits until everything that `produce_async` has taken so far has its result.
 
         Raises:
-            TimedOutError: something has none yet; it is still under way.
+            TimedOutError: A message has no result yet; it is still under way.
         """
         if not self._sender.flush(self._deadline_s(timeout)):
             raise TimedOutError("some messages are still under way", outcome_known=False)
@@ -349,7 +350,8 @@ class Client:
     def close(self, timeout: float | None = None) -> None:
         """Takes no more messages, waits for those that `produce_async` took, and closes.
 
-        What has no result when the time is over gets an error as its result. Twice is once.
+        Messages that have no result when the time is over get an error as their result. Closing
+        twice is harmless.
         """
         self._closed = True
         self._sender.close()

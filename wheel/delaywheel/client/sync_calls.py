@@ -96,19 +96,19 @@ class Calls:
         return delivery.results
 
     def limits(self, deadline_s: float) -> Facts:
-        """Returns the limits of one request: asked for once, assumed where there are none."""
+        """Returns the limits of one request: asked for once, or assumed if no node answers."""
         now_s = monotonic()
         if self._facts.want_limits(now_s):
             attempt_s = self._settings.attempt_s((deadline_s - now_s) / 2, alone=False)
             try:
                 self._ask_facts(now_s + attempt_s)
-            except DelaywheelError:  # messages are sent all the same, and say what is wrong
+            except DelaywheelError:  # messages are sent all the same; their errors will tell
                 if not self._facts.known:  # from whoever answered meanwhile
                     self._facts = Facts.assumed(now_s)
         return self._facts
 
     def stop(self) -> None:
-        """Ends waits and calls; unfinished exchanges are given up."""
+        """Ends waits and calls; gives up unfinished exchanges."""
         self._stopped.set()
         with self._lock:
             for line in self._lines.values():
@@ -154,10 +154,10 @@ class Calls:
             self._tell_waiting()
 
     def _unsent(self, address: str, line: _Line, timeout_s: float) -> Failure | None:
-        """Returns why nothing can be sent; None if something listens. Asked before any answer.
+        """Returns why nothing can be sent; None if something listens. Asked before a first answer.
 
-        An attempt that fails on such a line would have to count as perhaps accepted. The answer
-        also names the other nodes: they are asked at once, should this one hang in what follows.
+        A failed attempt on such a line would have to count as perhaps accepted. The answer also
+        names the other nodes: they are asked at once, in case this one hangs later.
         """
         if line.answers:
             return None
@@ -256,5 +256,5 @@ class Calls:
 
 
 def _failure_of(error: grpc.RpcError) -> Failure:
-    # What a stub raises is the call itself, which the types do not say.
+    # A stub raises the call itself, which the types do not say.
     return Failure.of_call(cast("EndedCall", error))

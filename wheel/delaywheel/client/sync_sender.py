@@ -18,8 +18,8 @@ Deliver = Callable[[Sequence[Message], float], Sequence[Result]]
 class Sender:
     """Takes messages from any thread; `queue.in_flight` threads deliver them in batches.
 
-    The threads start with the first message. They are daemons: what must not be lost when the
-    program ends is for `flush` or `close`.
+    The threads start with the first message. They are daemons: call `flush` or `close` before the
+    program ends, or what is queued is lost.
     """
 
     def __init__(self, queue: Queue, timeout_s: float, deliver: Deliver) -> None:
@@ -30,15 +30,15 @@ class Sender:
         self._work: Final = Condition(lock)  # there may be a batch to send, or none any more
         self._room: Final = Condition(lock)  # a batch was settled
         self._threads: Final[list[Thread]] = []
-        self._watched_s = inf  # until when a thread waits for a batch to have lingered
+        self._watched_s = inf  # until when a thread waits for a batch's linger to end
         self._closed = False
 
     def put(self, message: Message, deadline_s: float) -> PendingResult:
         """Queues a message; blocks while there is no room.
 
         Raises:
-            TimedOutError: there was none until the deadline; the message was not queued.
-            ClientClosedError: the client is closed.
+            TimedOutError: There was no room before the deadline; the message was not queued.
+            ClientClosedError: The client is closed.
         """
         with self._room:
             while not self._gathered.has_room(message.length_bytes) and not self._closed:
@@ -88,7 +88,7 @@ class Sender:
         while (batch := self._next_batch()) is not None:
             try:
                 batch.settle(self._deliver(batch.messages, batch.deadline_s))
-            except Exception as defect:  # noqa: BLE001  it must reach those who wait
+            except Exception as defect:  # noqa: BLE001  it must reach waiting callers
                 batch.settle_defective(defect)
             with self._room:
                 self._gathered.finished(batch)
@@ -109,7 +109,7 @@ class Sender:
         return batch
 
     def _watch(self, until_s: float, wait_s: float) -> None:
-        """Waits until a batch has lingered, on one thread, so that the others are not woken."""
+        """Waits on one thread for a batch's linger to end, so that the others are not woken."""
         self._watched_s = until_s
         self._work.wait(wait_s)
         if self._watched_s == until_s:

@@ -20,8 +20,8 @@ class CancelOutcome(StrEnum):
     NOT_FOUND = "NOT_FOUND"
     """It was never accepted."""
     RESCHEDULED = "RESCHEDULED"
-    """It has another due by now, which `Client.get` tells; nothing was done: cancel it by its id
-    and that due, or by the handle that it got then."""
+    """It was rescheduled, and nothing was done: `Client.get` returns its present due. Cancel it by
+    its id and that due, or by the handle that the reschedule returned."""
 
     @classmethod
     def of(cls, number: int) -> Self | None:
@@ -31,10 +31,10 @@ class CancelOutcome(StrEnum):
 
 
 class RescheduleOutcome(StrEnum):
-    """What a reschedule came to."""
+    """The outcome of a reschedule."""
 
     RESCHEDULED = "RESCHEDULED"
-    """It has the due that is told, and is delivered then alone."""
+    """It has the due that is returned, and is delivered only then."""
     ALREADY_DELIVERED = "ALREADY_DELIVERED"
     """It is in its topic, or a dead letter."""
     TOO_LATE = "TOO_LATE"
@@ -42,18 +42,18 @@ class RescheduleOutcome(StrEnum):
     NOT_FOUND = "NOT_FOUND"
     """It was never accepted."""
     CANCELLED = "CANCELLED"
-    """It is withdrawn, and stays so."""
+    """It was cancelled, and stays cancelled."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rescheduled:
-    """What `Client.reschedule` came to.
+    """The result of `Client.reschedule`.
 
     Attributes:
-        outcome: whether it has another due.
-        handle: of the message from now on; None: it has no other due.
-        due_ms: its due now: the one asked for, unless another request was first, or that due passed
-            before it could be written; None: it has no other due.
+        outcome: Whether it has another due.
+        handle: The message's handle from now on; None: it has no other due.
+        due_ms: Its due now: the one asked for, unless an earlier request gave it another one, or
+            that due passed before it could be written; None: it has no other due.
     """
 
     outcome: RescheduleOutcome
@@ -65,13 +65,13 @@ class MessageState(StrEnum):
     """The state of a stored message."""
 
     UNSPECIFIED = "UNSPECIFIED"
-    """The service says nothing, or something newer than this SDK."""
+    """The service reports none, or one that is newer than this SDK."""
     PENDING = "PENDING"
     DONE = "DONE"
-    """Delivered or a dead letter, the service does not know which: the outcomes topic does."""
+    """Delivered or a dead letter; the service does not know which, but the outcomes topic does."""
     CANCELLED = "CANCELLED"
     DELIVERED = "DELIVERED"
-    """It is in its topic; told of what became so lately."""
+    """It is in its topic; known only for recently delivered messages."""
     DEAD_LETTERED = "DEAD_LETTERED"
     """It is in the dead-letter topic, see `StoredMessage.dead_reason`; likewise."""
 
@@ -106,9 +106,9 @@ class StoredMessage:
         partition: None: chosen from the key when it is forwarded.
         timestamp_ms: None: the time of forwarding.
         dead_reason: Why it is a dead letter; None: it is not known to be one.
-        place: Where its record is, or that of its dead letter; None: it was not asked for, or not
-            found.
-        rescheduled_to_ms: The due that it has by now; this one is CANCELLED. None: no other one.
+        place: The place of its record or dead letter; None: not asked for, or not found.
+        rescheduled_to_ms: The due that it was given later; the state is then CANCELLED. None: it
+            was not rescheduled.
     """
 
     handle: Handle

@@ -1,11 +1,10 @@
 """Batches messages into requests. No I/O, clocks or locks: the clients bring them.
 
-`split` cuts a list by the service's limits. `Accumulator` puts together what `produce_async`
-takes, as Nagle's algorithm does: while nothing is under way the next message goes at once, and
-while something is, messages gather until the linger is over or the batch is full. So a lone
-message is fast, and a flood makes large requests. A request costs caller and service some 1.5 ms of
-CPU together, however few messages it has: that is what lingering saves. What is due soon lingers
-less.
+`split` cuts a list by the service's limits. `Accumulator` groups what `produce_async` takes, as
+Nagle's algorithm does: while nothing is under way the next message goes at once; otherwise messages
+gather until the linger is over or the batch is full. So a lone message is fast, and a flood makes
+large requests. A request costs caller and service some 1.5 ms of CPU together, however few messages
+it has: lingering saves that. Messages due soon linger less.
 """
 
 from collections import deque
@@ -18,7 +17,7 @@ from delaywheel.errors import TimedOutError
 from delaywheel.message import Message
 
 ROW_BYTES: Final = 64
-"""The most that the columns of a ColumnBatch take for a message, its topic's name apart."""
+"""The most that the columns of a ColumnBatch take for a message, excluding its topic's name."""
 
 SOON_MS: Final = 500
 SOON_LINGER_S: Final = 0.005

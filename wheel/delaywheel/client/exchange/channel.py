@@ -1,8 +1,8 @@
 """Opens the SDK's channels: their gRPC options and addresses.
 
-gRPC's defaults are wrong for this service: a reconnect backoff that grows to two minutes, an
-HTTP proxy taken from the environment, subchannels (and their backoff) shared between clients,
-4 MiB messages, retries of its own that would hide an unknown outcome.
+gRPC's defaults do not suit this service: a reconnect backoff that grows to two minutes, an HTTP
+proxy taken from the environment, subchannels (and their backoff) shared between clients, a limit of
+4 MiB per message, and internal retries that would hide an unknown outcome.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from typing import Final
 RECONNECT_BACKOFF_MS: Final = 200
 CONNECT_TIMEOUT_MS: Final = 2_000
 KEEPALIVE_TIME_MS: Final = 10_000
-"""While calls are open; a server must permit pings as often as this."""
+"""Keepalive interval while calls are open; servers must permit pings this often."""
 KEEPALIVE_TIMEOUT_MS: Final = 5_000
 
 CHANNEL_OPTIONS: Final[Sequence[tuple[str, int]]] = (
-    ("grpc.max_send_message_length", -1),  # the service's own limits refuse by name
+    ("grpc.max_send_message_length", -1),  # the service's own limits refuse with a reason
     ("grpc.max_receive_message_length", -1),
     ("grpc.initial_reconnect_backoff_ms", RECONNECT_BACKOFF_MS // 4),
     ("grpc.max_reconnect_backoff_ms", RECONNECT_BACKOFF_MS),
     ("grpc.min_reconnect_backoff_ms", CONNECT_TIMEOUT_MS),  # how long one connect may take
     ("grpc.enable_http_proxy", 0),
     ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.enable_retries", 0),  # the SDK retries, and knows what each attempt left behind
+    ("grpc.enable_retries", 0),  # the SDK retries, and knows what each attempt may have done
     ("grpc.keepalive_time_ms", KEEPALIVE_TIME_MS),
     ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
     ("grpc.keepalive_permit_without_calls", 0),
@@ -44,7 +44,7 @@ def parse_addresses(addresses: str | Sequence[str]) -> tuple[str, ...]:
         ('a:7420', 'b:7420')
 
     Raises:
-        ValueError: there is none, or one is not `host:port` (IPv6: `[::1]:7420`).
+        ValueError: There is none, or one is not `host:port` (IPv6: `[::1]:7420`).
     """
     listed = addresses.split(",") if isinstance(addresses, str) else addresses
     cleaned = tuple(dict.fromkeys(address.strip() for address in listed))

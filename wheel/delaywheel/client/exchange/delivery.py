@@ -1,17 +1,17 @@
 """One batch of messages over all attempts to deliver it. No I/O, no clock.
 
-Each message is settled by itself, once:
+Each message is settled on its own, once:
 
-| it was | then |
+| the message was | then |
 |---|---|
 | accepted | settled with its handle |
-| refused, and a retry may help | it is in the next attempt, with the same id and due |
+| refused, and a retry may help | part of the next attempt, with the same id and due |
 | refused for good | settled with RefusedError |
 | in an attempt that failed | as the tables in `retry` say |
-| not settled when the time is over | settled with TimedOutError |
+| not settled before the deadline | settled with TimedOutError |
 
-A message that was in any attempt whose outcome is not known is *doubtful* from then on: whatever
-it is refused with later, its error says `outcome_known = False`. Only an acceptance ends that.
+A message becomes *doubtful* with the first attempt whose outcome is unknown: whatever it is refused
+with later, its error says `outcome_known = False`. Only an acceptance ends that.
 """
 
 from collections.abc import Mapping, Sequence
@@ -99,7 +99,7 @@ class Delivery:
         return Report(healthy=not any(waiting), retry_delay_s=failure.retry_delay_s)
 
     def give_up(self, why: str) -> None:
-        """Settles the remaining messages: there is no time for another attempt."""
+        """Settles the remaining messages: no time is left for another attempt."""
         last = f"; last: {self._obstacle}" if self._obstacle else ""
         for row in self._waiting:
             error = TimedOutError(
@@ -111,7 +111,7 @@ class Delivery:
         self._forget_settled()
 
     def refuse(self, error: DelaywheelError) -> None:
-        """Settles the remaining messages with the same error; nothing was attempted."""
+        """Settles the remaining messages with the same error; no attempt was made."""
         for row in self._waiting:
             self._settle(row, error=error.about(self._messages[row]))
         self._forget_settled()

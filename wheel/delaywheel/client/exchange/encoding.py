@@ -1,6 +1,6 @@
 """Encodes messages as a ColumnBatch and decodes its answer, without numpy.
 
-One comprehension a column: the cost is some list work a message and one copy of the bytes.
+One comprehension a column: a message costs some list operations and one copy of its bytes.
 """
 
 import sys
@@ -46,7 +46,7 @@ def decode_answer(
     """Returns the outcome of each message of a request, in order.
 
     Raises:
-        AnswerInvalidError: the response does not fit the request.
+        AnswerInvalidError: The response does not fit the request.
     """
     columns = response.columns
     failures: dict[int, Failure] = {}

@@ -1,24 +1,24 @@
 """Chooses the next address, and how long to wait: affinity, health, backoff, discovery.
 
-Pure: time comes in as a value (monotonic seconds). Addresses are *given* by the user, or *found*:
-told by a node (DescribeCluster) as another node's. Three rules:
+Pure: time comes in as a value (monotonic seconds). Addresses are *given* by the user or *found*:
+another node advertised them (DescribeCluster). Three rules:
 
-1. **Stay.** Requests keep to one address, so that they make large frames there, for about
-   `STAY_S`; then one is chosen anew at random, so that load evens out after restarts.
-2. **Leave at once.** After a failure another healthy address is taken without any wait. A failed
-   one gets no more calls until it has described itself as accepting again (that is asked for in
-   the background, so that no caller pays for it), or until no healthy one is left.
-3. **Trust what answered.** A found address gets calls only after it has answered as the node and
-   the cluster that it was said to be: one that is advertised wrongly costs nothing, and one that
-   leads to somebody else's cluster never gets a message. A given one is used at once, and stays
-   whatever the nodes say.
+1. **Stay.** Requests keep to one address for about `STAY_S`, so that they make large frames
+   there; then another is chosen at random, so that load evens out after restarts.
+2. **Leave at once.** After a failure another healthy address is used without any wait. A failed
+   one gets no more calls until it describes itself as accepting again (a background call asks,
+   so that no caller waits for it), or until no healthy one is left.
+3. **Trust what answered.** A found address gets calls only after it has answered as the expected
+   node of the expected cluster: a wrongly advertised address costs nothing, and one that leads to
+   another cluster never gets a message. A given address is used at once, and is kept whatever
+   the nodes say.
 
-Of each address three moments are known. Before `retry_at` it is not tried at all: it grows from
-`BACKOFF_FIRST_S` to `BACKOFF_MOST_S` with the failures in a row, with jitter, and is what the
-service asks for in RetryInfo where that is longer. Before `rest_until`, others are preferred:
-after a failure that is at least as long as the failed attempt took, and while one call is trying
-a failed address the others keep off it. Before `suspect_until` it is chosen last even when it
-describes itself as healthy: a call lost time there.
+Three moments are kept for each address. Before `retry_at` it is not tried at all: this grows from
+`BACKOFF_FIRST_S` to `BACKOFF_MOST_S` with consecutive failures, with jitter, or is what the service
+asks for in RetryInfo if that is longer. Before `rest_until` others are preferred: after a failure
+for at least as long as the failed attempt took, and while one call is trying a failed address the
+others avoid it. Before `suspect_until` it is chosen last even if it describes itself as healthy: a
+call has lost time there.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from typing import Final, NamedTuple
 BACKOFF_FIRST_S: Final = 0.02
 BACKOFF_MOST_S: Final = 1.0
 RETRY_DELAY_MOST_S: Final = 10.0
-"""A service may ask for a longer wait than our own backoff, but not for any wait."""
+"""A service may ask for a longer wait than our own backoff, but only up to this."""
 STAY_S: Final = 30.0
 REFRESH_S: Final = 30.0
-"""How long what the nodes say is believed; they are asked when calls are made, not by a timer."""
+"""How long descriptions are believed; nodes are asked when calls are made, not by a timer."""
 ASK_LEAST_S: Final = 1.0
 """The same address is not asked to describe itself more often than this."""
 SUSPECT_FACTOR: Final = 10.0
-"""An address that let a call wait in vain is chosen last for that many times as long."""
+"""An address that let a call time out is chosen last for this many times as long."""
 
 _NEVER: Final = float("-inf")
 
@@ -49,9 +49,9 @@ class _Endpoint:
     """One address and its health.
 
     Attributes:
-        node: Who answers there; for a found one that is not proven, who should.
-        proven: It has answered; a found one, as who it should be.
-        asking: A description is under way.
+        node: The node that answers there; for a found address that is unproven, the expected one.
+        proven: It has answered; a found address, as the expected node.
+        asking: A request for a description is under way.
     """
 
     address: str
@@ -82,9 +82,9 @@ class Report(NamedTuple):
     """The outcome of an attempt.
 
     Attributes:
-        healthy: Others may send to that address.
+        healthy: Other exchanges may send to that address.
         retry_delay_s: How long the service asks to wait.
-        elsewhere: This exchange had better go on at another address.
+        elsewhere: This exchange should continue at another address.
     """
 
     healthy: bool
@@ -97,10 +97,10 @@ class Described(NamedTuple):
 
     Attributes:
         cluster: The cluster's id.
-        node: Who answered.
-        accepting: Whether it takes messages.
-        members: Node to the address where callers reach it, "" where the one who answered does
-            not know it; empty: it said nothing of them.
+        node: The node that answered.
+        accepting: Whether it accepts messages.
+        members: Each node's address for callers, "" if the answering node does not know it; empty:
+            no members were reported.
     """
 
     cluster: str
@@ -171,7 +171,7 @@ class Endpoints:
             chosen = min(usable, key=lambda one: max(one.rest_until_s, own_s(one)))
             wait_s = max(chosen.retry_at_s, own_s(chosen)) - now_s
             if wait_s > 0:
-                # Whoever is not proven is asked again by those who wait.
+                # Waiting calls ask unproven addresses again.
                 ask_at_s = [
                     self._ask_at_s(endpoint)
                     for endpoint in self._endpoints.values()
@@ -205,7 +205,7 @@ class Endpoints:
 
         Args:
             now_s: Now.
-            but: It is being asked otherwise.
+            but: Do not ask this one: it is being asked otherwise.
         """
         with self._lock:
             asked = [
@@ -271,11 +271,11 @@ class Endpoints:
             elif endpoint.failures or not endpoint.proven:
                 if started_s >= endpoint.failed_at_s:
                     self._failed(endpoint, now_s, now_s - started_s, None)
-            else:  # calls succeed there all the same: somebody else may tell
+            else:  # calls succeed there all the same; another node may describe the cluster
                 self._refresh_at_s = min(self._refresh_at_s, now_s + ASK_LEAST_S)
 
     def backoff_s(self, failures: int, retry_delay_s: float | None) -> float:
-        """Returns how long to wait after so many failures, at least as the service asks."""
+        """Returns how long to wait after this many failures; at least what the service asks for."""
         backoff_s = min(BACKOFF_MOST_S, BACKOFF_FIRST_S * 2.0 ** min(failures - 1, 16))
         backoff_s *= self._random.uniform(0.5, 1.0)
         return max(backoff_s, min(retry_delay_s or 0.0, RETRY_DELAY_MOST_S))
@@ -322,7 +322,7 @@ class Endpoints:
     def _learn(self, members: Mapping[str, str]) -> None:
         """Adds and drops discovered addresses, one a node; a given one that works is preferred.
 
-        A node that has just started knows some members by name alone: what was found of them stays.
+        A node that has just started knows some members by name only: addresses found for them stay.
         """
         if not members:
             return

@@ -1,8 +1,8 @@
 """The protocol between a client and one exchange, which is repeated until it is settled.
 
-`Delivery` and `Question` are exchanges. A driver (`sync`, `aio`) asks for the next request,
-sends it to the address whose turn it is, and hands back the response or the failure, until
-`done`. Which of them may be sent again, and what is then known, is not the driver's to decide.
+`Delivery` and `Question` are exchanges. A driver (`sync`, `aio`) asks for the next request, sends
+it to the address chosen for it, and hands back the response or the failure, until `done`. The
+exchange, not the driver, decides what may be sent again and what is then known.
 """
 
 from typing import Final, Protocol, TypeVar
@@ -31,7 +31,7 @@ class Exchange(Protocol[RequestT_co, ResponseT_contra]):
         """Takes the failure of an attempt."""
 
     def give_up(self, why: str) -> None:
-        """Gives up for lack of time, after which the exchange is done."""
+        """Gives up for lack of time; the exchange is done then."""
 
 
 TIME_OVER: Final = "the time for it is over"

@@ -1,7 +1,7 @@
 """Pending results of `produce_async`, light enough to have one for each message.
 
-A `Batch` is settled as a whole, once; a `PendingResult` is a batch and a number. Threads wait
-on one Event a batch, coroutines on a future each; neither exists before somebody waits.
+A `Batch` is settled as a whole, once; a `PendingResult` is a batch and an index. Threads wait on
+one Event per batch, coroutines on a future each; neither exists before a caller waits.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from delaywheel.errors import CallFailedError, TimedOutError
 from delaywheel.message import Handle, Message, Result
 
 _log = logging.getLogger("delaywheel")
-_CHANGING = Lock()  # guards the few words of any batch that change; never held while calling out
+_CHANGING = Lock()  # guards the few fields of any batch that change; never held while calling out
 
 
 class Batch:
@@ -24,10 +24,10 @@ class Batch:
 
     Attributes:
         messages: Its messages, in the order in which they were given.
-        length_bytes: Their keys, values and headers.
-        opened_s: When the first one came (monotonic).
+        length_bytes: The length of their keys, values and headers.
+        opened_s: When the first one was added (monotonic).
         send_by_s: When the first of them has lingered long enough.
-        deadline_s: When the first one is given up; all of them came soon after it.
+        deadline_s: When the first one is given up; all of them were added soon after it.
     """
 
     __slots__ = (
@@ -72,7 +72,7 @@ class Batch:
             _call(watcher, results)
 
     def settle_defective(self, defect: Exception) -> None:
-        """Settles with an unexpected error, so that callers do not wait for ever."""
+        """Settles with an unexpected error, so that callers do not wait forever."""
         error = CallFailedError(
             StatusCode.INTERNAL, f"a defect of the SDK: {defect!r}", outcome_known=False
         )
@@ -134,7 +134,7 @@ class PendingResult:
         """Blocks until there is a result, which may be an error; returns it.
 
         Raises:
-            TimedOutError: there is none after `timeout` seconds; it is still under way.
+            TimedOutError: There is none after `timeout` seconds; the message is still under way.
         """
         if not self._batch.wait(timeout):
             raise TimedOutError(
@@ -148,7 +148,7 @@ class PendingResult:
         """Blocks until there is a result, and returns the handle.
 
         Raises:
-            DelaywheelError: the message was not acknowledged, or there is no result yet.
+            DelaywheelError: The message was not acknowledged, or there is no result yet.
         """
         return self.outcome(timeout).unwrap()
 
@@ -185,5 +185,5 @@ def _wake(loop: asyncio.AbstractEventLoop, settled: "asyncio.Future[None]") -> N
 
 
 def _set(settled: "asyncio.Future[None]") -> None:
-    if not settled.done():  # whoever awaited it may have been cancelled
+    if not settled.done():  # the awaiting task may have been cancelled
         settled.set_result(None)

@@ -1,8 +1,8 @@
 """One unary question over all its attempts: cancel, get, search, describe.
 
-Asking twice is harmless: looking changes nothing, and a message is cancelled once or not at all.
-But an answer to the second cancel tells nothing about the first one, whose reply was lost: it may
-have been written. So after such an attempt only an outcome that excludes it is one.
+Asking twice is harmless: reading changes nothing, and a message is cancelled once or not at all.
+But the answer to a second cancel says nothing about a first one whose reply was lost: that one may
+have been written. After such an attempt, only an answer that rules this out settles the question.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ RequestT = TypeVar("RequestT")
 ResponseT = TypeVar("ResponseT")
 AnswerT = TypeVar("AnswerT")
 
-# They keep a node from answering, not from taking messages.
+# These keep a node from answering, but not from accepting messages.
 _OF_THE_CLUSTER: Final = frozenset(
     {Reason.NO_LEADER, Reason.NOT_UP_TO_DATE, Reason.CANCEL_UNKNOWN, Reason.RESCHEDULE_UNKNOWN}
 )
@@ -34,7 +34,7 @@ _OF_THE_CLUSTER: Final = frozenset(
 class Question(Generic[RequestT, ResponseT, AnswerT]):
     """A question until it is answered; an `Exchange`.
 
-    `read` makes the answer of a response; its second argument says whether an earlier attempt
+    `read` converts a response into the answer; its second argument says whether an earlier attempt
     may have had an effect.
     """
 
@@ -125,7 +125,7 @@ def cancel_many_question(
 def reschedule_question(
     message: pb.MessageRef, deliver_at_ms: int
 ) -> Question[pb.RescheduleRequest, pb.RescheduleResponse, Rescheduled]:
-    """Asks for another due of a message."""
+    """Builds the question that gives a message another due."""
     return Question(
         pb.RescheduleRequest(message=message, deliver_at_ms=deliver_at_ms), _read_reschedule
     )
@@ -139,7 +139,7 @@ def _read_reschedule(response: pb.RescheduleResponse, doubtful: bool) -> Resched
     if outcome is None or (doubtful and outcome in in_doubt):
         raise RefusedError(
             Reason.RESCHEDULE_UNKNOWN,
-            f"{name or response.outcome}, and an earlier attempt without a reply may count",
+            f"{name or response.outcome}, and an earlier attempt without a reply may have had an effect",
             outcome_known=False,
         )
     if outcome is not RescheduleOutcome.RESCHEDULED:
@@ -158,7 +158,7 @@ def _read_cancel(response: pb.CancelResponse, doubtful: bool) -> CancelOutcome:
     if doubtful and outcome in {CancelOutcome.TOO_LATE, CancelOutcome.NOT_FOUND}:
         raise RefusedError(
             Reason.CANCEL_UNKNOWN,
-            f"{outcome} now, but the reply to an earlier attempt was lost, and it may count",
+            f"{outcome} now, but the reply to an earlier attempt was lost, and it may have had an effect",
             outcome_known=False,
         )
     return outcome

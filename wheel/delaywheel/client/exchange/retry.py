@@ -1,9 +1,9 @@
 """Classifies failed attempts: whether to retry, and whether messages may have been accepted.
 
-Two tables decide. A failure that carries one of our reasons is decided by the reason (see
-`delaywheel.reasons`). Any other one comes from gRPC, a proxy or a defect, and is decided by its
-code. Retrying is always safe, since id and due stay the same; it is only sometimes of use. Where
-a table must guess, it guesses that the outcome is unknown.
+Two tables decide. A failure with one of our reasons is decided by the reason (see
+`delaywheel.reasons`). Any other comes from gRPC, a proxy or a defect, and is decided by its code.
+Retrying is always safe, since id and due stay the same, but does not always help. Where a table
+must guess, it assumes that the outcome is unknown.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from delaywheel.reasons import DOMAIN, Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 
 _STATUS_DETAILS: Final = "grpc-status-details-bin"
-# How gRPC words an attempt that never left this process, because a connection that had been there
-# could not be made again. Other wordings cost nothing but the certainty: the outcome of that one
-# attempt then counts as unknown. On a channel over which nothing was ever answered, or not since
-# the last failure, a question goes before each attempt (`before_sending`): there no wording counts.
+# gRPC's texts for an attempt that never left this process, because a lost connection could not be
+# made again. If gRPC rewords them, only certainty is lost: that one attempt then counts as unknown.
+# On a channel over which nothing was ever answered, or nothing since the last failure, a question
+# precedes each attempt (`before_sending`): texts do not matter there.
 _UNSENT_DETAILS: Final = (
     "failed to connect to all addresses",
     "DNS resolution failed",
     "errors resolving",  # grpcio 1.85
 )
-# How it words a connection that was made and closed again before a word was said.
+# Its texts for a connection that was made and closed again before any data.
 _CLOSED_AT_ONCE_DETAIL: Final = ": Socket closed"
 _CLOSED_AT_ONCE_HINT: Final = (
     " (a node that has all the connections that it takes closes each new one; so does what is no"
     " node)"
 )
-# How gRPC words a request over its own limit, where that is lower than the service's.
+# Its text for a request over its own limit, where that is lower than the service's.
 _OVERSIZED_DETAIL: Final = "larger than max"
 _SPLITTING_REASONS: Final = frozenset({Reason.TOO_MANY_MESSAGES, Reason.REQUEST_TOO_LARGE})
 
@@ -48,8 +48,8 @@ class Verdict(NamedTuple):
 
     Attributes:
         retry: Sending the same again may help.
-        outcome_known: It was not accepted.
-        split: Fewer messages in a request may help.
+        outcome_known: The message was not accepted.
+        split: Sending fewer messages in a request may help.
     """
 
     retry: bool
@@ -67,7 +67,7 @@ _BY_CODE: Final = {
     StatusCode.ALREADY_EXISTS: Verdict(retry=False, outcome_known=False),
     StatusCode.PERMISSION_DENIED: Verdict(retry=False, outcome_known=True),
     StatusCode.UNAUTHENTICATED: Verdict(retry=False, outcome_known=True),
-    # Without our reason: gRPC's own limit of calls at once, or a proxy's of calls a second.
+    # Without our reason: gRPC's limit of concurrent calls, or a proxy's rate limit.
     StatusCode.RESOURCE_EXHAUSTED: Verdict(retry=True, outcome_known=False),
     StatusCode.FAILED_PRECONDITION: Verdict(retry=False, outcome_known=False),
     StatusCode.ABORTED: Verdict(retry=True, outcome_known=False),
@@ -78,7 +78,7 @@ _BY_CODE: Final = {
     StatusCode.DATA_LOSS: Verdict(retry=False, outcome_known=False),
 }
 _OVERSIZED: Final = Verdict(retry=False, outcome_known=False, split=True)
-# What a question ends with that perhaps nobody has answered.
+# The error for a question that perhaps no service has answered.
 _UNANSWERED: Final = frozenset(
     {
         StatusCode.UNAVAILABLE,
@@ -111,9 +111,10 @@ class Failure:
     Attributes:
         code: The gRPC code.
         text: For people.
-        reason: Ours, or the name alone of one we do not know yet, or None: not our service's.
-        retry_delay_s: How long the service asks to wait, if it says so.
-        unsent: It never left this process.
+        reason: Our reason, or only its name if this SDK does not know it, or None: not from our
+            service.
+        retry_delay_s: How long the service asks to wait, if it does.
+        unsent: The attempt never left this process.
     """
 
     code: StatusCode
@@ -158,7 +159,7 @@ class Failure:
         return self.reason is None and self.code in _UNANSWERED
 
     def before_sending(self) -> Self:
-        """Returns the failure as that of a preliminary question; the attempt was not sent."""
+        """Returns the failure as that of a preliminary question; the attempt was never sent."""
         return replace(self, unsent=True)
 
     @property

@@ -1,8 +1,8 @@
-"""Leads one exchange over the endpoints until its deadline. No I/O, no clock.
+"""Routes one exchange over the endpoints until its deadline. No I/O, no clock.
 
-Where an exchange failed it does not go again before its own backoff is over, whatever others find
-there meanwhile: so a node that refuses one request and takes another's is not asked in a circle,
-and the next attempt is at another node while there is one.
+After a failure an exchange does not return to that address before its own backoff is over, even if
+others succeed there meanwhile. So a node that refuses one request and accepts others' is not asked
+in a tight loop, and the next attempt goes to another node if there is one.
 """
 
 from collections import Counter
@@ -12,7 +12,7 @@ from delaywheel.client.exchange.endpoints import Endpoints, Report
 from delaywheel.client.exchange.settings import Settings
 
 START_S: Final = 2.0
-"""So long a client that has never met anybody tries, where no connection comes about at all."""
+"""A client that has never reached a node tries this long if no connection can be made at all."""
 
 
 class Step(NamedTuple):
@@ -46,14 +46,14 @@ class Route:
         return Step(turn.address, self._settings.attempt_s(left_s, alone=self._endpoints.alone))
 
     def nobody(self, now_s: float) -> str | None:
-        """Returns why going on is useless, where nothing ever listened; else None.
+        """Returns why continuing is useless if nothing ever listened; else None.
 
-        A client that has met somebody goes on trying: nodes are restarted.
+        A client that has reached a node before keeps trying: nodes are restarted.
         """
         if self._started_s is None or now_s - self._started_s < START_S:
             return None
         addresses = self._endpoints.nobody
-        return f"nobody is there at {', '.join(addresses)}" if addresses else None
+        return f"nothing listens at {', '.join(addresses)}" if addresses else None
 
     def report(self, address: str, *, started_s: float, now_s: float, report: Report) -> bool:
         """Notes the outcome of an attempt; returns whether waiting exchanges should look again."""

@@ -15,13 +15,14 @@ class Queue:
     """Bounds of the queue in this process, and of batches of `produce_async`.
 
     Attributes:
-        max_messages: Waiting or under way; beyond, `produce_async` waits for room.
-        max_bytes: The same, as keys, values and headers.
-        batch_messages: The most in one request.
-        batch_bytes: The same, as keys, values and headers; a longer message goes alone.
-        linger: Seconds a message may wait for others while a request is under way; what is due
-            within half a second, 5 ms at most. Without one under way nothing waits.
-        in_flight: Requests under way at once, those of one `produce_many` likewise.
+        max_messages: Messages waiting or under way; beyond, `produce_async` waits for room.
+        max_bytes: The same, as bytes of keys, values and headers.
+        batch_messages: The most messages in one request.
+        batch_bytes: The most bytes of keys, values and headers in one request; a longer message
+            goes alone.
+        linger: Seconds a message may wait for others while a request is under way; at most 5 ms if
+            it is due within half a second. If none is under way, nothing waits.
+        in_flight: Requests under way at once, also for each `produce_many`.
     """
 
     max_messages: int = 100_000
@@ -59,8 +60,8 @@ class Settings:
     def attempt_s(self, left_s: float, *, alone: bool) -> float:
         """Returns how long one attempt may take when `left_s` are left for all.
 
-        Where there may be other nodes (not `alone`), never more than half of it: a node that
-        hangs must leave time for another one. The last fifth of a second is not divided any more.
+        If there may be other nodes (not `alone`), at most half of that: a node that hangs must
+        leave time for another one. The last fifth of a second is not divided further.
         """
         share_s = left_s if alone or left_s <= 0.2 else left_s / 2
         return min(self.attempt_timeout_s, share_s)
