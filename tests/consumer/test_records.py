@@ -107,7 +107,7 @@ def test_errors_are_told_whatever_they_are() -> None:
         def __str__(self) -> str:
             raise ValueError
 
-    assert error_text(MuteError()) == "MuteError: (its text cannot be made)"
+    assert error_text(MuteError()) == "MuteError: (its text is unavailable)"
     assert error_text(OSError()) == "OSError"
     assert len(error_text(OSError("x" * 5_000))) == 300
 

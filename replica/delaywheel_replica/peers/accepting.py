@@ -25,18 +25,18 @@ from delaywheel_replica.peers.states import PeerReason, PeerRefusal, Stream, Way
 from delaywheel_replica.process.logs import get_logger
 
 HELLO_S: Final = 5.0
-"""Whoever has not said Hello for so long is ended: each keeps a thread."""
+"""A connection without a Hello is ended after this long: each occupies a thread."""
 
 HELLO_BYTES: Final = 64 << 10
 
 STRANGERS_LOGGED: Final = 100
-"""Refusals of nodes that are no members are logged once each, at most so many."""
+"""Refusals of nodes that are not members are logged once each, at most this many."""
 
 _TEXT: Final = 300
-"""So many characters are kept of what is wrong with a message."""
+"""How many characters of a malformed message's error are kept."""
 
 _HTTP: Final = b"PRI * HTTP/2.0"[: len(PREFACE)]
-"""With this each client of HTTP/2 begins."""
+"""Every HTTP/2 client begins with this."""
 
 _log = get_logger(__name__)
 
@@ -55,11 +55,11 @@ class Acceptor:
         """Begins without connections.
 
         Args:
-            me: this node.
-            peers: the other members.
-            on_message: called with the sender and the message, in the order of each stream; raises
-                MalformedError for one that cannot be so. What else it raises comes out of `serve`.
-            data_bytes: of one message on a data stream, at most.
+            me: This node.
+            peers: The other members.
+            on_message: Called with the sender and the message, in the order of each stream; raises
+                MalformedError for an impossible one. `serve` raises any other exception of it.
+            data_bytes: The longest message on a data stream.
         """
         self._me = me
         self._peers = peers
@@ -71,8 +71,8 @@ class Acceptor:
         """Serves one connection from its first byte to its end; the caller closes it.
 
         Args:
-            channel: whoever dialled.
-            greeted: called when it is known to be a member's, and wanted.
+            channel: The connection of the dialling node.
+            greeted: Called when it turns out to be a member's, and welcome.
         """
         incoming = Incoming(channel.until(time.monotonic() + HELLO_S), HELLO_BYTES)
         try:
@@ -83,9 +83,9 @@ class Acceptor:
         if hello is None:
             return
         node = hello.identity.node
-        # Of another version it may be one that is not known here: it is refused then.
+        # A node of another version may send something unknown here: it is refused then.
         stream = hello.stream or Stream.CONTROL
-        # One object, by which the stream is known: each access to a method makes another.
+        # One object, which identifies the stream: each access to a method makes another.
         end = channel.end
         refusal = self._judge(hello)
         if refusal is None:
@@ -110,7 +110,7 @@ class Acceptor:
             peer.went(stream, end)
 
     def _hello(self, channel: Channel, incoming: Incoming) -> Hello | None:
-        """Reads the first message; None if it does not come, or comes from no node."""
+        """Reads the first message; None if it does not come, or not from a node."""
         try:
             began = incoming.take(len(PREFACE))
             data = incoming.message() if began == PREFACE else None
@@ -148,7 +148,7 @@ class Acceptor:
             message = decode(data)
             tally.received += 1
             tally.received_bytes += len(data)
-            # Before, so that a break meanwhile is told; after, so that one later is, too.
+            # Before, so that a break meanwhile is reported; after, so that a later one is too.
             peer.heard()
             self._on_message(peer.node, message)
             peer.heard()
@@ -175,7 +175,7 @@ def _answer(channel: Channel, answer: PeerIdentity | PeerRefusal) -> None:
 
 def _no_node(channel: Channel, began: bytes) -> PeerRefusal:
     if began != _HTTP:
-        text = f"{channel.remote} is no node: it begins with {began!r}"
+        text = f"{channel.remote} is not a node: it begins with {began!r}"
         return PeerRefusal(PeerReason.MALFORMED, text)
     text = (
         f"{channel.remote} speaks HTTP/2: a node of a version whose nodes spoke gRPC with one"

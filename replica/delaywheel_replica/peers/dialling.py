@@ -1,7 +1,8 @@
 """Keeps a stream to a peer open: dials again for as long as the node lives.
 
-Its thread sleeps while all goes well: whoever has a message sends it (outbox.py). It wakes when the
-kernel has room again for what waits, when nothing was said for a second, and when the stream ends.
+Its thread sleeps while all goes well: the sender of a message writes it to the socket itself
+(outbox.py). The thread wakes when the kernel has room again for waiting messages, when nothing was
+sent for a second, and when the stream ends.
 """
 
 import os
@@ -20,22 +21,22 @@ from delaywheel_replica.peers.sockets import Channel
 from delaywheel_replica.peers.states import PeerReason, PeerRefusal, Stream, Way
 
 _PAUSE_S: Final = 0.1
-"""Before a stream that broke is opened anew."""
+"""The pause before a broken stream is reopened."""
 
 _NOBODY_PAUSE_S: Final = 0.2
-"""Before a peer is dialled again that was not reached."""
+"""The pause before an unreachable peer is dialled again."""
 
 _REFUSED_PAUSE_S: Final = 1.0
-"""Before a peer is tried again that was refused: somebody has to mend something first."""
+"""The pause after a refusal: an operator has to correct something first."""
 
 _ANSWER_S: Final = 5.0
 _ANSWER_BYTES: Final = 256 << 10
-"""All that comes back: an identity or a refusal, which repeats what the Hello said."""
+"""The longest reply: an identity or a refusal, which repeats what the Hello said."""
 
 _JOIN_S: Final = 5.0
 
 _HTTP: Final = b"\x04\0\0\0\0"
-"""Each server of HTTP/2 begins with its settings: this is behind three bytes of length."""
+"""HTTP/2 servers begin with their settings frame: this comes after three bytes of length."""
 
 
 class Dialler:
@@ -45,10 +46,10 @@ class Dialler:
         """Does nothing yet.
 
         Args:
-            peer: to whom.
-            stream: which one.
-            hello: what is said first.
-            max_bytes: how much may wait to be sent.
+            peer: The peer to dial.
+            stream: The kind of stream.
+            hello: The first message.
+            max_bytes: How much may wait to be sent.
         """
         self._peer = peer
         self._stream = stream
@@ -93,8 +94,8 @@ class Dialler:
         """Opens the stream and serves it until it ends.
 
         Raises:
-            OSError: it could not be opened.
-            _RefusedError: one of the two did not want it.
+            OSError: It could not be opened.
+            _RefusedError: One of the two refused it.
         """
         channel = sockets.dial(self._peer.address)
         room = os.eventfd(0, os.EFD_NONBLOCK)
@@ -132,7 +133,7 @@ class Dialler:
             raise _RefusedError(PeerRefusal(PeerReason.MALFORMED, str(error))) from error
         if isinstance(answer, PeerRefusal):
             raise _RefusedError(answer)
-        # From now on any thread sends on it, and none may wait.
+        # From now on any thread may send on it, and none may block.
         channel.socket.settimeout(0)
         refusal = self._peer.welcomed(self._stream, answer, outbox)
         if refusal is not None:

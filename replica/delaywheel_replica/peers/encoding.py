@@ -1,8 +1,7 @@
 """Encodes the protocol's messages as protobuf, as delaywheel_proto/v1/peer.proto says.
 
-A bundle of frames is a few columns and one buffer, which goes behind the rest by itself, in
-protobuf's own wire format: through generated code it would be copied twice. Whoever reads it cannot
-tell.
+A bundle of frames is a few columns and one buffer, which is appended by itself in protobuf's wire
+format: generated code would copy it twice. Readers see no difference.
 """
 
 from functools import lru_cache
@@ -48,11 +47,11 @@ _MOST_SEQ: Final = 1 << 62
 
 _LACKING_BEFORE: Final = 100
 _SEQS_BEFORE: Final = 512
-"""So many frames of `lacking`, and of `Lacks`, are told one by one as well, for nodes of before."""
+"""How many frames of `lacking`, and of `Lacks`, are also listed one by one, for older releases."""
 
-# The same few wheels are named in every beat.
+# Every heartbeat names the same few wheels.
 _wheel = lru_cache(maxsize=4_096)(parse_wheel)
-# What is told of them is mostly what was told before.
+# Most of what is reported about them does not change.
 _wheel_heartbeat = lru_cache(maxsize=4_096)(WheelHeartbeat)
 
 
@@ -60,7 +59,7 @@ def encode(message: PeerMessage) -> bytes:  # noqa: PLR0911 - one for each messa
     """Encodes a message as a ToPeer.
 
     Raises:
-        ValueError: a number is beyond 64 bits, or below 0 where none may be.
+        ValueError: A number has more than 64 bits, or is negative where it must not be.
     """
     match message:
         case Gossip():
@@ -112,7 +111,7 @@ def encode_in_parts(message: PeerMessage) -> tuple[bytes | memoryview, ...]:
     """Encodes a message in parts to be sent consecutively, without copying any frame.
 
     Raises:
-        ValueError: as of `encode`.
+        ValueError: As for `encode`.
     """
     return _frames(message) if isinstance(message, Frames) else (encode(message),)
 
@@ -121,7 +120,7 @@ def decode(data: bytes) -> PeerMessage:  # noqa: C901, PLR0911 - one for each me
     """Decodes what `encode` wrote.
 
     Raises:
-        MalformedError: it is something else.
+        MalformedError: It is something else.
     """
     try:
         told = pb.ToPeer.FromString(data)
@@ -150,10 +149,10 @@ def decode(data: bytes) -> PeerMessage:  # noqa: C901, PLR0911 - one for each me
         case "vote":
             return Vote(told.vote.round)
         case other:
-            raise MalformedError(f"{other or 'nothing that is known'}, where a message must be")
+            raise MalformedError(f"{other or 'something unknown'}, where a message must be")
 
 
-# --- beats
+# --- heartbeats
 
 
 def _heartbeat(heartbeat: Heartbeat) -> pb.Beat:
@@ -371,7 +370,7 @@ def _varint(number: int) -> bytes:
     """Encodes a varint.
 
     Raises:
-        ValueError: below 0, or more than 64 bits.
+        ValueError: The number is negative, or has more than 64 bits.
     """
     if not 0 <= number < 1 << 64:
         raise ValueError(f"{number} is no uint64")

@@ -2,11 +2,12 @@
 
 | bytes | |
 |---|---|
-| 8 | `PREFACE`, from both sides, before all else: whoever has another one is no node |
-| 4, little-endian | the length of a message; 0: nothing is told, but that the node lives |
-| as many | the message: a `ToPeer`, and of the side that was dialled one `Answer` |
+| 8 | `PREFACE`, from both sides, before all else: anything else is not a node |
+| 4, little-endian | the length of a message; 0: a ping, which only says that the node lives |
+| as many | the message: a `ToPeer`; from the side that was dialled one `Answer` |
 
-These never change: by them nodes of different protocols tell each other so (handshake.py).
+These never change: they let nodes of different protocol versions report the difference
+(handshake.py).
 """
 
 import struct
@@ -18,7 +19,7 @@ from delaywheel_replica.core.protocol.fields import MalformedError
 PREFACE: Final = b"dwpeers\n"
 
 Part = bytes | bytearray | memoryview
-"""Of a message; in a view each item is one byte. It must not change any more."""
+"""The length's encoding; in a view each item is one byte. It must never change."""
 
 _LENGTH: Final = struct.Struct("<I")
 
@@ -26,17 +27,17 @@ PING: Final = _LENGTH.pack(0)
 """A message of length 0."""
 
 BUFFER_BYTES: Final = 64 << 10
-"""What is read at once, and kept of each connection."""
+"""How much is read at once, and buffered for each connection."""
 
 _PIECE_BYTES: Final = 1 << 20
-"""A longer message is read in pieces of so much: what is said to come takes no memory yet."""
+"""A longer message is read in pieces of this size: an announced length alone takes no memory."""
 
 
 def head_of(parts: Sequence[Part]) -> bytes:
     """Returns the prefix of a message that consists of these parts.
 
     Raises:
-        ValueError: 4 GiB or more are no message.
+        ValueError: The message has 4 GiB or more.
     """
     length_bytes = sum(map(len, parts))
     if length_bytes >> 32:
@@ -47,16 +48,16 @@ def head_of(parts: Sequence[Part]) -> bytes:
 class Incoming:
     """The incoming side of one connection, read by one thread.
 
-    Of a message it holds what came: the longest one twice, for as long as it is put together.
+    It holds what has arrived of a message: the longest one twice, while it is put together.
     """
 
     def __init__(self, receive_into: Callable[[memoryview], int], most_bytes: int) -> None:
-        """Begins with nothing read.
+        """Nothing is read yet.
 
         Args:
-            receive_into: waits for bytes, writes them there, returns how many; 0: there are no
-                more. What it raises comes out of the calls below.
-            most_bytes: of one message.
+            receive_into: Waits for bytes, writes them to the buffer, returns how many; 0: the
+                stream has ended. What it raises, the methods below raise.
+            most_bytes: The longest message.
         """
         self._receive_into = receive_into
         self._most_bytes = most_bytes
@@ -64,12 +65,12 @@ class Incoming:
         self._start = self._end = 0
 
     def go_on(self, receive_into: Callable[[memoryview], int], most_bytes: int) -> None:
-        """Sets timeouts and limits from here on; see the arguments of the same names."""
+        """Replaces timeouts and limits from here on; see the arguments of the same names."""
         self._receive_into = receive_into
         self._most_bytes = most_bytes
 
     def take(self, count: int) -> bytes | None:
-        """Returns so many bytes, at most `BUFFER_BYTES`; None if they never come."""
+        """Returns this many bytes, at most `BUFFER_BYTES`; None if they never come."""
         while self._end - self._start < count:
             if not self._receive():
                 return None
@@ -79,7 +80,7 @@ class Incoming:
         """Returns the next message, empty for a ping; None if it never comes.
 
         Raises:
-            MalformedError: it is said to be longer than any may be.
+            MalformedError: Its stated length exceeds the limit.
         """
         while self._end - self._start < _LENGTH.size:
             if not self._receive():

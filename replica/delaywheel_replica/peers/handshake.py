@@ -1,18 +1,19 @@
 """The handshake: who a node claims to be, and whether two nodes may connect.
 
-Both ends judge: who is dialled by what the Hello says, who dials by what the Welcome says.
+Both ends check: the dialled node by the Hello, the dialling node by the Welcome.
 
-| setting | when the two have different ones |
+| setting | if the two nodes differ |
 |---|---|
-| `members`, one list within the other; `min_insync` | they talk, and both tell it: `rolling` |
+| `members`, one list within the other; `min_insync` | they connect, and both report it: `rolling` |
 | `members`, each with a node that the other lacks | refused |
 | any other | refused |
 
-Of frames each has to read what the other writes; they need not write the same. So a new format is
-rolled out node by node, the release that reads it before the one that writes it (docs/FORMAT.md).
+Each node must be able to read the frames that the other writes; they need not write the same
+version. So a new format is rolled out node by node: first the release that reads it, then the one
+that writes it (docs/FORMAT.md).
 
 What may differ is what an operator changes node by node (decision 15); wheels have members and W of
-their own, so no promise hangs on it that all nodes have the same.
+their own, so no promise depends on equal settings.
 """
 
 import time
@@ -28,11 +29,11 @@ from delaywheel_replica.core.protocol.fields import MalformedError
 from delaywheel_replica.peers.states import PeerReason, PeerRefusal, Stream
 
 PROTOCOL: Final = 3
-"""Of peer.proto and of what its messages mean. Nodes of different ones refuse each other."""
+"""The version of peer.proto and of what its messages mean. Different versions refuse each other."""
 
 MEMBERS: Final = "members"
 ROLLED: Final = frozenset({MEMBERS, "min_insync"})
-"""Settings that may differ between two nodes that talk."""
+"""Settings that may differ between two connected nodes."""
 
 _STREAMS: Final = {pb.Hello.Stream.Value(stream.name): stream for stream in Stream}
 
@@ -42,18 +43,18 @@ class PeerIdentity:
     """What a node reports of itself before anything else.
 
     Attributes:
-        cluster_id: of which cluster.
-        node: its id.
-        storage: uuid of its data folder.
-        boot: the machine's boot id.
-        client_address: host:port at which callers reach it.
-        settings: those that nodes compare, by name, as text: `Config.agreed`.
-        protocol: which one it speaks.
-        format: version of the frames that it writes.
-        reads_from: with `reads_to`, the versions that it reads, these two included.
-        reads_to: see `reads_from`.
-        started_ns: by the machine's monotonic clock: within a boot each process has its own, and
-            the later one the greater. 0: a version that does not tell it.
+        cluster_id: Its cluster.
+        node: Its id.
+        storage: The uuid of its data folder.
+        boot: The machine's boot id.
+        client_address: The host:port at which callers reach it.
+        settings: The settings that nodes compare, by name, as text: `Config.agreed`.
+        protocol: The protocol version that it speaks.
+        format: The version of the frames that it writes.
+        reads_from: With `reads_to`, the versions that it reads, both included.
+        reads_to: See `reads_from`.
+        started_ns: When it started, by the machine's monotonic clock: within a boot each process
+            has its own value, and a later one a greater value. 0: its release does not report it.
     """
 
     cluster_id: str
@@ -82,9 +83,9 @@ def judge(mine: PeerIdentity, theirs: PeerIdentity, members: Collection[str]) ->
     """Returns why the two may not connect; None if they may.
 
     Args:
-        mine: this node.
-        theirs: what the other says of itself.
-        members: ids of all nodes, as this one is configured.
+        mine: This node.
+        theirs: What the other node reports of itself.
+        members: The ids of all nodes, as configured here.
     """
     for reason, name, own, others in (
         (PeerReason.WRONG_PROTOCOL, "protocol", mine.protocol, theirs.protocol),
@@ -100,7 +101,7 @@ def judge(mine: PeerIdentity, theirs: PeerIdentity, members: Collection[str]) ->
         text = f"{told}: their storages are {mine.storage}, {theirs.storage}"
         return PeerRefusal(PeerReason.NODE_ID_TAKEN, text, told)
     if theirs.node not in members:
-        told = f"{theirs.node} is none of the members {mine.node} has"
+        told = f"{theirs.node} is not among the members of {mine.node}"
         text = f"{told}: {', '.join(sorted(members))}"
         return PeerRefusal(PeerReason.NOT_A_MEMBER, text, told)
     return _refuse_settings(mine, theirs)
@@ -150,13 +151,13 @@ def wrong_node(reached: str, wanted: str) -> PeerRefusal:
 def id_taken(first: PeerIdentity, second: PeerIdentity) -> PeerRefusal | None:
     """Returns whether a second process uses a connected node's id; None if it may connect.
 
-    A storage alone proves nothing, as folders can be copied.
+    Equal storages alone prove nothing, as folders can be copied.
 
     | storage, boot | started | |
     |---|---|---|
     | one of them is another | | refused |
-    | the same | the same | another stream of the process |
-    | the same | later | the node was restarted: what is left of the first is about to break |
+    | the same | the same | another stream of the same process |
+    | the same | later | the node was restarted: the first one's streams are about to break |
     | the same | earlier | refused: a copy on that machine was started after it |
     """
     told = f"{first.node} is connected already, as another process"
@@ -180,9 +181,9 @@ class Hello:
     """The first message of a connection.
 
     Attributes:
-        identity: who dials.
-        to: under which id it dialled.
-        stream: what it will tell; None: nothing that this version knows.
+        identity: The dialling node.
+        to: The id under which it dialled.
+        stream: The stream it opens; None: one that this release does not know.
     """
 
     identity: PeerIdentity
@@ -201,7 +202,7 @@ def decode_hello(data: bytes) -> Hello:
     """Decodes what `encode_hello` wrote.
 
     Raises:
-        MalformedError: it is no Hello.
+        MalformedError: It is not a Hello.
     """
     try:
         told = pb.ToPeer.FromString(data)
@@ -225,7 +226,7 @@ def decode_answer(data: bytes) -> PeerIdentity | PeerRefusal:
     """Decodes what `encode_answer` wrote.
 
     Raises:
-        MalformedError: it is something else, or a reason that this version does not know.
+        MalformedError: It is something else, or a reason that this release does not know.
     """
     try:
         told = pb.Answer.FromString(data)
@@ -281,6 +282,6 @@ def _read_identity(told: pb.Identity) -> PeerIdentity:
 def _differ(
     mine: PeerIdentity, theirs: PeerIdentity, name: str, own: object, others: object
 ) -> str:
-    """Words a difference; both nodes log the same words, whichever refuses first."""
+    """Describes a difference; both nodes log the same words, whichever refuses first."""
     said = sorted([(mine.node, own), (theirs.node or "the other", others)], key=lambda at: at[0])
     return f"{name} is " + ", ".join(f"{value} at {node}" for node, value in said)

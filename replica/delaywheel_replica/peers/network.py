@@ -1,15 +1,15 @@
 """The network between this node and its peers: two streams to each, two from each.
 
-Why two connections a peer: what is written to one is read in order, so a heartbeat behind 30 MB of
-frames would come late, and a late beat is a false election. Why threads of its own: on the server's
-event loop a request of 50,000 rows would hold up heartbeats just as well.
+Two connections per peer: a connection is read in order, so a heartbeat behind 30 MB of frames would
+come late, and late heartbeats cause needless elections. Own threads: on the server's event loop,
+decoding a request of 50,000 rows would delay heartbeats just as well.
 
-| thread | of each peer | does |
+| thread | per peer | does |
 |---|---|---|
-| whoever sends | | encodes, and gives it to the kernel |
-| `peer-from-…` | two | reads one stream from the peer, and hands over what it says |
-| `peer-to-…` | two | dials, then sleeps; sends what found no room, and that the node lives |
-| `peer-accept` | one of all | takes connections |
+| any sender | | encodes a message, and gives it to the kernel |
+| `peer-from-…` | two | reads one stream from the peer, and hands over its messages |
+| `peer-to-…` | two | dials, then sleeps; sends what found no room, and pings |
+| `peer-accept` | one for all | accepts connections |
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,9 +28,9 @@ from delaywheel_replica.peers.states import PeerState, Stream
 
 DATA_QUEUE_BYTES: Final = 32 << 20
 CONTROL_QUEUE_BYTES: Final = 1 << 20
-"""How much waits for one peer at most; more is dropped and, being level-triggered, told again."""
+"""How much waits for one peer at most; more is dropped and, being level-triggered, sent anew."""
 
-# The setting that bounds frames; all nodes that talk have the same.
+# The setting that bounds frames; all connected nodes have the same.
 _FRAME_BYTES: Final = "transaction_bytes"
 
 
@@ -53,15 +53,15 @@ class PeerNetwork:
         """Begins without listening or dialling.
 
         Args:
-            me: what this node says of itself.
-            members: node id -> peer address, of all nodes; the own one is not dialled.
-            on_message: called on the peers' threads, in order for each stream; a slow one slows
-                down that stream of that sender and nothing else, and one that takes seconds, while
-                more comes than the kernel holds, has it broken by its sender. MalformedError ends
-                the stream; what else it raises ends its thread, too.
-            on_disconnected: called on the peers' threads after a connection broke over which the
-                peer was heard; perhaps more than once for one death.
-            data_queue_bytes: how many bytes of frames wait for one peer at most.
+            me: This node's identity.
+            members: Node id -> peer address, of all nodes; the own one is not dialled.
+            on_message: Called on the peers' threads, in order for each stream. A slow call slows
+                down only that stream of that sender; if one takes seconds while more arrives than
+                the kernel buffers, the sender breaks the connection. MalformedError ends the
+                stream; any other exception also ends its thread.
+            on_disconnected: Called on the peers' threads after a connection broke on which the peer
+                was heard; perhaps more than once for one death.
+            data_queue_bytes: The most bytes of frames that wait for one peer.
         """
         self._on_disconnected = on_disconnected
         self._is_stopping = False
@@ -88,7 +88,7 @@ class PeerNetwork:
             data_bytes=data_bytes(int(me.settings.get(_FRAME_BYTES, 0))),
         )
         self._listener = Listener(acceptor.serve, peers=len(self._peers))
-        # Beats and pushed frames go to all peers: they are encoded for the first of them.
+        # Heartbeats and pushed frames go to all peers: they are encoded for the first of them.
         self._last_heartbeat: tuple[Gossip, bytes] | None = None
         self._last_frames: tuple[Frames, Sequence[Part]] | None = None
 
@@ -96,7 +96,7 @@ class PeerNetwork:
         """Listens on host:port and dials all peers; returns the bound host:port.
 
         Raises:
-            PeerListenError: the address cannot be listened on.
+            PeerListenError: The address cannot be used to listen.
         """
         try:
             bound = self._listener.start(listen)
@@ -110,8 +110,8 @@ class PeerNetwork:
         """Sends or drops a message; for any thread, never blocks. The message must not change.
 
         Raises:
-            KeyError: this is none of the other members.
-            ValueError: the message has numbers that cannot be sent (see `encode`).
+            KeyError: The peer is not one of the other members.
+            ValueError: The message has numbers that cannot be sent (see `encode`).
         """
         to = self._peers[peer]
         stream = Stream.DATA if isinstance(message, ABOUT_FRAMES) else Stream.CONTROL
@@ -135,7 +135,8 @@ class PeerNetwork:
     def stop(self) -> None:
         """Ends all streams; no callback is called after this returns.
 
-        It waits for calls of `on_message` that run: hold no lock that they want, be none of them.
+        It waits for running calls of `on_message`: do not hold a lock that they need, nor call it
+        from one of them.
         """
         self._is_stopping = True
         for dialler in self._diallers:
@@ -148,7 +149,7 @@ class PeerNetwork:
         last = self._last_frames
         if last is not None:
             before, parts = last
-            # The same bundle is of the same wheel, and its card says the same.
+            # The same bundle belongs to the same wheel, with an equal card.
             if before.frames is message.frames and before.request == message.request:
                 return parts
         parts = encode_in_parts(message)

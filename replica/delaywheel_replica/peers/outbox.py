@@ -1,9 +1,9 @@
-"""The sending side of a stream: messages go out at once as far as the kernel takes them.
+"""The sending side of a stream: messages are written at once as far as the kernel accepts them.
 
-What it does not take waits: bounded in bytes, in order, of heartbeats only the newest, until the
+The rest waits, in order and bounded in bytes, only the newest heartbeat among it, until the
 stream's own thread sees that there is room (dialling.py). Messages are level-triggered: what is
-lost is told or asked for again. So a full outbox drops what comes, and never keeps anybody waiting;
-a heartbeat that a newer one follows is not worth its time.
+lost is sent or asked for again. So a full outbox drops new messages instead of making senders wait,
+and a heartbeat followed by a newer one is not sent.
 """
 
 import socket
@@ -18,7 +18,7 @@ from delaywheel_replica.peers.framing import PING, Part, head_of
 from delaywheel_replica.peers.sockets import Channel
 
 _MOST_BUFFERS: Final = 1_024
-"""More parts than that the kernel does not take in one call."""
+"""The kernel accepts no more parts than this in one call."""
 
 
 @dataclass(slots=True)
@@ -41,9 +41,9 @@ class _Message:
     """One message being sent.
 
     Attributes:
-        number: of its place among the others.
-        buffers: what of it was not sent yet.
-        length_bytes: of the message itself; 0: it is a ping.
+        number: Its position among the others.
+        buffers: The parts not sent yet.
+        length_bytes: The length of the message itself; 0: it is a ping.
     """
 
     number: int
@@ -52,7 +52,7 @@ class _Message:
 
 
 class Outbox:
-    """Outgoing messages of one connection; any thread may send, none of them waits."""
+    """Outgoing messages of one connection; any thread may send, and none blocks."""
 
     def __init__(
         self, channel: Channel, max_bytes: int, tally: Tally, *, wake: Callable[[], object]
@@ -60,17 +60,17 @@ class Outbox:
         """Begins empty.
 
         Args:
-            channel: where to; nobody else sends on it.
-            max_bytes: how much may wait; one message fits whatever its size.
-            tally: where sent and dropped messages are counted.
-            wake: called, with a lock held, when something begins to wait.
+            channel: The connection, on which nothing else sends.
+            max_bytes: How much may wait; a single message fits whatever its size.
+            tally: Counts sent and dropped messages.
+            wake: Called, with a lock held, when a message begins to wait.
         """
         self._channel = channel
         self._max_bytes = max_bytes
         self._tally = tally
         self._wake = wake
         self._lock = threading.Lock()
-        # With ascending numbers, by which a beat knows its place between the others.
+        # By ascending number, which is a heartbeat's position among the others.
         self._waiting: deque[_Message] = deque()
         self._heartbeat: _Message | None = None
         self._number = 0
@@ -80,13 +80,13 @@ class Outbox:
 
     @property
     def waits(self) -> bool:
-        """Whether something waits for room."""
+        """Whether a message waits for room."""
         return bool(self._waiting) or self._heartbeat is not None
 
     def put(self, parts: Sequence[Part], *, is_heartbeat: bool) -> None:
         """Sends, queues or drops a message. A heartbeat replaces one that waits.
 
-        Its place in the order is the end: it says what was true after all that went before.
+        It goes to the end of the queue: it describes the state after all earlier messages.
         """
         head = head_of(parts)
         length_bytes = sum(map(len, parts))
@@ -121,7 +121,7 @@ class Outbox:
         self._channel.end()
 
     def close(self) -> None:
-        """Drops waiting and later messages; nothing is sent any more."""
+        """Drops waiting and later messages; nothing more is sent."""
         with self._lock:
             self._close()
 
@@ -150,7 +150,7 @@ class Outbox:
             if message is self._heartbeat:
                 self._heartbeat = None
                 if message.buffers:
-                    # It has begun, so none may take its place: it waits as the others do.
+                    # It has begun, so it cannot be replaced: it waits like the others.
                     self._waiting.appendleft(message)
             elif not message.buffers:
                 self._waiting.popleft()
@@ -164,7 +164,7 @@ class Outbox:
         return heartbeat
 
     def _write(self, buffers: Sequence[Part]) -> int:
-        """Returns how much the kernel took; 0 also if the connection broke."""
+        """Returns how many bytes the kernel accepted; 0 also if the connection broke."""
         try:
             count = self._channel.socket.sendmsg(buffers[:_MOST_BUFFERS], (), socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -197,7 +197,7 @@ class Outbox:
 
 
 def _without(count: int, buffers: Sequence[Part]) -> list[Part]:
-    """Returns what is left of these parts after so many bytes."""
+    """Returns what is left of these parts after this many bytes."""
     left: list[Part] = []
     for buffer in buffers:
         if count < len(buffer):

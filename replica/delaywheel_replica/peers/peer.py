@@ -1,17 +1,17 @@
 """One peer: two streams to it, two from it, and its state.
 
-| event | told to the server |
+| event | reported to the server |
 |---|---|
 | any stream ends over which, or beside which, the peer was heard | disconnected |
 | a stream from the peer takes the place of one that still seems open | disconnected |
-| further streams end, nothing was heard in between | nothing |
-| a stream ends whose place was taken | nothing more |
+| further streams end without a message in between | nothing |
+| a stream ends that was replaced | nothing more |
 
-A peer of which no stream is left gets none either: it has died, or has found this node silent, and
-what is between the two may not tell.
+If no stream from a peer is left, the streams to it are ended too: it has died or has found this
+node silent, and the network between them may not report that.
 
-So after the last message of a process that died there is always a word that it is gone: also when
-messages are still read that it had sent before.
+So a process's last message is always followed by a report that it is gone, even while messages that
+it sent earlier are still being read.
 """
 
 import threading
@@ -33,10 +33,10 @@ from delaywheel_replica.peers.states import (
 from delaywheel_replica.process.logs import get_logger
 
 REFUSAL_FRESH_S: Final = 5.0
-"""Refused streams are opened again and again: a refusal not repeated for so long is over."""
+"""Refused streams are retried again and again: a refusal not repeated for this long is over."""
 
 MOST_LOGGED: Final = 100
-"""So many different refusals are logged, once each, until the peer is connected."""
+"""How many different refusals are logged, once each, until the peer is connected."""
 
 _log = get_logger(__name__)
 
@@ -48,9 +48,9 @@ class Peer:
     """One of the other members. For any thread.
 
     Attributes:
-        node: its id.
-        address: where it is dialled.
-        tallies: counts of what goes out on a stream, and of what comes in.
+        node: Its id.
+        address: Where it is dialled.
+        tallies: Counts of outgoing and incoming messages by stream.
     """
 
     def __init__(
@@ -63,10 +63,10 @@ class Peer:
         """Begins unconnected.
 
         Args:
-            me: this node.
-            node: its id.
-            address: where it is dialled.
-            on_disconnected: called without any lock.
+            me: This node.
+            node: The peer's id.
+            address: Where it is dialled.
+            on_disconnected: Called without any lock.
         """
         self.node = node
         self.address = address
@@ -133,9 +133,9 @@ class Peer:
         """Checks a peer that opens a stream; returns why this node refuses it.
 
         Args:
-            stream: which one.
-            theirs: what the peer says of itself.
-            cancel: ends the stream when the peer opens another instead; any thread.
+            stream: The kind of stream.
+            theirs: What the peer reports of itself.
+            cancel: Ends the stream when the peer opens another instead; on any thread.
         """
         with self._lock:
             refusal = self._other_process(theirs)

@@ -1,10 +1,10 @@
 """Sets up sockets between nodes. Times in seconds, lengths in bytes.
 
-A peer that hangs (stopped, or its machine is cut off) keeps its connections. So each node says
-something on each connection that it opened, at least every `PING_S`, and ends the one on which it
-hears nothing for `SILENCE_S`, with all others of that peer. What it said itself and what is not
-taken for `_UNTAKEN_MS` breaks its connection, too: a peer that reads no more is none. Elections do
-not wait for any of that: a leader is not heard any more when its heartbeats stay away for a second.
+A peer that hangs (stopped, or its machine is cut off) keeps its connections. So each node sends
+something on each connection that it opened at least every `PING_S`; if a peer is silent on one for
+`SILENCE_S`, the receiving node ends all connections of that peer. A peer that does not accept what
+was sent for `_UNTAKEN_MS` also loses its connection, since it no longer reads. Elections do not
+wait for any of that: a leader counts as silent when its heartbeats are missing for a second.
 """
 
 import contextlib
@@ -22,27 +22,28 @@ _UNTAKEN_MS: Final = 3_000
 _CONNECT_S: Final = 1.0
 
 _CONTROL_WINDOW_BYTES: Final = 128 << 10
-"""What the kernel holds of a control stream at either end: beats that wait there are stale ones,
-and no newer one takes their place. The kernel's own measure for data streams is megabytes."""
+"""What the kernel buffers of a control stream at either end: heartbeats that wait there are stale,
+and no newer one can replace them. The kernel's default for data streams is megabytes."""
 
 _LEAST_FRAME_BYTES: Final = 64 << 20
-"""Room for frames of before, which were made with greater settings than today's."""
+"""Room for older frames, which were made with greater settings than today's."""
 
 _BESIDE_FRAME_BYTES: Final = 16 << 20
-"""What a message carries beside a frame's rows: topics, the wheel's card. No other message is as
-long: many frames go in one as far as they are short, heartbeats tell some bytes of each wheel."""
+"""What a message carries besides a frame's rows: topics, the wheel's card. No other message is as
+long: frames share a message only while they are short, and heartbeats have some bytes per wheel."""
 
 CONTROL_BYTES: Final = 8 << 20
-"""Of one message on a control stream: a heartbeat tells some hundred bytes of each wheel."""
+"""The longest message on a control stream: a heartbeat has some hundred bytes for each wheel."""
 
 
 def data_bytes(frame_bytes: int) -> int:
     """Returns the greatest length of one message on a data stream.
 
-    It is held in memory: so that follows from the settings, and is no more than it must be.
+    Messages are held in memory, so the limit follows from the settings and is no higher than
+    needed.
 
     Args:
-        frame_bytes: the greatest frame that a node may make: `transaction_bytes`.
+        frame_bytes: The greatest frame that a node may make: `transaction_bytes`.
     """
     return max(frame_bytes, _LEAST_FRAME_BYTES) + _BESIDE_FRAME_BYTES
 
@@ -51,8 +52,8 @@ class Channel:
     """One connection: any thread may end it, only its reading thread closes it.
 
     Attributes:
-        socket: the connection's.
-        remote: the other side's address, without its port.
+        socket: The connection's socket.
+        remote: The other side's address, without its port.
     """
 
     def __init__(self, connected: socket.socket, remote: str) -> None:
@@ -62,7 +63,7 @@ class Channel:
         self._is_closed = False
 
     def until(self, deadline_s: float) -> Callable[[memoryview], int]:
-        """Returns a receive function that raises TimeoutError at a monotonic moment."""
+        """Returns a receive function that raises TimeoutError at a monotonic time."""
 
         def receive_into(view: memoryview) -> int:
             left_s = deadline_s - time.monotonic()
@@ -76,7 +77,7 @@ class Channel:
     def unless_silent(self) -> Callable[[memoryview], int]:
         """Returns a receive function that raises BlockingIOError after too long a silence.
 
-        It is the kernel that waits: with Python's own time-out each read is two calls of it.
+        The kernel does the waiting: Python's own timeout costs two system calls per read.
         """
         self.socket.settimeout(None)
         silence = struct.pack("ll", int(SILENCE_S), int(SILENCE_S % 1 * 1e6))
@@ -84,7 +85,7 @@ class Channel:
         return self.socket.recv_into
 
     def is_control(self) -> None:
-        """Makes the socket's buffers small, so that little waits in it."""
+        """Makes the socket's buffers small, so that little waits in them."""
         for buffer in (socket.SO_RCVBUF, socket.SO_SNDBUF):
             self.socket.setsockopt(socket.SOL_SOCKET, buffer, _CONTROL_WINDOW_BYTES)
 
@@ -95,7 +96,7 @@ class Channel:
                 self.socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Closes the socket; no thread may use it any more, since its number may be reused."""
+        """Closes the socket; no thread may use it afterwards, since its number may be reused."""
         with self._lock:
             self._is_closed = True
             self.socket.close()
@@ -105,7 +106,7 @@ def dial(address: str) -> Channel:
     """Connects.
 
     Raises:
-        OSError: nobody is there, or the address is none.
+        OSError: Nothing listens there, or the address is invalid.
     """
     connected = socket.create_connection(_host_and_port(address), timeout=_CONNECT_S)
     channel = Channel(connected, address)
@@ -119,7 +120,7 @@ def dial(address: str) -> Channel:
 
 def _set_up(connected: socket.socket) -> None:
     if connected.getsockname() == connected.getpeername():
-        # Where nobody listens the kernel may have given this end that very port.
+        # If nothing listens, the kernel may have given this end that very port.
         raise ConnectionRefusedError("the connection leads to itself")
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNTAKEN_MS)
@@ -129,7 +130,7 @@ def listen(address: str) -> socket.socket:
     """Listens on host:port; port 0: any free one.
 
     Raises:
-        OSError: it is in use, or none of this machine's.
+        OSError: The address is in use, or not one of this machine.
     """
     host, port = _host_and_port(address)
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)

@@ -1,4 +1,4 @@
-"""What is known of the connection to each peer, for operators and the server."""
+"""The state of the connection to each peer, for operators and the server."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -7,8 +7,8 @@ from enum import StrEnum
 class Connection(StrEnum):
     """The state of the connection to one peer.
 
-    CONNECTED: all four streams are up, two each way. REFUSED: one side refused the other by
-    name; it is tried again slowly. CONNECTING: anything else.
+    CONNECTED: all four streams are up, two each way. REFUSED: one side refused the other with a
+    reason; retried slowly. CONNECTING: anything else.
     """
 
     CONNECTED = "connected"
@@ -17,7 +17,7 @@ class Connection(StrEnum):
 
 
 class Stream(StrEnum):
-    """The two kinds of connections, separate so that no frame delays a heartbeat."""
+    """The two kinds of connections, separate so that frames never delay heartbeats."""
 
     CONTROL = "Control"
     DATA = "Data"
@@ -49,10 +49,10 @@ class PeerRefusal:
     """Why a peer is refused, for programs and people.
 
     Attributes:
-        reason: for programs.
-        text: for this node's log, and whoever asks it.
-        told: for the other side, in place of `text`: anybody may open a stream, so it names no
-            member, storage or boot that it did not bring along. Empty: all of `text`.
+        reason: For programs.
+        text: For this node's log, and its operators.
+        told: For the other side, in place of `text`: anyone may open a stream, so this names no
+            member, storage or boot that the other side did not send itself. Empty: all of `text`.
     """
 
     reason: PeerReason
@@ -65,17 +65,18 @@ class Counters:
     """Counts since the network was made. Bytes are those of encoded messages.
 
     Attributes:
-        sent: messages given to the kernel as a whole.
-        sent_bytes: of these.
-        received: messages read as a whole.
-        received_bytes: of these.
-        dropped: messages not sent, or not as a whole: the peer was not connected, its connection
+        sent: Messages given to the kernel completely.
+        sent_bytes: Their bytes.
+        received: Messages read completely.
+        received_bytes: Their bytes.
+        dropped: Messages not sent, or not completely: the peer was not connected, its connection
             broke, or its queue was full.
-        dropped_bytes: of these, where they had been encoded.
-        malformed: messages that could not be read or cannot be so; each ended its stream.
+        dropped_bytes: Their bytes, if they had been encoded.
+        malformed: Messages that could not be decoded or have impossible content; each ended its
+            stream.
         superseded: Gossip that a newer one replaced before it was sent; not a loss.
-        connects: how often one of the two streams to it was welcomed.
-        breaks: how often the peer was told to be disconnected.
+        connects: How often one of the two streams to it was welcomed.
+        breaks: How often the peer was reported as disconnected.
     """
 
     sent: int = 0
@@ -95,15 +96,15 @@ class PeerState:
     """The state of one peer.
 
     Attributes:
-        connection: how things stand.
-        since_ms: since when, Unix milliseconds.
-        address: where it is dialled.
-        refusal: set while it is refused, by either side.
-        rolling: while it is connected: in which of the settings that are changed node by node it
-            differs from this node, and how; None: in none.
-        client_address: where callers reach it, as it said last; None: never heard of.
-        storage: uuid of its data folder, as it said last; None: never heard of.
-        counters: what went to and fro.
+        connection: Whether it is connected.
+        since_ms: Since when, Unix milliseconds.
+        address: Where it is dialled.
+        refusal: Set while it is refused, by either side.
+        rolling: While it is connected: which of the settings that are changed node by node differ
+            from this node's, and how; None: none.
+        client_address: Where callers reach it, as it last reported; None: never heard from.
+        storage: The uuid of its data folder, as it last reported; None: never heard from.
+        counters: The traffic in both directions.
     """
 
     connection: Connection

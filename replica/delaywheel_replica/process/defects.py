@@ -5,7 +5,7 @@ The supervisor starts the process again.
 | an exception in | ends the process by |
 |---|---|
 | a thread of ours | ``end_with_any_thread`` |
-| what asyncio's loop calls, which logs it and goes on | ``fatal`` |
+| a callback of asyncio's loop, which would only log it | ``fatal`` |
 """
 
 import os
@@ -23,7 +23,7 @@ _log = get_logger(__name__)
 
 
 def end_with_any_thread() -> None:
-    """Has an exception that ends any thread end the process, with code 1 and a log line."""
+    """Makes an exception in any thread end the process, with exit code 1 and a log line."""
     threading.excepthook = _end_process
 
 
@@ -34,7 +34,7 @@ def fatal(call: Callable[_P, _R]) -> Callable[_P, _R]:
     def guarded(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         try:
             return call(*args, **kwargs)
-        except Exception:  # noqa: BLE001 - whatever it is, nobody else would see it
+        except Exception:  # noqa: BLE001 - whatever it is, nothing else would notice
             _log.critical("call failed", call=call.__qualname__, exc_info=True)
             os._exit(1)
 

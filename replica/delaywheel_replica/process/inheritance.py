@@ -1,7 +1,7 @@
 """What a node's processes inherit from their supervisor.
 
-Descriptors by number and texts, in environment variables. The supervisor uses the standard
-library alone, so that it costs next to nothing and has nothing to fail: this module must not
+File descriptors by number, and texts, in environment variables. The supervisor uses only the
+standard library, so that it costs next to nothing and has little to fail: this module must not
 import anything else either.
 """
 
@@ -15,54 +15,54 @@ RESOLVED_VARIABLE: Final = "DELAYWHEEL_RESOLVED"
 """The node's checked configuration as JSON."""
 
 SOURCES_VARIABLE: Final = "DELAYWHEEL_SOURCES"
-"""Which file and flags that configuration was read from, as JSON, to read it anew."""
+"""The file and flags from which that configuration was read, as JSON, to read it again."""
 
 SETTINGS_FD_VARIABLE: Final = "DELAYWHEEL_SETTINGS_FD"
-"""A file in memory: what of the settings was reloaded last, as JSON; SIGHUP tells of it."""
+"""A file in memory with the settings last reloaded, as JSON; SIGHUP announces a change."""
 
 RELOADABLE: Final = ("levels", "log_level")
-"""Settings that a running node takes over; all others need a restart."""
+"""Settings that a running node adopts; all others need a restart."""
 
 LINK_FD_VARIABLE: Final = "DELAYWHEEL_LINK_FD"
 """One end of the pair of sockets between server and cleaner."""
 
 LIFE_FD_VARIABLE: Final = "DELAYWHEEL_LIFE_FD"
-"""A pipe that nobody writes to: its end tells that the supervisor is gone."""
+"""A pipe that is never written to: its end shows that the supervisor is gone."""
 
 ROW_FD_VARIABLE: Final = "DELAYWHEEL_ROW_FD"
-"""A file in memory: what the server tells its cleaner, also while the data folder's disk hangs."""
+"""A file in memory with the server's status for the cleaner, readable even if the disk hangs."""
 
 READY_FD_VARIABLE: Final = "DELAYWHEEL_READY_FD"
-"""A pipe to the supervisor: the server writes its address there once it takes calls."""
+"""A pipe to the supervisor: the server writes its address there once it accepts calls."""
 
 ADDRESS_VARIABLE: Final = "DELAYWHEEL_ADDRESS"
-"""Where the server listened before it was restarted: it tries to come back to the same port."""
+"""Where the server listened before its restart: it tries to use the same port again."""
 
 ALLOCATOR: Final = {"MALLOC_ARENA_MAX": "2"}
 """glibc's settings, in the environment of the children.
 
-Its arenas fragment: two are enough for processes of one busy thread.
+Its arenas cause fragmentation: two are enough for processes with one busy thread.
 """
 
 EXIT_HOPELESS: Final = 78
 """Exit code of a child that would fail in the same way if it were restarted (EX_CONFIG)."""
 
 EXIT_ORPHANED: Final = 111
-"""Exit code of a child whose supervisor is gone; for the eyes of a tracing operator only."""
+"""Exit code of a child whose supervisor is gone; only of use when tracing processes."""
 
 
 def exit_with_supervisor() -> None:
-    """Has this process end at once when its supervisor does, however that happens.
+    """Ends this process as soon as its supervisor ends, however that happens.
 
-    A thread that sleeps in the kernel: it works even while the main thread is stuck. Whatever
-    is written stays written, so there is nothing to tidy up first.
+    A thread sleeps in the kernel: it works even while the main thread is stuck. What is written
+    stays written, so there is nothing to clean up first.
     """
     descriptor = int(os.environ[LIFE_FD_VARIABLE])
     threading.Thread(target=_wait_and_exit, args=(descriptor,), name="life", daemon=True).start()
 
 
 def tell_ready(address: str) -> None:
-    """Reports to the supervisor, if there is one, where this server takes calls."""
+    """Reports to the supervisor, if there is one, where this server accepts calls."""
     descriptor = os.environ.get(READY_FD_VARIABLE)
     if descriptor is not None:
         os.write(int(descriptor), f"{address}\n".encode())
@@ -84,7 +84,7 @@ def take_hangups() -> None:
 
 
 def server_row_fd() -> int | None:
-    """Returns the descriptor of the server's row; None without a supervisor: it is on disk."""
+    """Returns the descriptor of the server's status; None without a supervisor: it is on disk."""
     descriptor = os.environ.get(ROW_FD_VARIABLE)
     return None if descriptor is None else int(descriptor)
 

@@ -23,18 +23,18 @@ def _hidden(package: str) -> Iterator[None]:
             sys.modules[package] = before
 
 
-# structlog imports rich wherever it is installed, to show tracebacks in a way that is not ours:
-# a tenth of what a node's processes compute to start. So nobody imports structlog but here.
+# structlog imports rich if it is installed, to format tracebacks in a way that we do not use: a
+# tenth of the CPU that a node's processes need to start. So only this module imports structlog.
 with _hidden("rich"):
     import structlog
     from structlog.tracebacks import ExceptionDictTransformer
     from structlog.typing import WrappedLogger
 
-# Without local variables: they may hold callers' messages, and to format them takes the event loop
-# half a second.
+# Without local variables: they may contain callers' messages, and formatting them takes the event
+# loop half a second.
 _TRACEBACKS: Final = ExceptionDictTransformer(show_locals=False)
 
-get_logger: Final = structlog.get_logger  # noqa: TID251 - this is where all have it from
+get_logger: Final = structlog.get_logger  # noqa: TID251 - all other modules import it from here
 
 LogFormat = Literal["console", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -82,7 +82,7 @@ def set_level(level: LogLevel) -> None:
 
 
 def _names(process: str) -> structlog.typing.Processor:
-    """Adds the process's name, which bound context would do for one thread only."""
+    """Adds the process's name, which bound context would add for one thread only."""
 
     def add(
         _logger: WrappedLogger, _method: str, event: structlog.typing.EventDict

@@ -1,8 +1,8 @@
 """Counts messages by topic, in batches, for a bounded number of topics.
 
-Invariant: the counts of all topics, `OTHERS` among them, add up to everything that was counted.
-The first `TOPICS_AT_MOST` topics have a count of their own for as long as the process lives, so
-that no count ever falls; all that come later share one.
+Invariant: the counts of all topics, including `OTHERS`, add up to everything that was counted. The
+first `TOPICS_AT_MOST` topics have a count of their own for as long as the process lives, so that no
+count ever falls; all later ones share one.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 TOPICS_AT_MOST: Final = 100
 OTHERS: Final = "(others)"
-"""No topic can be called so."""
+"""No topic can have this name."""
 
 
 class TopicCounts:
@@ -23,7 +23,7 @@ class TopicCounts:
         """Begins at zero.
 
         Args:
-            most: so many topics are counted by themselves.
+            most: How many topics are counted by themselves.
         """
         self._most = most
         self._counts: dict[str, int] = {}
@@ -32,8 +32,8 @@ class TopicCounts:
         """Counts a batch.
 
         Args:
-            topics: the names.
-            numbers: of each message the index of its topic.
+            topics: The names.
+            numbers: For each message the index of its topic.
         """
         if not len(numbers):
             return

@@ -8,12 +8,12 @@
                 charge(message.value)
 
 It needs the extra `consumer` (confluent-kafka). docs/CONSUMERS.md says what it promises, and
-`book.py` has the states of a record. What decides (`book`, `policy`, `records`, `routing`) knows no
-Kafka; `engine` carries it out on a thread, through `port`.
+`book.py` has the states of a record. The modules that decide (`book`, `policy`, `records`,
+`routing`) know no Kafka; `engine` carries decisions out on a thread, through `port`.
 """
 
 try:
-    import confluent_kafka as _  # noqa: F401  only whether it is there
+    import confluent_kafka as _  # noqa: F401  only to check that it is installed
 except ModuleNotFoundError as missing:
     raise ModuleNotFoundError(
         "delaywheel.consumer needs confluent-kafka: pip install 'delaywheel[consumer]'"

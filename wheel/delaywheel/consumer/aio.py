@@ -79,8 +79,8 @@ class AsyncRetryConsumer:
         """Handles each message within `async with`, so many concurrently, until `stop`.
 
         Raises:
-            Exception: what a handler raised that is neither retried nor dead; the other handlers
-                are cancelled, and their messages delivered again.
+            Exception: An exception from a handler that means neither retry nor dead; the other
+                handlers are cancelled, and their messages delivered again.
         """
         room = asyncio.Semaphore(concurrency)
 
@@ -122,19 +122,19 @@ class AsyncRetryConsumer:
                 continue
 
     async def flush(self, timeout_s: float = 30.0) -> bool:
-        """As `RetryConsumer.flush`."""
+        """See `RetryConsumer.flush`."""
         return await asyncio.to_thread(self._engine.flush, timeout_s)
 
     def pause(self) -> None:
-        """As `RetryConsumer.pause`."""
+        """See `RetryConsumer.pause`."""
         self._engine.pause(on=True)
 
     def resume(self) -> None:
-        """As `RetryConsumer.resume`."""
+        """See `RetryConsumer.resume`."""
         self._engine.pause(on=False)
 
     def stop(self) -> None:
-        """As `RetryConsumer.stop`."""
+        """See `RetryConsumer.stop`."""
         self._engine.stop()
 
     @property

@@ -4,11 +4,11 @@ A record:
 
 | state | meaning | next |
 |---|---|---|
-| waiting | fetched, in nobody's hands | in hand; settled, if it is skipped or expired; forgotten |
+| waiting | fetched, not handed out | in hand; settled, if it is skipped or expired; forgotten |
 | in hand | a handler has it | settled, forgotten |
-| settled | its outcome is known here, and nowhere else | committed, forgotten |
-| committed | a transaction has its outcome, and the offset behind it | none |
-| forgotten | not ours any more: it is delivered again, here or elsewhere | none |
+| settled | its outcome is known only here | committed, forgotten |
+| committed | a transaction holds its outcome and the offset behind it | none |
+| forgotten | no longer ours: it is delivered again, here or elsewhere | none |
 
 A partition:
 
@@ -22,12 +22,12 @@ A partition:
 
 Invariants, which make each outcome the only one:
 
-1. What a transaction writes for a record, and an offset beyond that record, are in one transaction.
-   So a record is never written for whose offset is not passed, not even if later ones of its
-   partition are settled already: those wait for the first that is not.
-2. An offset is committed only from records that have stood here since the partition was assigned,
-   with the membership of that assignment. A consumer that was away too long cannot commit.
-3. A forgotten record cannot be settled, and nothing that it was settled with is written.
+1. What is written for a record and the offset behind that record are in one transaction. So
+   nothing is written for a record whose offset is not passed: records behind an unsettled one of
+   their partition wait for it, even if they are settled.
+2. Offsets are committed only for records held here since the partition was assigned, with the
+   membership of that assignment. A consumer that was away too long cannot commit.
+3. A forgotten record cannot be settled; if it was settled before, nothing is written for it.
 
 No I/O, no clock, no lock.
 """
@@ -43,7 +43,7 @@ from delaywheel.consumer.records import Outgoing, Partition
 
 CUT_RECORDS = 5_000
 CUT_BYTES = 8_000_000
-"""What one transaction commits at most, but for one record that is larger."""
+"""The most that one transaction commits, unless a single record is larger."""
 
 
 @dataclass(slots=True)
@@ -52,14 +52,14 @@ class Counts:
 
     Attributes:
         done: Records whose handling is committed.
-        retried: Records that were sent to come back.
-        dead: Records that became dead letters, but for those that expired.
+        retried: Records that were sent to come back later.
+        dead: Records that became dead letters, except expired ones.
         skipped: Records of another route.
         expired: Records whose time to live was over.
         parked: Records that were sent to come back because an earlier one of their key will.
-        forgotten: Records that were here and are delivered again.
+        forgotten: Records that were held here and are delivered again.
         commits: Transactions that were committed.
-        failed_commits: Transactions that were not, or perhaps not.
+        failed_commits: Transactions that failed, or may have.
     """
 
     done: int = 0
@@ -164,7 +164,7 @@ class Book:
         )
 
     def assign(self, positions: Mapping[Partition, int | None]) -> None:
-        """Assigns partitions from these offsets on; forgets what was held of them."""
+        """Assigns partitions from these offsets on; forgets the records held of them."""
         self.forget(positions)
         for partition, position in positions.items():
             self._shelves[partition] = _Shelf(position)
@@ -204,21 +204,21 @@ class Book:
         return message
 
     def hold_back(self, message: ReceivedMessage) -> None:
-        """A record is not to be handed out yet: `put_back` says when."""
+        """Notes that a record must not be handed out yet; `put_back` ends that."""
         message.state = State.WAITING
 
     def put_back(self, messages: Sequence[ReceivedMessage]) -> None:
-        """These are handed out before all others."""
+        """Returns records to the front of those to be handed out."""
         self._waiting.extendleft(reversed(messages))
 
     def settle(self, message: ReceivedMessage, settlement: Settlement) -> bool:
         """Notes the outcome of a record.
 
         Returns:
-            False: the record is forgotten.
+            False: The record is forgotten.
 
         Raises:
-            SettledError: it has an outcome.
+            SettledError: It already has an outcome.
         """
         if message.state is State.FORGOTTEN:
             return False

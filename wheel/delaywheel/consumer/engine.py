@@ -1,8 +1,8 @@
 """The thread behind a consumer: it fetches, commits, and takes part in the group.
 
-Handlers run on the caller's threads, and as long as they like: this one goes on asking Kafka for
-records meanwhile, so the group does not take the consumer for dead. What it fetches is bounded;
-beyond the bound, partitions are paused.
+Handlers run on the caller's threads, for as long as they like: this thread keeps polling Kafka
+meanwhile, so the group does not consider the consumer dead. What it fetches is bounded; beyond the
+bound, partitions are paused.
 
 | what happens | what is done |
 |---|---|
@@ -11,7 +11,7 @@ beyond the bound, partitions are paused.
 | partitions are lost | they are forgotten |
 | partitions are assigned | the committed offsets are read, once no transaction is open there |
 | a transaction fails, or perhaps failed | all is forgotten; a new producer ends what the old one |
-|   | had begun; then the committed offsets tell what happened |
+|   | had begun; then the committed offsets show what happened |
 | Kafka is away | the same again, a little later each time |
 """
 
@@ -87,39 +87,39 @@ class Engine:
 
     @property
     def counts(self) -> Counts:
-        """What became of records."""
+        """The numbers of records by outcome."""
         return self._book.counts
 
     @property
     def trouble(self) -> str | None:
-        """Why nothing can be committed or read now; None: it can."""
+        """Why nothing can be read or committed now; None if it can."""
         return self._trouble
 
     @property
     def partitions(self) -> list[Partition]:
-        """What is assigned now."""
+        """The partitions that are assigned now."""
         with self._changed:
             return self._book.partitions
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing more is handed out, ever."""
+        """Whether nothing will ever be handed out again."""
         return self._is_stopping or self._has_ended
 
     def start(self) -> None:
-        """Begins."""
+        """Starts the thread."""
         self._thread.start()
 
     def listen(self, listener: Callable[[], None]) -> None:
-        """Is called, on the thread, when there may be something to be handed out, or no more."""
+        """Sets a callback for the thread: records may be available, or none ever will be."""
         with self._changed:
             self._listeners.append(listener)
 
     def hand_out(self, most: int) -> Batch:
-        """What waits longest, so many at most; empty: nothing is there now.
+        """Returns the longest-waiting records, at most so many; empty if none are available now.
 
         Raises:
-            ConsumerError: the consumer cannot go on.
+            ConsumerError: The consumer cannot continue.
         """
         batch = Batch()
         with self._changed:
@@ -132,14 +132,14 @@ class Engine:
         return batch
 
     def wait(self, timeout_s: float) -> None:
-        """Returns when there may be something to be handed out, or that time is over."""
+        """Returns when records may be available, or after this time."""
         with self._changed:
             if self._can_hand_out() or self.has_ended:
                 return
             self._changed.wait(timeout_s)
 
     def flush(self, timeout_s: float) -> bool:
-        """Waits until what is settled is committed, as far as it can be; whether it is."""
+        """Waits until settled records are committed, as far as can be; returns whether all are."""
         deadline = time.monotonic() + timeout_s
         with self._changed:
             while self._book.can_cut and not self._has_ended:
@@ -152,26 +152,26 @@ class Engine:
         return True
 
     def pause(self, *, on: bool) -> None:
-        """Hands out and fetches no more, or again."""
+        """Pauses or resumes handing out and fetching."""
         with self._changed:
             self._is_paused_by_caller = on
             self._tell()
 
     def stop(self) -> None:
-        """Asks for the end. Takes no lock: it may be called by a signal's handler."""
+        """Requests the end. Takes no lock: signal handlers may call it."""
         self._is_stopping = True
 
     def join(self) -> None:
-        """Waits for the end.
+        """Waits for the thread to end.
 
         Raises:
-            ConsumerError: it was not a good one.
+            ConsumerError: It failed.
         """
         self.join_quietly()
         self._raise_error()
 
     def join_quietly(self) -> None:
-        """Waits for the end, whatever it is."""
+        """Waits for the thread to end, whether it failed or not."""
         if self._thread.ident is not None:
             self._thread.join()
 
@@ -216,7 +216,7 @@ class Engine:
         return is_ours
 
     def _is_for_a_handler(self, message: ReceivedMessage) -> bool:
-        """Whether its turn has come; else it is settled here, or held back."""
+        """Whether a record is to be handed out now; if not, it is settled here or held back."""
         assert self._policy is not None
         now_ms = self._clock_ms()
         turn = True if self._order is None else self._order.admit(message, now_ms)
@@ -232,7 +232,7 @@ class Engine:
         return settlement is None
 
     def _note(self, message: ReceivedMessage, settlement: Settlement) -> bool:
-        """Takes note of an outcome, and of whose turn it is then."""
+        """Records an outcome, and whose turn it is then."""
         if message.is_settled:
             raise SettledError(f"{message!r} was settled before")
         if self._order is not None and message.state is not State.FORGOTTEN:
@@ -284,11 +284,11 @@ class Engine:
         if self._book.can_cut:
             wait_s = max(0.0, min(FETCH_S, self._next_commit_s - now_s))
         self._called_back = False
-        # While it is full, there is nothing to be fetched; but this is where the group is heard.
+        # While it is full nothing is fetched; but this call also serves the group.
         most = max(1, min(FETCH_RECORDS, self._book.room))
         records = self._broker.fetch(most, wait_s)
         if self._called_back and records:
-            # Nobody says whether they were fetched before the call or after it: read them again.
+            # They may have been fetched before the call or after it: read them again.
             if self._book.partitions:
                 self._broker.assign(self._book.positions)
                 self._paused = self._is_source_paused = False
@@ -316,7 +316,7 @@ class Engine:
         return ReceivedMessage(self, record, trip, headers)
 
     def _regulate(self, *, fetches: bool) -> None:
-        """Pauses what is assigned while enough is held, or the caller wants nothing."""
+        """Pauses what is assigned while enough is held, or the caller has paused."""
         with self._changed:
             stop = self._book.is_full or self._is_paused_by_caller or not fetches
             go = self._book.has_room and not self._is_paused_by_caller and fetches
@@ -330,7 +330,7 @@ class Engine:
         self._regulate_sources(partitions)
 
     def _regulate_sources(self, partitions: Sequence[Partition]) -> None:
-        """Reads on only what comes back, while too much is away: order is kept by waiting then."""
+        """While too much is away, reads only what comes back: waiting keeps the order then."""
         if self._order is None or self._paused:
             return
         bound = self._settings.max_away_bytes
@@ -343,7 +343,7 @@ class Engine:
             self._is_source_paused = False
 
     def _commit(self) -> None:
-        """Commits what is settled, in as many transactions as that takes."""
+        """Commits settled records, in as many transactions as that takes."""
         while not self._must_recover:
             with self._changed:
                 cut = self._book.cut()
@@ -352,7 +352,7 @@ class Engine:
                 break
             membership = self._membership
             failure = (
-                "the group has this consumer no more"
+                "the consumer is no longer a member of its group"
                 if membership is None
                 else self._broker.commit(cut.records, cut.offsets, membership)
             )
@@ -368,16 +368,16 @@ class Engine:
         self._next_commit_s = time.monotonic() + self._settings.commit_every_ms / 1000
 
     def _fail(self, failure: str) -> None:
-        """From here on nothing is handed out or settled, until Kafka has told what happened."""
-        _LOG.warning("a transaction failed, what it had is read again: %s", failure)
+        """Stops handing out and settling until Kafka has shown what happened."""
+        _LOG.warning("a transaction failed, its records are read again: %s", failure)
         self._trouble = failure
         self._must_recover = True
         self._book.counts.failed_commits += 1
         self._book.forget(self._book.partitions)
 
     def _recover(self) -> None:
-        """Ends what the old producer had begun, and goes on where the group stands."""
-        # A rebalance that is under way is heard of in `fetch`, and then assigns anew.
+        """Ends what the old producer had begun, and continues from the committed offsets."""
+        # `fetch` reports a rebalance that is under way, and then assigns anew.
         if self._ours:
             self._assigned(self._ours)
         else:
@@ -401,13 +401,13 @@ class Engine:
         if self._order is not None:
             partitions = whole_lanes(self._settings, partitions)
         positions = self._insist("no committed offsets", lambda: self._find(partitions))
-        # Only now: every transaction of an earlier owner has ended, and shows.
+        # Only now: every transaction of an earlier owner has ended, and is visible.
         lanes = [
             one
             for one in partitions
             if self._order is not None and one.topic not in self._retry_topics
         ]
-        away = self._insist("the order topics are not told", lambda: self._broker.away(lanes))
+        away = self._insist("the order topics cannot be read", lambda: self._broker.away(lanes))
         if positions is None or away is None:  # the end was asked for
             positions, away = dict.fromkeys(partitions), {}
         self._broker.assign(positions)
@@ -420,10 +420,10 @@ class Engine:
         _LOG.info("assigned: %s", list(map(str, partitions)))
 
     def _find(self, partitions: Sequence[Partition]) -> dict[Partition, int | None]:
-        """Where to read on.
+        """Returns where to read on.
 
-        Where a group begins at the end, that is committed before it is used: what comes then is
-        not skipped, even if this consumer dies at once.
+        If a group begins at the end, that position is committed before it is used: later records
+        are not skipped, even if this consumer dies at once.
         """
         positions = self._broker.committed(partitions)
         if self._settings.start == "latest":
@@ -457,7 +457,7 @@ class Engine:
         self._ours = [one for one in self._ours if one not in partitions]
 
     def _drain(self, partitions: Sequence[Partition]) -> None:
-        """Waits until what is in hand is settled, but not for ever."""
+        """Waits until records in hand are settled, for a bounded time."""
         deadline = time.monotonic() + self._settings.drain_ms / 1000
         with self._changed:
             self._is_draining = True
@@ -466,7 +466,7 @@ class Engine:
             self._is_draining = False
 
     def _end(self) -> None:
-        """A graceful end: the group hears of us until what is in hand is settled."""
+        """Ends gracefully: stays in the group until records in hand are settled."""
         deadline = time.monotonic() + self._settings.drain_ms / 1000
         with self._changed:
             self._tell()
@@ -476,7 +476,7 @@ class Engine:
             self._commit()
 
     def _insist(self, what: str, ask: Callable[[], _T]) -> _T | None:
-        """Asks until Kafka answers; None: the end was asked for meanwhile."""
+        """Asks until Kafka answers; None if the end was requested meanwhile."""
 
         def note(trouble: str | None) -> None:
             self._trouble = None if trouble is None else f"{what}: {trouble}"

@@ -1,20 +1,21 @@
 """The real Kafka, on confluent-kafka.
 
-A transaction shows the membership (member id, generation) of the assignment that its records were
-read under, and brokers refuse one that is not of the group's present generation. It is kept from
-the moment of the assignment: what the client would tell later may be newer than the records, or,
-once the group has put us out, empty, and an empty one is not checked by brokers at all.
+A transaction presents the membership (member id, generation) of the assignment under which its
+records were read, and brokers refuse one of an earlier generation. The membership is kept from the
+moment of the assignment: what the client reports later may be newer than the records or, once the
+group has expelled us, empty, and brokers do not check an empty one at all.
 
-Kafka answers CONCURRENT_TRANSACTIONS while it still writes the markers of the last transaction, and
-the client asks again after its `retry.backoff.ms`: with the leader's 30 s (decision 4), the second
-of two transactions without records failed. So that is short here, and the client may repeat the end
-of a transaction too, when a connection breaks. A late copy would end a later one of its epoch:
+Kafka answers CONCURRENT_TRANSACTIONS while it is still writing the markers of the last transaction,
+and the client retries after its `retry.backoff.ms`: with the leader's 30 s (decision 4), the second
+of two transactions without records failed. So the backoff is short here, and the client may also
+repeat the end of a transaction when a connection breaks. A late copy would end a later transaction
+of the same epoch:
 
 | a commit | is | the next transaction |
 |---|---|---|
-| succeeded before anything can have been repeated | committed | has the same producer |
-| succeeded later | committed, a copy may be loose | has a new one, whose epoch refuses the copy |
-| failed | unknown | has a new one, and the committed offsets tell what happened |
+| succeeded before anything can have been repeated | committed | uses the same producer |
+| succeeded later | committed; a copy may be under way | uses a new one, whose epoch fences it |
+| failed | unknown | uses a new one; the committed offsets show what happened |
 """
 
 from __future__ import annotations
@@ -51,9 +52,9 @@ from delaywheel.record_headers import headers_of
 _LOG = logging.getLogger("delaywheel.consumer")
 
 TRANSACTION_TIMEOUT_MS = 10_000
-"""How long brokers keep a dead consumer's transaction open, and with it its partitions waiting."""
+"""How long brokers keep a dead consumer's transaction open, and its partitions waiting."""
 CALL_S = 9.0
-"""No call that may end a transaction waits longer: below the brokers' own abort."""
+"""Calls that may end a transaction wait no longer than this: below the brokers' own abort."""
 ASK_S = 5.0
 TOPICS_S = 30.0
 AWAY_S = 30.0
@@ -61,13 +62,13 @@ FETCH_AWAY = 5_000
 RETRY_BACKOFF_MS = 250
 """How long the client waits before it repeats a request, give or take a fifth."""
 END_REPEATED_S = 0.8 * RETRY_BACKOFF_MS / 1000
-"""No end of a transaction is repeated sooner."""
+"""The end of a transaction is not repeated sooner than this."""
 OFFSETS_REPEATED_S = 0.5
-"""Nor are offsets: librdkafka's own delay, whatever the backoff is."""
+"""Nor are offsets: librdkafka's own delay, whatever the backoff."""
 LARGEST_BATCH_BYTES = 90_000_000
-"""What our topics and producer let pass: a retry or letter is larger than its record."""
+"""What our topics and producer permit: a retry or letter is larger than its record."""
 DEFAULT_BATCH_BYTES = 1_048_588
-"""Kafka's `max.message.bytes`, where we may not know it."""
+"""Kafka's default `max.message.bytes`, for topics that we may not describe."""
 
 _PARTITION_EOF = KafkaError._PARTITION_EOF  # noqa: SLF001 - its name in the library
 _METADATA = struct.Struct("=7si")
@@ -86,7 +87,7 @@ class KafkaBroker:
     """`Broker`, as a consumer uses it."""
 
     def __init__(self, settings: Settings) -> None:
-        """Connects when it is started."""
+        """Does not connect before `start`."""
         self._settings = settings
         instance = settings.instance or uuid.uuid4().hex
         self._transactional_id = f"delaywheel-retry-{settings.group}-{instance}"
@@ -154,10 +155,10 @@ class KafkaBroker:
         )
 
     def _kept(self, call: OnPartitions) -> Callable[[Consumer, list[TopicPartition]], None]:
-        """The library loses what a callback raises: it is kept, and raised by `fetch`.
+        """Keeps what a callback raises, which the library would lose: `fetch` raises it.
 
-        A static member may be given what its instance read before, until the group has heard of
-        other topics: those are left alone.
+        A static member may be assigned what its instance read before, until the group has heard of
+        other topics: those partitions are left alone.
         """
         own = set(self._settings.read_topics)
 
@@ -223,7 +224,7 @@ class KafkaBroker:
                     TopicPartition(partition.topic, partition.number), timeout=ASK_S
                 )
                 if told is None:
-                    raise KafkaAway(f"the end of {partition} is not told")
+                    raise KafkaAway(f"the end of {partition} is unknown")
                 found[partition] = told[1]
         except KafkaException as exception:
             raise _away(exception) from exception
@@ -351,7 +352,7 @@ class KafkaBroker:
         return found[0]
 
     def _create(self, admin: AdminClient, known: Mapping[str, int]) -> None:
-        """Makes what is missing."""
+        """Creates missing topics."""
         large = {"max.message.bytes": str(LARGEST_BATCH_BYTES)}
         compacted = {"cleanup.policy": "compact", "segment.ms": "600000"}
         _make(
@@ -370,7 +371,7 @@ class KafkaBroker:
         )
 
     def _drop_producer(self) -> None:
-        """Lets go of it on another thread: librdkafka joins its own ones."""
+        """Drops it on another thread: librdkafka joins its own ones."""
         dropped, self._producer = [self._producer], None
         threading.Thread(target=dropped.clear, name="destroy producer", daemon=True).start()
 
@@ -383,13 +384,13 @@ def _no_ingress(topic: str) -> ConsumerError:
 
 
 def _partitions(admin: AdminClient) -> dict[str, int]:
-    """How many partitions each topic has."""
+    """Returns the number of partitions of each topic."""
     topics = admin.list_topics(timeout=ASK_S).topics
     return {name: len(topic.partitions) for name, topic in topics.items() if topic.error is None}
 
 
 def _make(admin: AdminClient, wanted: Sequence[NewTopic]) -> None:
-    """Makes topics, and waits until the brokers tell of them."""
+    """Creates topics, and waits until the brokers report them."""
     if not wanted:
         return
     for name, future in admin.create_topics(list(wanted), request_timeout=ASK_S).items():
@@ -406,14 +407,14 @@ def _make(admin: AdminClient, wanted: Sequence[NewTopic]) -> None:
     deadline = time.monotonic() + TOPICS_S
     while not {topic.topic for topic in wanted} <= _partitions(admin).keys():
         if time.monotonic() > deadline:
-            raise KafkaAway("topics were made and are not seen")
+            raise KafkaAway("topics were created but are not visible yet")
         time.sleep(0.05)
 
 
 def _read_away(
     client: Mapping[str, Any], group: str, wanted: Mapping[Partition, TopicPartition]
 ) -> dict[Partition, list[Away]]:
-    """Reads partitions of order topics up to what lies there now, whatever is still open of it."""
+    """Reads partitions of order topics up to their present ends, open transactions included."""
     settings = {**client, "group.id": group, "enable.auto.commit": False}
     dirty = Consumer({**settings, "isolation.level": "read_uncommitted"}, logger=_LOG)
     reader = Consumer(
@@ -430,7 +431,7 @@ def _read_away(
         for where in wanted.values():
             told = dirty.get_watermark_offsets(where, timeout=ASK_S)
             if told is None:
-                raise KafkaAway("the end of an order topic is not told")
+                raise KafkaAway("the end of an order topic is unknown")
             ends[where.topic, where.partition] = told[1]
         reader.assign([TopicPartition(topic, number, 0) for topic, number in ends])
         read: dict[tuple[str, int], list[tuple[bytes | None, bytes | None]]]
@@ -438,7 +439,7 @@ def _read_away(
         deadline = time.monotonic() + AWAY_S
         while any(ends.values()):
             if time.monotonic() > deadline:
-                raise KafkaAway("an order topic does not come to its end")
+                raise KafkaAway("the end of an order topic was not reached in time")
             for message in reader.consume(FETCH_AWAY, 0.05):
                 topic, partition, offset = message.topic(), message.partition(), message.offset()
                 assert topic is not None
@@ -447,7 +448,8 @@ def _read_away(
                 error = message.error()
                 if error is None:
                     read[topic, partition].append((message.key(), message.value()))
-                # It is told where the committed records end now: a transaction may be open there.
+                # The end of committed records would come too early: a transaction may be open
+                # there.
                 elif error.code() == _PARTITION_EOF and offset >= ends[topic, partition]:
                     ends[topic, partition] = 0
     finally:
@@ -461,7 +463,7 @@ def _largest_batch(admin: AdminClient, topic: str) -> int:
     try:
         told = admin.describe_configs([resource], request_timeout=ASK_S)[resource].result()
         return int(told["max.message.bytes"].value)
-    except KafkaException:  # we may not know
+    except KafkaException:  # we may lack the permission
         return DEFAULT_BATCH_BYTES
 
 

@@ -1,4 +1,4 @@
-"""A record in the hands of its handler, the ways in which it is settled, and errors by name."""
+"""A record in the hands of its handler, the ways in which it is settled, and named errors."""
 
 from __future__ import annotations
 
@@ -40,26 +40,26 @@ class ConsumerReason(StrEnum):
     """Why a consumer cannot go on; names are stable."""
 
     TOPIC_MISSING = "TOPIC_MISSING"
-    """A topic that it is to read is not there: create it, or correct its name."""
+    """A topic to read does not exist: create it, or correct its name."""
     INGRESS_MISSING = "INGRESS_MISSING"
     """Kafka has no ingress topic: start a delaywheel node on it, or correct `cluster`."""
     CLUSTER_AMBIGUOUS = "CLUSTER_AMBIGUOUS"
     """Several delaywheel clusters use this Kafka: say which one with `cluster`."""
     TOPICS_NOT_MADE = "TOPICS_NOT_MADE"
-    """Kafka refused to make the retry or dead-letter topic: make them, or allow it."""
+    """Kafka refused to create the retry or dead-letter topic: create them, or permit it."""
     ORDER_IMPOSSIBLE = "ORDER_IMPOSSIBLE"
     """With `ordered`, the topics of a group must have as many partitions as the source topic."""
     NOT_AUTHORIZED = "NOT_AUTHORIZED"
     """Kafka refuses a topic, the group or the transactional id to these credentials."""
     KAFKA_FATAL = "KAFKA_FATAL"
-    """The Kafka client can do nothing any more; a new consumer may."""
+    """The Kafka client has failed for good; a new consumer may work."""
 
 
 class ConsumerError(DelaywheelError):
     """The consumer has stopped; uncommitted records are delivered again.
 
     Attributes:
-        reason: Why.
+        reason: Why it stopped.
     """
 
     def __init__(self, reason: ConsumerReason, text: str) -> None:
@@ -75,10 +75,10 @@ class Settlement(NamedTuple):
     """An outcome, and what its transaction writes for it.
 
     Attributes:
-        outcome: How it was settled.
-        record: For the ingress or the dead-letter topic.
+        outcome: How the record was settled.
+        record: A record for the ingress or the dead-letter topic.
         due_ms: When it comes back, if it does.
-        order: For the order topic.
+        order: A record for the order topic.
     """
 
     outcome: Outcome
@@ -88,7 +88,7 @@ class Settlement(NamedTuple):
 
 
 class Desk(Protocol):
-    """Settles messages."""
+    """Settles messages on behalf of a consumer."""
 
     def done(self, message: ReceivedMessage) -> bool:
         """Settles a record as handled."""
@@ -118,9 +118,9 @@ class ReceivedMessage:
     """A record to be handled, with exactly one outcome: done, retried or dead.
 
     Use it as a context manager, `with` or `async with`: left normally, it is done; left by an
-    exception, it is retried or dead, as the consumer was told (`retry`, `retry_on`, `dead_on`).
-    Or call `done`, `retry` or `dead`. What is never settled is delivered again once this consumer
-    ends, and holds up the commits of its partition until then.
+    exception, it is retried or dead, depending on the consumer's options (`retry`, `retry_on`,
+    `dead_on`). Or call `done`, `retry` or `dead`. A message that is never settled is delivered
+    again once this consumer ends, and holds up the commits of its partition until then.
 
     Attributes:
         key: Bytes or None.
@@ -128,7 +128,7 @@ class ReceivedMessage:
         headers: As the record had them when it was first read.
         attempt: 1 the first time.
         origin: Where it was first read, with its timestamp in Unix milliseconds.
-        place: Where it was read now; on the retry topic, if it is a retry.
+        place: Where it was read now: on the retry topic, if it is a retry.
         first_error: How the first attempt failed; None at the first.
         last_error: How the last attempt failed; None at the first.
 
@@ -199,11 +199,11 @@ class ReceivedMessage:
         """Settles the record as handled.
 
         Returns:
-            False: it is not this consumer's any more (a rebalance, or a transaction that failed),
-            and is delivered again. The same for `retry` and `dead`.
+            False: It no longer belongs to this consumer (after a rebalance, or a failed
+            transaction) and is delivered again. The same for `retry` and `dead`.
 
         Raises:
-            SettledError: it was settled before.
+            SettledError: It was settled before.
         """
         return self._desk.done(self)
 
@@ -213,13 +213,13 @@ class ReceivedMessage:
         """Settles the record to come back.
 
         Args:
-            after: When, from now. None: after the level of this attempt; after the last, it is
-                dead. With a delay given, it comes back however often it came.
-            error: Told in headers.
+            after: The delay, from now. None: the level of this attempt; after the last one, the
+                record is dead. With a delay given, it comes back however often it came.
+            error: Reported in headers.
 
         Raises:
-            SettledError: it was settled before.
-            ValueError: no duration.
+            SettledError: It was settled before.
+            ValueError: `after` is not a duration.
         """
         return self._desk.retry(self, after, error)
 
@@ -227,7 +227,7 @@ class ReceivedMessage:
         """Settles the record as a dead letter with this reason.
 
         Raises:
-            SettledError: it was settled before.
+            SettledError: It was settled before.
         """
         return self._desk.dead(self, reason, error)
 
@@ -261,8 +261,8 @@ class ReceivedMessage:
 class Batch(list[ReceivedMessage]):
     """Messages to be handled together.
 
-    As a context manager it settles those that are not yet: left normally they are done, left by an
-    exception each is retried or dead.
+    As a context manager it settles those that are still unsettled: left normally they are done,
+    left by an exception each is retried or dead.
     """
 
     def __enter__(self) -> Self:
@@ -289,13 +289,13 @@ class Batch(list[ReceivedMessage]):
 
 
 def _leave(messages: Iterable[ReceivedMessage], error: BaseException | None) -> bool:
-    """Settles what is left of a `with` block; returns whether its exception ends there."""
+    """Settles the rest of a `with` block; returns whether its exception is handled."""
     open_ = [message for message in messages if not message.is_settled]
     if error is None:
         for message in open_:
             message.done()
         return False
-    # Whoever is interrupted or cancelled has not failed: these are delivered again.
+    # An interrupted or cancelled handler has not failed: its messages are delivered again.
     if not isinstance(error, Exception) or not open_:
         return False
     if not all(message.fail(error) for message in open_):

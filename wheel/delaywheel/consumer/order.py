@@ -1,24 +1,25 @@
-"""The order of a key's records, kept over retries: whose turn it is.
+"""Keeps the order of each key's records over retries: decides whose turn it is.
 
-A lane is a partition of the source topic with the partition of the same number of the retry topic;
-one consumer has both. Of a lane it is known which records are *away*: sent to come back, and not
-ended. A record is told by its offset in the source, which gives the order of its key's records.
+A lane is a partition of the source topic together with the same partition of the retry topic; one
+consumer has both. For each lane it is known which records are *away*: sent to come back, and not
+yet ended. A record is identified by its offset in the source topic, which also gives the order of
+its key's records.
 
 | a record of a key that | is |
 |---|---|
-| has one in hand | behind it: looked at again once that one is settled |
+| has one in hand | behind it: examined again once that one is settled |
 | has an earlier one away | parked: sent to come back after it, its attempt not counted |
 | has neither | handed out |
 
 | a record is | then it is |
 |---|---|
 | retried, parked | away, until it is due at least |
-| done, dead, skipped, expired | not away any more |
+| done, dead, skipped, expired | no longer away |
 
-What is away stands in a compacted topic, `<topic>-order-<group>`, written in the transaction that
-settles the record: its key is the offset, its value the due and the record's key, or null once it
-is not away. Whoever is assigned a lane reads it from there, after the committed offsets are told:
-by then no transaction of an earlier owner is open.
+Records that are away are listed in a compacted topic, `<topic>-order-<group>`, written in the
+transaction that settles the record: the key is the offset, the value the due and the record's key,
+or null once it is no longer away. A consumer that is assigned a lane reads the list from there,
+after it has read the committed offsets: by then no transaction of an earlier owner is open.
 
 No I/O, no clock, no lock.
 """
@@ -45,10 +46,10 @@ from delaywheel.consumer.settings import Settings, TopicNames
 _LOG = logging.getLogger("delaywheel.consumer")
 
 AGAIN_MS = 200
-"""A record that came back before the one it waits for comes again after so long, at least."""
+"""A record that came back before the one it waits for comes again after at least this long."""
 
 ENTRY_BYTES = 200
-"""What one record that is away takes in memory, beside its key."""
+"""What one record that is away takes in memory, besides its key."""
 
 _OFFSET = struct.Struct(">q")
 _DUE = struct.Struct(">q")
@@ -66,7 +67,7 @@ class Away(NamedTuple):
 class _Lane:
     order_topic: str
     away: dict[bytes, dict[int, int]] = field(default_factory=dict)
-    # Of each key the one that is in hand, and those behind it.
+    # For each key the record in hand, and those behind it.
     here: dict[bytes, deque[ReceivedMessage]] = field(default_factory=dict)
 
 
@@ -79,18 +80,18 @@ class KeyOrder:
 
     @property
     def away_bytes(self) -> int:
-        """What is known of records that are away takes so much."""
+        """What is held about records that are away, in bytes."""
         return self._away_bytes
 
     def assign(self, lane: Partition, order_topic: str, away: Iterable[Away]) -> None:
-        """A lane is ours now, with what is away of it."""
+        """Adds a lane, with its records that are away."""
         self.forget([lane])
         known = self._lanes[lane] = _Lane(order_topic)
         for one in away:
             self._add(known, one)
 
     def forget(self, lanes: Iterable[Partition]) -> None:
-        """Lanes are not ours any more."""
+        """Drops lanes that are no longer assigned."""
         for lane in lanes:
             known = self._lanes.pop(lane, None)
             if known is not None:
@@ -99,11 +100,11 @@ class KeyOrder:
                 )
 
     def admit(self, message: ReceivedMessage, now_ms: int) -> int | bool:
-        """Whose turn it is.
+        """Decides whether it is this record's turn.
 
         Returns:
-            True: this record's, it is in hand now. False: it is behind another one, and is told by
-            `settled` when it is to be looked at again. A number: it is to be parked until then.
+            True: Yes; it is in hand now. False: It is behind another one; `settled` names it when
+            it is to be examined again. A number: Park it until then.
         """
         lane, key = self._lane(message), message.key
         if lane is None or key is None:
@@ -125,10 +126,10 @@ class KeyOrder:
     def settled(
         self, message: ReceivedMessage, settlement: Settlement
     ) -> tuple[Outgoing | None, list[ReceivedMessage]]:
-        """A record has its outcome.
+        """Notes that a record has its outcome.
 
         Returns:
-            What its transaction is to write into the order topic, and whom to look at again.
+            What its transaction writes to the order topic, and which records to examine again.
         """
         lane, key = self._lane(message), message.key
         if lane is None or key is None:
@@ -160,7 +161,7 @@ class KeyOrder:
         offsets[one.offset] = one.due_ms
 
     def _lane(self, message: ReceivedMessage) -> _Lane | None:
-        """None: no order is known of it, as of what somebody else put into the retry topic."""
+        """Returns a record's lane; None if its order is unknown, as for another program's retry."""
         origin = message.origin
         if origin.partition != message.place.partition:
             return None
@@ -173,7 +174,7 @@ class KeyOrder:
 
 
 def read_away(records: Iterable[tuple[bytes | None, bytes | None]]) -> list[Away]:
-    """What is away, from all records of a partition of an order topic in order: key and value."""
+    """Returns what is away, from all keys and values of an order topic's partition, in order."""
     away: dict[int, Away] = {}
     for key, value in records:
         if key is None or len(key) != _OFFSET.size:
@@ -188,10 +189,10 @@ def read_away(records: Iterable[tuple[bytes | None, bytes | None]]) -> list[Away
 
 
 def check_partitions(topics: Sequence[TopicNames], known: Mapping[str, int]) -> None:
-    """Checks that a lane has all its halves: topics of a group have as many partitions.
+    """Checks that lanes have both halves: a group's topics need equal numbers of partitions.
 
     Raises:
-        ConsumerError: they have not.
+        ConsumerError: The numbers differ.
     """
     for names in topics:
         for name in (names.retry, names.order):
@@ -203,10 +204,10 @@ def check_partitions(topics: Sequence[TopicNames], known: Mapping[str, int]) -> 
 
 
 def whole_lanes(settings: Settings, partitions: Sequence[Partition]) -> list[Partition]:
-    """Those of these partitions that have come with their other half: a lane needs both.
+    """Returns those of these partitions that were assigned with the other half of their lane.
 
-    They come apart for a moment while some member does not know of a new topic or partition yet;
-    for longer if the topics have different numbers of partitions.
+    The halves come apart for a moment while some member does not yet know of a new topic or
+    partition, and for longer if the topics have different numbers of partitions.
     """
     whole = []
     for partition in partitions:

@@ -10,8 +10,9 @@
 | said retry after a delay | any | retried, after that delay |
 | said dead | any | dead, with the reason given |
 
-A record whose time to live is over, or would be when it came back, has expired: it is skipped, or
-dead with EXPIRED. A retry that is larger than the ingress topic takes is dead, MESSAGE_TOO_LARGE.
+A record whose time to live has passed, or would pass before it came back, has expired: it is
+skipped, or dead with EXPIRED. A retry that is too large for the ingress topic is dead,
+MESSAGE_TOO_LARGE.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from delaywheel.consumer.settings import Duration, Settings, delay_ms
 from delaywheel.ttl import ttl_s_of
 
 _BATCH_BYTES = 120
-"""What Kafka adds to a record that is alone in its batch, but for what it adds to each header."""
+"""What Kafka adds to a record that is alone in its batch, besides what it adds per header."""
 _HEADER_BYTES = 10
 
 
@@ -45,9 +46,9 @@ class Policy:
         """Takes the settings.
 
         Args:
-            settings: Of the consumer.
+            settings: The consumer's settings.
             ingress_topic: Where retries go.
-            most_bytes: The largest batch that it takes.
+            most_bytes: The largest batch that this topic accepts.
         """
         self._settings = settings
         self._ingress_topic = ingress_topic
@@ -85,7 +86,7 @@ class Policy:
         return Settlement(Outcome.RETRIED, record, due_ms)
 
     def park(self, message: ReceivedMessage, due_ms: int) -> Settlement:
-        """The record comes back for the attempt that it is here for."""
+        """Returns the settlement that brings a record back for the same attempt."""
         trip = Trip(message.attempt, message.origin, message.first_error, message.last_error)
         record = self._coming_back(message, trip, due_ms)
         if record is None:

@@ -27,7 +27,7 @@ class KafkaAway(Exception):  # noqa: N818 - a state of Kafka, not a defect here
 def insist(
     ask: Callable[[], _T], note: Callable[[str | None], None], gives_up: Callable[[], bool]
 ) -> _T | None:
-    """Asks Kafka until it answers, a little later each time; None: it was given up meanwhile."""
+    """Asks until Kafka answers, at growing intervals; None if the caller gave up meanwhile."""
     backoff_s = FIRST_BACKOFF_S
     while True:
         try:
@@ -47,11 +47,11 @@ def insist(
 
 
 class Start(NamedTuple):
-    """What is learnt from Kafka at the start.
+    """What a consumer learns from Kafka at its start.
 
     Attributes:
-        ingress_topic: Of the cluster.
-        ingress_max_bytes: The largest batch that it takes.
+        ingress_topic: The cluster's ingress topic.
+        ingress_max_bytes: The largest batch that this topic accepts.
     """
 
     ingress_topic: str
@@ -62,11 +62,11 @@ class Broker(Protocol):
     """One member of the group, with one transactional producer."""
 
     def start(self) -> Start:
-        """Looks at the topics, and creates missing ones of ours.
+        """Checks the topics, and creates ours that are missing.
 
         Raises:
-            KafkaAway: try again.
-            ConsumerError: it cannot be.
+            KafkaAway: Try again.
+            ConsumerError: It is impossible.
         """
         ...
 
@@ -80,7 +80,7 @@ class Broker(Protocol):
         """Returns committed records; waits this long for the first one.
 
         Raises:
-            ConsumerError: the client can go on no more.
+            ConsumerError: The client has failed for good.
         """
         ...
 
@@ -88,7 +88,7 @@ class Broker(Protocol):
         """Returns the group's offsets, once no open transaction may still change them.
 
         Raises:
-            KafkaAway: try again.
+            KafkaAway: Try again.
         """
         ...
 
@@ -96,15 +96,15 @@ class Broker(Protocol):
         """Returns the offsets after the last records.
 
         Raises:
-            KafkaAway: try again.
+            KafkaAway: Try again.
         """
         ...
 
     def away(self, lanes: Sequence[Partition]) -> dict[Partition, list[Away]]:
-        """What the order topics say now of these partitions of source topics.
+        """Returns what the order topics say now about these partitions of source topics.
 
         Raises:
-            KafkaAway: try again.
+            KafkaAway: Try again.
         """
         ...
 
@@ -117,11 +117,11 @@ class Broker(Protocol):
         ...
 
     def pause(self, partitions: Sequence[Partition]) -> None:
-        """Fetches no more of these partitions."""
+        """Stops fetching these partitions."""
         ...
 
     def resume(self, partitions: Sequence[Partition]) -> None:
-        """Fetches these partitions again."""
+        """Resumes fetching these partitions."""
         ...
 
     def commit(
@@ -130,7 +130,8 @@ class Broker(Protocol):
         """Writes records and offsets in one transaction.
 
         Returns:
-            None: it is committed. Else why it is not, or perhaps not: then `renew_producer`.
+            None: It is committed. Otherwise why it is not, or perhaps not: call `renew_producer`
+            then.
         """
         ...
 
@@ -138,9 +139,9 @@ class Broker(Protocol):
         """Makes a new producer with the same transactional id, which ends the old one's work.
 
         Raises:
-            KafkaAway: try again.
-            ConsumerError: it cannot be, or the ingress topic is gone: no transaction with a retry
-                would ever end, and its records would be handled again and again.
+            KafkaAway: Try again.
+            ConsumerError: It is impossible, or the ingress topic is gone: no transaction with a
+                retry would ever commit, and its records would be handled again and again.
         """
         ...
 

@@ -1,7 +1,7 @@
 """Encodes and decodes records: how retries and dead letters are stated in headers.
 
-A record that is retried goes to the ingress topic (docs/INGRESS.md) and comes back on the group's
-retry topic. What the group has to know of it travels in headers that begin with `dw-retry-`, which
+A retried record goes to the ingress topic (docs/INGRESS.md) and comes back on the group's retry
+topic. What the group has to know about it travels in headers that begin with `dw-retry-`, which
 ingress passes on:
 
 | header | holds |
@@ -12,19 +12,19 @@ ingress passes on:
 | `dw-retry-first-error`, `dw-retry-last-error` | how the first and the last attempt failed |
 | `dw-retry-kept-<name>` | the record's own header `<name>`, see below |
 
-A record's own headers arrive as they were. Some names would mean something on the way: those that
-begin with `dw-`, for the record may have come through delaywheel before; and `ttl`, which would
-count from the retry instead of the record's own timestamp. They travel as `dw-retry-kept-<name>`,
-in their place, and get their names back.
+A record's own headers arrive unchanged. Some names would have a meaning on the way: those that
+begin with `dw-`, as the record may have come through delaywheel before, and `ttl`, which would
+count from the retry instead of from the record's own timestamp. These travel as
+`dw-retry-kept-<name>`, in their place, and get their names back.
 
-A dead letter has the record's key, value and headers as they were, and behind them what says why.
-Its names begin with `dw-dead-`, as those of the service's own dead letters do:
+A dead letter has the record's key, value and headers unchanged, followed by headers that say why.
+Their names begin with `dw-dead-`, as in the service's own dead letters:
 
 | header | holds |
 |---|---|
 | `dw-dead-reason` | a name such as `ATTEMPTS_EXHAUSTED`, or what the handler gave |
 | `dw-dead-detail` | the last error, if there is one |
-| `dw-dead-topic` | the group's retry topic: sent there again, no other group sees it |
+| `dw-dead-topic` | the group's retry topic: if it is sent there again, no other group sees it |
 | `dw-dead-group` | the consumer group |
 | `dw-dead-attempts` | how many were made |
 | `dw-dead-origin`, `dw-dead-origin-timestamp` | as above |
@@ -43,10 +43,10 @@ Headers = list[tuple[str, bytes | None]]
 
 ANY_PARTITION = -1
 LONGEST_ERROR = 300
-"""Characters of an error that a header carries."""
+"""The most characters of an error that a header carries."""
 
 RECORD_ROOM_BYTES = 4_096
-"""What a retry or a dead letter may be larger than the record: our headers, at most."""
+"""How much larger than its record a retry or dead letter may be, because of our headers."""
 
 _KEPT = f"{ingress.PASSED_PREFIX}kept-"
 _ATTEMPT = f"{ingress.PASSED_PREFIX}attempt"
@@ -107,7 +107,7 @@ class Trip(NamedTuple):
 
     Attributes:
         attempt: The number of the coming attempt, from 1.
-        origin: Where it was first read.
+        origin: Where the record was first read.
         first_error: How the first attempt failed.
         last_error: How the last one failed.
     """
@@ -127,7 +127,7 @@ def content_bytes(key: bytes | None, value: bytes | None, headers: Headers) -> i
 def unpack_retry(record: Incoming) -> tuple[Trip, Headers]:
     """Parses a record of the retry topic: its attempts, and its own headers.
 
-    A record that somebody else put there is one like any other, at its first attempt.
+    A record that another program put there is treated as any other, at its first attempt.
     """
     told: dict[str, bytes] = {}
     own: Headers = []
@@ -163,12 +163,12 @@ def retry_record(
     Args:
         ingress_topic: Where it goes.
         retry_topic: Where it comes back.
-        trip: Of the attempt it comes back for.
-        key: As it was.
-        value: As it was.
-        headers: As they were.
+        trip: The trip of the attempt it comes back for.
+        key: Its key, unchanged.
+        value: Its value, unchanged.
+        headers: Its headers, unchanged.
         due_ms: When it comes back.
-        partition: On which partition it comes back; None: the key chooses.
+        partition: The partition to come back on; None: chosen from the key.
     """
     packed: Headers = [
         (f"{_KEPT}{name}" if _means_something(name) else name, content) for name, content in headers
@@ -221,7 +221,7 @@ def error_text(error: BaseException) -> str:
     try:
         said = str(error)
     except Exception:  # noqa: BLE001 - the exception is the caller's, and so is its text
-        said = "(its text cannot be made)"
+        said = "(its text is unavailable)"
     name = type(error).__name__
     return (f"{name}: {said}" if said else name)[:LONGEST_ERROR]
 

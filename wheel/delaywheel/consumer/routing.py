@@ -1,11 +1,12 @@
 """Routing patterns as in AMQP's topic exchanges, matched against the header `routingkey`.
 
-Words are separated by dots; `*` stands for exactly one word, `#` for any number of them, none
-included: `orders.*.created`, `orders.#`. A record without the header has no words, so only `#`
-matches it.
+Words are separated by dots; `*` stands for exactly one word, `#` for any number of words, including
+none: `orders.*.created`, `orders.#`. A record without the header has no words, so only `#` matches
+it.
 
-A pattern is a row of places between its words, kept as bits; one pass over the words of a key moves
-all places at once. So a key takes time in proportion to its length, whatever it is made of.
+A pattern is a row of places between its words, held as bits; one pass over the words of a key moves
+all places at once. So matching takes time in proportion to the key's length, whatever the key
+contains.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from functools import lru_cache
 
 ROUTING_HEADER = "routingkey"
 LONGEST_PATTERN_BYTES = 255
-"""As AMQP has it."""
+"""The longest routing key, as in AMQP."""
 
 _CACHED_KEY_BYTES = 255
 _CACHED_KEYS = 4_096
@@ -35,8 +36,8 @@ class Route:
         [True, False, True]
 
     Raises:
-        RoutePatternError: a pattern is empty, too long, has an empty word, or a word that mixes
-            `*` or `#` with something else.
+        RoutePatternError: A pattern is empty, too long, has an empty word, or a word that mixes `*`
+            or `#` with other characters.
     """
 
     def __init__(self, patterns: Iterable[str]) -> None:
@@ -75,7 +76,7 @@ class _Pattern:
         place = 1
         for word in _checked_words(pattern):
             if word == _ANY_WORDS:
-                # Two in a row mean what one means.
+                # Two in a row mean the same as one.
                 if self._any_words & place >> 1:
                     continue
                 self._any_words |= place

@@ -38,7 +38,7 @@ KEPT_SETTINGS: Final = frozenset(
         "transactional.id",
     }
 )
-"""Settings of the Kafka clients that the promises stand on; they are not the caller's to change."""
+"""Settings of the Kafka clients that the promises rest on; callers cannot change them."""
 
 _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
@@ -48,27 +48,28 @@ class Options(TypedDict, total=False):
 
     Attributes:
         cluster: The delaywheel cluster's id; needed only where several use the same Kafka.
-        retry: The delay before each further attempt. Empty: what fails is dead at once.
+        retry: The delay before each further attempt. Empty: failed records are dead at once.
         retry_on: Exceptions that are retried.
-        dead_on: Exceptions that are not, even if `retry_on` has them: the record is dead at once.
-            What is in neither is raised out of the `with` block, and the record stays unsettled.
+        dead_on: Exceptions that are not retried, even if `retry_on` includes them: the record is
+            dead at once. Any other exception is raised out of the `with` block, and the record
+            stays unsettled.
         route: Patterns for the header `routingkey`; other records are skipped.
-        expired: What becomes of records whose `ttl` is over: skipped, or dead letters.
+        expired: What becomes of records whose `ttl` has passed: skipped, or dead letters.
         keep_partition: Whether a retry comes back on the partition of the same number.
-        ordered: Whether a key's records keep their order: those behind a retried one come back
+        ordered: Whether records of one key keep their order: those behind a retried one come back
             after it. `order.py` says how, docs/CONSUMERS.md what it costs.
-        max_away_bytes: With `ordered`, what may be known here of records that are to come back,
-            before no more is read of the source topics.
-        start: Where a group begins that never committed anything.
-        commit_every: How long what is settled may wait for its transaction.
-        drain: How long a rebalance, or the end, waits for what is in hand to be settled.
-        max_held_bytes: What may be held here, in hand or not, before no more is fetched.
+        max_away_bytes: With `ordered`, how much may be held about records that are to come back
+            before reading of the source topics pauses.
+        start: Where a group begins that has never committed anything.
+        commit_every: How long settled records may wait for their transaction.
+        drain: How long a rebalance, or the end, waits for records in hand to be settled.
+        max_held_bytes: How much may be held, in hand or not, before fetching pauses.
         max_held: The same as a number of records.
-        create_topics: Whether missing retry and dead-letter topics are made.
+        create_topics: Whether to create missing retry and dead-letter topics.
         instance: A name that no other consumer of the group has, and that this one keeps over
-            restarts. Then it gets its partitions back at once when it was killed, and what it had
-            begun is ended at once; but others get them only after `session.timeout.ms`, even if
-            it was stopped (a static member of its group, in Kafka's words).
+            restarts (a static member, in Kafka's words). After a crash it gets its partitions back
+            at once, and transactions it had begun are ended at once; but other consumers get its
+            partitions only after `session.timeout.ms`, even if it was stopped.
         kafka: Further settings for the Kafka clients, as librdkafka names them.
     """
 
@@ -132,7 +133,7 @@ class Settings:
         return [name for names in self.topics for name in (names.source, names.retry)]
 
     def made_topics(self, names: TopicNames) -> list[str]:
-        """Returns the topics that belong to this source topic, and are made if missing."""
+        """Returns the topics that belong to this source topic and are created if missing."""
         return [names.retry, names.dead, *([names.order] if self.ordered else [])]
 
     def names_of(self, topic: str) -> TopicNames:
@@ -146,12 +147,12 @@ def read_settings(
     """Checks the settings of a consumer.
 
     Raises:
-        ValueError: something cannot be; RoutePatternError, for a pattern, is one.
-        TypeError: an option that there is not, or exceptions that are none.
+        ValueError: A setting is invalid; RoutePatternError, for a pattern, is one.
+        TypeError: An unknown option, or something other than exception classes.
     """
     unknown = sorted(set(options) - set(Options.__annotations__))
     if unknown:
-        raise TypeError(f"no such option: {', '.join(unknown)}")
+        raise TypeError(f"unknown options: {', '.join(unknown)}")
     sources = (topics,) if isinstance(topics, str) else tuple(topics)
     if not sources or len(set(sources)) < len(sources):
         raise ValueError(f"topics {sources!r}: at least one, each once")
@@ -195,7 +196,7 @@ def delay_ms(delay: Duration) -> int:
     """Returns a duration in milliseconds, rounded up.
 
     Raises:
-        ValueError: it is no duration, or below zero.
+        ValueError: It is not a duration, or negative.
     """
     if isinstance(delay, timedelta):
         if delay < timedelta():
@@ -228,7 +229,7 @@ def _exceptions(
     classes = (given,) if isinstance(given, type) else tuple(given)
     for one in classes:
         if not (isinstance(one, type) and issubclass(one, Exception)):
-            raise TypeError(f"{one!r} is no class of exceptions")
+            raise TypeError(f"{one!r} is not an exception class")
     return classes
 
 

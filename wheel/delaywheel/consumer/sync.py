@@ -15,28 +15,28 @@ from delaywheel.consumer.records import Partition
 from delaywheel.consumer.settings import Duration, Options, delay_ms, read_settings
 
 _WAIT_S = 0.5
-"""A stop asked for by a signal's handler is seen as soon."""
+"""A stop requested by a signal handler is noticed this soon."""
 
 
 class RetryConsumer:
     """Reads topics, with the group's retry topics, as one stream; sends back what fails.
 
-    Each record ends as exactly one of done, retried and dead, and that is committed in one Kafka
-    transaction with its offset. Handlers run at least once: what was being handled when a consumer
-    dies is handled again.
+    Each record ends as exactly one of done, retried and dead, committed in one Kafka transaction
+    with its offset. Handlers run at least once: what was being handled when a consumer dies is
+    handled again.
 
     Several threads may take messages from one consumer.
 
     Args:
         topics: One topic, or several.
-        group: The consumer group. Its name is part of its topics': `<topic>-retry-<group>` and
-            `<topic>-dead-<group>`.
+        group: The consumer group. Its name is part of the names of its topics:
+            `<topic>-retry-<group>` and `<topic>-dead-<group>`.
         bootstrap: Kafka's addresses.
         **options: See `Options`.
 
     Raises:
-        ValueError: something cannot be; `RoutePatternError` for a pattern is one.
-        ConsumerError: later, where messages are taken: the consumer has stopped, and why.
+        ValueError: An argument is invalid; `RoutePatternError` for a pattern is one.
+        ConsumerError: Raised later, where messages are taken: why the consumer has stopped.
 
     Example:
         With three retries::
@@ -88,8 +88,8 @@ class RetryConsumer:
         """Yields batches of messages until `stop`.
 
         Args:
-            most: Messages in one, at most.
-            wait: How long a batch is waited for that is not full, from its first message on.
+            most: The most messages in one batch.
+            wait: How long to wait for a batch to fill, from its first message on.
         """
         wait_s = delay_ms(wait) / 1000
         while True:
@@ -123,7 +123,7 @@ class RetryConsumer:
     def flush(self, timeout_s: float = 30.0) -> bool:
         """Waits until settled records are committed; returns whether they are.
 
-        What comes behind a record of its partition that is not settled cannot be, and is not
+        A settled record behind an unsettled one of its partition cannot be committed, and is not
         waited for.
         """
         return self._engine.flush(timeout_s)
@@ -139,7 +139,8 @@ class RetryConsumer:
     def stop(self) -> None:
         """Ends the loops and, when the `with` block is left, the consumer.
 
-        What is settled is committed, what waits is left to others. A signal's handler may call it.
+        Settled records are committed; waiting ones are left to other consumers. Signal handlers may
+        call it.
         """
         self._engine.stop()
 

@@ -7,11 +7,11 @@
         print(topic.replay(Selection(reason="TOPIC_MISSING", topic="orders")))
 
 It needs the extra `deadletters` (confluent-kafka). `marks.py` says how a letter is replayed once.
-What decides (`letter`, `selection`, `marks`, `counting`) knows no Kafka.
+The modules that decide (`letter`, `selection`, `marks`, `counting`) know no Kafka.
 """
 
 try:
-    import confluent_kafka as _  # noqa: F401  only whether it is there
+    import confluent_kafka as _  # noqa: F401  only to check that it is installed
 except ModuleNotFoundError as missing:
     raise ModuleNotFoundError(
         "delaywheel.deadletters needs confluent-kafka: pip install 'delaywheel[deadletters]'"

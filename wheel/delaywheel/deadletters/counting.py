@@ -1,4 +1,4 @@
-"""Letters counted, by where they were to go and why they did not; and what was done with some."""
+"""Counts of letters by destination and reason, and of those that were dealt with."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from delaywheel.deadletters.letter import Letter, Place
 from delaywheel.deadletters.marks import LetterState
 
 MOST_ROWS = 1_000
-"""Topics and reasons come from headers: what is more than this is counted as `OTHERS`."""
+"""Topics and reasons come from headers: beyond this number they are counted as `OTHERS`."""
 OTHERS = "(others)"
 MOST_NAMED = 100
 
@@ -57,12 +57,12 @@ class Counts:
 
 @dataclass(slots=True)
 class Settled:
-    """What a replay or a drop did.
+    """The result of a replay or a drop.
 
     Attributes:
         done: Letters that were dealt with, each for good.
-        refused: Letters that could not be sent, by why; they wait on.
-        examples: The first of these, each with why.
+        refused: Letters that could not be sent, by reason; they still wait.
+        examples: The first of these, each with its reason.
     """
 
     done: int = 0

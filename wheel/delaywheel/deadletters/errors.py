@@ -13,33 +13,33 @@ class DeadLettersReason(StrEnum):
     TOPIC_MISSING = "TOPIC_MISSING"
     """There is no such dead-letter topic: correct its name."""
     TOPIC_RESERVED = "TOPIC_RESERVED"
-    """The service keeps its own records in the topic that letters were to be sent to."""
+    """The service keeps its own records in the topic that the letters were to be sent to."""
     MARKS_NOT_COMPACTED = "MARKS_NOT_COMPACTED"
     """The topic of the marks would forget them: set its `cleanup.policy` to `compact`."""
     MARKS_MALFORMED = "MARKS_MALFORMED"
-    """A record in the topic of the marks is none: who else writes to it?"""
+    """A record in the topic of the marks is not a mark: which other program writes to it?"""
     LETTER_MISSING = "LETTER_MISSING"
-    """No letter lies there (any more)."""
+    """There is no letter at that place, or no longer."""
     OVERTAKEN = "OVERTAKEN"
-    """Somebody else deals with letters of this topic since; what this one did stays done."""
+    """Another process has taken over the letters of this topic; what this one did stays done."""
     KAFKA_UNREACHABLE = "KAFKA_UNREACHABLE"
-    """Kafka did not answer in time: the same again helps."""
+    """Kafka did not answer in time: retrying helps."""
     KAFKA_REFUSED = "KAFKA_REFUSED"
-    """Kafka said no; the text says how."""
+    """Kafka refused; the text says why."""
     OUTCOME_UNKNOWN = "OUTCOME_UNKNOWN"
-    """Kafka did not say whether the last letters were dealt with: the same again finds out."""
+    """Kafka did not say whether the last letters were dealt with: retrying finds out."""
 
 
 class DeadLettersError(RefusedError):
     """Reading or settling failed; `outcome_known` concerns the last few letters.
 
     Attributes:
-        reason: Why.
+        reason: The error's name.
     """
 
     @property
     def retry_helps(self) -> bool:
-        """Whether the same call may go through later."""
+        """Whether the same call may succeed later."""
         return self.reason in {
             DeadLettersReason.KAFKA_UNREACHABLE,
             DeadLettersReason.OUTCOME_UNKNOWN,

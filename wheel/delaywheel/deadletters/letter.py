@@ -1,13 +1,13 @@
 """A dead letter as it lies in its topic, and the record that it is sent again as.
 
-A letter is the message with headers behind its own that begin with `dw-dead-`; of several headers
-of one name the last counts. `dw-dead-topic` says where it is to go. A record of an ingress topic
-that could not be delayed has none, but a `dw-dead-origin`: it goes back to where it came from.
+A letter is the message, followed by headers that begin with `dw-dead-`; if several headers share a
+name, the last counts. `dw-dead-topic` names its destination. A record of an ingress topic that
+could not be delayed has none, but a `dw-dead-origin`: it goes back to where it came from.
 
 | header | sent again |
 |---|---|
 | `dw-dead-…` | no |
-| `dw-id`, `dw-due`, `dw-accepted`, `dw-wheel`, `dw-forwarded` | no: the copy is no message that was accepted. To an ingress topic yes: a `dw-id` there was its sender's |
+| `dw-id`, `dw-due`, `dw-accepted`, `dw-wheel`, `dw-forwarded` | no: the copy is not an accepted message. To an ingress topic yes: a `dw-id` there was its sender's |
 | any other | yes |
 | `dw-dead-replayed` | added: `<topic>/<partition>/<offset>` of the letter |
 """  # noqa: E501 - rows of a table
@@ -25,7 +25,7 @@ REPLAYED_HEADER = "dw-dead-replayed"
 FORWARDING_HEADERS = frozenset({"dw-id", "dw-due", "dw-accepted", "dw-wheel", "dw-forwarded"})
 ANY_PARTITION = -1
 LONGEST_REASON = 64
-"""Characters of a reason that count."""
+"""How many characters of a reason count."""
 
 _OWN_TOPIC = re.compile(r"delaywheel-.+-(control|outcomes|dead|dead-marks)")
 _PLACE = re.compile(r"(\d{1,10}):(\d{1,19})")
@@ -71,8 +71,8 @@ class Letter:
     Attributes:
         place: Where it lies.
         timestamp_ms: When it became one, in Unix milliseconds.
-        key: Of the message.
-        value: Of the message.
+        key: The message's key.
+        value: The message's value.
         headers: All of them, in order.
         told: What the headers that begin with `dw-` say, the last of each name.
     """
@@ -85,7 +85,7 @@ class Letter:
     told: dict[str, bytes] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Reads what the headers tell."""
+        """Reads the headers."""
         told = {name: value or b"" for name, value in self.headers if name.startswith("dw-")}
         object.__setattr__(self, "told", told)
 
@@ -138,12 +138,12 @@ class Letter:
         return len(self.key or b"") + len(self.value or b"") + told
 
     def again(self, of_topic: str, *, to: str | None, as_new: bool) -> Outgoing:
-        """Returns the record that the message is sent again as.
+        """Returns the record that sends the message again.
 
         Args:
             of_topic: The dead-letter topic.
-            to: Where it goes; None: where it was to go.
-            as_new: Without the partition and the timestamp that the message was to have.
+            to: The topic to send to; None: the message's own.
+            as_new: Without the partition and timestamp that the message was given.
         """
         partition, timestamp_ms = None, None
         if not as_new:
@@ -170,6 +170,6 @@ def is_own_topic(name: str) -> bool:
 
 
 def _number(value: bytes | None, bits: int = 63) -> int | None:
-    """A number that Kafka can take; None if there is none, or none that fits."""
+    """Returns a number that Kafka accepts; None if the header is missing or does not fit."""
     number = int(value) if value and value.isdigit() and len(value) < 20 else None
     return None if number is None or number >> bits else number

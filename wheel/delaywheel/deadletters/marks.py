@@ -1,35 +1,35 @@
-"""Marks: which letters were dealt with. They make a replay happen once.
+"""Marks: which letters were dealt with. They ensure that a letter is replayed only once.
 
 Beside a dead-letter topic lies `<topic>-marks`, compacted, with one partition. It is written only
 in transactions of the id `<topic>-replay`:
 
 | key | value (JSON) |
 |---|---|
-| `claim` | whose transactions follow: a token never used before, and when |
+| `claim` | the owner of the transactions that follow: a token never used before, and when |
 | `<topic id>/<partition>/<offset>` | some letters that were dealt with together: how (`action`), when (`at_ms`), where they went (`to`), and their offsets as ranges |
 
-The offset in a key is the first of the ranges; the topic id keeps apart what was deleted and made
-anew under the same name. A claim takes away the marks of letters that retention has deleted.
+The offset in a key is the first of the ranges; the topic id separates a topic that was deleted and
+created anew under the same name. A claim removes the marks of letters that retention has deleted.
 
-Who replays, or drops:
+A process that replays or drops:
 
 1. inits the transactional id, which ends what an earlier one had begun, and fences it;
 2. commits a claim;
 3. reads the marks from their beginning up to its own claim;
-4. goes through the letters, and sends those that are meant and not marked, with their marks in the
+4. goes through the letters, and sends the selected ones without marks, with their marks in the
    same transaction, some hundreds in each.
 
 Invariants:
 
-1. A letter was sent again exactly where a mark of it is committed: both are in one transaction.
-2. Nobody sends a letter without having read every mark that was ever committed for it. Marks before
-   the own claim were read in step 3, up to the claim, so none is missed that is not visible yet.
-   After it, nobody else's can be committed but those of one who claimed later, and that one's init
-   has fenced this one. Own ones are known.
-3. A letter has one mark. So whoever is killed at any step leaves each letter sent and marked, or
-   neither; and the same command again deals with the rest.
-4. After a commit whose outcome is not known nothing more is sent: a late copy of it could end the
-   next transaction in the middle. Whoever comes next reads what was committed.
+1. A letter was sent again exactly if a mark of it is committed: both are in one transaction.
+2. A process sends a letter only after it has read every mark ever committed for it. It has read
+   the marks before its own claim in step 3, up to the claim, so none is missed that is not visible
+   yet. After its claim only a later claimant can commit marks, and that one's init has fenced this
+   process. It knows its own marks.
+3. A letter has one mark. So a process killed at any step leaves each letter either sent and marked
+   or neither; repeating the command deals with the rest.
+4. After a commit whose outcome is unknown nothing more is sent: a late copy of it could end the
+   next transaction in the middle. The next process reads what was committed.
 
 A set of letters is a bit each, so that a topic of a hundred million takes 25 MB.
 """  # noqa: E501 - rows of a table
@@ -50,14 +50,14 @@ MARKS_SUFFIX = "-marks"
 
 _CHUNK_BITS = 1 << 16
 _MOST_LETTERS = 100_000
-"""Of one mark; those that are made here have some hundreds."""
+"""The longest mark to read; those written here have some hundred letters."""
 
 
 class LetterState(StrEnum):
     """What became of a letter."""
 
     WAITING = "waiting"
-    """Nothing yet."""
+    """It still waits."""
     REPLAYED = "replayed"
     DROPPED = "dropped"
 
@@ -69,8 +69,8 @@ class Mark:
     Attributes:
         state: What became of them.
         at_ms: When, in Unix milliseconds.
-        to: The topic that they were sent to, if they all were sent to another one than theirs.
-        ranges: Their offsets: the first and the last of each run, ascending.
+        to: The topic that they were all sent to, if it was not their own.
+        ranges: Their offsets: the first and last of each run, ascending.
     """
 
     state: LetterState
@@ -106,21 +106,21 @@ class Marks:
         """Starts without marks.
 
         Args:
-            topic_id: Kafka's, of the dead-letter topic.
-            ends_of_deleted: Of each partition the first offset that there still is.
+            topic_id: Kafka's id of the dead-letter topic.
+            ends_of_deleted: The first offset that each partition still has.
         """
         self._topic_id = topic_id
         self._firsts = ends_of_deleted
         self._sets: dict[tuple[int, LetterState], _Offsets] = {}
         self.obsolete: list[bytes] = []
-        """Keys of marks about letters that are not there any more."""
+        """Keys of marks about letters that no longer exist."""
 
     def read(self, key: bytes, value: bytes | None) -> tuple[int, Mark] | None:
         """Adds a record; returns its partition and mark if it concerns existing letters."""
         if key == CLAIM_KEY or value is None:
             return None
         try:
-            topic_id, partition, _ = key.decode().rsplit("/", 2)  # an id may have some too
+            topic_id, partition, _ = key.decode().rsplit("/", 2)  # an id may contain some too
             number, mark = int(partition), _parse(json.loads(value))
         except (ValueError, KeyError, TypeError, IndexError) as error:
             raise DeadLettersError(DeadLettersReason.MARKS_MALFORMED, f"{key[:100]!r}") from error
@@ -152,7 +152,7 @@ class Marks:
 
 
 class _Offsets:
-    """A set of offsets, a bit each."""
+    """A set of offsets, one bit each."""
 
     def __init__(self) -> None:
         self._chunks: dict[int, bytearray] = {}
@@ -180,7 +180,7 @@ def _parse(told: Any) -> Mark:
 
 
 def _ranges(offsets: list[int]) -> list[tuple[int, int]]:
-    """Ascending offsets as runs."""
+    """Returns ascending offsets as runs."""
     runs: list[tuple[int, int]] = []
     for offset in offsets:
         if runs and offset == runs[-1][1] + 1:

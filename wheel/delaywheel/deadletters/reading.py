@@ -1,6 +1,6 @@
-"""Reading letters and marks: committed records only, from an offset up to where the log ended.
+"""Reads letters and marks: committed records only, from an offset to the present end of the log.
 
-In memory is what the client has fetched ahead, some MB, however long the topic is.
+Memory holds only what the client has fetched ahead, some MB, however long the topic is.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ _AWAY = frozenset(
 
 
 class TopicReader:
-    """Reads one topic, by any number of passes; in no group, so nothing is committed."""
+    """Reads one topic, in any number of passes; joins no group, so nothing is committed."""
 
     def __init__(self, client: Mapping[str, Any], topic: str, *, timeout_s: float) -> None:
-        """Connects when first asked.
+        """Connects when first used.
 
         Args:
             client: Settings of the Kafka client.
-            topic: Which topic.
-            timeout_s: How long Kafka may be silent.
+            topic: The topic to read.
+            timeout_s: How long to wait for Kafka.
         """
         self._topic = topic
         self._timeout_s = timeout_s
@@ -81,7 +81,7 @@ class TopicReader:
         """Yields all records of these ranges, in order within a partition.
 
         Raises:
-            DeadLettersError: Kafka is away, or says no.
+            DeadLettersError: Kafka is away, or refuses.
         """
         left = {number: end for number, (first, end) in ranges.items() if first < end}
         starts = [TopicPartition(self._topic, number, ranges[number][0]) for number in left]
@@ -112,7 +112,7 @@ class TopicReader:
         self._consumer.close()
 
     def _forget_finished(self, left: dict[int, int]) -> None:
-        """The position passes markers and aborted records too."""
+        """Drops finished ranges: the position also passes markers and aborted records."""
         if not left:
             return
         asked = [TopicPartition(self._topic, number) for number in left]

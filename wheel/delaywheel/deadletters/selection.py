@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from delaywheel.deadletters.letter import Letter, Place
 
 CLOCKS_MS = 60_000
-"""Letters of one topic have the times of several leaders' clocks: so far behind is looked at."""
+"""Times of letters come from several leaders' clocks: reading begins this much earlier."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,13 +15,13 @@ class Selection:
     """All letters that match every condition that is given.
 
     Attributes:
-        topic: Where the message was to go.
-        reason: Why it is a letter.
+        topic: The topic that the message was meant for.
+        reason: Why it is a dead letter.
         from_ms: They became letters at this time or later, in Unix milliseconds.
         to_ms: They became letters before this time.
         id: The message's id: 32 hex digits.
         key: The message's key.
-        headers: Each with a value that the message must have under that name; None: any.
+        headers: Values that the message must have under these names; None: any value.
         places: Where they lie; empty: anywhere.
     """
 

@@ -1,4 +1,4 @@
-"""A dead-letter topic: its letters, and what is done with them. `marks.py` says why it is safe."""
+"""A dead-letter topic: its letters, and operations on them. `marks.py` says why they are safe."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from delaywheel.deadletters.writing import LetterWriter
 
 BATCH_LETTERS: Final = 500
 BATCH_BYTES: Final = 4_000_000
-"""What one transaction deals with, but for one letter that is larger."""
+"""The most that one transaction deals with, unless a single letter is larger."""
 MOST_TOPICS: Final = 10_000
 RETRY_S: Final = 0.02
 CLAIMS: Final = 3
-"""So often a claim is tried."""
+"""How often a claim is attempted."""
 EVERYTHING: Final = Selection()
 
 _TOPIC_MISSING = "TOPIC_MISSING"
@@ -41,7 +41,7 @@ class DeadLetterTopic:
     """The letters of one topic: delaywheel's own, or those of a `RetryConsumer`.
 
     One call at a time. `replay` and `drop` of several processes exclude one another: the later one
-    goes on, the earlier one ends with OVERTAKEN.
+    continues, the earlier one ends with OVERTAKEN.
 
     Example:
         ::
@@ -53,12 +53,12 @@ class DeadLetterTopic:
     """
 
     def __init__(self, topic: str, client: Mapping[str, Any], *, timeout_s: float = 15.0) -> None:
-        """Asks nobody yet.
+        """Connects when first used.
 
         Args:
-            topic: Its name.
-            client: Settings of the Kafka client, with `bootstrap.servers` among them.
-            timeout_s: How long Kafka may be silent.
+            topic: The topic's name.
+            client: Settings of the Kafka client, including `bootstrap.servers`.
+            timeout_s: How long to wait for Kafka.
 
         Raises:
             KafkaException: The client does not know a setting.
@@ -137,14 +137,14 @@ class DeadLetterTopic:
         """Sends the messages of selected letters that still wait again, each exactly once.
 
         Args:
-            selection: Which.
-            to: Where they go; None: where each was to go.
-            as_new: Without the partition and the timestamp that a message was to have.
-            limit: So many at most.
+            selection: Which letters.
+            to: The topic to send to; None: each message's own.
+            as_new: Without the partition and timestamp that a message was given.
+            limit: The most letters to deal with.
             on_progress: Called after each transaction.
 
         Raises:
-            DeadLettersError: What was done by then stays done; the same call again does the rest.
+            DeadLettersError: What was done by then stays done; repeating the call does the rest.
         """
         if to is not None and self._is_reserved(to):
             raise DeadLettersError(DeadLettersReason.TOPIC_RESERVED, to)
@@ -191,8 +191,8 @@ class DeadLetterTopic:
     def _claim(self) -> tuple[LetterWriter, bytes]:
         """Returns a writer and its claim.
 
-        A claim sends no letter, so one that failed, or perhaps failed, is followed by another: the
-        client retries nothing by itself, and a topic that was just made may not answer at once.
+        A claim sends no letters, so if one failed or may have failed, another follows: the client
+        does not retry by itself, and a topic that was just created may not answer at once.
         """
         for attempt in range(CLAIMS):
             writer = LetterWriter(self._client, self.name, self._marks_name)
@@ -206,7 +206,7 @@ class DeadLetterTopic:
     # --- Kafka
 
     def _look(self) -> tuple[dict[int, tuple[int, int]], Marks]:
-        """The topic as it is now: of each partition first offset and end, and no marks yet."""
+        """Returns the topic's present first offsets and ends, without marks."""
         described = self._describe(self.name)
         if described is None:
             raise DeadLettersError(DeadLettersReason.TOPIC_MISSING, self.name)
@@ -239,11 +239,11 @@ class DeadLetterTopic:
         until: bytes | None,
         on_mark: Callable[[int, Mark], None] | None = None,
     ) -> None:
-        """Takes all marks in that are committed; with a claim, all up to it.
+        """Reads all committed marks; with a claim, all up to it.
 
         A commit is answered before it is visible, so the claim may have to be waited for.
         """
-        # Behind a claim the topic is there: a broker that has not heard of it is not believed.
+        # After a claim the topic exists: a broker that has not heard of it is not believed.
         if until is None and self._describe(self._marks_name) is None:
             return
         reader = TopicReader(self._client, self._marks_name, timeout_s=self._timeout_s)
@@ -264,14 +264,14 @@ class DeadLetterTopic:
                     return
                 if time.monotonic() > deadline:
                     raise DeadLettersError(
-                        DeadLettersReason.OVERTAKEN, "the own claim is not the newest any more"
+                        DeadLettersReason.OVERTAKEN, "another process has claimed the topic since"
                     )
                 time.sleep(RETRY_S)
         finally:
             reader.close()
 
     def _make_marks_topic(self) -> None:
-        """Has a topic for the marks that keeps them."""
+        """Creates a topic for the marks that keeps them, if missing."""
         wanted = NewTopic(
             self._marks_name,
             num_partitions=1,
@@ -311,7 +311,7 @@ class DeadLetterTopic:
             time.sleep(RETRY_S)
 
     def _describe(self, topic: str) -> Any | None:
-        """What Kafka says of a topic; None: there is none."""
+        """Returns Kafka's description of a topic; None if it does not exist."""
         try:
             asked = self._admin.describe_topics(
                 TopicCollection([topic]), request_timeout=self._timeout_s
@@ -324,9 +324,9 @@ class DeadLetterTopic:
             raise refused(error) from exception
 
     def _obstacle(self, topic: str) -> str | None:
-        """Why nothing is sent to a topic."""
+        """Returns why nothing can be sent to a topic; None if it can."""
         if not topic or self._is_reserved(topic):
-            return f"{_TOPIC_RESERVED}: {topic}" if topic else f"{_TOPIC_MISSING}: none is named"
+            return f"{_TOPIC_RESERVED}: {topic}" if topic else f"{_TOPIC_MISSING}: it names none"
         try:
             described = self._describe(topic)
         except DeadLettersError as error:
@@ -365,7 +365,7 @@ class _Settling:
         self._topic_id = topic_id
 
     def has_reached_limit(self) -> bool:
-        """Whether enough letters are done; those on their way are, where that may be enough."""
+        """Whether enough letters are done, or enough are under way that they may be."""
         if self._limit is None:
             return False
         if self.settled.done + len(self._batch) >= self._limit:
@@ -383,12 +383,12 @@ class _Settling:
             self.end()
 
     def end(self) -> None:
-        """Deals with what was taken."""
+        """Deals with the remaining letters."""
         batch, self._batch, self._batch_bytes = self._batch, [], 0
         self._transact(batch)
 
     def _transact(self, batch: list[tuple[Place, Outgoing | None]]) -> None:
-        """All of these but those that are refused, in as few transactions as that takes."""
+        """Transacts all of these but those that are refused, in as few transactions as possible."""
         if not batch:
             return
         places = [place for place, _ in batch]
@@ -420,7 +420,7 @@ class _Settling:
 def _around(
     places: frozenset[Place], bounds: Mapping[int, tuple[int, int]]
 ) -> dict[int, tuple[int, int]]:
-    """Of each partition as little as has these places."""
+    """Returns the smallest range of each partition that contains these places."""
     ranges: dict[int, tuple[int, int]] = {}
     for partition, (first, end) in bounds.items():
         offsets = [place.offset for place in places if place.partition == partition]

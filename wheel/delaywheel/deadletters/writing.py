@@ -2,21 +2,21 @@
 
 begin -> records -> flush -> marks -> flush -> commit
 
-Delivery callbacks do not go together with transactions in this client, so a failure shows where the
-next call is made:
+This client does not report deliveries within transactions by callback, so a failure shows at the
+next call:
 
 | what failed | where it shows | then |
 |---|---|---|
-| a record that the client refuses | `produce` raises | aborted; that record is refused |
-| a batch that a broker refuses | `produce` of the marks raises `_STATE` | aborted; one of the records is to blame |
-| the same partition again, after a refused batch | the same | aborted, which heals it: once more |
+| the client refuses a record | `produce` raises | aborted; that record is refused |
+| a broker refuses a batch | `produce` of the marks raises `_STATE` | aborted; one of the records is the cause |
+| the same partition again, after a refused batch | the same | aborted, which heals it: retried |
 | no answer, before the commit | `flush` leaves some behind | aborted, known |
 | the commit, before its EndTxn | `_INCONSISTENT`, `_STATE` | aborted; as a refused batch |
 | the commit, later | any other error | not known: nothing more is sent |
 | another claim | any call: fenced | nothing more is sent |
 
-The client retries nothing within a call: what would have been retried ends as a time-out. For a
-copy of an EndTxn that arrives late would end a later transaction of this producer in the middle.
+The client retries nothing within a call: what it would have retried ends as a timeout. Otherwise
+a late copy of an EndTxn could end a later transaction of this producer in the middle.
 """  # noqa: E501 - rows of a table
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from delaywheel.deadletters.reading import refused
 
 TRANSACTION_TIMEOUT_MS = 10_000
 CALL_S = 9.0
-"""No call that may end a transaction waits longer: below the broker's own abort."""
+"""Calls that may end a transaction wait no longer than this: below the broker's own abort."""
 INIT_S = 30.0
 NO_RETRY_BACKOFF_MS = 30_000
 LARGEST_REQUEST_BYTES = 90_000_000
-"""What the client lets pass: topics and brokers judge sizes."""
+"""The client's own limit of sizes, set high: topics and brokers decide."""
 
 # Their names in the library begin with an underscore: they are its own, not the broker's.
 _BEFORE_END = frozenset({KafkaError._STATE, KafkaError._INCONSISTENT})  # noqa: SLF001
@@ -56,11 +56,11 @@ _STATE = KafkaError._STATE  # noqa: SLF001
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Nothing of a transaction was committed, for one of its records was refused.
+    """Nothing of a transaction was committed, because one of its records was refused.
 
     Attributes:
-        why: In Kafka's words, its name of the error first.
-        number: Which record; None: that is not known.
+        why: In Kafka's words, beginning with its name of the error.
+        number: Which record; None: unknown.
     """
 
     why: str
@@ -68,12 +68,12 @@ class Refused:
 
     @property
     def is_aftermath(self) -> bool:
-        """Whether it was for what an aborted one before it had left behind: again, it will not."""
+        """Whether the cause is an aborted transaction before it: a retry will not meet it again."""
         return self.why.startswith("OUT_OF_ORDER_SEQUENCE_NUMBER")
 
 
 class LetterWriter:
-    """The producer of one claim. Any error that it raises is its end."""
+    """The producer of one claim. After any error that it raises it is unusable."""
 
     def __init__(self, client: Mapping[str, Any], topic: str, marks_topic: str) -> None:
         """Connects when it claims.
@@ -81,7 +81,7 @@ class LetterWriter:
         Args:
             client: Settings of the Kafka client.
             topic: The dead-letter topic.
-            marks_topic: Where its marks are.
+            marks_topic: The topic of its marks.
         """
         self._marks_topic = marks_topic
         self._producer = Producer(
@@ -126,7 +126,7 @@ class LetterWriter:
         """Commits records together with the marks of their letters; None means committed.
 
         Raises:
-            DeadLettersError: It is not; `outcome_known` says whether that is sure.
+            DeadLettersError: It is not; `outcome_known` says whether that is certain.
         """
         try:
             self._producer.begin_transaction()
@@ -147,7 +147,7 @@ class LetterWriter:
         return self._commit()
 
     def _produce(self, record: Outgoing) -> KafkaError | None:
-        """Hands a record over; what the client says if it does not take it."""
+        """Hands a record over; returns the client's error if it does not accept it."""
         while True:
             try:
                 self._producer.produce(
@@ -159,7 +159,7 @@ class LetterWriter:
                     timestamp=record.timestamp_ms,
                 )
             except BufferError:
-                self._flush()  # an empty queue takes any record
+                self._flush()  # an empty queue accepts any record
             except KafkaException as exception:
                 error: KafkaError = exception.args[0]
                 if error.code() in _BY_CLIENT or error.code() == _STATE:
@@ -176,7 +176,7 @@ class LetterWriter:
             )
 
     def _refused_batch(self) -> Refused:
-        """Asks why, and aborts: the commit of such a transaction is refused, and sends nothing."""
+        """Asks why, and aborts: the client refuses to commit such a transaction."""
         why = "unknown"
         try:
             self._producer.commit_transaction(CALL_S)
@@ -210,7 +210,7 @@ def _words(error: KafkaError) -> str:
 def _failure(exception: KafkaException, *, outcome_known: bool = True) -> DeadLettersError:
     error = exception.args[0]
     if error.code() in _FENCED:
-        reason, text = DeadLettersReason.OVERTAKEN, "somebody else deals with its letters now"
+        reason, text = DeadLettersReason.OVERTAKEN, "another process deals with its letters now"
     elif outcome_known:
         return refused(error)
     else:

@@ -16,13 +16,13 @@ from delaywheel_replica.server.node.node_view import NodeView
 from delaywheel_replica.server.node.refusals import Refusal
 
 _ANSWER_S: Final = 2.0
-# Of the time that a caller waits, so much is for the others' answers: ours shall still arrive.
+# How much of the time that a caller waits is for the others' answers: ours must still arrive.
 _SHARE: Final = 0.7
-# Details are told for so long, and for so many times as long as it took to look: whoever asks
-# without end has the node look for no more than a tenth of its time.
+# Details are reused for this long, and for this many times as long as it took to read them: a
+# caller that asks without end makes the node spend no more than a tenth of its time on them.
 _DETAILS_AGE_S: Final = 0.25
 _DETAILS_REST: Final = 10
-# So many callers at once have all other nodes asked; each takes a connection to each.
+# How many callers at once may have all other nodes asked; each takes a connection to each.
 _ASKS: Final = 4
 
 
@@ -43,13 +43,13 @@ class Asking:
         """Prepares to answer.
 
         Args:
-            config: of the node.
-            view: what its parts know.
-            passing: makes calls to the other nodes.
-            queries: looks at what this node holds.
-            details: looks at its disk for what is described.
-            address: where callers reach the node.
-            refusal: why it takes no messages now; None: it does.
+            config: The node's configuration.
+            view: What its parts know.
+            passing: Makes calls to the other nodes.
+            queries: Reads what this node holds.
+            details: Reads from its disk what a description needs.
+            address: Where callers reach the node.
+            refusal: Why it accepts no messages now; None: it does.
         """
         self._config = config
         self._view = view
@@ -58,7 +58,7 @@ class Asking:
         self._details = details
         self._address = address
         self._refusal = refusal
-        # The details that were made last, or are being made; None: they are too old.
+        # The details that were read last, or are being read; None: they are too old.
         self._details_made: asyncio.Future[pb.DescribeClusterResponse] | None = None
         self._asks = asyncio.Semaphore(_ASKS)
 
@@ -68,8 +68,8 @@ class Asking:
         """Describes the cluster.
 
         Args:
-            request: with or without details, of one node or all.
-            remaining_s: how long the caller waits; None: as long as it takes.
+            request: With or without details, of one node or all.
+            remaining_s: How long the caller waits; None: as long as it takes.
         """
         if not request.all_members:
             return await self._described(details=request.details)
@@ -92,8 +92,8 @@ class Asking:
         """Lists the seconds that hold messages.
 
         Args:
-            request: of this node or of all.
-            remaining_s: how long the caller waits; None: as long as it takes.
+            request: Of this node or of all.
+            remaining_s: How long the caller waits; None: as long as it takes.
         """
         if not request.all_members:
             return await self._queries.list_slots(request)
@@ -127,7 +127,7 @@ class Asking:
         )
 
     async def _with_details(self) -> pb.DescribeClusterResponse:
-        """Adds what is read from the disk; one look serves all callers for a short while."""
+        """Adds what is read from the disk; one reading serves all callers for a short while."""
         loop = asyncio.get_running_loop()
         began_s = loop.time()
         try:

@@ -1,7 +1,7 @@
 """The parts of a cluster description that require reading this node's disk.
 
-Who holds how much of each wheel (replicas.py), what the node says of itself since its processes
-started, and how many messages are pending, each counted once.
+How much of each wheel each node holds (replicas.py), what the node reports about itself since its
+processes started, and how many messages are pending, each counted once.
 """
 
 from collections.abc import Callable, Collection
@@ -26,9 +26,9 @@ class Said:
     """What a node reports of itself.
 
     Attributes:
-        started_ms: when its server started, Unix milliseconds.
-        in_sync_changes: how often the members in sync with its open wheel changed since.
-        books: how the publication of its ledger stands.
+        started_ms: When its server started, Unix milliseconds.
+        in_sync_changes: How often the members in sync with its open wheel changed since.
+        books: The state of its ledger's publication.
     """
 
     started_ms: int
@@ -43,10 +43,10 @@ class Details:
         """Prepares to add details.
 
         Args:
-            disk: where the data folder lies.
-            data: the data folder; it has a dial.
-            view: what the parts know of the node.
-            said: what it says of itself.
+            disk: Where the data folder lies.
+            data: The data folder; it has a dial.
+            view: What the parts of the node know.
+            said: What the node reports of itself.
         """
         self._view = view
         self._said = said
@@ -57,8 +57,8 @@ class Details:
         """Completes a description with details of this node.
 
         Args:
-            answer: without details.
-            status: of this node's server, from which the answer was made.
+            answer: Without details.
+            status: The server's status from which the answer was made.
         """
         self._add_replicas(answer.wheels, status)
         report = self._report(answer, status.heartbeat)

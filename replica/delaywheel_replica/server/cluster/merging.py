@@ -1,16 +1,16 @@
 """Combines the answers of a cluster's nodes into one.
 
-| of | whose word counts |
+| of | whose report counts |
 |---|---|
-| a node | its own; of one that gave none it is told why |
-| a wheel that somebody knows to be closed | of those the leader's, or the next below |
-| a wheel that its own node uses | its own node's: whom it waits for, nobody else knows |
-| any other wheel | the leader's node's, else the answering one's, else anybody's |
+| a node | its own; if it gave none, the reason is shown |
+| a wheel that some node knows to be closed | of those nodes the leader's, or the next below |
+| a wheel that its own node uses | its own node's: only that node knows whom it waits for |
+| any other wheel | the leader's node's, else the answering one's, else any |
 | leader, floor, progress | the newest |
-| lateness | the leader's; while nobody leads, that of who knows most to be done |
+| lateness | the leader's; without a leader, that of the node that knows most to be done |
 
 A row is taken as a whole, never mixed: its numbers are of one moment and one view, and it says
-whose. What a node says of its wheels from another folder than the registered one is nothing.
+whose. What a node reports about its wheels from a folder other than the registered one is ignored.
 """
 
 from collections.abc import Collection, Mapping
@@ -28,8 +28,8 @@ def joined(
     """Combines the nodes' descriptions of the cluster.
 
     Args:
-        own: of the answering node, with details.
-        others: of each other member, with details, or why there is none.
+        own: That of the answering node, with details.
+        others: That of each other member, with details, or why there is none.
     """
     told: dict[str, pb.DescribeClusterResponse] = {own.node: own}
     silent: dict[str, str] = {}
@@ -67,7 +67,7 @@ def _join_leader(
 
 
 def _order(progress: pb.Progress) -> tuple[int, int]:
-    """Orders progress by age; it only decreases where w was set back."""
+    """Orders progress by age; it decreases only if w was set back."""
     return progress.set_backs, progress.due_ms
 
 
@@ -148,12 +148,12 @@ def _by_number(wheel: str) -> tuple[str, int]:
 def counted_once(wheels: Collection[pb.WheelStatus], held: Mapping[str, pb.Pending]) -> pb.Pending:
     """Returns the cluster's pending messages, as counted by one node with every acknowledged frame.
 
-    A node's disk has each message once, be it its own or a copy. One that is in sync with every
-    wheel lacks none of those that callers were told of.
+    A node's disk has each message once, be it its own or a copy. A node that is in sync with every
+    wheel has all acknowledged messages.
 
     Args:
-        wheels: all of them, with their replicas.
-        held: what each node has on its disk; of one at least.
+        wheels: All of them, with their replicas.
+        held: What each node has on its disk; at least one node.
     """
     registered = [row for row in wheels if row.replicas]
     whole = {node for node in held if registered and all(_has(row, node) for row in registered)}
@@ -168,7 +168,7 @@ def counted_once(wheels: Collection[pb.WheelStatus], held: Mapping[str, pb.Pendi
 
 
 def _has(row: pb.WheelStatus, node: str) -> bool:
-    """Whether a node has all frames of a wheel that matter; of some wheels nothing is left."""
+    """Whether a node has all frames of a wheel that matter; some wheels have none left."""
     if not row.applied_seq and not row.final_seq:
         return True
     states = {replica.node: replica.state for replica in row.replicas}
@@ -180,14 +180,14 @@ def slots_joined(
 ) -> pb.ListSlotsResponse:
     """Combines the seconds of a cluster, taking the highest count of each.
 
-    A node's count has each message once, be it its own or a copy; whoever holds a second wholly
-    has the greatest. So nothing is counted twice, and what is counted too little is what no
-    single node holds: frames under way between two of them.
+    A node's count has each message once, be it its own or a copy; a node that holds a second
+    completely has the greatest count. So nothing is counted twice, and counts are too low only by
+    what no single node holds: frames under way between two of them.
 
     Args:
-        own: of the answering node.
-        others: of each other member, to the same question, or why there is none.
-        limit: so many seconds at most.
+        own: That of the answering node.
+        others: Each other member's answer to the same question, or why there is none.
+        limit: The most seconds.
     """
     told = {own.node: own}
     answer = pb.ListSlotsResponse(node=own.node, wheels=own.wheels)
@@ -200,7 +200,7 @@ def slots_joined(
     done = [each.progress for each in told.values() if each.HasField("progress")]
     if done:
         answer.progress.CopyFrom(max(done, key=_order))
-    # Beyond the first page that ends, not everybody has told what there is.
+    # Beyond the first page that ends, not all nodes have reported what there is.
     ends = [each.next_slot for each in told.values() if each.HasField("next_slot")]
     found: dict[int, list[pb.SlotRow]] = {}
     for row in chain.from_iterable(each.slots for each in told.values()):

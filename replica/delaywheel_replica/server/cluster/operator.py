@@ -1,8 +1,8 @@
 """Operator calls: replace a node's data folder, remove a node, set w back.
 
-Only the cleaner that leads can commit it, and it forgets what it was told with its office. So any
-node passes the call on to the leader's node, and that one repeats it to its cleaner until the
-cleaner's row shows it committed. What is refused, is refused before anything was asked for.
+Only the leading cleaner can commit it, and it forgets requests at the end of its office. So any
+node forwards the call to the leader's node, which repeats it to its cleaner until the cleaner's
+status shows it committed. Refusals come before anything is requested.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ _Answer = TypeVar("_Answer")
 
 
 def wheel_refusal(cleaner: CleanerStatus | None, node: str, storage: str, nodes: int) -> str:
-    """Returns why a node gets no wheel, as far as the registry shows; else an empty text."""
+    """Returns why a node gets no wheel, as far as the registry shows; otherwise an empty text."""
     if cleaner is None:
         return ""
     if not storage_is_replaced(cleaner, node, storage):
@@ -72,18 +72,18 @@ class Operator:
         """Prepares for calls.
 
         Args:
-            view: what the parts know of the node.
-            passing: knows the way to the leader's node.
-            members: the nodes that this one's settings name.
-            tell: tells the cleaner; what it does not hear is told again.
-            wait_s: how long a change may take to be committed.
+            view: What the parts of the node know.
+            passing: Makes calls to the leader's node.
+            members: The nodes that this one's settings name.
+            tell: Sends to the cleaner; lost messages are repeated.
+            wait_s: How long a change may take to be committed.
         """
         self._view = view
         self._passing = passing
         self._members = members
         self._tell = tell
         self._wait_s = wait_s
-        # Two words about one thing, each repeated, would replace each other without end.
+        # Two repeated requests about the same thing would replace each other without end.
         self._one_at_a_time = asyncio.Lock()
 
     async def replace(
@@ -92,8 +92,8 @@ class Operator:
         """Registers the data folder that is heard, or the one that is named, for a node.
 
         Args:
-            request: which node.
-            passed: another node has passed the call on.
+            request: Which node.
+            passed: Another node has forwarded the call.
 
         Raises:
             RefusedError: NODE_UNKNOWN, NODE_NOT_HEARD, NOTHING_TO_REPLACE, NO_LEADER,
@@ -115,8 +115,8 @@ class Operator:
         """Removes a node for good.
 
         Args:
-            request: which node.
-            passed: another node has passed the call on.
+            request: Which node.
+            passed: Another node has forwarded the call.
 
         Raises:
             RefusedError: NODE_UNKNOWN, NODE_LEADS, NODE_IN_USE, NO_LEADER, NODE_CHANGE_UNKNOWN.
@@ -137,8 +137,8 @@ class Operator:
         """Sets w back to the leader's clock.
 
         Args:
-            request: how often it was set back, as the operator knows.
-            passed: another node has passed the call on.
+            request: How often it was set back, as the operator knows.
+            passed: Another node has forwarded the call.
 
         Raises:
             RefusedError: NOTHING_TO_SET_BACK, SET_BACK_TOO_OFTEN, NO_LEADER, SET_BACK_UNKNOWN.
@@ -160,7 +160,7 @@ class Operator:
             if request.dry_run:
                 return self._told(before.set_backs, before.due_ms, after)
             if request.set_backs > before.set_backs:
-                raise RefusedError(Reason.NOTHING_TO_SET_BACK, "It never was so often")
+                raise RefusedError(Reason.NOTHING_TO_SET_BACK, "It was never set back that often")
             return self._set_back(await self._commit_set_back(before))
 
     def _progress(self) -> Progress:
@@ -206,8 +206,7 @@ class Operator:
         """Returns the answer of the leader's node to the same call; None if this node leads.
 
         Raises:
-            RefusedError: as there, `unknown` if no reason was given; or nobody leads, as far as
-                this node knows.
+            RefusedError: As there, `unknown` if no reason was given; or this node knows no leader.
         """
         if self._leads():
             return None
@@ -232,7 +231,7 @@ class Operator:
             raise RefusedError(Reason.NODE_UNKNOWN, f"Node {quoted(node)}")
 
     def _new_storage(self, node: str, wanted: str) -> str:
-        """Returns the folder that is heard; another one that was asked for may be a mistake."""
+        """Returns the folder that is heard; a different one in the request may be a mistake."""
         self._refuse_unknown(node)
         known = self._control().nodes.get(node)
         if known is None:

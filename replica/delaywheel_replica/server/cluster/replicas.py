@@ -1,20 +1,20 @@
-"""Who holds how much of each registered wheel, as this node knows it, and how far each lags.
+"""Which nodes hold how much of each registered wheel, as this node knows it, and how far each lags.
 
-| a member of a wheel | is |
+| a member of a wheel | is shown as |
 |---|---|
-| whose folder was replaced, or that was taken out | gone |
+| whose folder was replaced, or that was removed | gone |
 | that is not heard, or runs on another folder than the registered one | away |
 | that the wheel's own node waits for | in sync |
-| that cannot read some of it, or says that it may have lost something | incomplete |
-| that lacks something, or holds all and is not waited for | behind |
+| that cannot read some of it, or reports that it may have lost something | incomplete |
+| that is missing something, or holds all and is not waited for | behind |
 
-Whom a wheel's node waits for, only that node knows, while the wheel is open. Of wheels that are
-not open, and on other nodes, whoever holds everything up to the known end is in sync.
+Which members a wheel's node waits for is known only there, while the wheel is open. For wheels that
+are not open, and on other nodes, a member that holds everything up to the known end is in sync.
 
-How far behind is told twice. In frames: those up to the end that is not in what the member told
-last. In time: how long ago the oldest of these was accepted that is not finished yet. As long ago
-the member held all that there was: the two are the same moment. It is read from the frame itself,
-so it outlives restarts, and is of the clock of the wheel's node against the own one.
+Lag is given twice. In frames: those up to the end that the member did not have in its last report.
+In time: how long ago the oldest of these that is not finished yet was accepted. That long ago the
+member held everything: the two are the same moment. It is read from the frame itself, so it
+survives restarts, and compares the clock of the wheel's node with the own one.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -36,7 +36,7 @@ from delaywheel_replica.core.protocol.heartbeat import Heartbeat
 from delaywheel_replica.core.protocol.status_files import ServerStatus
 from delaywheel_replica.server.node.node_view import heartbeats_heard
 
-# Index rows looked at in one go, and how often: of a member that lacks more, the time is not told.
+# Index rows examined at once, and how often: a member that is missing more has no lag in time.
 _PIECE_ROWS: Final = 1 << 16
 _PIECES: Final = 64
 
@@ -46,9 +46,9 @@ class _Sight:
     """What is known of one node.
 
     Attributes:
-        heartbeat: its newest.
-        told_ago_ms: how old that is.
-        is_heard: it reaches this node directly.
+        heartbeat: Its newest.
+        told_ago_ms: How old that is.
+        is_heard: It reaches this node directly.
     """
 
     heartbeat: Heartbeat
@@ -62,9 +62,9 @@ def replicas_of(
     """Returns the members of every registered wheel; `lag_ms` only where nothing is missing.
 
     Args:
-        control: what is committed.
-        status: of this node's server.
-        in_sync: whom the node's open wheel waits for; none: it has none.
+        control: What is committed.
+        status: The status of this node's server.
+        in_sync: The members that the node's open wheel waits for; none: it has none.
     """
     sights = _sights(status)
     found = {}
@@ -149,9 +149,9 @@ class Lags:
         """Adds `lag_ms` to those members of a wheel that miss frames.
 
         Args:
-            wheel: which one.
-            replicas: its members.
-            floor: what is due in seconds below is finished.
+            wheel: The wheel's name.
+            replicas: Its members.
+            floor: Messages due in earlier seconds are finished.
         """
         late = [replica for replica in replicas if replica.lag_frames]
         if not late:

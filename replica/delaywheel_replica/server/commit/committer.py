@@ -1,10 +1,10 @@
 """Group commit: requests of many callers are written together, and answered once replicated.
 
-Whatever arrived while the last group was being written is the next group: no linger, so a single
-caller waits for nobody, and groups grow by themselves under load. Nothing here has a thread or a
-clock: the driver (driver.py) takes, writes and answers groups.
+Requests that arrive while a group is being written form the next one: there is no linger, so a
+single caller waits for no other, and groups grow by themselves under load. Nothing here has a
+thread or a clock: the driver (driver.py) takes, writes and answers groups.
 
-A request, and what its caller is told:
+The states of a request, and its caller's answers:
 
 ========  ==============================  =====================================================
 state     how it is reached               left for
@@ -44,16 +44,16 @@ from delaywheel_replica.server.node.refusals import Refusal
 from delaywheel_replica.server.store.store import Store
 
 _GROUP_MESSAGES: Final = 20_000
-# A group is in memory three times while it is written. A longer request is one by itself.
+# A group is in memory three times while it is written. A longer request forms its own group.
 _GROUP_BYTES: Final = 8 << 20
-# So much of what an encoder says goes into an answer.
+# How much of an encoder's error goes into an answer.
 _CAUSE_LENGTH: Final = 100
 
 _TOLD_WITHIN_S: Final = 2
-"""Who waits so long is told: for the disk to write, or for members to hold what is written.
+"""How long callers wait for the disk, or for replication, before they are answered anyway.
 
-A member that is so late has left the set a second before. So too few are left, perhaps for hours;
-another node may have enough, and is to be asked in good time.
+A member this late left the in-sync set a second ago. So too few are left, perhaps for hours;
+another node may have enough, and callers should turn to it in good time.
 """
 _WITHIN: Final = f"within {_TOLD_WITHIN_S} s"
 _NOT_WRITTEN: Final = Refusal(Reason.DISK_STALLED, f"Nothing was written {_WITHIN}")
@@ -68,9 +68,9 @@ class Committed:
     """The outcome of one request's messages.
 
     Attributes:
-        wheel: where the accepted ones are.
-        seq: the seq of the last frame of the group: through it, the request is held.
-        failed: row -> why it was not accepted.
+        wheel: The wheel of the accepted messages.
+        seq: The last frame of the group: the request is held once this frame is.
+        failed: Row -> why it was not accepted.
     """
 
     wheel: WheelId
@@ -79,17 +79,17 @@ class Committed:
 
 
 Outcome: TypeAlias = Committed | Refusal
-"""A Refusal is of the whole request: nothing of it was accepted, or (WHEEL_LOST) who knows."""
+"""A Refusal concerns the whole request: none of it was accepted, or (WHEEL_LOST) nobody knows."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Request:
-    """Some messages, or cancels, that a caller waits for.
+    """Messages, or cancels, that a caller waits for.
 
     Attributes:
-        columns: what is to be written.
-        kind: messages or cancels.
-        on_answer: to be called once.
+        columns: What to write.
+        kind: Messages or cancels.
+        on_answer: Called once.
     """
 
     columns: Columns
@@ -102,9 +102,9 @@ Answers: TypeAlias = list[tuple[Request, Outcome]]
 
 @dataclass(slots=True)
 class Group:
-    """Requests of one kind that are written together, and what became of each message.
+    """Requests of one kind that are written together, and the verdict on each message.
 
-    ``verdicts`` has a number for each message: 0 = accepted, else an index into ``reasons``.
+    ``verdicts`` has a number for each message: 0 = accepted, otherwise an index into ``reasons``.
     """
 
     requests: list[Request]
@@ -150,7 +150,7 @@ class Group:
         return later, now
 
     def places(self) -> Iterator[tuple[Request, slice]]:
-        """Yields the requests, each with its messages' places in the group."""
+        """Yields the requests, each with the range of its messages in the group."""
         begin = 0
         for request in self.requests:
             end = begin + len(request.columns)
@@ -163,9 +163,9 @@ class Wrote:
     """The part of a group that has index rows.
 
     Attributes:
-        columns: those messages that were not refused before.
-        group: the frames that count, with rows of ``columns``.
-        broken: the wheel takes no more.
+        columns: The messages that were not refused before.
+        group: The frames that count, with rows of ``columns``.
+        broken: The wheel accepts no more.
     """
 
     columns: Columns
@@ -176,7 +176,7 @@ class Wrote:
 def write(store: Store, group: Group, accepted_at_ms: int) -> Wrote:
     """Appends the messages of a group that are not refused.
 
-    Refused are, beyond what was before: messages of full and finished slots; requests that no
+    It refuses, besides earlier refusals: messages of full and finished slots; requests that no
     frame can hold, whatever encoding them raises; and, if the wheel breaks, messages that are not
     known to count.
     """
@@ -193,7 +193,7 @@ def write(store: Store, group: Group, accepted_at_ms: int) -> Wrote:
             full = (group.columns.slots == error.slot) & (group.verdicts == 0)
             group.refuse(full, Refusal(Reason.SLOT_FULL, f"Second {error.slot}"))
         except SlotFinished:
-            # The seal should have refused it; nothing was written, and the least is finished.
+            # The seal should have refused it; nothing was written, and the least slot is finished.
             finished = (group.columns.slots == columns.slots.min()) & (group.verdicts == 0)
             group.refuse(finished, Refusal(Reason.DUE_TOO_OLD, "Its second is finished"))
         except NotEncodable as error:
@@ -239,8 +239,8 @@ class Committer:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._pending: deque[tuple[int, Request]] = deque()  # with when they came
-        # What is being written, since when its first waits; empty once they were answered.
+        self._pending: deque[tuple[int, Request]] = deque()  # with their times of arrival
+        # The group being written, and since when its first request waits; empty once answered.
         self._taken: list[Request] = []
         self._taken_since_ms = 0
         self._waiting: deque[_Waiting] = deque()
@@ -291,7 +291,7 @@ class Committer:
         later, now = group.outcomes(seq)
         with self._lock:
             if not self._taken:
-                return []  # it took too long: they were told that nobody knows
+                return []  # it took too long: its callers were told that the outcome is unknown
             self._taken = []
             if later:
                 self._waiting.append(_Waiting(group.admission.wheel, seq, now_ms, later))

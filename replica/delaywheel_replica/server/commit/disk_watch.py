@@ -1,4 +1,4 @@
-"""Watches the disk for the member machine: how much room there is, and whether it hangs."""
+"""Watches the disk for the member machine: how much space is free, and whether it hangs."""
 
 import threading
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from delaywheel_replica.core.node.events import DiskState
 from delaywheel_replica.server.node.disk_space import Room, is_no_room
 
 _STALLED_MS: Final = 1_500
-"""A disk that has been at one job for this long is taken for hanging."""
+"""A disk that takes this long for one job is considered hanging."""
 
 
 class DiskWatch:
@@ -20,14 +20,14 @@ class DiskWatch:
         """Begins with a disk that has room.
 
         Args:
-            room: how much there is.
-            now_ms: the monotonic clock.
-            report: is called with each new state.
+            room: Measures the free space.
+            now_ms: The monotonic clock.
+            report: Called with each new state.
         """
         self._room = room
         self._now_ms = now_ms
         self._report = report
-        # Since when the store's thread has been at its job; None: it waits for one.
+        # Since when the store's thread has been at its job; None: it has none.
         self._busy_since_ms: int | None = None
         self._is_stalled = False
         self._lock = threading.Lock()

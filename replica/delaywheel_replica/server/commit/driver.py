@@ -1,12 +1,12 @@
 """Drives the member machine: feeds it events, and carries out its effects.
 
-The simulation and the real server run this same class; threads, queue, clocks, network and rows
-are behind `Outside` (outside.py).
+The simulation and the real server run this same class; threads, queue, clocks, network and status
+files are behind `Outside` (outside.py).
 
 ======================  =========================================  ============================
-who                     calls                                      waits for
+thread                  calls                                      waits for
 ======================  =========================================  ============================
-heartbeat thread             ``tick``, ``status``                       the lock
+heartbeat thread        ``tick``, ``status``                       the lock
 threads of peers        ``received``, ``disconnected``             the lock; about frames also
                                                                    for the disk
 event loop              ``cleaner_told``, ``submit``, ``status``   the lock
@@ -16,24 +16,24 @@ store thread, those     ``do``: the jobs, in order                 the disk
 that may wait for it
 ======================  =========================================  ============================
 
-- The machine is stepped under one lock, with clocks read under it, and nothing else is done there:
-  no step ever waits for a disk, so a slow one delays no heartbeat and no row.
-- What cannot fail (`Send`, `Tell`, `Acknowledge`) is done at once by whoever steps, outside the
-  lock. Two threads may overtake each other in that; the machine bears it
+- The machine is stepped under one lock, and clocks are read under it; nothing else is done there.
+  No step ever waits for a disk, so a slow disk delays no heartbeat and no status.
+- Effects that cannot fail (`Send`, `Tell`, `Acknowledge`) are done at once by the stepping thread,
+  outside the lock. Two threads may overtake each other there; the machine tolerates that
   (core/protocol/messages.py), and an acknowledgement names its wheel.
-- What touches the disk becomes jobs, put into the queue in the order of the steps: those that are
-  answered as one job, each of the rest by itself (core/member/member.py says why). The groups of
-  callers are jobs of the same queue. So the store has one writer at a time, which sees all in one
-  order.
-- What a peer sends of frames is written and answered by the thread that has read it, unless another
-  one is at work (threads.py): a hand-over costs more than the job.
-- Nothing holds a caller's group for long (time_sharing.py): what deletes files, or verifies wheels,
-  is done in steps, each a job of its own, and other jobs of many frames let a group in between two
-  pieces. So groups may overtake other jobs. Of two effects only these may be overtaken: what is
-  being deleted is finished, whatever else is done to its wheel meanwhile, and with a wheel that is
-  being verified nothing else is done.
-- A group steps the machine once, when it is written (`Written`). From being let in until then its
-  seal rests (core/wheels/open_wheel.py).
+- Effects that touch the disk become jobs, queued in the order of the steps: those that are
+  answered form one job, each other one a job of its own (core/member/member.py says why).
+  Callers' groups are jobs of the same queue. So the store has one writer at a time, which does
+  everything in one order.
+- Frames from a peer are written and answered by the thread that has read them, unless another one
+  is at work (threads.py): a hand-over costs more than the job.
+- Nothing delays a caller's group for long (time_sharing.py): deleting files and verifying wheels is
+  done in steps, each a job of its own, and other jobs of many frames let a group in between two
+  pieces. So groups may overtake other jobs. Among effects, only deletions and verifications may be
+  overtaken: deletions concern only what is finished, whatever else is done to the wheel meanwhile,
+  and nothing else is done to a wheel that is being verified.
+- A group steps the machine once, when it is written (`Written`). From its admission until then the
+  seal does not move (core/wheels/open_wheel.py).
 """
 
 from __future__ import annotations
@@ -115,9 +115,9 @@ class Driver:
     """One node's server, without threads, calls and status files; see the module.
 
     Attributes:
-        machine: decides; to be asked nothing without the lock but by tests.
-        refusal: why no messages are taken now, as of the last step; None: they are.
-        floor: the greatest that was to be swept.
+        machine: The member machine; tests alone may use it without the lock.
+        refusal: Why no messages are accepted, as of the last step; None: they are.
+        floor: The greatest floor to which a sweep was requested.
     """
 
     def __init__(
@@ -132,11 +132,11 @@ class Driver:
         """Begins with what the store has found.
 
         Args:
-            config: how the node takes part.
-            store: its data folder.
-            outside: what surrounds it.
-            message_bytes: frames of so many bytes go in one message; but one frame always.
-            turn_at_most: so many frames or files at most make a turn; None: as time allows.
+            config: How the node takes part.
+            store: Its data folder.
+            outside: The driver's environment.
+            message_bytes: The most bytes of frames in one message, unless it has a single frame.
+            turn_at_most: The most frames or files in a turn; None: as many as the time allows.
         """
         started = Started(
             store.state, store.held_wheels(), outside.now_ms(), unverified=store.unverified
@@ -165,7 +165,7 @@ class Driver:
         self._accepted: tuple[WheelId, int] | None = None
         self._lock = threading.Lock()
 
-    # --- what is asked, on any thread
+    # --- queries, on any thread
 
     def status(self) -> ServerStatus:
         """Returns a new status."""
@@ -179,10 +179,10 @@ class Driver:
         with self._lock:
             return self.machine.in_sync
 
-    # --- what happens, on any thread
+    # --- events, on any thread
 
     def tick(self) -> None:
-        """Handles a tick; to be called every 100 ms."""
+        """Handles a tick; call it every 100 ms."""
         self._step(Tick)
         self._disk.tick()
         overdue = self._committer.overdue(self._outside.now_ms())
@@ -190,10 +190,10 @@ class Driver:
             self._outside.answer(overdue)
 
     def received(self, sender: str, message: PeerMessage) -> None:
-        """Takes a message of another node. One about frames may wait for the disk here.
+        """Handles a message of another node. One about frames may wait for the disk here.
 
         Raises:
-            MalformedError: no node can mean it; nothing was done.
+            MalformedError: The message is impossible; nothing was done.
         """
         check(sender, message)
         here = isinstance(message, ABOUT_FRAMES)
@@ -204,7 +204,7 @@ class Driver:
         self._step(lambda now_ms, _: Disconnected(peer, now_ms))
 
     def cleaner_told(self, status: CleanerStatus | None) -> None:
-        """Takes the newest status of the cleaner; None: it is not alive."""
+        """Handles the newest status of the cleaner; None: it is not alive."""
         self._step(lambda now_ms, wall_ms: CleanerReported(status, now_ms, wall_ms))
 
     def published(self, wheel: WheelId, seq: int) -> None:
@@ -228,7 +228,7 @@ class Driver:
         """Puts written data on the medium; may wait for it.
 
         Raises:
-            OSError: it refused; the next call tries again.
+            OSError: The medium reported an error; the next call tries again.
         """
         wheel = self._store.wheel
         try:
@@ -259,8 +259,8 @@ class Driver:
         """Steps the machine; the event is made from the clocks.
 
         Args:
-            event_at: makes the event.
-            here: the caller may wait for the disk.
+            event_at: Makes the event.
+            here: The caller may wait for the disk.
         """
         outside = self._outside
         with self._lock:
@@ -294,9 +294,10 @@ class Driver:
         return at_once
 
     def _do_at_once(self, effects: list[Effect]) -> None:
-        """Answers callers first and updates the status last, which only the cleaner reads.
+        """Answers callers first, and updates the status last, since only the cleaner reads it.
 
-        But who cancels has the cleaner commit as soon as he is answered: it should know then.
+        But a caller of a cancel wakes the cleaner as soon as it is answered: the status must be new
+        by then.
         """
         answers: Answers = []
         for effect in effects:
@@ -351,7 +352,8 @@ class Driver:
     def do_next(self, effects: deque[Effect]) -> None:
         """Carries out the first of these effects; if it fails, the others are dropped.
 
-        Many short ones take long as well: a group that has waited for a turn goes before the next.
+        Many short effects take long as well: a group that has waited for a turn goes before the
+        next one.
         """
         if self._committer.waits_ms(self._outside.now_ms()) >= TURN_MS:
             self._write_group()
@@ -436,7 +438,7 @@ class Driver:
         return Group.of(requests, admission)
 
     def _accept_at_ms(self, wheel: WheelId) -> int:
-        """Returns the wall clock, never decreasing within a wheel, since the books depend on it."""
+        """Returns the wall clock, never decreasing within a wheel: the ledger depends on that."""
         before = self._accepted
         now_ms = self._outside.wall_ms()
         if before is not None and before[0] == wheel:

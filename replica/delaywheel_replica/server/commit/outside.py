@@ -14,7 +14,7 @@ from delaywheel_replica.server.commit.committer import Answers
 
 @dataclass(frozen=True, slots=True)
 class GroupJob:
-    """Write the requests that have come so far."""
+    """Write the requests that have been queued so far."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Outside(Protocol):
         """Has queued jobs carried out by `Driver.do`.
 
         Args:
-            here: the caller may wait for the disk, and do them itself.
+            here: The caller may wait for the disk, and do them itself.
         """
 
     def happened(self, event: Event) -> None:

@@ -1,4 +1,4 @@
-"""Frames from and for other nodes, on the store's thread: written as a mirror, read for one."""
+"""Frames from and for other nodes, on the store's thread: written as a mirror, read to be sent."""
 
 from collections import deque
 from collections.abc import Callable
@@ -29,14 +29,14 @@ class PeerFrames:
         """Prepares for the first frames.
 
         Args:
-            store: has the frames.
-            outside: clock, queue and network.
-            write_group: writes the callers' group that waits, if there is one.
-            tell: steps the machine with an event.
-            wrote: is called with the length of what was written.
-            message_bytes: frames of so many bytes go in one message; but one frame always.
-            batch_frames: at most so many frames go in one message.
-            turn_at_most: at most so many frames make a turn; None: as time allows.
+            store: The store that has the frames.
+            outside: Clock, queue and network.
+            write_group: Writes the waiting group of callers, if there is one.
+            tell: Steps the machine with an event.
+            wrote: Called with the length of what was written.
+            message_bytes: The most bytes of frames in one message, unless it has a single frame.
+            batch_frames: The most frames in one message.
+            turn_at_most: The most frames in a turn; None: as many as the time allows.
         """
         self._store = store
         self._outside = outside
@@ -55,7 +55,7 @@ class PeerFrames:
         """Writes another node's frames, in pieces; a piece without any frame ends the work.
 
         Raises:
-            OSError: the medium refused.
+            OSError: The medium reported an error.
         """
         held: Held | None = None
         frames = effect.frames
@@ -75,7 +75,7 @@ class PeerFrames:
     def serve(self, effect: Serve, *, floor: int) -> None:
         """Sends a push completely, in as many messages as needed; a fetch in one message.
 
-        What of a push takes longer than a turn goes behind all that came meanwhile.
+        If a push takes longer than a turn, its rest queues behind all that came meanwhile.
         """
         first_seq = effect.first_seq
         turn = self._turn()

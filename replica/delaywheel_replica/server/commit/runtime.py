@@ -1,6 +1,6 @@
 """The driver's environment in a real process: see `outside.Outside`.
 
-Also where a node's log tells of its wheels: they are what an operator follows.
+It also logs what happens to the node's wheels, which operators follow.
 """
 
 import asyncio
@@ -40,9 +40,9 @@ class Surroundings:
     """Clocks, threads, network, callers and books.
 
     Attributes:
-        pid: of the process.
-        network: to the other nodes; None: there are none, or none yet.
-        left: set while node.json names no wheel as open. For the event loop.
+        pid: The process's id.
+        network: The network to the other nodes; None: there are none, or not yet.
+        left: Set while node.json names no wheel as open. For the event loop.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Surroundings:
         self._ledger.enter(wheel, columns, group, accepted_at_ms)
 
     def happened(self, event: Event) -> None:
-        """Logs wheels, and what the disk refuses."""
+        """Logs events of wheels, and refusals of the disk."""
         match event:
             case Opened():
                 _log.info("wheel opened", wheel=str(event.wheel))

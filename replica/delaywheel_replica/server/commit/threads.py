@@ -1,7 +1,7 @@
-"""The server's two own threads: the one that touches the disk, and the one that never waits for it.
+"""The server's two own threads: one touches the disk, the other never waits for it.
 
-The row is written at each tick, and at once, by whoever has something to tell. What many have to
-tell within some milliseconds becomes one row, or rows would take a core under load.
+The status is written at each tick, and at once when a thread has something to report. Reports
+within a few milliseconds share one write; otherwise writing would use a whole core under load.
 """
 
 import threading
@@ -25,15 +25,16 @@ class StoreThread:
     """Carries out the driver's jobs: in order, by one thread at a time.
 
     Most jobs cost less than handing them to another thread. So a thread that may wait for the disk
-    does them itself, if nobody is at it; for all others there is a thread.
+    does them itself if no other thread is at it; all others leave them to this thread.
     """
 
     def __init__(self) -> None:
-        """Prepares; ``start`` starts the thread."""
+        """Does nothing before ``start``."""
         self._jobs: deque[Job] = deque()
         self.put = self._jobs.append
         self._driver: Driver | None = None
-        # Held by who works. Who finds it held leaves it to the holder, who looks again afterwards.
+        # Held by the working thread. A thread that finds it held leaves its job to the holder,
+        # which looks again afterwards.
         self._turn = threading.Lock()
         self._worker: int | None = None
         self._wakes: SimpleQueue[None] = SimpleQueue()
@@ -41,23 +42,23 @@ class StoreThread:
         self._thread: threading.Thread | None = None
 
     def do_some(self, driver: Driver) -> None:
-        """Carries out the jobs there are, and those they cause; before `start`.
+        """Carries out the present jobs, and those they cause; before `start`.
 
-        What is left when some time has passed is for the thread: it is about old wheels.
+        What is left after some time is done on the thread: it concerns old wheels.
         """
         until = time.monotonic() + _BEFORE_START_S
         while self._jobs and time.monotonic() < until:
             driver.do(self._jobs.popleft())
 
     def start(self, driver: Driver) -> None:
-        """Starts the thread with the jobs there are."""
+        """Starts the thread with the present jobs."""
         self._driver = driver
         self._wakes.put(None)
         self._thread = threading.Thread(target=self._run, name="store", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Blocks until all jobs that were put before are done, then ends the thread."""
+        """Blocks until all jobs queued before are done, then ends the thread."""
         self._has_ended = True
         self._wakes.put(None)
         if self._thread is not None:
@@ -67,11 +68,11 @@ class StoreThread:
         """Has the queued jobs carried out.
 
         Args:
-            here: the caller may wait for the disk. It does the jobs that are there by now, and
-                leaves to the thread what is put meanwhile: it has a peer to listen to.
+            here: The caller may wait for the disk. It does the present jobs, and leaves those
+                queued meanwhile to the thread, because it has a peer to read from.
         """
         if self._driver is None or self._worker == threading.get_ident():
-            return  # it begins with them; or goes on with them
+            return  # it begins with them, or continues with them
         if here and self._turn.acquire(blocking=False):
             self._do(self._driver, len(self._jobs))
         if self._jobs and not self._turn.locked():
@@ -82,17 +83,17 @@ class StoreThread:
         while not self._has_ended:
             self._wakes.get()
             self._do_rest(self._driver)
-        with self._turn:  # whoever is at it ends it
+        with self._turn:  # the holder of the turn ends it
             pass
         self._do_rest(self._driver)
 
     def _do_rest(self, driver: Driver) -> None:
-        while self._jobs:  # others may have done them until it is our turn
+        while self._jobs:  # others may have done them before our turn
             self._turn.acquire()
             self._do(driver, len(self._jobs))
 
     def _do(self, driver: Driver, most: int) -> None:
-        """Carries out jobs while holding the turn, which it then returns."""
+        """Carries out jobs while holding the turn, then releases it."""
         self._worker = threading.get_ident()
         try:
             for _ in range(most):
@@ -106,11 +107,11 @@ class HeartbeatThread:
     """Ticks, and writes ``server.row``. ``tell`` may be called on any thread."""
 
     def __init__(self, path: Path, *, wake: Callable[[], object]) -> None:
-        """Prepares; ``start`` starts the thread.
+        """Does nothing before ``start``.
 
         Args:
-            path: of the row.
-            wake: has the cleaner look at the row now.
+            path: The path of the status file.
+            wake: Wakes the cleaner, so that it reads the status now.
         """
         self._row = RowWriter(path)
         self._wake = wake

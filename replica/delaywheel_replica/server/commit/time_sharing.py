@@ -1,20 +1,21 @@
 """How the store's only thread divides its time between callers and long work.
 
 Callers' groups, mirrored frames, and everything the member machine waits for go through one queue,
-in order. On a slow disk a single file may take 50 ms to open, to sync or to delete, and some work
-is about thousands of files. So none of it is one job:
+in order. On a slow disk it may take 50 ms to open, sync or delete a single file, and some work
+concerns thousands of files. So none of that work is a single job:
 
 =====================  ==========================================================================
 work                   done
 =====================  ==========================================================================
-sweep, delete a wheel, in steps (`LongWork`), each of which goes behind all that came meanwhile
+sweep, delete a wheel, in steps (`LongWork`), each queued behind all that came meanwhile
 verify a wheel
 mirror, serve          in pieces, each as many frames as one `Turn` takes
 repair, cut            file by file
 =====================  ==========================================================================
 
-Between two pieces or files, one waiting group of callers is written. A turn is at least one file.
-Before a next effect a group is written that has waited for a turn: many short ones take long, too.
+Between two pieces or files, one waiting group of callers is written. A turn handles at least one
+file. A group that has waited for a turn is written before the next effect, since many short effects
+take long, too.
 """
 
 from collections import deque
@@ -38,22 +39,22 @@ from delaywheel_replica.server.store.store import Store
 TURN_MS: Final = 40
 
 AllOfAWheel: TypeAlias = Sweep | DeleteWheel | VerifyWheel
-"""What is about any number of files."""
+"""Effects that concern any number of files."""
 
 
 class Turn:
     """One turn of a long job: at least one file or frame, and no more once it is over.
 
     Attributes:
-        has_ended: it is over.
+        has_ended: Whether it is over.
     """
 
     def __init__(self, now_ms: Callable[[], int], most: int | None = None) -> None:
         """Begins the turn.
 
         Args:
-            now_ms: the monotonic clock.
-            most: so many files or frames at most; None: as many as the time allows.
+            now_ms: The monotonic clock.
+            most: The most files or frames; None: as many as the time allows.
         """
         self._now_ms = now_ms
         self._until_ms = now_ms() + TURN_MS
@@ -61,7 +62,7 @@ class Turn:
         self.has_ended = False
 
     def is_over(self) -> bool:
-        """Whether the turn is over; to be called after each file or frame."""
+        """Whether the turn is over; call it after each file or frame."""
         if self._left is not None:
             self._left -= 1
         self.has_ended = self._left == 0 or self._now_ms() >= self._until_ms
@@ -71,19 +72,19 @@ class Turn:
 class LongWork:
     """Work on any number of files, in steps. For the store's thread.
 
-    What frees the disk is done first: verifying may take minutes.
+    Work that frees disk space comes first: verifying may take minutes.
 
     Attributes:
-        verifies: wheels are verified; not when the process is to end.
+        verifies: Whether wheels are verified; false once the process is to end.
     """
 
     def __init__(self, store: Store, now_ms: Callable[[], int], *, most_files: int | None) -> None:
         """Begins without work.
 
         Args:
-            store: whose files they are.
-            now_ms: the monotonic clock.
-            most_files: a step is about no more; None: as many as a turn takes.
+            store: The store with the files.
+            now_ms: The monotonic clock.
+            most_files: The most files in a step; None: as many as a turn allows.
         """
         self._store = store
         self._now_ms = now_ms
@@ -96,7 +97,7 @@ class LongWork:
     def begin(self, effect: AllOfAWheel) -> bool:
         """Adds an effect; returns whether it is the first, so that a step has to be queued.
 
-        A sweep raises the floor at once; one that has not begun to delete gives way to it.
+        A sweep raises the floor at once, and replaces an earlier one that has not begun to delete.
         """
         is_first = not self._deleting and not self._verifying
         match effect:

@@ -1,7 +1,7 @@
 """Regular work for the disk: checkpoints, measuring free space, the cache of topics.
 
-On a thread of its own: a checkpoint waits for the medium, for seconds if it must, and nothing
-waits for a checkpoint. It spares the next start after a crash of the machine, no more.
+On a thread of its own: a checkpoint waits for the medium, for seconds if necessary, and nothing
+waits for a checkpoint. It only saves work at the next start after a crash of the machine.
 """
 
 import threading
@@ -26,12 +26,13 @@ class Upkeep:
         checkpoint: Callable[[], None],
         written: Callable[[], object],
     ) -> None:
-        """Prepares; ``start`` starts the thread.
+        """Does nothing before ``start``.
 
         Args:
-            look: sees how much room there is.
-            checkpoint: makes one.
-            written: says how far everything is written: while that rests, no checkpoint is made.
+            look: Measures the free space.
+            checkpoint: Makes a checkpoint.
+            written: Returns how far everything is written: no checkpoint is made while that does
+                not change.
         """
         self._look = look
         self._checkpoint = checkpoint
@@ -42,12 +43,12 @@ class Upkeep:
         self._thread = threading.Thread(target=self._run, name="upkeep", daemon=True)
 
     def start(self) -> None:
-        """Looks at the disk once, then starts the thread."""
+        """Measures the disk once, then starts the thread."""
         self._look()
         self._thread.start()
 
     def end(self) -> None:
-        """Has the thread end when it is done with what it is at; does not wait for that."""
+        """Has the thread end after its present work; does not wait for that."""
         self._ended.set()
 
     def stop(self) -> None:

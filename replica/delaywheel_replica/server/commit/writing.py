@@ -1,4 +1,4 @@
-"""From the event loop to the driver's groups and back: one future for each request."""
+"""Connects the event loop with the driver's groups: one future for each request."""
 
 import asyncio
 from functools import partial
@@ -12,16 +12,17 @@ from delaywheel_replica.server.node.refusals import Refusal, RefusedError
 
 
 class Writing:
-    """Submits requests to the driver. For the event loop's thread, on which it is made."""
+    """Submits requests to the driver. For the thread of the event loop that makes it."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
         self._loop = asyncio.get_running_loop()
 
     def submit(self, columns: Columns, kind: Kind = Kind.MESSAGES) -> "asyncio.Future[Committed]":
-        """Has a request's messages written; the answer comes once they may be acknowledged.
+        """Submits a request's messages; returns the answer once they may be acknowledged.
 
-        It is a RefusedError when none of them was accepted, or (WHEEL_LOST) that is not known.
+        The answer is a RefusedError if none of them was accepted, or (WHEEL_LOST) if that is
+        unknown.
         """
         answer: asyncio.Future[Committed] = self._loop.create_future()
         self._driver.submit(Request(columns, kind, partial(_settle, answer)))
@@ -40,6 +41,6 @@ def _settle(answer: "asyncio.Future[Committed]", outcome: Outcome) -> None:
         return
     if isinstance(outcome, Refusal):
         answer.set_exception(RefusedError(outcome.reason, outcome.detail))
-        answer.exception()  # read now: of a caller that gave up asyncio would log an error
+        answer.exception()  # retrieved now, or asyncio would log it for a caller that gave up
     else:
         answer.set_result(outcome)

@@ -1,10 +1,10 @@
 """Bounds on bytes that were received and not yet answered: per caller and in total.
 
-A caller is one connection. Without these bounds a slow disk would turn into memory, and so would a
+A caller is one connection. Without these bounds a slow disk would fill the memory, and so would a
 caller that does not read: an answer is counted until it is on its way to the caller.
 
-A request counts with its bytes and so much for each message, however short: what is made of it, and
-its answer, are not shorter.
+A request counts with its bytes plus a fixed cost per message, however short: its decoded form and
+its answer are at least as long.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ MESSAGE_COST_BYTES: Final = 320
 
 
 def cost_bytes(request: bytes, messages: int) -> int:
-    """Returns how many bytes a request counts while it is in flight."""
+    """Returns how many bytes a request counts for while it is in flight."""
     return len(request) + messages * MESSAGE_COST_BYTES
 
 
@@ -42,13 +42,13 @@ class Admission:
         await self._idle.wait()
 
     async def wait_for_room(self, caller: str, length_bytes: int) -> None:
-        """Waits until this caller's own bound has room for so many more bytes."""
+        """Waits until this caller's own bound has room for this many more bytes."""
         while not self.caller_has_room(caller, length_bytes):
             self._less.clear()
             await self._less.wait()
 
     def caller_has_room(self, caller: str, length_bytes: int) -> bool:
-        """Whether this caller's own bound has room for so much; an idle caller always has."""
+        """Whether this caller's own bound has room for this much; an idle caller always has."""
         in_flight = self._callers.get(caller, 0)
         return in_flight == 0 or in_flight + length_bytes <= self._max_caller_bytes
 
@@ -75,7 +75,7 @@ class Admission:
     def hold_answer(self, caller: str, length_bytes: int) -> Callable[[], None]:
         """Counts an answer; the returned function must be called once, when the caller has it.
 
-        It is made already, so it is never refused: its request was counted with it.
+        The answer exists already, so it is never refused: its request was counted with it.
         """
         self._count(caller, length_bytes)
         return partial(self._give_back, caller, length_bytes)
@@ -97,15 +97,15 @@ class Admission:
         left = self._callers.get(caller, 0) - length_bytes
         if left:
             self._callers[caller] = left
-        else:  # nothing was counted of an empty answer
+        else:  # an empty answer was not counted
             self._callers.pop(caller, None)
 
 
 class Ticket:
     """One admitted request; leaving its context returns it, unless it was handed on.
 
-    A caller that goes away does not take back what it sent: what the writer has is counted until
-    it is written.
+    A caller that goes away does not take back what it sent: what the writer has is counted until it
+    is written.
     """
 
     __slots__ = ("_admission", "_caller", "_handed_on", "_length_bytes")

@@ -1,10 +1,9 @@
 """gRPC calls as bytes: admitted, read, dispatched, and their answers counted.
 
-gRPC would read a request, and make objects of it, before anybody is asked. So every call is taken
-as a stream of bytes here, of which one message is read when there is room for it; on the wire the
-two are the same. Answers leave as bytes, which are counted until gRPC has passed them on. Of what
-is written to a stream that is known; of a unary call's answer it is not: nobody is told when its
-caller went away before.
+gRPC would read a request, and decode it, before anything could refuse it. So every call is treated
+as a stream of bytes, from which one message is read when there is room for it; on the wire the two
+are the same. Answers leave as bytes, which are counted until gRPC has passed them on. Writes to a
+stream report that; for a unary call's answer, nothing reports that its caller went away before.
 """
 
 import asyncio
@@ -24,13 +23,13 @@ from delaywheel_replica.server.node.answering import Answer, Context, defect
 from delaywheel_replica.server.node.counts import Counts
 from delaywheel_replica.server.node.refusals import Refusal, RefusedError, abort
 
-# Whoever asks names a message or a second: no such request is longer.
+# Queries name a message or a second: no such request is longer.
 _QUESTION_BYTES: Final = 1 << 16
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
 Work: TypeAlias = Callable[[bytes, Context], Awaitable[Answer]]
-"""Answers a call, or raises why not."""
+"""Answers a call, or raises the refusal."""
 
 StreamWork: TypeAlias = Callable[[Context], Awaitable[None]]
 """Reads and answers a stream until it ends."""
@@ -40,8 +39,8 @@ class Answers(NamedTuple):
     """Bounds on answers to questions, separate from what producers have in flight.
 
     Attributes:
-        admission: counts them.
-        length_bytes: how long the answer to a request may get.
+        admission: Counts them.
+        length_bytes: The greatest length of the answer to a request.
     """
 
     admission: Admission
@@ -66,10 +65,10 @@ class Calls:
         """Returns handlers for all calls of a service.
 
         Args:
-            service: which one.
-            servicer: has a method for each call, as gRPC's generated classes have.
-            raw: handlers of those calls that take bytes.
-            name: by which it is called; absent: its own.
+            service: The service's descriptor.
+            servicer: Has a method for each call, as gRPC's generated classes have.
+            raw: Handlers of those calls that accept bytes.
+            name: The name by which it is called; absent: its own.
         """
         handlers = {
             method.name: raw.get(method.name) or self._handler(method, servicer)
@@ -101,8 +100,8 @@ class Calls:
     ) -> Handler:
         """Returns a handler that counts the call and ends it with an answer or a reason.
 
-        What it raises gRPC would log with all that is known of it: nothing that a caller does may
-        come so far.
+        gRPC would log any exception with everything it knows about it: nothing that a caller does
+        may cause that.
         """
 
         async def handle(_: object, context: Context) -> None:

@@ -1,4 +1,4 @@
-"""Decodes a request of columns, whose consistency concerns the whole request."""
+"""Decodes a request of columns, which must be consistent as a whole."""
 
 from collections.abc import Mapping
 from typing import TypeVar
@@ -96,7 +96,7 @@ class _Packed:
         return np.frombuffer(self._request, little, items, begin).astype(dtype)
 
     def optional(self, name: str, dtype: type[_Scalar]) -> NDArray[_Scalar]:
-        """Returns a column that may be absent, in which case no message has a value."""
+        """Returns a column that may be absent: then no message has a value."""
         begin, end = self._places.get(name, (0, 0))
         if begin == end:
             return np.full(self._messages, -1, dtype=dtype)
@@ -111,4 +111,4 @@ def _text(request: bytes, span: Span) -> str:
     try:
         return request[span[0] : span[1]].decode()
     except UnicodeDecodeError as error:
-        raise RefusedError(Reason.REQUEST_MALFORMED, "A topic that is no UTF-8") from error
+        raise RefusedError(Reason.REQUEST_MALFORMED, "A topic that is not UTF-8") from error

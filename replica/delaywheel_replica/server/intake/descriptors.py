@@ -1,13 +1,14 @@
-"""Divides the process's descriptors, so that callers never take those that the wheel needs.
+"""Divides the process's descriptors so that callers never take those that the wheel needs.
 
 | share | of the limit | at most |
 |---|---|---|
-| the reserve: index segments, readers, logs, peers, HTTP, libraries | a quarter | 1,024 |
+| reserve: index segments, readers, logs, peers, HTTP, libraries | a quarter | 1,024 |
 | connections of callers | a quarter of the rest | 4,096 |
 | open slot files | what is left | 8,192 |
 
-Beyond its connections gRPC closes each new one as soon as it is made: the caller finds the node
-unavailable and goes to another one. Beyond its files the node closes those that it needs least.
+gRPC closes connections beyond this number as soon as they are made: the caller sees the node as
+unavailable and uses another one. Beyond the number of files, the node closes those that it needs
+least.
 """
 
 from dataclasses import dataclass
@@ -24,8 +25,8 @@ class Descriptors:
     """How many descriptors each part may use.
 
     Attributes:
-        connections: of callers.
-        slot_files: kept open.
+        connections: For connections of callers.
+        slot_files: For open slot files.
     """
 
     connections: int
@@ -36,8 +37,8 @@ def share_out(limit: int, *, open_files: int | None = None) -> Descriptors:
     """Divides the descriptors that the process may have.
 
     Args:
-        limit: so many.
-        open_files: slot files, where the operator has set how many.
+        limit: How many there are.
+        open_files: Slot files, if the operator has set a number.
     """
     rest = limit - min(limit // 4, _RESERVE_AT_MOST)
     connections = min(rest // 4, _CONNECTIONS_AT_MOST)

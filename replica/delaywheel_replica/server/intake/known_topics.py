@@ -1,26 +1,27 @@
 """Which topics Kafka has, as far as this node knows.
 
-Only what Kafka said just now refuses a message: that it has no such topic, or no such partition,
-or takes nothing so large. In doubt (Kafka away, no answer in time) the message is accepted: should
-the doubt be right at its due, it goes to the dead letters, and nothing is lost.
+Only a fresh report from Kafka refuses a message: Kafka has no such topic or partition, or accepts
+nothing so large. In doubt (Kafka away, no answer in time) the message is accepted: if the doubt
+proves right at its due, it becomes a dead letter, and nothing is lost.
 
 =====================  ========================================  ===============================
 known of a topic       how                                       a message for it
 =====================  ========================================  ===============================
-present, and suits it  told, or found in ``topics.json``         accepted, at once
-present, and does not  told, and the telling is under 2 s old    refused, at once
-the same               the telling is older, or from the file    the cleaner is asked; refused
-                                                                 if it says so in time
-absent                 told, and the telling is under 2 s old    refused, at once
-nothing                neither, or the telling of absence is     the cleaner is asked; accepted
-                       old                                       unless it says "absent" in time
+present, and suits it  reported, or found in ``topics.json``     accepted, at once
+present, and does not  reported less than 2 s ago                refused, at once
+the same               reported earlier, or from the file        the cleaner is asked; refused
+                                                                 if it confirms it in time
+absent                 reported less than 2 s ago                refused, at once
+nothing                no report, or an old one of absence       the cleaner is asked; accepted
+                                                                 unless it says "absent" in time
 =====================  ========================================  ===============================
 
 The cleaner is asked for ``ASKED_AT_MOST`` names at a time. While so many wait for its answer,
-messages for further names that nothing is known of are refused with BACKPRESSURE: whoever invents
-names overloads neither the cleaner nor Kafka.
+messages for further unknown names are refused with BACKPRESSURE: callers that invent names overload
+neither the cleaner nor Kafka.
 
-A request may have thousands of topics, so judging it is for any thread; only asking is the loop's.
+A request may have thousands of topics, so it may be judged on any thread; only the loop's thread
+asks the cleaner.
 """
 
 import asyncio
@@ -45,13 +46,13 @@ from delaywheel_replica.server.node.refusals import Refusal
 ANSWER_WAIT_S: Final = 1.2
 FRESH_FOR_MS: Final = 2_000
 ASKED_AT_MOST: Final = 1_000
-# A caller may invent names without end, and Kafka may have very many.
+# Callers may invent names without end, and Kafka may have very many topics.
 _ABSENT_BYTES: Final = 2 << 20
 _PRESENT_BYTES: Final = 16 << 20
 _ENTRY_BYTES: Final = 300
 _NO_BOUND: Final = 1 << 62
 _UNASKED: Final = Refusal(
-    Reason.BACKPRESSURE, f"Kafka is being asked for {ASKED_AT_MOST} topics that nobody knows"
+    Reason.BACKPRESSURE, f"Kafka is being asked about {ASKED_AT_MOST} unknown topics"
 )
 
 
@@ -71,14 +72,15 @@ class KnownTopics:
         refuses_absent: bool,
         wait_s: float = ANSWER_WAIT_S,
     ) -> None:
-        """Reads the cache of an earlier life.
+        """Reads the cache of an earlier process.
 
         Args:
-            disk: where the cache lies.
-            path: the cache.
-            ask: sends a question to the cleaner.
-            refuses_absent: False when missing topics are created at their due.
-            wait_s: how long an unknown topic is waited for.
+            disk: Where the cache lies.
+            path: The path of the cache.
+            ask: Sends a question to the cleaner.
+            refuses_absent: Whether missing topics refuse messages; false if they are created at the
+                due.
+            wait_s: How long to wait for an answer about an unknown topic.
         """
         self._disk = disk
         self._path = path
@@ -89,7 +91,7 @@ class KnownTopics:
         self._absent_ms = BoundedTable[str, int](_ABSENT_BYTES)
         for name, info in _load(disk, path).items():
             self._keep(name, _Told(info, None))
-        # Topic -> which question it is that the cleaner has not answered yet.
+        # Topic -> the number of the question that the cleaner has not answered yet.
         self._asked: dict[str, object] = {}
         self._waiters: set[_Waiter] = set()
         self._unsaved = False
@@ -105,7 +107,7 @@ class KnownTopics:
         return [name for name in names if is_topic_name(name) and not self._is_absent(name)]
 
     async def find_out(self, names: Iterable[str]) -> Collection[str]:
-        """Waits briefly for the cleaner's answers; returns topics that could not be asked for."""
+        """Waits briefly for the cleaner's answers; returns topics that could not be asked about."""
         waiting: dict[str, object] = {}
         unasked = set()
         for name in names:
@@ -118,7 +120,7 @@ class KnownTopics:
                 waiting[name] = question
         if waiting:
             await self._wait(set(waiting))
-        # Whoever else waits for these waits in vain as well; the next to come asks again.
+        # Other callers that wait for these wait in vain as well; the next caller asks again.
         self._settle([name for name, asked in waiting.items() if self._asked.get(name) is asked])
         return unasked
 
@@ -132,11 +134,11 @@ class KnownTopics:
             self._waiters.discard(waiter)
 
     def judge(self, batch: Batch, unasked: Collection[str]) -> None:
-        """Refuses messages that Kafka would not take, as far as is known now. For any thread.
+        """Refuses messages that Kafka would not accept, as far as known now. For any thread.
 
         Args:
-            batch: of decoded messages.
-            unasked: those of its topics that `find_out` could not ask for.
+            batch: Decoded messages.
+            unasked: Those of its topics that `find_out` could not ask about.
         """
         told = self._told_of(batch)
         fresh = [known if known and known.is_fresh else None for known in told]
@@ -191,8 +193,8 @@ class KnownTopics:
     def _settle(self, names: Sequence[str]) -> None:
         """Ends the waiting for these topics.
 
-        Many callers may wait for the same thousand: a future a name, with a callback for each of
-        them, would hold up the loop when they come.
+        Many callers may wait for the same thousand topics: a future for each name, with a callback
+        for each caller, would hold up the loop when the answers come.
         """
         for name in names:
             self._asked.pop(name, None)
@@ -207,8 +209,8 @@ class _Waiter:
     """A caller that waits for the cleaner's answer.
 
     Attributes:
-        names: of the topics that are left.
-        settled: once none is.
+        names: The topics that are still unanswered.
+        settled: Resolved once there is none.
     """
 
     names: set[str]
@@ -220,8 +222,9 @@ class _Told:
     """What is known of an existing topic.
 
     Attributes:
-        info: of it.
-        checked_at_ms: when Kafka was asked, on the monotonic clock; None: before this process.
+        info: What the cleaner reported.
+        checked_at_ms: When Kafka was asked, on the monotonic clock; None: before this process
+            started.
     """
 
     info: TopicInfo
@@ -249,8 +252,8 @@ def _misfits(
     """Returns the messages that each topic refuses, and why; compares whole columns.
 
     Args:
-        batch: of decoded messages.
-        told: of each of its topics; None: it takes anything.
+        batch: Decoded messages.
+        told: What is known of each of its topics; None: it accepts anything.
     """
     if not any(told):
         return
@@ -268,7 +271,7 @@ def _misfits(
     for row in large.tolist():
         number = int(numbers[row])
         detail = (
-            f"{int(batch.lengths_bytes[row]):,} bytes; {columns.topics[number]} takes"
+            f"{int(batch.lengths_bytes[row]):,} bytes; {columns.topics[number]} accepts"
             f" {rooms[number]:,} beside our headers (its max.message.bytes)"
         )
         yield number, np.array([row]), Refusal(Reason.MESSAGE_TOO_LARGE, detail)

@@ -1,14 +1,14 @@
 """DelayProduce and DelayProduceStream, from a request's bytes to those of its answer.
 
-A message's refusal is an error in its result; a request's refusal is the status of the call, or,
-on a stream, an error in its response, so that the stream goes on.
+A message's refusal is an error in its result; a request's refusal is the status of the call or, on
+a stream, an error in its response, so that the stream continues.
 
-What takes more than some milliseconds, to be read or to be answered, is done on a thread: one for
-all callers, so that large requests wait for each other and for nobody else. Small ones are not
-worth the way there and back: a pass of the loop does some of them (looptime.py).
+Decoding and encoding that take more than some milliseconds are done on a thread: one for all
+callers, so that large requests wait only for each other. Small ones are not worth the hand-over: a
+pass of the loop does some of them (looptime.py).
 
-A request's bytes are let go of once columns are made of them, before it is written: whoever passes
-them on keeps none. Otherwise a request of messages would be in memory twice while it waits.
+A request's bytes are released once columns are made of them, before it is written: code that passes
+them on must not keep them. Otherwise a waiting request would be in memory twice.
 """
 
 import asyncio
@@ -34,11 +34,11 @@ from delaywheel_replica.server.node.looptime import LoopTime
 from delaywheel_replica.server.node.node_view import wall_ms
 from delaywheel_replica.server.node.refusals import Refusal, RefusedError
 
-# Requests of one stream that may wait for their answers at the same time.
+# How many requests of one stream may wait for their answers at the same time.
 _STREAM_WINDOW: Final = 256
-# Beyond these, each some millisecond's work, a request of messages, or one of columns, goes to the
-# thread. What columns cost are their numbers, their topics and the headers' names; contents stay
-# where they are.
+# Beyond these lengths, each some millisecond's work, a request of messages, or one of columns, goes
+# to the thread. The cost of columns is their numbers, topics and headers' names; contents stay in
+# place.
 _FEW_ROWS: Final = 64
 _FEW_ROW_BYTES: Final = 1 << 14
 _FEW_COLUMN_ROWS: Final = 2_000
@@ -52,7 +52,7 @@ _Made = TypeVar("_Made")
 class Accepting:
     """The stages that a produce request passes through."""
 
-    # Why the node takes no messages now; None: it does.
+    # Why the node accepts no messages now; None: it does.
     refusal: Callable[[], Refusal | None]
     rules: Rules
     admission: Admission
@@ -77,14 +77,14 @@ class Producing:
         """Answers one request.
 
         Raises:
-            RefusedError: the whole of it is refused.
+            RefusedError: All of it is refused.
         """
         producing = self._produce(request, await self._outlined(request), context.peer())
         del request
         return await producing
 
     async def stream(self, context: Context) -> None:
-        """Answers the requests of a stream, in their order."""
+        """Answers the requests of a stream, in order."""
         stream = _Stream()
         reading = asyncio.create_task(self._read(context, stream))
         try:
@@ -96,7 +96,7 @@ class Producing:
                 stream.window.release()
             await reading
         finally:
-            # What is being written is written; nobody is left to be told.
+            # What is being written will be written; there is no caller left to answer.
             reading.cancel()
             stream.abandon()
 
@@ -150,7 +150,7 @@ class Producing:
         return batch, wheel
 
     def _decode(self, request: bytes, outline: Outline) -> tuple[Batch, list[str]]:
-        """Decodes, and judges unless topics must be asked for, which it returns. For any thread."""
+        """Decodes, and judges unless topics must be asked about: returns those. For any thread."""
         parts = self._accepting
         batch = decode_outlined(request, outline, parts.rules, now_ms=wall_ms())
         doubtful = parts.topics.doubtful(batch)
@@ -172,8 +172,8 @@ class Producing:
     async def _read(self, context: Context, stream: "_Stream") -> None:
         """Reads a stream, pausing while its window or the caller's bound is full.
 
-        So its caller feels it when the node is slow, and is not refused for it; and when it does
-        not read its answers.
+        So a caller is slowed down, not refused, when the node is slow or when it does not read its
+        answers.
         """
         caller = context.peer()
         admission = self._accepting.admission

@@ -1,21 +1,21 @@
 """Bounds on what is received before it can be counted: calls, incoming messages, streams.
 
-How long a message will be is known only when it is there. So what is bounded is how many may be on
-their way at once; all other calls' messages wait where they are, on the caller's side, but for one
-window of HTTP/2 each (see listening.py). A caller is one connection.
+The length of a message is known only once it has arrived. So the number of messages that may arrive
+at once is bounded; other calls' messages wait on the caller's side, except for one HTTP/2 window
+each (see listening.py). A caller is one connection.
 
 ====================  ==========================  ============================================
 bound                 beyond it                   why
 ====================  ==========================  ============================================
 calls                 refused: BACKPRESSURE       each costs a task, and a window of bytes
-messages on their     waits for its turn          each may become the longest that is taken
+messages on their     waits for its turn          each may become the longest that is accepted
 way, of a caller, of
 all
 streams of a caller,  refused: BACKPRESSURE       a stream's next message may come at any time
 of all
 ====================  ==========================  ============================================
 
-Whoever does not send its message within ``ARRIVAL_S`` is refused; and within ``PATIENCE_S``, while
+A call whose message does not arrive within ``ARRIVAL_S`` is refused; within ``PATIENCE_S`` if
 others wait for their turn.
 """
 
@@ -42,7 +42,7 @@ class Reception:
     """Counts calls. For the event loop's thread.
 
     Attributes:
-        calls: that are open.
+        calls: The number of open calls.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Reception:
         self._streams: Counter[str] = Counter()
         self._arriving: Counter[str] = Counter()
         self._waiting: deque[tuple[str, asyncio.Future[None]]] = deque()
-        # Those who hold a turn, and until when they may, while somebody waits for one.
+        # Calls that hold a turn, and until when they may if others wait.
         self._turns: dict[asyncio.Timeout, float] = {}
 
     def begin_call(self) -> Callable[[], None]:
@@ -96,7 +96,7 @@ class Reception:
         """Reads the message of a call when it is its turn.
 
         Raises:
-            RefusedError: BACKPRESSURE: it did not come.
+            RefusedError: BACKPRESSURE: it did not arrive.
         """
         if self._has_turn(caller):
             self._arriving[caller] += 1

@@ -1,6 +1,6 @@
 """Encodes the results of a request's messages as bytes of a DelayProduceResponse.
 
-Thousands of messages are refused for one and the same reason: its error is encoded once.
+Thousands of messages may be refused for the same reason: its error is encoded once.
 """
 
 from delaywheel.identity import WheelId

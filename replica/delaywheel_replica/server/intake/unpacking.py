@@ -1,8 +1,8 @@
 """Parses a request just far enough to bound and dispatch it.
 
-Two bytes on the wire can become an object of a hundred. So a request is not given to protobuf as a
-whole: it is walked field by field here, no further than what is accepted at most, and each of its
-messages, or columns, is then read by itself.
+Two bytes on the wire can become an object of a hundred bytes. So a request is not given to protobuf
+as a whole: it is walked field by field here, no further than the accepted maximum, and each of its
+messages, or columns, is then parsed by itself.
 """
 
 from collections.abc import Iterator
@@ -19,8 +19,8 @@ Span: TypeAlias = tuple[int, int]
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _FIXED_LENGTHS: Final = {_FIXED64: 8, _FIXED32: 4}
 _VARINT_LONGEST: Final = 10
-# Beyond the fields that repeat with the messages: those of columns, and some that a newer client
-# may know.
+# Besides the fields that repeat with the messages: those of columns, and some that a newer client
+# may send.
 _OTHER_FIELDS: Final = 64
 _FEW_FIELDS: Final = 256
 
@@ -48,11 +48,11 @@ class Outline:
     """What a request contains, and where.
 
     Attributes:
-        messages: how many; of a request that is refused: as far as they were counted.
-        refusal: why the request is refused as it is; None: it is not, so far.
-        rows: of a request of messages: each of them.
-        columns: of a request of columns: name -> where it is; None: it is one of messages.
-        topics: the dictionary of these columns.
+        messages: Their number; for a refused request, as far as they were counted.
+        refusal: Why the request is refused as it is; None: so far it is not.
+        rows: For a request of messages: the bounds of each message.
+        columns: For a request of columns: name -> bounds; None: it is one of messages.
+        topics: The dictionary of these columns.
     """
 
     messages: int = 0
@@ -115,7 +115,7 @@ def fields_of(content: bytes, span: Span, most: int) -> Iterator[tuple[int, int,
     """Yields the fields of a protobuf message: tag, begin and end, or a varint's value.
 
     Raises:
-        RefusedError: REQUEST_MALFORMED: it is none, or has more than `most` fields.
+        RefusedError: REQUEST_MALFORMED: it is malformed, or has more than `most` fields.
     """
     try:
         yield from _walk(content, span, most)
@@ -167,7 +167,7 @@ def has_more_fields(content: bytes, span: Span, most: int) -> bool:
     """Whether a protobuf message has more than `most` fields.
 
     Raises:
-        RefusedError: REQUEST_MALFORMED: it is none.
+        RefusedError: REQUEST_MALFORMED: it is malformed.
     """
     try:
         for _ in _walk(content, span, most):

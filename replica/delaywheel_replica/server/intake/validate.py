@@ -1,13 +1,13 @@
-"""Turns requests into columns, and decides for each message whether it may be accepted.
+"""Turns requests into columns, and decides which of their messages may be accepted.
 
-Both forms of a request, rows and columns, become a ``Batch``; everything that is refused by a
-value (dues, sizes, headers, partitions, …) is refused there, for both alike, by comparisons of
-whole columns. Only what a form has of its own is looked at here and there: for rows how a due is
-said, for columns whether they fit together (columnar.py).
+Both forms of a request, rows and columns, become a ``Batch``, which checks all values (dues, sizes,
+headers, partitions, …) for both alike, by comparing whole columns. Only what is specific to a form
+is checked separately: for rows how a due is given, for columns whether they are consistent
+(columnar.py).
 
-What a request may cost is bounded by what it may have: messages, topics (no more than messages),
-headers, bytes. No request takes longer than some hundred milliseconds; for what takes more than a
-few there is a thread (producing.py).
+The cost of a request is bounded by what it may contain: messages, topics (no more than messages),
+headers, bytes. No request takes longer than some hundred milliseconds; those that take more than a
+few go to a thread (producing.py).
 """
 
 import re
@@ -32,16 +32,16 @@ from delaywheel_replica.server.node.refusals import Refusal, RefusedError, quote
 _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 MESSAGE_HEADERS: Final = 10_000
 REQUEST_HEADERS: Final = 200_000
-"""Headers cost by their number, however short they are: in one message, in one request."""
+"""Headers cost by their number, however short they are: per message, per request."""
 
 _TOO_MANY_HEADERS: Final = Refusal(Reason.MESSAGE_TOO_LARGE, f"More than {MESSAGE_HEADERS} headers")
-# A message's fields are counted, before it is read, where there may be many of them.
+# The fields of a message are counted before it is parsed, if there may be many of them.
 _WALKED_ABOVE_BYTES: Final = 1 << 15
-# What a message may have beside its content, and beside its headers: nothing is so long.
+# What a message may have besides its content, and besides its headers: nothing valid is so long.
 _BESIDE_CONTENT_BYTES: Final = 1 << 16
 _OTHER_FIELDS: Final = 64
 _NO_MESSAGE: Final = pb.DelayedMessage()
-# Dues are cut to this before they go into a column: far beyond every span, far below overflow.
+# Dues are clamped to this before they go into a column: far beyond every span, far below overflow.
 _FAR_FUTURE_MS: Final = 1 << 52
 _NO_ID: Final = bytes(ID_LENGTH_BYTES)
 
@@ -52,7 +52,7 @@ class Rules:
 
     span_seconds: int
     late_window_seconds: int
-    # A caller whose clock runs ahead by so much may still use the whole span.
+    # A caller whose clock runs ahead by this much may still use the whole span.
     clock_skew_ms: int
     max_message_bytes: int
     max_request_messages: int
@@ -68,16 +68,16 @@ class Batch:
     The first refusal of a message counts.
 
     Attributes:
-        columns: all of them; once some are accepted, and others not, without their contents.
-        refusals: row -> why it is refused.
-        accepted: those that were not refused when `accept` was called.
+        columns: All messages; once some are accepted and others not, without their contents.
+        refusals: Row -> why it is refused.
+        accepted: Those that were not refused when `accept` was called.
     """
 
     def __init__(self, columns: Columns) -> None:
         self.columns = columns
         self.refusals: dict[int, Refusal] = {}
         self.accepted = columns
-        # Which row each of the accepted is; None: all are.
+        # The row of each accepted message; None: all rows.
         self._rows: NDArray[np.intp] | None = None
 
     def __len__(self) -> int:
@@ -96,8 +96,8 @@ class Batch:
     def rows_for(self, number: int) -> NDArray[np.intp]:
         """Returns the rows of the messages for a topic, ascending.
 
-        They are sorted once, for all topics: a pass for each would take as long as messages times
-        topics.
+        Rows are sorted once, for all topics: a pass for each topic would take as long as messages
+        times topics.
         """
         order, ends = self._by_topic
         return order[ends[number] : ends[number + 1]]
@@ -110,7 +110,7 @@ class Batch:
         return order, np.searchsorted(numbers[order], np.arange(len(self.columns.topics) + 1))
 
     def accept(self) -> None:
-        """Fixes the messages that are not refused by now as accepted."""
+        """Accepts the messages that are not refused so far."""
         if not self.refusals:
             return
         good = np.ones(len(self.columns), dtype=np.bool_)
@@ -123,7 +123,7 @@ class Batch:
         """Refuses some of the accepted messages after all.
 
         Args:
-            failed: row of ``accepted`` -> why.
+            failed: Row of ``accepted`` -> why.
         """
         for row, refusal in failed.items():
             self.refusals[row if self._rows is None else int(self._rows[row])] = refusal
@@ -132,10 +132,10 @@ class Batch:
 def decode(request: bytes, rules: Rules, *, now_ms: int) -> Batch:
     """Decodes and validates a DelayProduceRequest.
 
-    What Kafka knows of the topics is not looked at here.
+    What Kafka knows of the topics is not checked here.
 
     Raises:
-        RefusedError: the request as a whole: REQUEST_MALFORMED, TOO_MANY_MESSAGES,
+        RefusedError: The request as a whole: REQUEST_MALFORMED, TOO_MANY_MESSAGES,
             REQUEST_TOO_LARGE.
     """
     outline = outline_of(request, max_messages=rules.max_request_messages)
@@ -146,7 +146,7 @@ def decode_outlined(request: bytes, outline: Outline, rules: Rules, *, now_ms: i
     """Decodes and validates a request whose outline was parsed before.
 
     Raises:
-        RefusedError: as above.
+        RefusedError: As above.
     """
     if outline.refusal is not None:
         raise RefusedError.of(outline.refusal)
@@ -162,7 +162,7 @@ def decode_outlined(request: bytes, outline: Outline, rules: Rules, *, now_ms: i
     return batch
 
 
-# --- what both forms have in common
+# --- common to both forms
 
 
 def _check(batch: Batch, rules: Rules, *, now_ms: int) -> None:
@@ -173,7 +173,7 @@ def _check(batch: Batch, rules: Rules, *, now_ms: int) -> None:
         batch.refuse([row], _too_large(int(columns.lengths_bytes[row]), rules))
     _check_headers(batch)
     batch.refuse(np.flatnonzero(columns.partitions < -1), Refusal(Reason.PARTITION_INVALID))
-    # 0 is a legal timestamp that the Kafka client cannot express: to it, it means "now".
+    # 0 is a legal timestamp that the Kafka client cannot express: for it, 0 means "now".
     no_timestamp = (columns.timestamps_ms < -1) | (columns.timestamps_ms == 0)
     batch.refuse(np.flatnonzero(no_timestamp), Refusal(Reason.TIMESTAMP_INVALID))
 
@@ -239,8 +239,8 @@ def _check_topic_names(batch: Batch, own_topics: frozenset[str]) -> None:
 def is_topic_name(topic: str) -> bool:
     """Whether Kafka could have a topic of this name.
 
-    Nothing is remembered of it: matching costs no more than looking it up, and a caller may name
-    topics of any length.
+    Results are not cached: matching costs no more than a lookup, and callers may send names of any
+    length.
     """
     return topic not in {".", ".."} and _TOPIC.fullmatch(topic) is not None
 
@@ -309,7 +309,7 @@ def _decode_rows(request: bytes, spans: Sequence[Span], rules: Rules, *, now_ms:
 
 
 def _message_at(request: bytes, span: Span, rules: Rules) -> pb.DelayedMessage:
-    """Returns one message if it is short enough, and has few enough fields, to be parsed as is."""
+    """Returns one message if it is short enough, and has few enough fields, to parse at once."""
     begin, end = span
     if end - begin > _WALKED_ABOVE_BYTES:
         if end - begin > rules.max_message_bytes + _BESIDE_CONTENT_BYTES:
@@ -320,7 +320,7 @@ def _message_at(request: bytes, span: Span, rules: Rules) -> pb.DelayedMessage:
     try:
         message = pb.DelayedMessage.FromString(request[begin:end])
     except DecodeError as error:
-        raise RefusedError(Reason.REQUEST_MALFORMED, "A message that is none") from error
+        raise RefusedError(Reason.REQUEST_MALFORMED, "A message that cannot be decoded") from error
     if len(message.headers) > MESSAGE_HEADERS:
         raise RefusedError.of(_TOO_MANY_HEADERS)
     return message
@@ -343,7 +343,7 @@ def _add_content(rows: _Rows, message: pb.DelayedMessage) -> None:
         )
         rows.parts.append(headers)
     rows.headers_lengths.append(len(headers))
-    # -1 would mean "none" in a column: one that is given but negative is refused as -2.
+    # -1 would mean "none" in a column: a given negative value is refused as -2.
     rows.partitions.append(_given(message, "partition", message.partition))
     rows.timestamps_ms.append(_given(message, "timestamp_ms", message.timestamp_ms))
 

@@ -4,24 +4,24 @@
 a wheel that is held here                  is published    up to
                                            by
 =========================================  ==============  ===================================
-own, not closed                            this node       what W members hold: its high
-                                                           watermark
+own, not closed                            this node       the frames that W members hold: its
+                                                           high watermark
 own, closed at T                           this node       T, as far as it is held here
 another's, closed at T, its node is lost   the leader's    likewise
                                            node
 another's, otherwise                       its own node
 =========================================  ==============  ===================================
 
-A node is lost for a wheel when
+A node is lost for a wheel if
 
-- its folder was replaced, or it was taken out, by an operator's word: it never comes back; or
-- it runs on another folder than the wheel's: that one may come back, or not; or
-- nobody heard it for `LOST_MS`, and this node has been there to hear it for as long.
+- an operator replaced its folder or removed it: it never comes back; or
+- it runs on another folder than the wheel's, which may or may not come back; or
+- no node heard it for `LOST_MS`, and this node has been able to hear it for as long.
 
-It may come back after all and publish, too. Whoever publishes what another node might looks at the
-names first; what still overlaps has the same rows, and readers drop the second ones. The leader
-holds all that counts of a closed wheel, or it does not lead; a member that lacks something never
-publishes it for others.
+It may come back after all and publish, too. A node that publishes what another might also publish
+looks at the names first; files that still overlap have the same rows, and readers drop the second
+ones. The leader holds every frame of a closed wheel that counts, or it would not lead; a member
+that is missing something never publishes for others.
 """
 
 from collections.abc import Collection, Mapping
@@ -43,11 +43,11 @@ class Publishable:
     """How far a wheel's ledger may be published.
 
     Attributes:
-        last_seq: up to here.
-        told_seq: up to here it is known to be published, or given up, by whomever.
-        born_ms: nothing of it was accepted before.
-        is_sole: nobody else may publish it.
-        lost: of its frames those that nobody can read.
+        last_seq: Up to here.
+        told_seq: Up to here it is known to be published, or given up, by any node.
+        born_ms: Nothing of it was accepted before.
+        is_sole: No other node may publish it.
+        lost: Those of its frames that no node can read.
     """
 
     last_seq: int
@@ -63,10 +63,10 @@ def publishable(
     """Returns everything that this node publishes.
 
     Args:
-        status: of its server.
-        cleaner: what its cleaner told last; None: nothing yet.
-        leads: whether that cleaner lives and leads.
-        heard_for_ms: for how long the server could have heard others.
+        status: The server's status.
+        cleaner: The cleaner's last status; None: none yet.
+        leads: Whether that cleaner lives and leads.
+        heard_for_ms: For how long the server has been able to hear other nodes.
     """
     heartbeat = status.heartbeat
     records: Mapping[WheelId, WheelRecord] = {} if cleaner is None else cleaner.wheels
@@ -87,7 +87,7 @@ def registered(cleaner: CleanerStatus | None) -> Collection[WheelId] | None:
     """Returns the registered wheels; None if they were never read.
 
     Args:
-        cleaner: what the cleaner tells; None: it does not live.
+        cleaner: The cleaner's status; None: it is dead.
     """
     return None if cleaner is None or cleaner.control_offset < 0 else cleaner.wheels.keys()
 

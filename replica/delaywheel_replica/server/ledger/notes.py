@@ -1,16 +1,16 @@
-"""What the books must remember over a restart, in a small file.
+"""What the publisher must remember over a restart, in a small file.
 
     <data>/ledger/books.json
 
-Of each wheel that this node publishes: up to where files and gaps are in place, so that names are
-looked for no further back; and the gap that was decided while the place was away. That decision is
-durable before it is told: from then on the frames may go.
+For each wheel that this node publishes: up to where files and gaps are in place, so that names are
+looked for no further back; and a gap that was decided while the place was away. That decision is
+durable before it is reported: from then on the frames may be deleted.
 
-A wheel has one gap at most that is not in place yet: it goes there before anything later does, and
-what is given up meanwhile makes it longer.
+A wheel has at most one gap that is not in place yet: it goes there before anything later does, and
+rows given up meanwhile extend it.
 
-A decision that is to free space needs some itself. `ballast`, a file beside, is thrown out where a
-disk has not even that left, and made again when it has.
+A decision that is to free space needs some itself. `ballast`, a file next to it, is deleted if the
+disk has not even that left, and created again when it has.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ class GapReason(StrEnum):
     DISK_RESERVE = "DISK_RESERVE"
     """The disk reached its reserve while the place was away."""
     FRAMES_LOST = "FRAMES_LOST"
-    """Nobody can read the frames any more, and no row was kept of them."""
+    """No node can read the frames any more, and no row was kept of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,15 +45,15 @@ class Gap:
     """Frames of which the ledger has no rows.
 
     Attributes:
-        wheel: whose frames.
-        first_seq: from here
-        last_seq: to here.
-        accepted_from_ms: nothing in it was accepted before.
-        accepted_to_ms: nor after.
-        messages: in it, as far as that is known.
-        reason: why.
-        node: who decided it.
-        recorded_at_ms: when, by its wall clock.
+        wheel: The wheel of the frames.
+        first_seq: The first of them.
+        last_seq: The last of them.
+        accepted_from_ms: Nothing in it was accepted before.
+        accepted_to_ms: Nor after.
+        messages: The messages in it, as far as known.
+        reason: Why.
+        node: The node that decided it.
+        recorded_at_ms: When, by that node's wall clock.
     """
 
     wheel: WheelId
@@ -77,7 +77,7 @@ class Gap:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object: what is published, too."""
+        """Returns the JSON object that is also published."""
         return {
             "wheel": str(self.wheel),
             "first_seq": self.first_seq,
@@ -95,7 +95,7 @@ class Gap:
         """Reads what `to_json` wrote.
 
         Raises:
-            MalformedError: it is something else.
+            MalformedError: It is something else.
         """
         fields = document if isinstance(document, Fields) else Fields(document)
         return cls(
@@ -148,7 +148,7 @@ class Notes:
         """Notes that files and gaps are in place up to this seq.
 
         Raises:
-            OSError: the disk refuses; what is noted stays as it was, there and here.
+            OSError: The disk refuses; nothing has changed, on disk or here.
         """
         placed = {**self._placed, wheel: seq}
         gap = self._gaps.get(wheel)
@@ -157,10 +157,10 @@ class Notes:
         self._write(placed, gaps)
 
     def give_up(self, gap: Gap) -> None:
-        """Notes that the rows of these frames will never come.
+        """Notes that the rows of these frames will never be published.
 
         Raises:
-            OSError: the disk refuses; it is not decided.
+            OSError: The disk refuses; the decision does not stand.
         """
         before = self._gaps.get(gap.wheel)
         joined = gap if before is None else before.followed_by(gap)
@@ -175,7 +175,7 @@ class Notes:
         """Forgets all other wheels, except for gaps, which must be reported however old.
 
         Raises:
-            OSError: the disk refuses.
+            OSError: The disk refuses.
         """
         kept = {w: seq for w, seq in self._placed.items() if w in wheels or w in self._gaps}
         if kept != self._placed:

@@ -1,8 +1,8 @@
 """Puts the rows of one wheel in place: file by file, and gaps where rows are missing.
 
-A file lies in one hour of acceptance and has at most `MAX_FILE_ROWS`; its range goes on to where
-the next one begins, so what has no rows (cancels) leaves no hole between names. Of what is written
-one group of rows is in memory, and what Parquet keeps of a file until it ends: some bytes a group.
+A file lies in one hour of acceptance and has at most `MAX_FILE_ROWS`; its range extends to where
+the next one begins, so frames without rows (cancels) leave no hole between names. Only one group of
+rows is in memory, and what Parquet keeps of a file until it ends: some bytes per group.
 """
 
 import contextlib
@@ -38,14 +38,14 @@ class Pages:
         """Begins after what is in place.
 
         Args:
-            place: where.
-            wheel: which.
-            first_seq: of the next name.
-            node: this one.
-            born_ms: nothing of the wheel was accepted before.
-            now_ms: the wall clock.
-            on_file: a file is in place: its last seq, and how many rows it has.
-            on_gap: a gap is.
+            place: Where files go.
+            wheel: The wheel's name.
+            first_seq: The first seq of the next name.
+            node: This node.
+            born_ms: Nothing of the wheel was accepted before.
+            now_ms: The wall clock.
+            on_file: Called when a file is in place, with its last seq and number of rows.
+            on_gap: Called when a gap is in place.
         """
         self._place = place
         self._wheel = wheel
@@ -60,7 +60,7 @@ class Pages:
         self._rows = 0
         # Of the last messages that were seen.
         self._accepted_at_ms: int | None = None
-        # Messages of the gap that is open; None: none is.
+        # The messages of the open gap; None: no gap is open.
         self._gap_messages: int | None = None
 
     def add(self, piece: Block | Unreadable) -> None:

@@ -4,13 +4,13 @@
     gaps/<wheel>-<first seq>-<last seq>.json                           rows that were given up
 
 Seqs have 19 digits, so that names sort. Files and gaps of a wheel follow one another without hole
-or overlap, and each is there whole or not at all: so the names say what is published.
+or overlap, and each exists completely or not at all: so the names show what is published.
 
 - A file is written beside its final name, synced and moved there. An object store shows a file
-  once its stream is closed, so what goes there is whole on this disk first.
-- What a crash leaves beside is one file of this node's own, which the next one overwrites.
-- Acceptance never goes back within a wheel, so its newest name is in the newest hour that has any
-  of it: names are looked for from the newest hour backwards, and no further than the wheel's birth.
+  once its stream is closed, so it is first completed on this disk.
+- A crash leaves at most one temporary file of this node, which the next one overwrites.
+- Times of acceptance never decrease within a wheel, so its newest name is in the newest hour that
+  has any of its names: the search goes back from the newest hour, to the wheel's birth at most.
 """
 
 import contextlib
@@ -44,7 +44,7 @@ SCHEMA: Final = pa.schema(_FIELDS)
 
 HOUR_MS: Final = 3_600_000
 UNREACHED: Final = (OSError, pa.ArrowException)
-"""What a file system of pyarrow raises when it does not do what it should."""
+"""What a pyarrow file system raises when it fails."""
 
 # Clocks may have been set back since a wheel was born.
 _SLACK_MS: Final = 24 * HOUR_MS
@@ -52,7 +52,7 @@ _NAME = re.compile(r"([a-z0-9][a-z0-9-]*)\.([1-9]\d*)-(\d{19})-(\d{19})\.(?:parq
 _DATE = re.compile(r"date=(\d{4}-\d{2}-\d{2})")
 _HOUR = re.compile(r"hour=(\d{2})")
 _GAPS: Final = "gaps"
-# File systems where a file appears whole when its stream is closed, and where moving copies.
+# File systems where a file appears only when its stream is closed, and where moving copies.
 _OBJECT_STORES: Final = {"s3", "gcs", "abfs"}
 _COPIED_AT_ONCE_BYTES: Final = 1 << 20
 
@@ -62,10 +62,10 @@ class Name:
     """A file or a gap, as described by its name.
 
     Attributes:
-        wheel: whose frames.
-        first_seq: from here
-        last_seq: to here.
-        path: of it.
+        wheel: The wheel of the frames.
+        first_seq: The first of them.
+        last_seq: The last of them.
+        path: The path of the file.
     """
 
     wheel: WheelId
@@ -81,9 +81,9 @@ class Place:
         """Finds the file system; creates nothing yet.
 
         Args:
-            uri: a folder, or a URI that pyarrow understands.
-            node: this node: what it writes beside final names is named after it.
-            staging: a local file, for what goes to an object store.
+            uri: A folder, or a URI that pyarrow understands.
+            node: This node, after which temporary files are named.
+            staging: A local file, for what goes to an object store.
         """
         if "://" in uri:
             self._fs, self._folder = fs.FileSystem.from_uri(uri)
@@ -110,7 +110,7 @@ class Place:
         """Returns the seq up to which each wheel is published; unpublished ones are absent.
 
         Args:
-            wheels: each with a time, Unix ms: nothing of it was accepted before.
+            wheels: Each with a time, Unix ms: nothing of it was accepted before.
         """
         found = _greatest(gap for gap in self.gaps() if gap.wheel in wheels)
         wanted = dict(wheels)
@@ -168,7 +168,7 @@ class Place:
         """Reads a gap.
 
         Raises:
-            MalformedError: it is something else.
+            MalformedError: It is something else.
         """
         with self._fs.open_input_stream(name.path) as stream:
             return Gap.from_json(Fields.from_bytes(stream.read()))
@@ -215,7 +215,7 @@ class Place:
             return
         self._sync(self._beside)
         self._fs.move(self._beside, f"{inside}/{name}")
-        # The names of the folders, too: the floor hangs on what is published.
+        # Also the names of the folders: the floor depends on what is published.
         while inside.startswith(self._folder):
             self._sync(inside)
             inside = inside.rpartition("/")[0]

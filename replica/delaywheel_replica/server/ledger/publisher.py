@@ -1,22 +1,22 @@
 """Publishes the ledger: sealed rows, as Parquet, to any pyarrow file system.
 
-What is published is found from the names there (``place.py``) and from a note of the node's
-own (``notes.py``); what local rows lack (a restart, a full disk, another node's wheel) is
-read again from the frames. Each wheel is gone through in order, so its names follow one another
-without hole or overlap, whatever ends in between. Which wheels are this node's to publish, and how
+What is published is known from the names there (``place.py``) and from a note of the node's own
+(``notes.py``); rows that are missing locally (after a restart, on a full disk, of another node's
+wheel) are read again from the frames. Each wheel is processed in order, so its names follow one
+another without hole or overlap, whatever is interrupted. Which wheels this node publishes, and how
 far, is in ``assignment.py``.
 
-A frame counts as published once a file or a gap with its seq is in place, or when all that is
-published up to it has no rows (cancels: they become part of the next file's range). Then the
-machine is told, which tells it to all: the floor waits for it.
+A frame counts as published once a file or a gap with its seq is in place, or when everything before
+it is published and it has no rows (cancels become part of the next file's range). Then it is
+reported to the machine, which reports it to all nodes: the floor waits for it.
 
 ========================================  ========================================================
 while the place does not answer           then
 ========================================  ========================================================
 and the disk has room                     rows and frames are kept: the floor waits
 and the disk is at its reserve            what is publishable is given up: the gap is noted here,
-                                          durably, and counts as published; the floor goes on
-and it answers again                      gaps go there first, then what came after them
+                                          durably, and counts as published; the floor moves on
+and it answers again                      gaps go there first, then the rows after them
 ========================================  ========================================================
 """
 
@@ -42,7 +42,7 @@ from delaywheel_replica.server.ledger.source import Source, Unreadable
 
 _RETRY_S: Final = 5.0
 _PATIENCE_S: Final = 10.0
-"""A place that fails for less keeps nobody from anything: no rows are given up for it."""
+"""A shorter failure of the place has no consequences: no rows are given up for it."""
 
 _log = get_logger(__name__)
 
@@ -52,14 +52,14 @@ class BooksState:
     """The state of the publication.
 
     Attributes:
-        place: where to; without secrets.
-        failure: why the last try failed; None: it did not.
-        failing_since_ms: since when every try fails, Unix milliseconds.
-        gaps: how often rows were given up since the process started; and those from before that
-            are not in place yet.
-        gap_messages: in these.
-        files: that were put in place since the process started.
-        rows: in these.
+        place: Where files are published, without secrets.
+        failure: Why the last attempt failed; None: it did not.
+        failing_since_ms: Since when every attempt fails, Unix milliseconds.
+        gaps: How often rows were given up since the process started, plus earlier gaps that are not
+            in place yet.
+        gap_messages: The messages in these.
+        files: The files put in place since the process started.
+        rows: The rows in these.
     """
 
     place: str
@@ -73,14 +73,14 @@ class BooksState:
 
 @dataclass(frozen=True, slots=True)
 class BooksConfig:
-    """The operator's settings of the books.
+    """The operator's settings of the ledger.
 
     Attributes:
-        node: this one.
-        uri: the place.
-        seal_seconds: how often rows are sealed and published.
-        retention_hours: how long files are kept there; 0: for ever.
-        full_retention_hours: how long while the disk is full; None: as long as ever.
+        node: This node.
+        uri: The place.
+        seal_seconds: How often rows are sealed and published.
+        retention_hours: How long files are kept there; 0: forever.
+        full_retention_hours: How long while the disk is full; None: the same.
     """
 
     node: str
@@ -92,14 +92,14 @@ class BooksConfig:
 
 @dataclass(frozen=True, slots=True)
 class BooksLinks:
-    """What the books need of the node, and report to it; called on the books' thread.
+    """What the ledger needs of the node, and reports to it; called on the ledger's thread.
 
     Attributes:
-        publishable: which wheels are this node's to publish, and how far.
-        registered: the registered wheels; None: they are not known now.
-        is_full: the disk is at its reserve.
-        on_published: a wheel is published, or given up, to a seq.
-        on_unreadable: a frame cannot be read, and nobody has said that it is lost.
+        publishable: Returns which wheels this node publishes, and how far.
+        registered: Returns the registered wheels; None: they are unknown now.
+        is_full: Whether the disk is at its reserve.
+        on_published: Called when a wheel is published, or given up, up to a seq.
+        on_unreadable: Called when a frame cannot be read that is not known to be lost.
     """
 
     publishable: Callable[[], Mapping[WheelId, Publishable]]
@@ -122,15 +122,15 @@ class Books:
         *,
         place_at: Callable[[], Place] | None = None,
     ) -> None:
-        """Prepares; ``start`` starts the thread.
+        """Does nothing before ``start``.
 
         Args:
-            disk: where the data folder lies.
-            data: the data folder.
-            ledger: writes the rows.
-            config: where to, how often, for how long.
-            links: to the rest of the node.
-            place_at: finds the place; None: as `config` says.
+            disk: Where the data folder lies.
+            data: The data folder.
+            ledger: Writes the rows.
+            config: Where to publish, how often, for how long.
+            links: The rest of the node.
+            place_at: Makes the place; None: as `config` says.
         """
         self._disk = disk
         self._data = data
@@ -146,7 +146,7 @@ class Books:
             hours_when_full=config.full_retention_hours,
             is_full=links.is_full,
         )
-        # Of each wheel: up to where names reach, and up to where the machine was told.
+        # For each wheel: up to where names reach, and up to where the machine was informed.
         self._placed: dict[WheelId, int] = {}
         self._told: dict[WheelId, int] = {}
         self._files = self._files_found()
@@ -155,7 +155,7 @@ class Books:
             shown(config.uri), gaps=len(waiting), gap_messages=sum(gap.messages for gap in waiting)
         )
         self._failing_since_s: float | None = None
-        # While it is at work: when it last went on.
+        # While the thread works: when it last made progress.
         self._moved_s: float | None = None
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="books", daemon=True)
@@ -181,8 +181,8 @@ class Books:
         """Publishes once more if the place responds, then ends the thread.
 
         Args:
-            patience_s: for how long that is waited for. A place that hangs keeps nobody from
-                ending: then the thread ends with the process, which loses and doubles nothing.
+            patience_s: How long to wait for that. If the place hangs, the thread ends with the
+                process, which loses and duplicates nothing.
         """
         self._ended.set()
         self._thread.join(patience_s)
@@ -205,7 +205,7 @@ class Books:
     def work(self) -> bool:
         """Seals and publishes what there is; returns whether all could be published.
 
-        Nothing is lost then: the next call goes on.
+        If not, nothing is lost: the next call continues.
         """
         self._moved_s = time.monotonic()
         try:
@@ -240,7 +240,7 @@ class Books:
             self._place = self._place_at()
         place = self._place
         place.reach()
-        self._retention.look(place, _wall_ms())  # first: it may make room for what comes
+        self._retention.look(place, _wall_ms())  # first: it may make room for what follows
         self._put_gaps(place)
         open_ends = {w: p for w, p in wheels.items() if p.last_seq > self._told.get(w, 0)}
         self._look_at_names(place, open_ends)
@@ -260,7 +260,7 @@ class Books:
         names = place.newest(asked) if asked else {}
         for wheel in asked:
             known = max(names.get(wheel, 0), self._noted(wheel), self._placed.get(wheel, 0))
-            # Nothing here, but somewhere: in a place of another node's own.
+            # Nothing here, but perhaps elsewhere: in another node's own place.
             self._placed[wheel] = known or wheels[wheel].told_seq
 
     def _noted(self, wheel: WheelId) -> int:
@@ -405,7 +405,7 @@ class Books:
             self._files[wheel].remove(path)
 
     def _files_found(self) -> dict[WheelId, list[Path]]:
-        """Returns the files of an earlier life, in order."""
+        """Returns the files of earlier processes, in order."""
         found = {}
         for name in self._disk.list_folder(rows_folder(self._data)):
             folder = rows_folder(self._data) / name

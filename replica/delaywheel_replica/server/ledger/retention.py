@@ -1,10 +1,10 @@
-"""Deletes old files of the published ledger, where an operator wants that.
+"""Deletes old files of the published ledger, if the operator has configured that.
 
-Each node does it now and then in its own place: of a place that all share, whoever comes first.
-What goes lies in hours that ended longer ago than is to be kept, and gaps that end in such. Where
-the place is the data folder's own, and its disk is at its reserve, no more is kept than is needed:
-books of last week must not keep messages of today from being accepted. But of each registered
-wheel the last of these stays: by it a node knows after a restart what is published.
+Each node does it now and then in its own place; in a shared place, whichever node comes first. It
+deletes files of hours that ended longer ago than the retention time, and gaps that end in such
+hours. If the place is in the data folder, and its disk is at its reserve, no more is kept than
+needed: last week's files must not keep today's messages from being accepted. But the last file of
+each registered wheel stays: it shows a restarted node what is published.
 """
 
 from collections.abc import Callable, Collection
@@ -31,13 +31,13 @@ class Retention:
         hours_when_full: int | None = None,
         is_full: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Prepares.
+        """Deletes nothing before ``look``.
 
         Args:
-            hours: how long files are kept; 0: for ever.
-            registered: the registered wheels; None: they are not known now.
-            hours_when_full: how long while the disk is full; None: as long as ever.
-            is_full: the disk on which the place is has reached its reserve.
+            hours: How long files are kept; 0: forever.
+            registered: Returns the registered wheels; None: they are unknown now.
+            hours_when_full: How long while the disk is full; None: the same.
+            is_full: Whether the place's disk has reached its reserve.
         """
         self._hours = hours
         self._hours_when_full = hours_when_full
@@ -49,7 +49,7 @@ class Retention:
         """Deletes what is too old, if a check is due; returns how many files and gaps were deleted.
 
         Raises:
-            OSError: the place does not answer.
+            OSError: The place does not answer.
         """
         is_pressing = self._hours_when_full is not None and self._is_full()
         kept_hours = self._hours_when_full if is_pressing else self._hours
@@ -64,7 +64,7 @@ class Retention:
         gaps = [gap for gap in place.gaps() if _ended_ms(place, gap) <= before_ms]
         kept = _last_ones([*files, *gaps], registered)
         gone = [name for name in (*files, *gaps) if name not in kept]
-        # In order: what is left of a wheel, whenever this ends or somebody looks, has no hole.
+        # In order: what is left of a wheel never has a hole, whenever this is interrupted.
         for name in sorted(gone, key=lambda name: (name.wheel, name.first_seq)):
             place.delete(name)
         for hour_ms in hours:
@@ -81,7 +81,7 @@ class Retention:
 def _ended_ms(place: Place, gap: Name) -> int:
     """Returns when a gap's hour ended: it is kept as long as files of that hour.
 
-    A gap that cannot be read is nobody's to delete.
+    A gap that cannot be read is never deleted.
     """
     try:
         return (place.read_gap(gap).accepted_to_ms // HOUR_MS + 1) * HOUR_MS

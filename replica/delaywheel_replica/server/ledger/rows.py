@@ -1,9 +1,9 @@
 """The unpublished ledger: what was accepted, as columns taken from the commit.
 
-Beside the wheels, and independent of whoever forwards: each group's messages are written as one
-block into a file of their wheel, after its callers' frames and before nobody's answer, for a row
-that is missing here is in the frames still. A file is sealed now and then; the books publish
-sealed files and delete them (``publisher.py``).
+It lies beside the wheels and is independent of forwarding: each group's messages are written as one
+block into a file of their wheel, after its frames and without anyone waiting for it, since a row
+that is missing here can be read from the frames. A file is sealed now and then; the publisher
+publishes sealed files and deletes them (``publisher.py``).
 
     <data>/ledger/rows/<wheel>/<first seq>.rows        blocks, one behind the other
 
@@ -54,13 +54,13 @@ class Block:
     """The messages of consecutive frames from ``first_seq`` on; possibly none.
 
     Attributes:
-        first_seq: of the first frame.
-        accepted_at_ms: when they were accepted.
-        topics: names.
-        counts: messages of each frame.
-        due_ms: of each message, by frame and row.
-        ids: likewise, 16 bytes each.
-        topic_numbers: likewise, in `topics`.
+        first_seq: The seq of the first frame.
+        accepted_at_ms: When they were accepted.
+        topics: Names.
+        counts: Each frame's number of messages.
+        due_ms: Each message's due, by frame and row.
+        ids: Likewise, 16 bytes each.
+        topic_numbers: Likewise, as indexes into `topics`.
     """
 
     first_seq: int
@@ -129,7 +129,7 @@ def block_of(columns: Columns | None, group: WrittenGroup, accepted_at_ms: int) 
 def block_of_frame(seq: int, accepted_at_ms: int, columns: Columns | None) -> Block:
     """Returns the block of one frame read from its wheel; None if it holds cancels.
 
-    It keeps nothing else of the frame in memory.
+    Nothing else of the frame is kept in memory.
     """
     if columns is None:
         return _without_rows(seq, 1, accepted_at_ms)
@@ -217,7 +217,7 @@ def _decode(content: bytes) -> Block:
 
 @dataclass(frozen=True, slots=True)
 class SealedRows:
-    """A file that takes no more blocks."""
+    """A file that accepts no more blocks."""
 
     wheel: WheelId
     path: Path
@@ -232,7 +232,7 @@ class _Open:
 
 
 class Ledger:
-    """Writes the blocks. ``enter`` is for the writer's thread, ``seal`` for the books'."""
+    """Writes the blocks. ``enter`` is for the writer's thread, ``seal`` for the publisher's."""
 
     def __init__(self, disk: Disk, data: Path, *, max_file_bytes: int = 64 << 20) -> None:
         self._disk = disk
@@ -241,7 +241,7 @@ class Ledger:
         self._lock = threading.Lock()
         self._open: _Open | None = None
         self._sealed: list[SealedRows] = []
-        # Set after the medium refused a block: the frames have it, and the books read them.
+        # Set after the medium refused a block: its rows are then read from the frames.
         self.failure: str | None = None
 
     def enter(

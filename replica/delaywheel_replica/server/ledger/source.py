@@ -1,8 +1,8 @@
 """The unpublished rows of one wheel: from local files, and from the wheel beyond them.
 
-A block that is torn, a file that a full disk refused, a wheel that another node wrote: what has no
-local row is read from the frames, in the order of seqs all the same. One block is in memory at a
-time; a group of callers' requests makes one, so its size is bounded as theirs is.
+After a torn block, a file that a full disk refused, or for a wheel that another node wrote, rows
+that are missing locally are read from the frames, still in the order of seqs. One block is in
+memory at a time; a group of callers' requests makes one, so its size is bounded as theirs is.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,11 +26,11 @@ _ROW_GROUP: Final = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """A frame, not known to hold only cancels, that has no local row and cannot be read.
+    """A frame, perhaps with messages, that has no local row and cannot be read.
 
     Attributes:
-        seq: of it.
-        messages: in it, as far as its index row says.
+        seq: Its seq.
+        messages: The messages in it, according to its index row.
     """
 
     seq: int
@@ -44,10 +44,10 @@ class Source:
         """Prepares.
 
         Args:
-            disk: where the data folder lies.
-            data: the data folder.
-            wheel: which.
-            files: its local rows, in order.
+            disk: Where the data folder lies.
+            data: The data folder.
+            wheel: The wheel's name.
+            files: Its local rows, in order.
         """
         self._disk = disk
         self._data = data
@@ -98,7 +98,7 @@ def _from_frame(reader: WheelReader, seq: int) -> Block | Unreadable:
 
 
 class RowGroups:
-    """Collects blocks into row groups: all that is in memory of a file being written."""
+    """Collects blocks into row groups: only the current one is in memory."""
 
     def __init__(self, wheel: WheelId) -> None:
         """Begins empty."""

@@ -1,7 +1,7 @@
 """All metrics of a node; docs/OPERATIONS.md lists them, and a test compares the two.
 
-Nothing is kept here: a scrape gathers the facts and says them in Prometheus' words. Counters begin
-anew with the process that counts, which `delaywheel_process_start_time_seconds` shows.
+No state is kept here: a scrape gathers the facts and converts them to Prometheus's form. Counters
+start from zero with the counting process, as `delaywheel_process_start_time_seconds` shows.
 """
 
 from collections.abc import Iterator

@@ -1,8 +1,8 @@
-"""Counts messages by topic that were accepted before the start: once, in the background.
+"""Counts messages that were accepted before the start, by topic: once, in the background.
 
-The wheels that this node accepted into before are read, frame after frame; what is accepted from
-now on goes into another wheel, and is counted as it is written. While it counts, and where a frame
-cannot be read, fewer are told than there are.
+It reads, frame by frame, the wheels into which this node accepted messages before; new messages go
+to another wheel and are counted as they are written. While it counts, and if a frame cannot be
+read, the metric is too low.
 """
 
 import threading
@@ -22,7 +22,7 @@ from delaywheel_replica.process.logs import get_logger
 from delaywheel_replica.server.node.pending_topics import PendingTopics
 
 _RESTS: Final = 4
-"""So many times as long as it works, so that it takes a fifth of a core at most."""
+"""It rests this many times as long as it works, so that it uses a fifth of a core at most."""
 
 _log = get_logger(__name__)
 
@@ -34,9 +34,9 @@ class Census:
         """Prepares.
 
         Args:
-            disk: where the data folder lies.
-            data: the data folder.
-            pending: is told.
+            disk: Where the data folder lies.
+            data: The data folder.
+            pending: Receives the counts.
         """
         self._disk = disk
         self._data = data
@@ -47,11 +47,11 @@ class Census:
     def start(self, heartbeat: Heartbeat) -> None:
         """Begins to count.
 
-        The wheels are those of which there are folders now: the node tells of them in its beats
-        only when they have been looked through.
+        It reads the wheels that have folders now: the node reports them in its heartbeats only
+        after they have been examined.
 
         Args:
-            heartbeat: the first since the start, which has the wheel for new messages.
+            heartbeat: The first one since the start, which names the wheel for new messages.
         """
         new = (heartbeat.open, heartbeat.spare)
         every = list_wheels(self._disk, self._data)

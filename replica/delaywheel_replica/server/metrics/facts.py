@@ -1,8 +1,8 @@
 """The state of this node when its metrics are scraped, collected once for each scrape.
 
-The two rows are read as everybody else reads them, so that what is shown is what the other
-process acts upon, and their age shows whether they are still written. Everything else comes
-through `Sources`.
+The two status files are read as other processes read them, so that the metrics show what those act
+on, and the files' ages show whether they are still written. Everything else comes through
+`Sources`.
 """
 
 import os
@@ -40,15 +40,15 @@ class Sources:
     """Where facts come from. All are called on a separate thread and must not block.
 
     Attributes:
-        refusal: why the node takes no messages now; None: it does.
-        in_sync: members in sync with the open wheel; empty: none is open.
-        in_flight_bytes: of requests not answered yet.
-        cleaner: what the cleaner told last in this boot of the machine.
-        handles: the open slot files.
-        counts: what was counted.
-        books: how the publication of the ledger stands.
-        max_caller_connections: how many callers may be connected.
-        peers: how things stand with the connection to each peer.
+        refusal: Why the node accepts no messages now; None: it does.
+        in_sync: Members in sync with the open wheel; empty: none is open.
+        in_flight_bytes: The bytes of requests not answered yet.
+        cleaner: The cleaner's last status in this boot of the machine.
+        handles: The open slot files.
+        counts: What the server counted.
+        books: The state of the ledger's publication.
+        max_caller_connections: How many callers may be connected.
+        peers: The state of the connection to each peer.
     """
 
     refusal: Callable[[], Refusal | None]
@@ -67,10 +67,10 @@ class DiskSpace:
     """The file system of the data folder.
 
     Attributes:
-        size_bytes: of all of it.
-        free_bytes: that we may still use.
-        free_inodes: files that can still be made; None: the file system has no such limit.
-        reserve_bytes: with less free space no messages are taken.
+        size_bytes: Its size.
+        free_bytes: The space that we may still use.
+        free_inodes: How many files can still be created; None: there is no such limit.
+        reserve_bytes: With less free space, no messages are accepted.
     """
 
     size_bytes: int
@@ -84,31 +84,31 @@ class Facts:
     """The state of the node at one moment.
 
     Attributes:
-        node: its id.
-        cluster: its cluster's id.
-        members: how many nodes the cluster has.
+        node: Its id.
+        cluster: Its cluster's id.
+        members: The number of nodes of the cluster.
         min_insync: W.
-        started_s: when the server process started, Unix seconds.
-        wall_ms: now, by the wall clock.
-        monotonic_ms: now, by the clock of the rows' stamps.
-        server: this process' own row; None before its first.
-        cleaner: see `Sources`; None: nothing was told in this boot.
-        refusal: see `Sources`.
-        in_sync: see `Sources`.
-        in_sync_changes: since the server started.
-        in_flight_bytes: see `Sources`.
-        counts: see `Sources`; read while it is counted on.
-        loop_lags: how late the event loop's timer came.
-        greatest_lag_us: of the last minute.
-        pending: what is not done, by how far ahead it is due.
-        pending_by_topic: of what this node accepted, how much is not done.
-        disk: the file system's space.
-        open_slot_files: files kept open for writing.
-        max_slot_files: how many may be.
-        max_caller_connections: see `Sources`.
-        processes: those that run: server and cleaner.
-        peers: see `Sources`.
-        books: see `Sources`.
+        started_s: When the server process started, Unix seconds.
+        wall_ms: Now, by the wall clock.
+        monotonic_ms: Now, by the clock of the status files' timestamps.
+        server: This process's own status; None before its first.
+        cleaner: See `Sources`; None: none was written in this boot.
+        refusal: See `Sources`.
+        in_sync: See `Sources`.
+        in_sync_changes: How often that set changed since the server started.
+        in_flight_bytes: See `Sources`.
+        counts: See `Sources`; read while counting continues.
+        loop_lags: How late the event loop's timer came.
+        greatest_lag_us: The greatest lag of the last minute.
+        pending: Pending messages, by how far ahead they are due.
+        pending_by_topic: Pending messages that this node accepted, by topic.
+        disk: The file system's space.
+        open_slot_files: Files kept open for writing.
+        max_slot_files: How many may be kept open.
+        max_caller_connections: See `Sources`.
+        processes: The running ones: server and cleaner.
+        peers: See `Sources`.
+        books: See `Sources`.
     """
 
     node: str
@@ -198,7 +198,7 @@ class Gatherer:
     def _own_row(self) -> ServerStatus | None:
         try:
             status = self._row.read()
-        except MalformedError:  # of a release before this one: the first beat replaces it
+        except MalformedError:  # of an earlier release: the first heartbeat replaces it
             return None
         return status if status is not None and status.pid == os.getpid() else None
 

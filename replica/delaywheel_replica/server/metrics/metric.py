@@ -1,8 +1,8 @@
 """One metric: its name, kind and meaning, and how it is computed from the facts.
 
-Names begin with `delaywheel_`, end with their unit (seconds, bytes), those of counters with
+Names begin with `delaywheel_` and end with their unit (seconds, bytes), those of counters with
 `_total`. Labels have few values: nodes, roles, reasons, horizons, and topics as far as
-`process/topic_counts.py` tells them apart; never wheels.
+`process/topic_counts.py` counts them separately; never wheels.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -25,7 +25,7 @@ PREFIX = "delaywheel_"
 _UNITS = ("seconds", "bytes")
 
 Value: TypeAlias = float | None
-"""None: nothing is known, or it does not apply now: no sample is given."""
+"""None: unknown, or not applicable now: no sample is given."""
 Values: TypeAlias = Iterable[tuple[tuple[str, ...], float]]
 """Values of labels, and the sample."""
 
@@ -43,11 +43,11 @@ class Spec:
     """One metric.
 
     Attributes:
-        name: in full, as it is scraped.
-        kind: how it behaves: a counter never falls while its process lives.
-        text: what it tells, for people.
-        labels: the names of its labels.
-        family: makes it from the facts; None: it does not apply, and is left out.
+        name: The full name, as it is scraped.
+        kind: How it behaves: a counter never falls while its process lives.
+        text: What it means, for people.
+        labels: The names of its labels.
+        family: Makes its samples from the facts; None: it does not apply, and is left out.
     """
 
     name: str
@@ -78,14 +78,14 @@ def gauges(
 
 
 def counter(name: str, text: str, value: Callable[[Facts], Value]) -> Spec:
-    """A number that only grows. The name comes without `_total`."""
+    """A number that only grows. The name is given without `_total`."""
     return counters(name, text, (), lambda facts: _single(value(facts)))
 
 
 def counters(
     name: str, text: str, labels: tuple[str, ...], values: Callable[[Facts], Values]
 ) -> Spec:
-    """Numbers that only grow, by labels. The name comes without `_total`."""
+    """Numbers that only grow, by labels. The name is given without `_total`."""
     base = PREFIX + name
 
     def family(facts: Facts) -> Metric | None:

@@ -1,7 +1,7 @@
 """Metrics of forwarding, from the cleaner's status.
 
-A cleaner that is dead leaves its last row behind: what it counted stays shown until the next one
-begins anew, and `delaywheel_row_age_seconds` says how old that is.
+A dead cleaner leaves its last status behind: its counts stay visible until the next cleaner starts
+from zero, and `delaywheel_row_age_seconds` shows how old that status is.
 """
 
 from collections.abc import Callable

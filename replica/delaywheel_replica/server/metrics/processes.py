@@ -1,7 +1,7 @@
-"""Reads what the kernel reports of a process of this node.
+"""Reads what the kernel reports about a process of this node.
 
-Not when it started: the kernel counts that from the boot, and its word on when that was moves
-with each step of the wall clock.
+Its start time is not read here: the kernel counts that from the boot, whose time moves with each
+step of the wall clock.
 """
 
 import os
@@ -12,7 +12,7 @@ from typing import Final
 
 _TICKS_A_SECOND: Final = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
-# Of /proc/<pid>/stat, counted behind the name, which may hold anything.
+# Fields of /proc/<pid>/stat, counted behind the name, which may contain anything.
 _USER_TICKS, _SYSTEM_TICKS, _RESIDENT_PAGES = 11, 12, 21
 
 
@@ -21,11 +21,11 @@ class Process:
     """One process.
 
     Attributes:
-        cpu_s: seconds of CPU it used.
-        resident_bytes: of memory.
-        open_fds: descriptors in use: files and sockets.
-        open_sockets: those of them that are sockets.
-        max_fds: how many it may have; None: no limit.
+        cpu_s: Seconds of CPU that it has used.
+        resident_bytes: Resident memory.
+        open_fds: Descriptors in use: files and sockets.
+        open_sockets: Those of them that are sockets.
+        max_fds: How many it may have; None: no limit.
     """
 
     cpu_s: float
@@ -36,7 +36,7 @@ class Process:
 
 
 def look_at(pid: int) -> Process | None:
-    """Reads a process of this user; None if it is gone, or another user's."""
+    """Reads a process of this user; None if it is gone, or belongs to another user."""
     folder = Path("/proc") / str(pid)
     try:
         open_fds, open_sockets = _descriptors(folder / "fd")

@@ -1,11 +1,11 @@
 """Calls from this node to others: forwarded to the leader's node, or sent to all.
 
-Nobody but the leader's node can answer a cancel, or do what an operator wants of a node. A call
-that arrives with `dw-passed` is never passed on again: while two nodes take each other for the
-leader, it would go round for ever.
+Only the leader's node can answer a cancel, or carry out an operator's request. A call with
+`dw-passed` is never forwarded again: if two nodes take each other for the leader, it would
+circulate forever.
 
-What each node knows best itself is asked of all at once; whoever says nothing in time is named
-with why, and nobody waits for it any longer.
+Questions that each node answers best for itself are sent to all at once; a node that does not
+answer in time is named with the reason, and is not waited for any longer.
 """
 
 import asyncio
@@ -25,21 +25,22 @@ from delaywheel_replica.server.node.node_view import NodeView, heartbeats_heard,
 from delaywheel_replica.server.node.refusals import DETAILS_KEY, RefusedError
 
 PASSED: Final = "dw-passed"
-"""Metadata of a call that another node has passed on."""
+"""Metadata of a call that another node has forwarded."""
 
 AS_PASSED: Final = ((PASSED, "1"),)
 
 _Answer = TypeVar("_Answer")
 
-# They say how a cancel stands; others that pass say how the leader's node does.
+# These reasons describe a cancel; other reasons that are forwarded describe the leader's node.
 _OF_A_CANCEL: Final = frozenset({Reason.NO_LEADER, Reason.NOT_UP_TO_DATE, Reason.CANCEL_UNKNOWN})
 
 _TIMEOUT_S: Final = 12.0
-# What a search may take before anything is cancelled.
+# How long a search may take before anything is cancelled.
 _SEARCHING_S: Final = 4.0
-# Nobody waits longer for what is only good to know.
+# Optional answers are not waited for any longer than this.
 _ASKED_BY_THE_WAY_S: Final = 1.0
-# So many callers at once have all others asked for a message; each takes a connection to each.
+# How many callers at once may have all other nodes asked for a message; each takes a connection to
+# each.
 _ASKS: Final = 4
 _OPTIONS: Final = (
     ("grpc.enable_http_proxy", 0),
@@ -55,7 +56,7 @@ class Silent:
     """A node that gave no answer.
 
     Attributes:
-        why: for people.
+        why: For people.
     """
 
     why: str
@@ -92,9 +93,9 @@ class Passing:
         """Makes the same call there.
 
         Raises:
-            RefusedError: with the reason that was given there; CANCEL_UNKNOWN if there was none.
-                One that speaks of that node (DRAINING) becomes NO_LEADER or, where the cancel may
-                have been written (WHEEL_LOST), CANCEL_UNKNOWN: this node is as well as before.
+            RefusedError: With the reason given there; CANCEL_UNKNOWN if there was none. A reason
+                that concerns only that node (DRAINING) becomes NO_LEADER or, if the cancel may have
+                been written (WHEEL_LOST), CANCEL_UNKNOWN: this node is as well as before.
         """
         return await self._withdraw(
             address,
@@ -109,7 +110,7 @@ class Passing:
         """Makes the same call there.
 
         Raises:
-            RefusedError: as of `cancel`.
+            RefusedError: As for `cancel`.
         """
         return await self._withdraw(
             address,
@@ -121,11 +122,10 @@ class Passing:
     async def reschedule(
         self, address: str, request: pb.RescheduleRequest
     ) -> pb.RescheduleResponse:
-        """The same call there.
+        """Makes the same call there.
 
         Raises:
-            RefusedError: with the reason that was given there; RESCHEDULE_UNKNOWN if there was
-                none.
+            RefusedError: With the reason given there; RESCHEDULE_UNKNOWN if there was none.
         """
         return await self.call(
             address,
@@ -151,7 +151,7 @@ class Passing:
     async def get_message(
         self, address: str, request: pb.GetMessageRequest
     ) -> pb.StoredMessage | None:
-        """Returns that node's answer on a message; None if it gives none within a short time."""
+        """Returns that node's answer about a message; None if it gives none within a short time."""
         try:
             answer = await self.call(
                 address,
@@ -167,11 +167,11 @@ class Passing:
     async def others_have_none(self, message: pb.MessageRef, *, wanted: int) -> bool:
         """Whether enough other nodes, asked now, report that they do not have a message.
 
-        One that has perhaps forgotten something is not counted.
+        A node that may have lost frames does not count.
 
         Args:
-            message: which one.
-            wanted: how many have to say so.
+            message: The message's reference.
+            wanted: How many nodes have to confirm it.
         """
         if not wanted:
             return True
@@ -204,12 +204,12 @@ class Passing:
         """Calls the leader's node.
 
         Args:
-            address: where it is.
-            call: makes it, with a deadline and `AS_PASSED`.
-            unknown: the reason where none is given: it may have arrived or not.
+            address: The node's address.
+            call: Makes it, with a deadline and `AS_PASSED`.
+            unknown: The reason if none is given: the call may have arrived or not.
 
         Raises:
-            RefusedError: with the reason that was given there, in the words of there.
+            RefusedError: With the reason given there, and its text.
         """
         try:
             return await call(self._channel(address))
@@ -226,8 +226,8 @@ class Passing:
         """Asks all other members concurrently; never fails.
 
         Args:
-            call: makes it, with this deadline in seconds.
-            within_s: the deadline.
+            call: Makes it, with this deadline in seconds.
+            within_s: The deadline.
         """
         peers = self._view.peers()
         answers = await asyncio.gather(
@@ -246,8 +246,8 @@ class Passing:
         if peer.client_address is None:
             return Silent("it was never reached, so its address for callers is not known")
         address = peer.client_address
-        # A connection of its own: one that is kept rests after a failure, and for a while does not
-        # find a node that came back.
+        # A connection of its own: a kept one waits after a failure, and for a while does not find a
+        # node that came back.
         async with grpc.aio.insecure_channel(address, options=_FRESH) as channel:
             try:
                 return await call(channel, within_s)
@@ -265,7 +265,7 @@ def _why(error: grpc.aio.AioRpcError, address: str, within_s: float) -> str:
         case grpc.StatusCode.DEADLINE_EXCEEDED:
             return f"no answer from {address} within {within_s:.1f} s"
         case grpc.StatusCode.UNAVAILABLE:
-            return f"nobody is reached at {address}"
+            return f"no node is reached at {address}"
         case code:
             return f"{address} answered {code.name}: {error.details()}"
 

@@ -1,8 +1,9 @@
 """Follows the cleaner: its status, its messages on the link, and its end.
 
-The row is read when the link wakes us, and a while after it was read last: wake-ups may be lost.
-The process that writes the row is watched: a dead leader's office is over at once, not when its
-last row is a second old. Where it cannot be watched, the age of the row tells as well, but later.
+The status is read when the link wakes us, and some time after the last reading: wake-ups may be
+lost. The process that writes the status is watched: a dead leader's office is over at once, not
+when its last status is a second old. If it cannot be watched, the age of the status shows its end
+as well, but later.
 """
 
 import asyncio
@@ -17,7 +18,7 @@ from delaywheel_replica.process.logs import get_logger
 from delaywheel_replica.server.node.node_view import Cleaner, CleanerRow
 
 UNWOKEN_S: Final = 0.15
-"""A cleaner with news wakes us ten times a second: then nothing is read in between."""
+"""A cleaner with news wakes us ten times a second: nothing is read in between then."""
 
 _log = get_logger(__name__)
 
@@ -39,13 +40,13 @@ class CleanerWatch:
         """Prepares.
 
         Args:
-            link: to the cleaner.
-            row: of the cleaner.
-            cleaner: where the newest status is put.
-            on_topics: the cleaner knows something about topics.
-            on_dead: it has committed dead letters.
-            on_place: it has looked for a record.
-            on_status: it has written its row; None: it has died.
+            link: The link to the cleaner.
+            row: The cleaner's status file.
+            cleaner: Receives the newest status.
+            on_topics: The cleaner has learnt about topics.
+            on_dead: It has committed dead letters.
+            on_place: It has looked for a record.
+            on_status: It has written its status; None: it has died.
         """
         self._link = link
         self._row = row
@@ -58,7 +59,7 @@ class CleanerWatch:
         self._pid: int | None = None
         self._pidfd: int | None = None
         self._word: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        # The other end is closed: the cleaner has ended, and nobody will start it again.
+        # The other end is closed: the cleaner has ended, and will not be started again.
         self.ended = asyncio.Event()
 
     async def run(self) -> None:
@@ -89,7 +90,7 @@ class CleanerWatch:
                     self._on_dead(message)
                 elif isinstance(message, PlaceFound):
                     self._on_place(message)
-                # Anything else is a wake-up; the row is read below.
+                # Anything else is a wake-up; the status is read below.
         except LinkMessageError as error:
             _log.warning("link message ignored", error=str(error))
         except EOFError:
@@ -133,7 +134,7 @@ class CleanerWatch:
     def _died(self) -> None:
         pid = self._pid
         self._unwatch()
-        self._read()  # its last word
+        self._read()  # its last message
         if self._pid == pid:
             self._cleaner.has_died = True
             self._on_status(None)

@@ -1,7 +1,7 @@
 """What a server counts since its process started.
 
-Each number has one thread that counts it: the writer's what is accepted, the event loop's what is
-answered. Any thread may read, without a lock: a scrape may fall between two of them.
+Each number is counted by one thread: the writer's for what is accepted, the event loop's for what
+is answered. Any thread may read, without a lock: a scrape may fall between two updates.
 """
 
 from collections import Counter
@@ -21,7 +21,7 @@ from delaywheel_replica.server.node.refusals import Refusal
 ANSWER_BOUNDS_US: Final = tuple(
     ms * 1_000 for ms in (1, 2, 5, 10, 20, 30, 50, 75, 100, 150, 250, 500, 1_000, 2_500)
 )
-"""Of acknowledgements: who waits for two seconds is refused instead."""
+"""Upper bounds for acknowledgements: a caller that waits for two seconds is refused instead."""
 
 _OF_MESSAGES: Final = tuple(
     chain(
@@ -35,7 +35,7 @@ _OF_MESSAGES: Final = tuple(
         (Reason.DISK_STALLED, Reason.WHEEL_LOST, Reason.INTERNAL),
     )
 )
-"""What a message may be answered with: counted from 0, so that the first one shows as a change."""
+"""Possible refusals of a message: counted from 0, so that the first one shows as a change."""
 
 
 @dataclass(slots=True)
@@ -43,16 +43,16 @@ class Counts:
     """The numbers.
 
     Attributes:
-        groups: of callers' requests that were written together.
-        frames: written into this node's own wheels, for messages and for cancels.
-        frame_bytes: of these, as they lie on the disk.
-        messages: in these frames; a retry counts again.
-        cancels: in these frames.
-        topics: messages in these frames, by topic.
-        pending: those of them that are not done; None: nobody asks.
-        acknowledged: messages whose callers were told that they are held by enough members.
-        answer_times: of requests with such messages, from the whole request to its answer.
-        refused: messages that were not accepted, or (WHEEL_LOST) not known to be.
+        groups: Groups of callers' requests that were written together.
+        frames: Frames written into this node's own wheels, for messages and for cancels.
+        frame_bytes: Their bytes on the disk.
+        messages: The messages in these frames; a retry counts again.
+        cancels: The cancels in these frames.
+        topics: The messages in these frames, by topic.
+        pending: Those of them that are not done; None: not counted.
+        acknowledged: Messages that enough members hold, as reported to their callers.
+        answer_times: The times from a complete request with such messages to its answer.
+        refused: Messages that were not accepted, or (WHEEL_LOST) not known to be.
         refused_calls: (method, reason) -> calls, or requests of a stream, refused as a whole.
     """
 
@@ -86,7 +86,7 @@ class Counts:
                 self.pending.add(columns.topics, numbers, columns.slots[group.order])
 
     def answered(self, messages: int, refusals: Mapping[int, Refusal], took_us: int) -> None:
-        """Counts an answered request of so many messages, some of which may be refused."""
+        """Counts an answered request of this many messages, some of which may be refused."""
         if len(refusals) < messages:
             self.acknowledged += messages - len(refusals)
             self.answer_times.add(took_us)
@@ -94,5 +94,5 @@ class Counts:
             self.refused[refusal.reason] += 1
 
     def refused_request(self, messages: int, reason: Reason) -> None:
-        """Counts a request of so many messages that was refused as a whole."""
+        """Counts a request of this many messages that was refused as a whole."""
         self.refused[reason] += messages

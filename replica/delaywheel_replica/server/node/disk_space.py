@@ -1,19 +1,19 @@
 """Measures the space of the data folder, and reserves some for the work that frees it.
 
-| less is free than | the disk is | taken |
+| less is free than | the disk is | accepted |
 |---|---|---|
 | the reserve | DISK_FULL | no messages of callers; cancels, and frames of other nodes |
 | half of it | DISK_OUT | neither: saves and deletions alone |
 | or a write was refused for want of room, within `REFUSED_MS` | DISK_OUT | the same |
 
-Promises, seals and checkpoints are small, but where one cannot be saved, the floor of the whole
-cluster rests, and nothing is deleted anywhere. So `ballast`, a file in the data folder, is thrown
-out when a write was refused, and made again when there is room. A disk is not said to have room
-again before a sixteenth of the reserve is free beyond it, or it would go back and forth. The room
-that the ballast has left does not count as free.
+Promises, seals and checkpoints are small, but if one cannot be saved, the floor of the whole
+cluster rests, and nothing is deleted anywhere. So `ballast`, a file in the data folder, is deleted
+when a write was refused, and created again when there is room. A disk counts as having room again
+only once a sixteenth of the reserve is free beyond it; otherwise it would switch back and forth.
+The space that the ballast has freed does not count as free.
 
-It is looked at once a second, and whenever so much was written since that half of what was left
-above the next line may be used up: a fast disk fills in less than a second.
+Space is measured once a second, and whenever half of what was left above the next threshold may
+have been written since: a fast disk fills in less than a second.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ from delaywheel_replica.core.node.events import DiskState
 from delaywheel_replica.process.logs import get_logger
 
 REFUSED_MS: Final = 5_000
-"""A disk that refused a write is asked for nothing but saves for so long, whatever it says."""
+"""A disk that refused a write gets nothing but saves for this long, whatever it reports."""
 
 BALLAST_BYTES: Final = 1 << 20
 # A slot file is an inode; some are left for saves, which need few, and for the operator.
@@ -50,8 +50,8 @@ class Room:
     """Measures one data folder. For any thread.
 
     Attributes:
-        state: as it was seen last; it never says that the disk hangs.
-        detail: why it takes less than all, for people.
+        state: As last measured; it never says that the disk hangs.
+        detail: Why it accepts less than everything, for people.
     """
 
     def __init__(
@@ -62,13 +62,13 @@ class Room:
         reserve_bytes: int,
         ballast_bytes: int = BALLAST_BYTES,
     ) -> None:
-        """Begins with nothing measured.
+        """Measures nothing yet.
 
         Args:
-            disk: where the data folder lies.
-            data: the data folder.
-            reserve_bytes: with less free than that, no more messages are taken.
-            ballast_bytes: so much is kept back for small saves.
+            disk: Where the data folder lies.
+            data: The data folder.
+            reserve_bytes: With less free space than this, no more messages are accepted.
+            ballast_bytes: How much is reserved for small saves.
         """
         self._disk = disk
         self._data = data
@@ -77,7 +77,7 @@ class Room:
         self._reserve_bytes = reserve_bytes
         self._refused_until_ms: int | None = None
         self._lock = threading.Lock()
-        self._unlooked_bytes = 0  # so much may be written before the next look
+        self._unlooked_bytes = 0  # how much may be written before the next measurement
         self.state = DiskState.ROOM
         self.detail = ""
 
@@ -97,7 +97,7 @@ class Room:
         has_ballast = self._disk.exists(self._ballast)
         state, detail = self._judged(has_ballast=has_ballast)
         if until_ms is not None and now_ms < until_ms:
-            state, detail = DiskState.DISK_OUT, "A write was refused for want of room"
+            state, detail = DiskState.DISK_OUT, "A write was refused for lack of space"
         if state is not self.state:
             _log.warning("disk", state=state.value, detail=detail)
         self.state, self.detail = state, detail
@@ -109,7 +109,7 @@ class Room:
     def refused(self, now_ms: int) -> None:
         """Handles a write refused for lack of space: deletes the ballast, so that saves succeed."""
         self._refused_until_ms = now_ms + REFUSED_MS
-        self.state, self.detail = DiskState.DISK_OUT, "A write was refused for want of room"
+        self.state, self.detail = DiskState.DISK_OUT, "A write was refused for lack of space"
         self._free_ballast()
 
     def before_start(self) -> None:

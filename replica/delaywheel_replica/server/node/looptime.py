@@ -1,9 +1,9 @@
 """Limits how long the event loop works on requests in one pass.
 
-Reading a small request takes a millisecond at most, and is not worth the way to a thread. But
+Reading a small request takes a millisecond at most, and is not worth the hand-over to a thread. But
 hundreds may arrive in the same pass of the loop, and everything else waits until it is over: the
-cleaner's word, health checks, other callers. So a pass does some of them, and leaves the rest, in
-their order, to the next ones.
+cleaner's messages, health checks, other callers. So a pass does some of them, and leaves the rest,
+in order, to the next ones.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ class LoopTime:
         """Begins with nothing done.
 
         Args:
-            clock: in seconds.
+            clock: In seconds.
         """
         self._clock = clock
         self._spent_s = 0.0

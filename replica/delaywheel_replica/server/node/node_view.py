@@ -1,4 +1,4 @@
-"""What the parts of the server know of the node, and the cleaner's status."""
+"""What the parts of the server know of the node, and of the cleaner's status."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -40,8 +40,8 @@ class Cleaner:
     """The last status read of the cleaner.
 
     Attributes:
-        status: what it says; None: nothing was read yet.
-        has_died: the process that wrote it was seen to end.
+        status: Its status; None: none was read yet.
+        has_died: The process that wrote it was seen to end.
     """
 
     status: CleanerStatus | None = None
@@ -65,10 +65,10 @@ class NodeView:
     """What the parts of the server know of the node.
 
     Attributes:
-        status: makes the server's row anew.
-        in_sync: the members that the open wheel waits for.
-        peers: how things stand with each other node.
-        cleaner: read by the event loop.
+        status: Makes the server's status anew.
+        in_sync: The members that the open wheel waits for.
+        peers: The state of the connection to each other node.
+        cleaner: Read by the event loop.
     """
 
     status: Callable[[], ServerStatus]

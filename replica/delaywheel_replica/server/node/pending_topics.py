@@ -1,7 +1,7 @@
 """Counts pending messages by topic, as they are accepted and as time passes.
 
-A message counts until its second is done. So that memory does not grow with what waits, seconds
-are counted one by one only where they are near, and in buckets beyond: at most 101 topics (as in
+A message counts until its second is done. To keep memory independent of what is pending, near
+seconds are counted one by one, and later ones in buckets: at most 101 topics (as in
 `process/topic_counts.py`) times some 8,400 numbers, 3.5 MB, of which untouched pages cost nothing.
 
     done                  edge
@@ -10,8 +10,8 @@ are counted one by one only where they are near, and in buckets beyond: at most 
                                 in the last one                              |
 
 Invariants: done <= edge; edge is a multiple of the width; width < edge - done <= 2 * width once
-`read` has moved both. When a bucket comes near, its messages are spread over its seconds evenly:
-the sum is exact, and when one of them stops counting is off by less than a width.
+`read` has moved both. When a bucket comes near, its messages are spread evenly over its seconds:
+the sum is exact, and the moment when one of them stops counting is off by less than a width.
 """
 
 import threading
@@ -34,9 +34,9 @@ class PendingTopics:
         """Begins at zero.
 
         Args:
-            ahead_s: so far ahead of what is done may messages be due, in health.
-            done_slot: everything before this second counts as done.
-            most: so many topics are counted by themselves.
+            ahead_s: How far ahead of what is done messages may be due in normal operation.
+            done_slot: Everything before this second counts as done.
+            most: How many topics are counted by themselves.
         """
         self._width = max(_WIDTH_AT_LEAST_S, -(-ahead_s // (BUCKETS - 2)))
         self._near = np.zeros((most + 1, 2 * self._width), np.uint32)
@@ -53,12 +53,12 @@ class PendingTopics:
         numbers: NDArray[np.integer[Any]],
         slots: NDArray[np.int64],
     ) -> None:
-        """Counts messages; for a second that is over, until the next one is.
+        """Counts messages; those of a second that is over count until the next one is.
 
         Args:
-            topics: the names.
-            numbers: of each message the index of its topic.
-            slots: of each message its second.
+            topics: The names.
+            numbers: For each message the index of its topic.
+            slots: Each message's second.
         """
         if not len(numbers):
             return
@@ -78,7 +78,7 @@ class PendingTopics:
         """Returns the counts of pending messages by topic.
 
         Args:
-            done_slot: everything before this second is done; never goes back here.
+            done_slot: Everything before this second is done; it never decreases here.
         """
         with self._lock:
             self._advance(done_slot)
@@ -112,6 +112,6 @@ class PendingTopics:
 
 
 def _count(table: NDArray[np.uint32], rows: NDArray[np.intp], numbers: NDArray[np.int64]) -> None:
-    """Adds 1 for each message; by flat places, since numpy is five times as slow with pairs."""
+    """Adds 1 for each message; by flat indexes, since numpy is five times as slow with pairs."""
     columns = table.shape[1]
     np.add.at(table.reshape(-1), rows * columns + numbers % columns, np.uint32(1))

@@ -1,7 +1,7 @@
 """Checks the event loop ten times a second: its lag, and the in-sync set.
 
-A loop that is busy with one thing lets all others wait, answers and health checks alike. How long
-they wait shows in how late a timer comes.
+While the loop is busy with one thing, everything else waits, answers and health checks alike. How
+long shows in how late a timer comes.
 """
 
 import asyncio
@@ -22,16 +22,16 @@ class Pulse:
     """The pulse of the event loop; runs on it, may be read on any thread.
 
     Attributes:
-        lags: how late its timer came.
-        in_sync_changes: how often the set of members in sync was another one than at the look
-            before; a change that lasts less than a tenth of a second may be missed.
+        lags: How late its timer came.
+        in_sync_changes: How often the set of in-sync members differed from that of the previous
+            check; a change that lasts less than a tenth of a second may be missed.
     """
 
     def __init__(self, in_sync: Callable[[], frozenset[str]]) -> None:
         """Prepares.
 
         Args:
-            in_sync: who is; empty while no wheel is open, which is no change.
+            in_sync: Returns the set; empty while no wheel is open, which is not a change.
         """
         self._in_sync = in_sync
         self._seen: frozenset[str] = frozenset()

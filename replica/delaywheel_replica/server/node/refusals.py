@@ -1,6 +1,6 @@
 """Refusals: of a whole request (the call's status), or of one message (an error in its result).
 
-Both name one of the reasons in ``delaywheel.reasons``, which says the gRPC code and whether a
+Both name one of the reasons in ``delaywheel.reasons``, which defines the gRPC code and whether a
 retry helps.
 """
 
@@ -15,7 +15,7 @@ from google.rpc import error_details_pb2, status_pb2
 from delaywheel.reasons import DOMAIN, Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 
-# How long a caller waits before it tries again, where waiting helps and nothing better is known.
+# How long a caller waits before it retries, if waiting helps and nothing better is known.
 _RETRY_DELAY_MS = {
     Reason.BACKPRESSURE: 50,
     Reason.NO_WHEEL: 200,
@@ -29,7 +29,7 @@ _RETRY_DELAY_MS = {
     Reason.CANCEL_UNKNOWN: 200,
     Reason.RESCHEDULE_UNKNOWN: 200,
 }
-# So much of a caller's text is said back to it.
+# How much of a caller's text is quoted back.
 _QUOTED_LENGTH: Final = 60
 DETAILS_KEY = "grpc-status-details-bin"
 """Metadata of a call's end: a google.rpc.Status."""

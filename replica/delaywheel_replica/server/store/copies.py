@@ -1,8 +1,8 @@
-"""Wheels of a data folder that its node does not write: found, made and recovered.
+"""Wheels of a data folder that its node does not write: finds, makes and recovers them.
 
-Every wheel is here but the open one: those of other nodes, and own ones of earlier lives, which are
-copies like all others, to be mended and closed. One of an earlier life is *unverified* until it was
-made whole: nothing but that is done with it.
+All wheels but the open one are here: those of other nodes, and own ones of earlier lives, which are
+copies like all others, to be repaired and closed. A wheel of an earlier life is *unverified* until
+it has been made whole; nothing else is done with it before that.
 """
 
 from collections.abc import Iterator, Mapping
@@ -43,14 +43,14 @@ class Copies:
     """The copies of one data folder. For one thread.
 
     Attributes:
-        disk: where the data folder lies.
-        data: the data folder.
-        handles: the node's cache of open slot files.
-        dial: counts what is written.
-        sync_groups: what is held is on the medium.
-        boot: of the machine.
-        table_rows: by so many rows of the index, and some, slot tables are behind.
-        floor: slots below are finished.
+        disk: Where the data folder lies.
+        data: The data folder.
+        handles: The node's cache of open slot files.
+        dial: Counts what is written.
+        sync_groups: What is held is on the medium.
+        boot: The machine's boot id.
+        table_rows: How many index rows, roughly, slot tables may lag behind.
+        floor: Slots below are finished.
     """
 
     disk: Disk
@@ -65,14 +65,14 @@ class Copies:
 
     @property
     def known(self) -> Mapping[WheelId, MirrorWheel]:
-        """The copies that are whole: made, left or verified by this life."""
+        """The copies that are whole: made, left or verified by this process."""
         return MappingProxyType(self._copies)
 
     def look(self) -> frozenset[WheelId]:
-        """Returns the wheels that earlier lives have left.
+        """Returns the wheels that earlier processes have left.
 
         Raises:
-            MetaDamaged: one of them is not known any more.
+            MetaDamaged: The identity of one of them is lost.
         """
         delete_halves(self.disk, self.data)
         wheels = frozenset(list_wheels(self.disk, self.data))
@@ -84,17 +84,17 @@ class Copies:
         return wheels
 
     def verifying(self, wheel: WheelId, *, counts: bool) -> Steps[None]:
-        """Makes a wheel whole that was left.
+        """Makes a wheel whole that an earlier process left.
 
         Args:
-            wheel: which one.
-            counts: what it holds is to be counted: an earlier life has left it.
+            wheel: Its name.
+            counts: Whether the dial must count what it holds: true if an earlier process left it.
 
         Raises:
-            OSError: the medium refused; to be done again.
-            MetaDamaged: it is not known any more who it is.
+            OSError: The medium reported an error; try again.
+            MetaDamaged: Its identity is lost.
         """
-        # A life before may have met a failed sync, and died before it wrote everything again.
+        # An earlier process may have met a failed sync, and died before it wrote everything again.
         yield from self._recovering(wheel, is_doubtful=True)
         if counts:
             yield from self._counting(wheel)
@@ -118,13 +118,13 @@ class Copies:
     def _making(self, meta: WheelMeta) -> Steps[MirrorWheel]:
         """Makes a new copy, on the medium before its first frame.
 
-        Frames may lie there already, whose meta.json is lost: what of them is whole is held.
+        Frames may be there already, their meta.json lost: the intact ones are held.
 
         Raises:
-            WheelExists: there is something of this wheel.
+            WheelExists: Something of this wheel exists.
         """
         is_left_over = self.disk.exists(wheel_folder(self.data, meta.wheel))
-        # Should this end within, the next start looks at all of it as well.
+        # If this process ends meanwhile, the next start examines all of it as well.
         made = replace(meta, boot="" if is_left_over else self.boot)
         yield from making_wheel(self.disk, self.data, made)
         copy = yield from self._recovering(meta.wheel)
@@ -133,22 +133,22 @@ class Copies:
         return copy
 
     def recover(self, wheel: WheelId, *, is_doubtful: bool = False) -> MirrorWheel:
-        """Makes a wheel whole that was written until now, without steps.
+        """Makes the wheel whole that was written until now, without steps.
 
         Args:
-            wheel: which one.
-            is_doubtful: syncing it has failed, or may have.
+            wheel: Its name.
+            is_doubtful: Syncing it has failed, or may have.
         """
         return finish(self._recovering(wheel, is_doubtful=is_doubtful))
 
     def _counting(self, wheel: WheelId) -> Steps[None]:
         try:
             yield from self.dial.adding_wheel(self.disk, self.data, wheel, floor=self.floor)
-        except OSError as error:  # it is for people to look at
+        except OSError as error:  # it is only for people to look at
             _log.warning("wheel not counted", wheel=str(wheel), error=str(error))
 
     def _recovering(self, wheel: WheelId, *, is_doubtful: bool = False) -> Steps[MirrorWheel]:
-        # It may have been made by a life that ended before this.
+        # An earlier process may have made it.
         self.disk.sync_folder(wheel_folder(self.data, wheel))
         yield
         yield from syncing_names(self.disk, self.data)
@@ -157,7 +157,7 @@ class Copies:
         recovered = yield from recovering(
             self.disk, self.data, wheel, os_crashed=os_crashed, floor=self.floor
         )
-        if os_crashed:  # not before: a start that ends within must do all of it again
+        if os_crashed:  # not before: an interrupted start must do all of it again
             save_meta(self.disk, self.data, replace(meta, boot=self.boot))
             yield
         if recovered.cut or recovered.damaged:
@@ -182,15 +182,15 @@ class Copies:
         if is_doubtful and not os_crashed:
             copy.doubt_medium()
         if self.sync_groups:
-            copy.sync()  # of what was written last, nobody knows whether it was synced
+            copy.sync()  # it is unknown whether what was written last was synced
         self._copies[wheel] = copy
         return copy
 
     def delete(self, wheel: WheelId) -> Iterator[object]:
-        """Deletes all that there is of a wheel, file by file, slot files first.
+        """Deletes everything of a wheel, file by file, slot files first.
 
-        From the first of them on all of it is finished, so that whoever reads or writes it
-        meanwhile finds no frame that is half gone.
+        All of it is finished from the first file on, so that concurrent readers and writers find no
+        half-deleted frame.
         """
         copy = self._copies.get(wheel)
         if copy is not None:

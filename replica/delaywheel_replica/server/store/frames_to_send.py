@@ -19,20 +19,20 @@ _log = get_logger(__name__)
 
 
 class FramesToSend:
-    """Reads what can be sent of one store's wheels. For the store's thread.
+    """Reads frames of one store's wheels to be sent. For the store's thread.
 
     Attributes:
-        own: reads the open wheel; None while there is none.
-        recent: the newest frames of the open wheel.
+        own: Reads the open wheel; None while there is none.
+        recent: The newest frames of the open wheel.
     """
 
     def __init__(self, copies: Copies, lacking: Lacking, recent_bytes: int) -> None:
         """Begins without an open wheel.
 
         Args:
-            copies: all wheels but the open one.
-            lacking: what the copies lack.
-            recent_bytes: of the newest frames, which are kept in memory.
+            copies: All wheels but the open one.
+            lacking: What the copies are missing.
+            recent_bytes: How many bytes of the newest frames to keep in memory.
         """
         self._copies = copies
         self._lacking = lacking
@@ -68,23 +68,24 @@ class FramesToSend:
     ) -> tuple[FrameBundle, SeqSet]:
         """Returns frames to send: those before the first one of which nothing can be sent.
 
-        Every frame is checked. One below the floor is without content; one committed to be lost,
-        and not here, is a hole. One that is found damaged is lacking from then on.
+        Every frame is checked. A frame below the floor has no content; a frame that is committed as
+        lost, and absent here, is a hole. A frame found to be damaged counts as missing from then
+        on.
 
         Args:
-            wheel: of which wheel.
-            first_seq: the first that is wanted.
-            last_seq: the last that is wanted.
-            max_bytes: at most so many; but one frame always.
-            max_frames: at most so many.
-            floor: slots below are finished.
-            is_over: is asked after each frame that was read; if it is so, no more are.
+            wheel: The wheel's name.
+            first_seq: The first seq wanted.
+            last_seq: The last seq wanted.
+            max_bytes: The most bytes, unless there is a single frame.
+            max_frames: The most frames.
+            floor: Slots below are finished.
+            is_over: Called after each frame that was read; if true, no more are read.
 
         Returns:
-            The frames; and the one that ended them, if it is damaged. Where there are none: the
-            leading seqs of which nothing is here, be they damaged or above the last one held, in
-            one span. Holes are told a segment of the index at a time, what is above the last one
-            all at once.
+            The frames; and the one that ended them, if it is damaged. If there are none: the
+            leading seqs that are missing here, whether damaged or beyond the last one held, in one
+            span. Holes are reported one index segment at a time, seqs beyond the last one held all
+            at once.
         """
         end_seq = min(last_seq, first_seq + max_frames - 1)
         floor = max(floor, self._copies.floor)
@@ -113,11 +114,11 @@ class FramesToSend:
         else:
             beyond = first_seq + len(absent)
             if not frames and beyond <= end_seq:
-                absent = absent.with_span(beyond, last_seq)  # here the wheel ends before
+                absent = absent.with_span(beyond, last_seq)  # the wheel ends before here
         return FrameBundle.of_copies(frames), absent
 
     def _absent(self, wheel: WheelId, first_seq: int, last_seq: int) -> SeqSet:
-        """Returns the leading seqs that are holes, except lost ones, which are sent as such."""
+        """Returns the leading seqs that are holes, except lost ones, which are sent as holes."""
         copy = self.copy_of(wheel)
         if copy is None:
             return NO_SEQS
@@ -128,7 +129,7 @@ class FramesToSend:
     def _reading(
         self, wheel: WheelId, first_seq: int, last_seq: int, floor: int
     ) -> Iterator[FrameCopy | DamagedFrame]:
-        """Yields frames in order, as far as the wheel goes here."""
+        """Yields frames in order, as far as the wheel reaches here."""
         copy = self.copy_of(wheel)
         source = self.own if copy is None else copy
         if source is None or source.wheel != wheel:

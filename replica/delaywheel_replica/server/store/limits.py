@@ -12,16 +12,16 @@ class StoreLimits:
     """Limits for making and writing wheels.
 
     Attributes:
-        span_seconds: of new wheels.
-        dial_rows: slots that can hold messages at one time, and some.
-        open_files: at most so many slot files are open.
-        max_frame_messages: of one frame of the own wheel.
-        max_frame_bytes: of one frame of the own wheel.
-        sync_groups: nothing counts before it is on the medium.
-        recent_bytes: so much of what was written last is kept for mirrors.
-        reserve_bytes: with less free space no messages are taken.
-        ballast_bytes: so much is kept back for saves when there is none.
-        table_rows: by so many rows of the index, and some, slot tables are behind.
+        span_seconds: The span of new wheels.
+        dial_rows: At least the number of slots that can hold messages at one time.
+        open_files: The most slot files to keep open.
+        max_frame_messages: The most messages in a frame of the own wheel.
+        max_frame_bytes: The most bytes in a frame of the own wheel.
+        sync_groups: Nothing counts before it is on the medium.
+        recent_bytes: How many of the newest bytes are kept in memory for mirrors.
+        reserve_bytes: With less free space, no messages are accepted.
+        ballast_bytes: How much is reserved for saves when no space is left.
+        table_rows: How many index rows, roughly, slot tables may lag behind.
     """
 
     span_seconds: int = 7_200

@@ -1,4 +1,4 @@
-"""Which frames copies lack, except those committed as lost."""
+"""Which frames copies are missing, except those committed as lost."""
 
 from typing import NamedTuple
 
@@ -15,9 +15,9 @@ class _Found(NamedTuple):
 
 
 class Lacking:
-    """Caches what copies lack until they or the lost frames change. For one thread.
+    """Caches which frames copies are missing until they or the lost frames change. For one thread.
 
-    A copy of a wheel that lost many frames has as many holes, and is asked after each write.
+    A copy of a wheel that lost many frames has as many holes, and is queried after each write.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class Lacking:
         self._found.pop(wheel, None)
 
     def of(self, copy: MirrorWheel) -> SeqSet:
-        """Returns what a copy lacks."""
+        """Returns the frames that a copy is missing."""
         found, of_copy = self._found.get(copy.wheel), copy.lacking
         if found is None or found.of_copy is not of_copy or found.lost is not self.lost:
             lacking = of_copy - self.lost.seqs(copy.wheel)

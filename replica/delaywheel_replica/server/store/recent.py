@@ -1,6 +1,6 @@
 """The newest frames of the open wheel, in memory, since mirrors mostly need these.
 
-Reading them again costs more than writing them did: two files a frame, and their checksums.
+Reading them back costs more than writing them did: two files a frame, and their checksums.
 """
 
 from collections import deque
@@ -15,7 +15,7 @@ class Recent:
         """Begins empty.
 
         Args:
-            max_bytes: of all of them; the oldest make room.
+            max_bytes: The most bytes of all frames; the oldest make room.
         """
         self._max_bytes = max_bytes
         self._bundles: deque[FrameBundle] = deque()
@@ -39,10 +39,10 @@ class Recent:
         """Returns these frames up to the first that is absent or finished.
 
         Args:
-            first_seq: the first that is wanted.
-            last_seq: the last that is wanted.
-            floor: slots below are finished.
-            max_bytes: at most so many; but one frame always.
+            first_seq: The first seq wanted.
+            last_seq: The last seq wanted.
+            floor: Slots below are finished.
+            max_bytes: The most bytes, unless there is a single frame.
         """
         found: list[FrameBundle] = []
         for bundle in reversed(self._bundles):

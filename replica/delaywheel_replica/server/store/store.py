@@ -1,27 +1,27 @@
 """All wheels of one data folder and their only writer, which carries out the machine's effects.
 
-Each method carries out one effect of the member machine (core/node/events.py) and returns when
-it is done; what it returns, or raises, is what the machine is told. Those that write are for one
-thread, one after the other. ``checkpoint`` is for any other.
+Each method carries out one effect of the member machine (core/node/events.py) and returns when it
+is done; its result, or exception, is reported to the machine. Methods that write are for one
+thread, one after the other; ``checkpoint`` is for any other thread.
 
 ====================  ===========================================================================
 a wheel is here as    after
 ====================  ===========================================================================
 the open one          ``open_wheel``: this node writes it
 a copy                the first frame of another node's wheel; ``leave_wheel``
-unverified            the start, if an earlier life has left it: it may have to be made whole;
-                      ``leave_wheel``, if the medium refuses
+unverified            the start, if an earlier process left it: it may have to be made whole;
+                      ``leave_wheel``, if the medium reports an error
 a copy                ``verifying``
 nothing               ``delete_wheel``
 ====================  ===========================================================================
 
-A start does not wait for the wheels that it finds: after a crash of the machine that takes as long
-as there are files. Of an unverified wheel nothing is known, and until `verifying` is done with it,
-nothing else is asked for that concerns it: the machine sees to that (core/wheels/verifying.py).
+A start does not wait for the wheels that it finds: after a crash of the machine that takes time in
+proportion to the number of files. Nothing is known of an unverified wheel, and until `verifying` is
+done with it, the machine requests nothing else that concerns it (core/wheels/verifying.py).
 
-A copy lacks those frames up to its last row that cannot be read, and are neither finished (their
-slot is below the floor) nor committed to be lost. That is told in `Held`; the wheel's files
-remember it (its checkpoint), so that a restart does not turn a lacking frame into a held one.
+A copy is missing those frames up to its last row that cannot be read, and are neither finished
+(their slot is below the floor) nor committed as lost. `Held` reports them; the wheel's checkpoint
+remembers them, so that a restart does not turn a missing frame into a held one.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -65,10 +65,10 @@ class Store:
     """One data folder; see the module.
 
     Attributes:
-        room: how much there is.
-        handles: the open slot files.
-        outgoing: reads frames for other nodes.
-        unverified: wheels that were left, and are not known to be whole.
+        room: Measures the free space.
+        handles: The open slot files.
+        outgoing: Reads frames for other nodes.
+        unverified: Wheels that were left, and are not known to be whole.
     """
 
     def __init__(self, disk: Disk, folder: NodeFolder, limits: StoreLimits) -> None:
@@ -95,7 +95,7 @@ class Store:
             table_rows=limits.table_rows,
         )
         self.unverified = frozenset[WheelId]()
-        self._counted = frozenset[WheelId]()  # of those, what the dial counts already
+        self._counted = frozenset[WheelId]()  # those of them that the dial already counts
         self._open: OriginWheel | None = None
         self._top_slot = -1
         self._lacking = Lacking()
@@ -116,22 +116,23 @@ class Store:
     ) -> Self:
         """Locks the folder, finds its wheels, and counts the start.
 
-        If the machine started anew since the node last ran, what was acknowledged may be lost:
-        that is noted with the new boot id, in one, so that no second crash hides the first.
+        If the machine was restarted since the node last ran, acknowledged frames may be lost: that
+        is noted together with the new boot id, in one save, so that a second crash cannot hide the
+        first.
 
         Args:
-            disk: where the data folder lies.
-            data: the data folder, which is made if it is missing.
-            node: this node.
-            cluster_id: of which cluster.
-            boot_id: of the machine's start.
-            floor: the greatest committed floor that is known already.
-            limits: how wheels are made and written.
-            new_storage: gives the uuid of a new folder.
+            disk: Where the data folder lies.
+            data: The data folder, which is created if missing.
+            node: This node.
+            cluster_id: Its cluster.
+            boot_id: The machine's boot id.
+            floor: The greatest committed floor known so far.
+            limits: Limits for making and writing wheels.
+            new_storage: Makes the uuid of a new folder.
 
         Raises:
-            NodeFolderError: the folder cannot be used.
-            MetaDamaged: one of its wheels is not known any more.
+            NodeFolderError: The folder cannot be used.
+            MetaDamaged: The identity of one of its wheels is lost.
         """
         folder = open_node_folder(
             disk,
@@ -185,8 +186,8 @@ class Store:
         """Makes a left wheel whole, in steps; returns what it holds.
 
         Raises:
-            OSError: the medium refused; to be done again.
-            MetaDamaged: it is not known any more who it is.
+            OSError: The medium reported an error; try again.
+            MetaDamaged: Its identity is lost.
         """
         yield from self._copies.verifying(wheel, counts=wheel not in self._counted)
         self.unverified -= {wheel}
@@ -214,7 +215,7 @@ class Store:
         """Creates a wheel's folder and makes it the open wheel.
 
         Raises:
-            WheelExists: it was opened before: it must be left, and never be written again.
+            WheelExists: It was opened before: it must be left, and never written again.
         """
         if self._open is not None:
             raise ValueError(f"{self._open.wheel} is open")
@@ -243,10 +244,10 @@ class Store:
         """Writes one group into the open wheel.
 
         Raises:
-            SlotFull: nothing was written.
-            SlotFinished: nothing was written.
-            NotEncodable: nothing was written.
-            WheelBroken: the medium refused; some frames may count, see `last_seq`.
+            SlotFull: Nothing was written.
+            SlotFinished: Nothing was written.
+            NotEncodable: Nothing was written.
+            WheelBroken: The medium reported an error; some frames may count, see `last_seq`.
         """
         if self._open is None:
             raise ValueError("no wheel is open")
@@ -278,11 +279,11 @@ class Store:
     def leave_wheel(self) -> Held | None:
         """Stops writing the open wheel; returns what it holds.
 
-        None: the medium refuses to tell, and the wheel is unverified. It is mostly left because
-        its medium refuses something, and that must not keep the node from its spare.
+        None: the medium cannot be read, and the wheel is unverified. Wheels are mostly left because
+        their medium reports errors, and that must not keep the node from its spare.
 
         Raises:
-            WheelMissing: none is open.
+            WheelMissing: None is open.
         """
         if self._open is None:
             raise WheelMissing(f"{self._data} has no open wheel")
@@ -311,18 +312,17 @@ class Store:
     ) -> Held:
         """Appends frames to a copy, byte for byte.
 
-        One that does not follow, or is not what it should be, ends the list. Those that are held
-        already are passed over.
+        The first frame that does not follow, or is damaged, ends the list. Frames already held are
+        skipped.
 
         Args:
-            card: of their wheel.
-            frames: which may follow on what is held.
-            is_over: is asked after each frame that was written; if it is so, no more are.
-            between: is called between files, and while a new copy is made: others may want the
-                disk.
+            card: The wheel's identity.
+            frames: Frames that may follow on what is held.
+            is_over: Called after each frame that was written; if true, no more are written.
+            between: Called between files, and while a new copy is made: others may want the disk.
 
         Raises:
-            OSError: the medium refused. What was written whole may count; ask again.
+            OSError: The medium reported an error. Frames written completely may count; try again.
         """
         copy = self._taken(card, between)
         refused = copy.append(frames, is_over=is_over, between=between)
@@ -340,12 +340,12 @@ class Store:
         """Writes missing frames of a copy to their places.
 
         Args:
-            card: of their wheel.
-            frames: which may lie anywhere up to there.
-            between: is called after each one: others may want the disk.
+            card: The wheel's identity.
+            frames: Frames anywhere up to its last one.
+            between: Called after each one: others may want the disk.
 
         Raises:
-            OSError: the medium refused. What was written whole may count; ask again.
+            OSError: The medium reported an error. Frames written completely may count; try again.
         """
         copy = self._taken(card, between)
         for refused in copy.repair(frames, between=between):
@@ -358,12 +358,12 @@ class Store:
         """Durably notes the seq at which a wheel ends, and cuts everything beyond.
 
         Args:
-            wheel: which one.
-            final_seq: its committed end.
-            between: is called after each file that was cut: others may want the disk.
+            wheel: The wheel's name.
+            final_seq: Its committed end.
+            between: Called after each file that was cut: others may want the disk.
 
         Raises:
-            WheelMissing: nothing of it is here.
+            WheelMissing: Nothing of it is here.
         """
         copy = self._copy(wheel)
         copy.end_at(final_seq, between=between)
@@ -382,8 +382,8 @@ class Store:
         """Finishes every slot below the floor at once, then deletes their files one by one.
 
         Returns:
-            Goes through that, yielding the slot of each file that was deleted. Each wheel is tried
-            by itself: the OSError of the first that failed is raised when all were.
+            Yields the slot of each file that was deleted. Each wheel is tried by itself: the
+            OSError of the first that failed is raised after all of them.
         """
         floor = self._copies.floor = max(self._copies.floor, floor)
         wheels: list[MirrorWheel | OriginWheel] = [*self._copies.known.values()]
@@ -398,7 +398,7 @@ class Store:
         """Returns a wheel's identity.
 
         Raises:
-            WheelMissing: nothing of it is here.
+            WheelMissing: Nothing of it is here.
         """
         if self._open is not None and self._open.wheel == wheel:
             return _card(self._open.meta)
@@ -408,7 +408,7 @@ class Store:
         """Returns what is held of a wheel that is not open.
 
         Raises:
-            WheelMissing: nothing of it is here.
+            WheelMissing: Nothing of it is here.
         """
         copy = self._copy(wheel)
         return Held(
@@ -424,16 +424,17 @@ class Store:
         return {wheel: self.held(wheel) for wheel in sorted(self._copies.known)}
 
     def checkpoint(self, on_damaged: Callable[[WheelId, SeqSet], object]) -> None:
-        """Notes how much is on the medium. For any one thread.
+        """Records how much is on the medium. For any one thread.
 
-        Unless groups are synced, it puts there first what was written.
+        Unless groups are synced, it first syncs what was written.
 
         Args:
-            on_damaged: is told of frames of copies that turn out to be damaged.
+            on_damaged: Called with frames of copies that turn out to be damaged.
 
         Raises:
-            WheelBroken: the medium refused the open wheel.
-            OSError: it refused a copy, or what is only noted of a wheel; the next call tries again.
+            WheelBroken: The medium reported an error for the open wheel.
+            OSError: The medium reported an error for a copy, or only for a record about a wheel;
+                the next call tries again.
         """
         syncs = not self._limits.sync_groups
         refreshes = self.room.state is DiskState.ROOM

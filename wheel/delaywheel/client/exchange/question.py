@@ -139,7 +139,7 @@ def _read_reschedule(response: pb.RescheduleResponse, doubtful: bool) -> Resched
     if outcome is None or (doubtful and outcome in in_doubt):
         raise RefusedError(
             Reason.RESCHEDULE_UNKNOWN,
-            f"{name or response.outcome}, and an earlier attempt without a reply may have had an effect",
+            f"{name or response.outcome}, but an unanswered earlier attempt may have succeeded",
             outcome_known=False,
         )
     if outcome is not RescheduleOutcome.RESCHEDULED:
@@ -158,7 +158,7 @@ def _read_cancel(response: pb.CancelResponse, doubtful: bool) -> CancelOutcome:
     if doubtful and outcome in {CancelOutcome.TOO_LATE, CancelOutcome.NOT_FOUND}:
         raise RefusedError(
             Reason.CANCEL_UNKNOWN,
-            f"{outcome} now, but the reply to an earlier attempt was lost, and it may have had an effect",
+            f"{outcome} now, but an unanswered earlier attempt may have succeeded",
             outcome_known=False,
         )
     return outcome

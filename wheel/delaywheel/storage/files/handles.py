@@ -1,9 +1,8 @@
 """Open slot files, and the one loop that writes frames into them.
 
-Handles are opened when needed and kept in one bounded cache for all wheels of the node; what lies
-far ahead is closed first, since slots near the pointer are about to take frames of short delays.
-A bundle takes the lock once, and a frame whose file is open costs one look into a dict and one
-write.
+Handles are opened when needed and kept in one bounded cache for all wheels of the node. Those far
+ahead of the pointer are closed first, since slots near it are about to take frames of short delays.
+A bundle takes the lock once; a frame whose file is open costs one dict lookup and one write.
 """
 
 import threading
@@ -19,11 +18,11 @@ from delaywheel.storage.folder import layout
 from delaywheel.storage.folder.disk import Disk, File, Folder
 from delaywheel.storage.frames.format import NO_SLOT
 
-# Handles of slots up to this many seconds ahead of the pointer are spared when others must go:
-# this share of all.
+# Handles of slots up to this many seconds ahead of the pointer are spared when others must be
+# closed: this share of all.
 _NEAR_SECONDS = 60
 _CLOSED_SHARE = 8
-# Folders of hours that are kept open: what goes to one lies together in a group.
+# Folders of hours that are kept open: files of one hour come together in a group.
 _OPEN_FOLDERS = 24
 
 
@@ -31,7 +30,7 @@ _OPEN_FOLDERS = 24
 class _Handle:
     file: File
     end: int  # the file's length: where the next frame goes
-    used: int  # when it was used last: the number of a bundle
+    used: int  # when it was last used: the number of a bundle
 
 
 class Where(Enum):
@@ -47,10 +46,10 @@ class Wrote:
     """How much of a bundle was written.
 
     Attributes:
-        frames: so many of its leading frames are where they should be, or have no bytes.
-        new_slots: those whose files were empty before.
-        misplaced_at: where the next frame's file ends, if it must not be written therefore.
-        failure: why the next frame could not be written.
+        frames: How many leading frames are where they should be, or have no bytes.
+        new_slots: Slots whose files were empty before.
+        misplaced_at: The end of the next frame's file, if it must not be written because of that.
+        failure: Why the next frame could not be written.
     """
 
     frames: int = 0
@@ -64,10 +63,10 @@ class Places:
     """Where a bundle's frames go, as Python integers: single numpy elements are slow.
 
     Attributes:
-        slots: of each frame.
-        offsets: of each frame in its slot's file.
-        edges: where the bytes of each frame begin in `content`, and where those of the last end.
-        content: the bytes of all.
+        slots: Each frame's slot.
+        offsets: Each frame's offset in its slot's file.
+        edges: Where the bytes of each frame begin in `content`, and where those of the last end.
+        content: The bytes of all frames.
     """
 
     slots: list[int]
@@ -94,10 +93,10 @@ class HandleCache:
         self.disk = disk
         self.capacity = capacity
         self.indexes = OpenIndexes()
-        # The slot of the wall clock, told by the writer with each group.
+        # The slot of the wall clock, given by the writer with each group.
         self.pointer_slot = 0
         self._handles: dict[tuple[int, int], _Handle] = {}
-        self._folders: dict[tuple[int, int], Folder] = {}  # owner and hour; the oldest first
+        self._folders: dict[tuple[int, int], Folder] = {}  # owner and hour; oldest first
         self._bundles = 0
         self._lock = threading.Lock()
         self._next_owner = 0
@@ -122,14 +121,14 @@ class HandleCache:
     ) -> Wrote:
         """Writes frames in order until one cannot be written; creates missing files.
 
-        If a write fails, the file is not longer than before, as far as the medium allows.
+        If a write fails, the file is no longer than before, as far as the medium allows.
 
         Args:
-            owner: of the files.
-            folder: of the wheel.
-            places: where the frames go.
-            where: they must lie in their files.
-            is_over: is asked after each frame; if it is so, no more are written.
+            owner: The owner of the files.
+            folder: The wheel's folder.
+            places: Where the frames go.
+            where: Where they must lie in their files.
+            is_over: Called after each frame; if true, no more are written.
         """
         wrote, edges, content = Wrote(), places.edges, places.content
         behind, anywhere = where is Where.BEHIND, where is Where.ANYWHERE
@@ -200,7 +199,7 @@ class HandleCache:
         if known is not None:
             try:
                 return known.open(name)
-            except FileNotFoundError:  # deleted: another may have its name by now
+            except FileNotFoundError:  # deleted: another file may have its name by now
                 self._folders.pop((owner, hour)).close()
         while len(self._folders) >= min(_OPEN_FOLDERS, self.capacity):
             self._folders.pop(next(iter(self._folders))).close()
@@ -211,7 +210,7 @@ class HandleCache:
     def _make_room(self) -> None:
         """Closes the least recently used handles, sparing those near the pointer if possible.
 
-        Some at once: to look for one takes as long.
+        Several at once: looking for one takes as long.
         """
         pointer, handles = self.pointer_slot, self._handles
 

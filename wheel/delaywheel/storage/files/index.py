@@ -1,14 +1,14 @@
 """A wheel's index: row n says where the frame with seq n + 1 lies.
 
-It is cut into segments of a fixed number of rows. The writer appends whole rows behind the
-bytes they speak of, so a row that can be read is a frame that can be read; a reader ignores
-a torn row at the end. A segment is deleted once its greatest slot is below the floor; the last
-one stays, for it says how far the wheel goes.
+It is cut into segments of a fixed number of rows. The writer appends rows only after the bytes that
+they refer to, so if a row can be read, so can its frame; readers ignore a torn row at the end. A
+segment is deleted once its greatest slot is below the floor; the last one stays, because it shows
+how far the wheel goes.
 
-Rows that the medium cannot read are holes: as few as its pages allow, and the others are read.
-Like all holes they are mended from another node's copy, and writing them again mends the medium.
-Of a segment that cannot even be opened all rows are holes, as many as its name's length tells; it
-is tried twice, for what fails once may well be opened.
+Rows that the medium cannot read are holes: as few as its pages allow, while the others are read.
+Like all holes they are repaired from another node's copy, and rewriting them repairs the medium. If
+a segment cannot even be opened, all its rows are holes, as many as its length allows; opening is
+tried twice, because a first failure may be transient.
 """
 
 import errno
@@ -36,13 +36,13 @@ ROWS_PER_SEGMENT = 65_536
 OPEN_INDEXES = 256
 
 _HOLE = np.frombuffer(HOLE_ROW, dtype=INDEX_ROW)[0]
-_PAGE_BYTES = 4096  # what a medium fails to read is looked for in pieces of this
+_PAGE_BYTES = 4096  # unreadable rows are located in pieces of this size
 
 
 class OpenIndexes:
     """The index segments that one thread has open: a bounded number for any number of wheels.
 
-    The one used longest ago is closed; it is opened again when it is wanted.
+    The least recently used one is closed; it is opened again when needed.
     """
 
     def __init__(self, limit: int | None = None) -> None:
@@ -84,7 +84,7 @@ class IndexWriter:
             part = rows[: ROWS_PER_SEGMENT - row]
             file = self._opened(segment)
             file.write_at((part.tobytes(),), row * INDEX_ROW_LENGTH_BYTES)
-            # After the write: a sync in between must not take it as done.
+            # After the write: a concurrent sync must not count it as done.
             self.mark_unsynced((segment,))
             self.last_seq += len(part)
             rows = rows[len(part) :]
@@ -165,13 +165,13 @@ class IndexReader:
         self._folder = folder
         self._open_indexes = opened or OpenIndexes()
         self._segment = 0
-        self._file: File | None = None  # of _segment, the last one there was when we looked
+        self._file: File | None = None  # of _segment, the last one when we looked
 
     def last_seq(self) -> int:
         """Returns the seq of the last whole row; 0 if there is none.
 
         Raises:
-            OSError: the medium tells neither the content nor the length of the last segment.
+            OSError: The medium returns neither content nor length of the last segment.
         """
         try:
             return self._last_seq()
@@ -279,8 +279,8 @@ def top_slot_of(rows: NDArray[Any], least: int) -> int:
 class SegmentTops:
     """The greatest slot of each full segment, so that a sweep reads each of them once.
 
-    A segment with a hole has none: nobody knows that its slot is below any floor. It is looked at
-    again once a row of it was written again (`forget`).
+    A segment with a hole has none: its slots may not all be below any floor. It is examined again
+    after a row of it was rewritten (`forget`).
     """
 
     def __init__(self, disk: Disk, folder: Path) -> None:
@@ -295,7 +295,7 @@ class SegmentTops:
     def delete_below(self, floor: int) -> list[int]:
         """Deletes the leading segments all of whose slots are below ``floor``, never the last.
 
-        Only leading ones, so that what is left is one unbroken run of seqs.
+        Only leading ones, so that one unbroken run of seqs is left.
         """
         deleted = []
         for segment in list_segments(self._disk, self._folder)[:-1]:
@@ -318,7 +318,7 @@ class SegmentTops:
 
 
 def delete_segments_below(disk: Disk, folder: Path, floor: int) -> list[int]:
-    """As `SegmentTops.delete_below`, for an index that nobody has open."""
+    """Does the same as `SegmentTops.delete_below`, for an index without a writer."""
     return SegmentTops(disk, folder).delete_below(floor)
 
 
@@ -352,7 +352,7 @@ def _length_bytes(disk: Disk, folder: Path, segment: int, error: OSError) -> int
     """Returns the length of a segment that cannot be opened.
 
     Raises:
-        OSError: the one given, if that cannot be told either.
+        OSError: The given one, if even the length is unknown.
     """
     lengths_bytes = dict(disk.list_sizes(folder))
     length_bytes = lengths_bytes.get(layout.index_path(folder, segment).name)
@@ -365,7 +365,7 @@ def _read_around(file: File, offset: int, length: int) -> bytes:
     """Reads rows; those that the medium cannot read become holes.
 
     Raises:
-        OSError: anything but the medium's word.
+        OSError: Any error but the medium's.
     """
     try:
         return file.read_at(length, offset)

@@ -1,7 +1,7 @@
 """Slot files: created by the first frame that needs them, appended to, deleted whole.
 
-Nothing else ever happens to a slot file but the cutting of a torn tail after a crash and, in a
-mirror, of frames beyond the end, and the writing again of a damaged frame in its place.
+Apart from that, a slot file changes only when a torn tail is cut after a crash and, in a mirror,
+when frames beyond the end are cut or a damaged frame is written again in its place.
 """
 
 import errno
@@ -21,7 +21,7 @@ from delaywheel.storage.folder import layout
 from delaywheel.storage.folder.disk import Buffer, Disk, File
 from delaywheel.storage.frames.rows import FEW_FRAMES, SLOT_FILE_LIMIT_BYTES
 
-# How many slots, then the slots.
+# The number of slots, then the slots.
 _ANNOUNCED = np.dtype("<u4")
 
 
@@ -110,10 +110,10 @@ class SlotFiles:
         """Opens nothing yet.
 
         Args:
-            folder: of the wheel.
-            handles: the node's cache of open slot files.
-            limit_bytes: no slot file becomes longer.
-            keeps_open: the file of announcements stays open: for a wheel written all the time.
+            folder: The wheel's folder.
+            handles: The node's cache of open slot files.
+            limit_bytes: No slot file grows beyond this.
+            keeps_open: Keep the announcements' file open, for a wheel that is written all the time.
         """
         self._folder = folder
         self._keeps_open = keeps_open
@@ -122,7 +122,7 @@ class SlotFiles:
         self._owner = handles.new_owner()
         self._many_files = handles.disk.many_files(folder)
         self._limit_bytes = limit_bytes
-        # Of what was appended; a wheel that is appended to began with no slot at all.
+        # Ends of slots that were appended to: such a wheel began with no slot at all.
         self._ends = _Ends()
         self._unsynced = Unsynced()
         self._lock = threading.Lock()
@@ -131,11 +131,11 @@ class SlotFiles:
         """Returns the offset of each frame of a group: behind all others of its slot.
 
         Args:
-            slots: of each frame, ascending.
-            edges: where each frame begins in the group's bytes, and where the last one ends.
+            slots: Each frame's slot, ascending.
+            edges: Where each frame begins in the group's bytes, and where the last one ends.
 
         Raises:
-            SlotFull: a slot file would grow beyond what an index row can say.
+            SlotFull: A slot file would grow beyond what an index row can hold.
         """
         if len(slots) <= FEW_FRAMES:
             return np.array(self._few_places(slots.tolist(), edges.tolist()))
@@ -165,11 +165,11 @@ class SlotFiles:
     def announce(self, slots: Sequence[int]) -> None:
         """Records which files the next frames go to, before any of them is written.
 
-        Should the process die before their rows, recovery need not look at all the others. Nothing
-        is synced: after a crash of the machine it does look at all of them.
+        If the process dies before their rows are written, recovery need not examine all other
+        files. Nothing is synced: after a crash of the machine it does examine all of them.
 
         Raises:
-            OSError: the medium refused.
+            OSError: The medium reported an error.
         """
         if self._announced is None:
             path = layout.writing_path(self._folder)
@@ -187,8 +187,8 @@ class SlotFiles:
     ) -> Wrote:
         """Writes a group's frames at the offsets from `places`, until one cannot be written.
 
-        One fails if somebody deleted or cut its file: mirrors have other frames at the offsets
-        that would come then.
+        Fails if a file was deleted or cut from outside: at the offsets that would follow, mirrors
+        hold other frames.
         """
         places = Places(slots.tolist(), offsets.tolist(), edges.tolist(), content)
         wrote = self._handles.write(self._owner, self._folder, places, where=Where.AT_END)
@@ -205,7 +205,7 @@ class SlotFiles:
     def write_behind(self, places: Places, *, is_over: Callable[[], bool] | None = None) -> Wrote:
         """Writes frames at their places, until one cannot be written.
 
-        One cannot if there is something already where it goes.
+        Stops where a frame's place is already occupied.
         """
         wrote = self._handles.write(
             self._owner, self._folder, places, where=Where.BEHIND, is_over=is_over
@@ -216,10 +216,10 @@ class SlotFiles:
         return wrote
 
     def write(self, slot: int, buffer: Buffer, offset: int) -> None:
-        """Writes one frame at its place, whatever is there.
+        """Writes one frame at its place, whatever lies there.
 
         Raises:
-            OSError: the medium refused.
+            OSError: The medium reported an error.
         """
         places = Places([slot], [offset], [0, len(buffer)], memoryview(buffer))
         wrote = self._handles.write(self._owner, self._folder, places, where=Where.ANYWHERE)
@@ -230,7 +230,8 @@ class SlotFiles:
     def reopen(self, slots: Collection[int]) -> None:
         """Reopens the files of these slots by name at the next write.
 
-        Somebody may have deleted a file that is open here: nobody else can read what goes there.
+        A file that is open here may have been deleted from outside: no other process can read what
+        is written to it.
         """
         self._handles.close_slots(self._owner, slots)
 
@@ -332,7 +333,7 @@ def forget_announced(disk: Disk, folder: Path) -> None:
 def delete_slots_below(disk: Disk, folder: Path, floor: int) -> Iterator[int]:
     """Deletes the files of slots below ``floor``, and the folders of hours left empty.
 
-    One by one, as the iterator is gone through: deleting a day's may take a disk many seconds.
+    One by one, as the iterator is consumed: deleting a day's files may take a disk many seconds.
     """
     slots = layout.slots_folder(folder)
     for name in disk.list_folder(slots):

@@ -1,14 +1,14 @@
 """The slot table: a summary of a wheel's index by slot, so that the index need not be scanned.
 
-It is a cache beside the index, which stays the authority: made by the wheel's writer, behind the
-index, from rows that are on the medium; deleted or damaged, it is made anew. It says, of each slot
-that has frames with seqs up to the head's::
+It is a cache beside the index, which stays the authority. The wheel's writer makes it from rows
+that are on the medium, so it may lag behind the index; if deleted or damaged, it is made anew. It
+says, for each slot that has frames with seqs up to the head's::
 
     table/head           up to which seq, and for which hours there are files
     table/<YYYYMMDDTHH>  3,600 entries of 32 bytes: how many frames, where the last of them ends
 
-Each entry proves itself and its slot, and says which frame it counted last. That may lie beyond
-the head's seq: a refresh has gone by there and not yet changed the head, or never did. So
+Each entry proves itself and its slot, and names the frame that it counted last. That may lie beyond
+the head's seq: a refresh has come that far and has not yet changed the head, or never did. So
 
 =======================  =========================================================================
 who                      does
@@ -17,16 +17,16 @@ a reader                 takes an entry, and the rows beyond both its last frame
 a refresh                counts a row once: those up to the entry's last frame it has counted
 =======================  =========================================================================
 
-An entry that is not to be trusted is *stale*: its check value is wrong, or the head lists its slot
-since a frame was cut. Stale ones are counted anew from the whole index by the next refresh, as are
-slots whose rows were changed in their places; until then readers ask the index.
+An entry that must not be trusted is *stale*: its check value is wrong, or the head lists its slot
+since a frame was cut. The next refresh counts stale entries anew from the whole index, as well as
+slots whose rows were changed in place; until then readers use the index.
 
-A hole of the index has no slot, so it is in no entry. The head lists the holes that a refresh has
-gone by: without them a frame whose row was lost first, and then its bytes, would be missed by
-nobody (holes.py).
+A hole in the index has no slot, so it is in no entry. The head lists the holes that refreshes have
+passed: otherwise a frame that lost first its row and then its bytes would never be noticed
+(holes.py).
 
-Hence what an entry says is always to be compared with what lies in the slot file, and where the
-two differ, the index decides: the table saves work, and nothing is ever deleted on its word.
+Hence an entry must always be compared with the slot file, and if the two differ, the index decides:
+the table saves work, and nothing is ever deleted because of it.
 """
 
 import struct
@@ -61,7 +61,7 @@ _MAGIC = b"DWs2"
 _HEAD = struct.Struct("<4sIQqIII")
 _CHECKED_FROM = 8
 _WORDS = 7  # before the check value
-# Multilinear hashing: odd numbers, one for each word, one for the slot. Any will do.
+# Multilinear hashing: one odd number for each word, one for the slot. Any will do.
 _FACTORS = np.array(
     [
         0x9E3779B97F4A7C15,
@@ -83,17 +83,17 @@ class TableHead(NamedTuple):
     seq: int = 0
     """Every frame up to this is counted."""
     top_slot: int = -1
-    """The greatest slot that any of those is for."""
+    """The greatest slot among those frames."""
     hours: frozenset[int] = frozenset()
-    """In which slots have entries, as hours since 1970."""
+    """The hours since 1970 in which slots have entries."""
     stale: frozenset[int] = frozenset()
-    """Slots whose entries are not to be trusted."""
+    """Slots whose entries must not be trusted."""
     holes: SeqSet = NO_SEQS
-    """Of the frames up to `seq`, those whose rows were holes."""
+    """The frames up to `seq` whose rows were holes."""
 
 
 def load_head(disk: Disk, folder: Path) -> TableHead:
-    """Returns how far a wheel's table goes; nowhere if it is missing or unreadable."""
+    """Returns how far a wheel's table goes: nowhere if it is missing or unreadable."""
     try:
         return _head_of(disk.read_file(layout.table_head_path(folder)))
     except (OSError, ValueError, struct.error):
@@ -185,7 +185,7 @@ def _between(parts: Sequence[NDArray[np.int64]], first: int, end: int) -> NDArra
 def _read(disk: Disk, path: Path, offset: int, length: int) -> bytes:
     """Reads these bytes; a gap counts as damage, since zeros would mean "no frames".
 
-    A file that the head lists and that is not there, or cannot be read, is damaged all over.
+    A file that the head lists and that is missing or unreadable counts as wholly damaged.
     """
     try:
         file = disk.open_read(path)

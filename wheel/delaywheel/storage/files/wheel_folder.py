@@ -1,7 +1,7 @@
-"""The folder of one wheel: who the wheel is, how far it is on the medium; making and deleting it.
+"""The folder of one wheel: its identity, and how much is on the medium; making and deleting it.
 
-A folder has a wheel from the moment its meta.json is there until that is deleted: what lies in a
-folder without one was being made or deleted when a crash came (``delete_halves``).
+A folder holds a wheel from the moment its meta.json exists until that is deleted: a folder without
+one was being made or deleted when a crash came (``delete_halves``).
 """
 
 import json
@@ -46,8 +46,8 @@ class MetaDamaged(Exception):  # noqa: N818 - the condition is the name
 class WheelMeta:
     """The content of meta.json.
 
-    ``boot`` is that of the machine when the wheel was made, or made whole after a crash of it: in
-    any other one, writes of before may be lost.
+    ``boot`` is the machine's boot id when the wheel was made, or made whole after a crash of the
+    machine: under any other id, earlier writes may be lost.
     """
 
     wheel: WheelId
@@ -60,7 +60,7 @@ class WheelMeta:
 
 
 class Checkpoint(NamedTuple):
-    """Everything up to ``seq`` is on the medium, except the frames of ``lacking``."""
+    """Everything up to ``seq`` is on the medium, except the missing frames."""
 
     seq: int
     lacking: SeqSet = NO_SEQS
@@ -85,7 +85,7 @@ def making_wheel(disk: Disk, data: Path, meta: WheelMeta) -> Steps[None]:
     """Makes the folder of a wheel, which is on the medium at the end.
 
     Raises:
-        WheelExists: the folder has a wheel of this name.
+        WheelExists: The folder has a wheel of this name.
     """
     folder = layout.wheel_folder(data, meta.wheel)
     if disk.exists(layout.meta_path(folder)):
@@ -108,8 +108,8 @@ def load_meta(disk: Disk, data: Path, wheel: WheelId) -> WheelMeta:
     """Reads a wheel's identity.
 
     Raises:
-        WheelMissing: there is no such wheel.
-        MetaDamaged: its meta.json cannot be understood.
+        WheelMissing: There is no such wheel.
+        MetaDamaged: Its meta.json cannot be understood.
     """
     path = layout.meta_path(layout.wheel_folder(data, wheel))
     try:
@@ -143,8 +143,8 @@ def save_meta(disk: Disk, data: Path, meta: WheelMeta) -> None:
 def delete_wheel_below(disk: Disk, folder: Path, floor: int) -> Iterator[int]:
     """Deletes a wheel's slots below the floor, one by one, yielding them.
 
-    Last come index segments that speak of no other slot. For wheels that nobody has open; those
-    have ``delete_finished``.
+    Index segments that refer to no other slot are deleted last. For wheels that no writer has open;
+    those have ``delete_finished``.
     """
     yield from delete_slots_below(disk, folder, floor)
     delete_segments_below(disk, folder, floor)
@@ -153,8 +153,8 @@ def delete_wheel_below(disk: Disk, folder: Path, floor: int) -> Iterator[int]:
 def deleting_wheel(disk: Disk, data: Path, wheel: WheelId) -> Steps[None]:
     """Deletes an unregistered wheel, including slot files that were not swept yet.
 
-    They go first, and for good: beside a missing meta.json nobody would ever touch them. Then
-    meta.json, so that no half wheel is left.
+    Slot files are deleted first, and durably: beside a missing meta.json nothing would ever delete
+    them. Then meta.json, so that no half wheel is left.
     """
     folder = layout.wheel_folder(data, wheel)
     for _ in delete_slots_below(disk, folder, NO_SLOT):
@@ -176,8 +176,8 @@ def deleting_wheel(disk: Disk, data: Path, wheel: WheelId) -> Steps[None]:
 def delete_halves(disk: Disk, data: Path) -> list[WheelId]:
     """Deletes wheels that a crash left half made or half deleted; returns their names.
 
-    They have no meta.json, and no slot file yet, or any more. Where slot files lie beside a
-    missing meta.json, something else happened, and nothing is touched.
+    They have no meta.json, and no slot files yet or no longer. If slot files lie beside a missing
+    meta.json, the cause is different, and nothing is touched.
     """
     halves = []
     for name in disk.list_folder(layout.wheels_folder(data)):
@@ -199,7 +199,7 @@ def save_checkpoint(disk: Disk, folder: Path, checkpoint: Checkpoint) -> None:
 
 
 def load_checkpoint(disk: Disk, folder: Path) -> Checkpoint:
-    """Returns what is recorded; an empty checkpoint if there is no record."""
+    """Returns what is recorded; an empty checkpoint if there is none."""
     try:
         document = json.loads(disk.read_file(layout.checkpoint_path(folder)))
         return Checkpoint(int(document["seq"]), SeqSet.from_json(document.get("lacking", ())))

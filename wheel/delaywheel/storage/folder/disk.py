@@ -3,8 +3,9 @@
 All files of a data folder are reached through ``Disk``, so that a simulated one can lose
 unsynced writes, tear them, or fail. What the port promises:
 
-* a write that returned is seen by every later read and map, of every process;
-* it outlives the process; the machine only after ``sync_data``, its name after ``sync_folder``;
+* a completed write is seen by every later read and map, of every process;
+* it survives the process; a crash of the machine only after ``sync_data``, and its name only
+  after ``sync_folder``;
 * ``replace_file`` is all or nothing and durable when it returns.
 """
 
@@ -67,7 +68,7 @@ class Folder(Protocol):
         """Opens a file for reading and writing; creates it if missing.
 
         Raises:
-            FileNotFoundError: the folder was deleted.
+            FileNotFoundError: The folder was deleted.
         """
 
     def close(self) -> None:
@@ -88,14 +89,14 @@ class Disk(Protocol):
         """Opens for reading and writing; ``create`` creates missing files and folders.
 
         Raises:
-            FileNotFoundError: it is not there and ``create`` is not asked for.
+            FileNotFoundError: It does not exist, and ``create`` is false.
         """
 
     def open_read(self, path: Path) -> File:
         """Opens for reading.
 
         Raises:
-            FileNotFoundError: it is not there.
+            FileNotFoundError: It does not exist.
         """
 
     def open_folder(self, path: Path) -> Folder:
@@ -104,13 +105,13 @@ class Disk(Protocol):
     def map_array(
         self, path: Path, dtype: np.dtype[Any], rows: int, *, writable: bool
     ) -> NDArray[Any]:
-        """An array that other processes can see, in memory, for what can be made anew.
+        """Maps an array in memory that other processes can see, for data that can be made anew.
 
-        Never a file on the medium: a sector that cannot be read under a map ends the process, and
-        a medium that hangs under one stops all its threads.
+        Never a file on the medium: an unreadable sector under a map ends the process, and a medium
+        that hangs under one stops all its threads.
 
-        Writable: it is made anew, all zeros, and takes the place of what has this name.
-        Otherwise it must be there, in a process that lives, with at least this size.
+        Writable: it is made anew, all zeros, and replaces what has this name. Otherwise it must
+        exist, made by a living process, with at least this size.
         """
 
     def read_file(self, path: Path) -> bytes:
@@ -123,7 +124,7 @@ class Disk(Protocol):
         """Makes a folder and its parents, if missing."""
 
     def many_files(self, folder: Path) -> ManyFiles:
-        """For one who writes many files below a folder, which is there."""
+        """Returns what syncs many files below an existing folder, for one writer."""
 
     def sync_folder(self, path: Path) -> None:
         """Returns when the names created in this folder are on the medium."""
@@ -153,7 +154,7 @@ class Disk(Protocol):
         """Takes the lock file ``path`` until it is released or this process ends.
 
         Raises:
-            FolderInUseError: someone else has it.
+            FolderInUseError: Another process has it.
         """
 
 
@@ -317,7 +318,7 @@ class PosixDisk:
         except BaseException:
             os.close(descriptor)
             raise
-        # Open for others as long as this object lives; and for ourselves as long as the array does.
+        # Open for other processes as long as this object lives; for ours as long as the array does.
         self._shared.append(SharedDescriptor(descriptor))
         return np.frombuffer(mapped, dtype=dtype, count=rows)
 

@@ -1,4 +1,4 @@
-"""Which file lies where in a data folder.
+"""Where each file lies in a data folder.
 
 ::
 

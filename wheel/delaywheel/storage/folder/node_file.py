@@ -1,7 +1,8 @@
 """``node.json``, which holds what a node must never forget; and the folder's lock.
 
-Every change is on the medium before ``save`` returns, and only then may it be told to others.
-The storage uuid is made with the folder: it tells an emptied or replaced node from the old one.
+Every change is on the medium before ``save`` returns, and only then may it be reported to others.
+The storage uuid is made with the folder: it distinguishes an emptied or replaced node from the old
+one.
 """
 
 import json
@@ -69,21 +70,21 @@ def open_node_folder(
 ) -> NodeFolder:
     """Locks a data folder and reads its state, or creates both.
 
-    A changed ``boot_id`` is left in the state for the caller to see and to save: what may be
-    incomplete has to be durable first.
+    A changed ``boot_id`` stays in the state for the caller to see and save: it must first make
+    durable what may be incomplete.
 
     Args:
-        disk: where the data folder lies.
-        data: the data folder.
-        node: whose it is to be.
-        cluster_id: of which cluster.
-        boot_id: the machine's.
-        make_storage: gives the uuid of a folder that is new.
+        disk: Where the data folder lies.
+        data: The data folder.
+        node: The node that is to own it.
+        cluster_id: The node's cluster.
+        boot_id: The machine's boot id.
+        make_storage: Makes the uuid of a new folder.
 
     Raises:
-        NodeFolderInUse: another process has the lock.
-        NodeFolderForeign: the folder is another node's or another cluster's.
-        NodeFileDamaged: its state cannot be read.
+        NodeFolderInUse: Another process has the lock.
+        NodeFolderForeign: The folder belongs to another node or cluster.
+        NodeFileDamaged: Its state cannot be read.
     """
     check_name(node, what="node id")
     check_name(cluster_id, what="cluster id")
@@ -108,7 +109,7 @@ def load_node_state(disk: Disk, data: Path) -> NodeState | None:
     """Reads ``node.json`` without the lock; None if there is none.
 
     Raises:
-        NodeFileDamaged: it cannot be understood.
+        NodeFileDamaged: It cannot be understood.
     """
     path = data / "node.json"
     try:

@@ -10,7 +10,7 @@ from delaywheel.identity import WheelId
 class Spare:
     """A wheel registered in advance and not open yet, with its newest reported seal.
 
-    All that is needed to open it while nobody can be asked.
+    It holds all that is needed to open it while no other node can be asked.
     """
 
     wheel: WheelId
@@ -31,9 +31,9 @@ class NodeState:
     last_number: int = 0  # the greatest wheel number that this node was given; 0 = none
     open: WheelId | None = None
     spare: Spare | None = None
-    # Node -> the greatest wheel number of it that we promised to take no more of. For ever.
+    # Node -> the greatest number of its wheels that we promised to refuse. Forever.
     fenced: Mapping[str, int] = field(default_factory=dict)
-    # Wheels of which we may have lost what we acknowledged.
+    # Wheels of which we may have lost acknowledged frames.
     incomplete: tuple[WheelId, ...] = ()
-    # Before the control topic was first read after such a loss: every wheel.
+    # Until the control topic is first read after such a loss: every wheel.
     all_incomplete: bool = False

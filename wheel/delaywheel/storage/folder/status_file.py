@@ -1,15 +1,15 @@
 """One JSON document in a small mapped file, written by one process and read by others.
 
-No locks. The file has two halves; each holds a whole document: ``counter u64, length u32,
-crc32c u32`` (of counter, length and content), content. The writer overwrites the older half
-and counts one up, so the newer one stays whole while it writes, or when it dies doing so.
-A reader takes the half with the greater counter whose checksum is right; it looks again when
-the writer overtook it. The space is allocated, so that no access to the map can fail.
+No locks. The file has two halves, each with a whole document: ``counter u64, length u32, crc32c
+u32`` (of counter, length and content), content. The writer overwrites the older half and increments
+the counter, so the newer one stays intact during the write, even if the writer dies. A reader takes
+the half with the greater counter whose checksum is right; it reads again if the writer overtook it.
+The space is allocated, so that no access to the map can fail.
 
-A document that does not fit goes into a file with halves of twice the length, or more, which takes
-the place of the old one whole; readers see by the file's number that there is another. One that
-lies in memory alone, and has only a descriptor for a name (`in_memory`), has room for any document
-from the start, and takes what is written: whoever writes it never waits for a disk.
+A document that does not fit goes into a new file with halves of at least twice the length, which
+replaces the old one as a whole; readers notice by the file's number. A status file that exists only
+in memory, named by a descriptor (`in_memory`), has room for any document from the start, and its
+writer never waits for a disk.
 
 ``RowWriter.write`` is for one thread; ``RowReader.read`` may be called from any.
 """
@@ -26,14 +26,14 @@ from typing import Any, Generic, TypeVar
 from crc32c import crc32c
 
 HALF_LENGTH_BYTES = 1024 * 1024
-"""Of a new row, with the 16 bytes of counter, length and checksum."""
+"""The length of a half in a new file, including 16 bytes of counter, length and checksum."""
 MAX_HALF_LENGTH_BYTES = 256 * 1024 * 1024
-"""A document that is longer is a defect: what goes into rows is bounded far below."""
+"""A longer document is a defect: what goes into status files is bounded far below this."""
 
 _DESCRIPTORS = Path("/proc/self/fd")
 _HEAD = struct.Struct("<QII")
 _COUNTED = struct.Struct("<QI")
-# A reader is overtaken only if the writer writes twice during one read: once is rare already.
+# A reader is overtaken only if the writer writes twice during one read: even once is rare.
 _READ_ATTEMPTS = 100
 
 
@@ -45,7 +45,7 @@ class RowTooLargeError(ValueError):
 
 
 def in_memory(descriptor: int) -> Path:
-    """Returns the path of a row in memory, for a process that has its descriptor."""
+    """Returns the path of a status file in memory, for a process that has its descriptor."""
     return _DESCRIPTORS / str(descriptor)
 
 
@@ -77,8 +77,8 @@ class RowWriter:
         """Replaces the document.
 
         Raises:
-            RowTooLargeError: its JSON is longer than any row may be.
-            OSError: it needs a larger file, and the medium refused that.
+            RowTooLargeError: Its JSON is longer than any half may be.
+            OSError: It needs a larger file, and the medium reported an error.
         """
         content = json.dumps(document, separators=(",", ":")).encode()
         length = _HEAD.size + len(content)
@@ -107,19 +107,19 @@ class RowWriter:
 
 
 class RowReader(Generic[_T]):
-    """A reader of a row, which need not exist yet."""
+    """A reader of a status file, which need not exist yet."""
 
     def __init__(self, path: Path, decode: Callable[[dict[str, Any]], _T]) -> None:
-        """Begins with nothing open.
+        """Opens nothing yet.
 
         Args:
-            path: of the row.
-            decode: what is made of a document: once for each, however often it is read.
+            path: The path of the file.
+            decode: Converts a document: called once for each, however often it is read.
         """
         self._path = path
         self._decode = decode
         self._map: memoryview | None = None
-        self._file: tuple[int, int] | None = None  # number and length of the one that is mapped
+        self._file: tuple[int, int] | None = None  # number and length of the mapped one
         self._head: bytes | None = None  # of the document that was decoded last
         self._decoded: _T | None = None
         self._lock = threading.Lock()
@@ -127,17 +127,18 @@ class RowReader(Generic[_T]):
     def read(self) -> _T | None:
         """Returns the newest document; None if none was ever written, or none survived a crash.
 
-        The same object as long as nothing was written.
+        Returns the same object as long as nothing was written.
 
         Raises:
-            Exception: what decoding it raises; again at the next call.
+            Exception: An error of `decode`, which is raised again by the next call.
         """
         with self._lock:
             for _ in range(_READ_ATTEMPTS):
                 view = self._newest_file()
                 if view is None:
                     return None
-                # The counter comes first, and is written last: the newer half as it was begun.
+                # The counter comes first, and is written last: this is the newer half as it was
+                # begun.
                 head = max((bytes(view[at : at + _HEAD.size]) for at in _halves(view)), key=_count)
                 if head == self._head:
                     return self._decoded
@@ -159,7 +160,7 @@ class RowReader(Generic[_T]):
             return self._map
         file = found.st_ino, found.st_size
         if file != self._file and _is_row(found.st_size):
-            # Another file that took its place since is as large as this one, or larger.
+            # Another file that replaced it since is as large as this one, or larger.
             self._map = _mapped(self._path, found.st_size, writable=False)
             self._file = file
         return self._map
@@ -171,9 +172,10 @@ def _is_row(length_bytes: int) -> bool:
 
 
 def _mapped(path: Path, length_bytes: int, *, writable: bool, allocates: bool = True) -> memoryview:
-    """Maps a row; for writing, the file gets its full length first.
+    """Maps the file; for writing, it gets its full length first.
 
-    Space is allocated, for a full disk under a map is SIGBUS; but none where no disk is under it.
+    Space is allocated, since a full disk under a map means SIGBUS; but not where no disk is
+    involved.
     """
     access = os.O_RDWR | os.O_CREAT if writable else os.O_RDONLY
     descriptor = os.open(path, access | os.O_CLOEXEC, 0o644)

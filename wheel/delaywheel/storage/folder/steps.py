@@ -1,7 +1,8 @@
 """Long disk work in steps, so that other work can run in between.
 
-A generator that yields after each file, or each piece of a large one, and returns what it found.
-Between two pieces nothing is half done that anybody else could see; it may be left for good there.
+The work is a generator that yields after each file, or each piece of a large one, and returns its
+result. Between two pieces no half-done change is visible to others; the work may be abandoned there
+for good.
 """
 
 from collections.abc import Callable, Generator
@@ -16,8 +17,8 @@ def finish(steps: Steps[T], between: Callable[[], object] = lambda: None) -> T:
     """Runs all remaining steps; returns the result.
 
     Args:
-        steps: what is to be done.
-        between: is called after each piece: others may want the disk.
+        steps: The work.
+        between: Called after each piece: others may want the disk.
     """
     while True:
         try:

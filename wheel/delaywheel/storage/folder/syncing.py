@@ -1,19 +1,19 @@
-"""Putting many files on the medium at once, by Linux's ``syncfs``.
+"""Puts many files on the medium at once, by Linux's ``syncfs``.
 
 A group of messages with random dues touches as many slot files as it has messages. Syncing 3,600
-files one by one takes 0.2 s of CPU and 8 s; syncing the file system they lie on takes 2 ms and
-0.03 s, if nobody else writes much there.
+files one by one takes 0.2 s of CPU and 8 s; syncing their file system takes 2 ms of CPU and 0.03 s,
+if no other process writes much there.
 
-The kernel tells each descriptor once that something of its file system could not be written, and
-not whose it was. So that nobody takes another's answer for his own:
+The kernel reports once to each descriptor that something on its file system could not be written,
+and not which file. So that no writer misses a failure that another one was told of:
 
 * all syncs of one file system go through one descriptor, one after another;
-* each failure is counted, and each `ManyFiles` knows how many there were when its last sync
-  ended: a failure that another one was told of is one of its own too.
+* failures are counted, and each `ManyFiles` remembers the count at the end of its last sync: a
+  failure reported to another one counts as its own too.
 
-That errs on the safe side: a failure that only concerned others is reported as well. Before Linux
-5.8 ``syncfs`` reported no failure at all; there, and on anything but ext4 and xfs, files are synced
-one by one.
+That errs on the safe side: a failure that concerned only others is reported as well. Before Linux
+5.8 ``syncfs`` reported no failures at all; there, and on anything but ext4 and xfs, files are
+synced one by one.
 """
 
 import ctypes
@@ -27,40 +27,40 @@ from pathlib import Path
 from typing import Final, Protocol
 
 FEW_FILES: Final = 32
-"""Up to so many are synced one by one: others may write much more to the same file system."""
+"""Up to this many are synced one by one: others may write much more to the same file system."""
 
 _REPORTS_FAILURES_SINCE = 5, 8
 _KNOWN = {"ext4", "xfs"}
 
 
 class ManyFiles(Protocol):
-    """The files of one writer. It is made before the first of them is written."""
+    """The files of one writer. Make it before writing the first of them."""
 
     def sync(self, paths: Collection[Path]) -> None:
-        """Returns when contents and lengths of these are on the medium; deleted ones are left out.
+        """Returns when contents and lengths of these are on the medium; deleted ones are skipped.
 
         Raises:
-            OSError: the medium refuses, or has refused something since the last sync.
+            OSError: The medium reported an error, now or since the last sync.
         """
 
 
 def keeps_its_word(device: int) -> bool:
-    """Whether syncing this file system as a whole is known to do that, and to report failures.
+    """Whether syncing this file system as a whole is known to work, and to report failures.
 
-    What lies in between may do neither: FUSE passes no such request on, overlayfs no failure.
+    Layers in between may do neither: FUSE does not forward the request, overlayfs no failure.
     """
     name = f"{os.major(device)}:{os.minor(device)}"
     try:
         mounts = Path("/proc/self/mountinfo").read_text().splitlines()
     except OSError:
         return False
-    # In a line of it the third word is the device, and the first behind a dash the type.
+    # In a line of it the third word is the device, and the first one after a dash is the type.
     kinds = {mount.partition(" - ")[2].split()[0] for mount in mounts if mount.split()[2] == name}
     return bool(kinds) and kinds <= _KNOWN
 
 
 def syncfs() -> Callable[[int], None] | None:
-    """The call for a descriptor, which raises OSError; None: there is none that can be trusted."""
+    """Returns the call, which raises OSError for a failure; None if none can be trusted."""
     release = re.match(r"(\d+)\.(\d+)", platform.release())
     if platform.system() != "Linux" or release is None:
         return None
@@ -82,15 +82,15 @@ class FileSystem:
     """One file system that is synced as a whole. For any thread.
 
     Attributes:
-        failures: how many syncs have failed.
+        failures: How many syncs have failed.
     """
 
     def __init__(self, descriptor: int, sync: Callable[[int], None]) -> None:
-        """Takes over the descriptor of something that lies on it.
+        """Takes over the descriptor of a file or folder on it.
 
         Args:
-            descriptor: closed with this object.
-            sync: see `syncfs`.
+            descriptor: Closed with this object.
+            sync: See `syncfs`.
         """
         self._descriptor = descriptor
         self._sync = sync
@@ -98,7 +98,7 @@ class FileSystem:
         self._lock = threading.Lock()
 
     def sync(self) -> tuple[int, OSError | None]:
-        """Puts all of it on the medium; how many syncs have failed, and how this one did."""
+        """Syncs all of it; returns how many syncs have failed, and this one's error."""
         with self._lock:
             try:
                 self._sync(self._descriptor)
@@ -115,10 +115,10 @@ class PosixManyFiles:
     """See ``ManyFiles``. For one thread at a time."""
 
     def __init__(self, file_system: FileSystem | None) -> None:
-        """Remembers what has failed so far.
+        """Remembers how many syncs have failed so far.
 
         Args:
-            file_system: where the files lie; None: they are always synced one by one.
+            file_system: Where the files lie; None: they are always synced one by one.
         """
         self._file_system = file_system
         self._known_failures = 0 if file_system is None else file_system.failures

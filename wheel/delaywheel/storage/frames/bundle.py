@@ -1,7 +1,7 @@
 """Frames of one wheel as columns and one buffer: what a group writes, and what nodes send.
 
-Whoever writes, keeps, sends, checks or answers frames does it for a bundle at once. Nothing here
-says that they are good: rows and content are what their holder, or a message, had (checking.py).
+Frames are written, kept, sent, checked and answered as whole bundles. A bundle does not prove that
+its frames are good: rows and content are as their holder, or a message, had them (checking.py).
 """
 
 from bisect import bisect_left
@@ -24,14 +24,14 @@ _NO_EDGES = np.zeros(1, np.int64)
 class FrameBundle:
     """Some frames of one wheel, their seqs ascending.
 
-    A frame has either all the bytes that its row speaks of, or none: its slot is finished, or its
-    row speaks of no frame.
+    A frame has either all the bytes that its row refers to, or none: its slot is finished, or its
+    row refers to no frame.
 
     Attributes:
-        seqs: of each frame.
-        rows: their index rows (``rows.INDEX_ROW``).
-        edges: where each frame begins in `content`, and where the last one ends.
-        content: the bytes of the frames, one behind the other.
+        seqs: Each frame's seq.
+        rows: Their index rows (``rows.INDEX_ROW``).
+        edges: Where each frame begins in `content`, and where the last one ends.
+        content: The bytes of the frames, concatenated.
     """
 
     seqs: NDArray[np.int64]
@@ -51,19 +51,21 @@ class FrameBundle:
         """Builds a bundle from a buffer with the frames' bytes.
 
         Args:
-            seqs: of each frame, ascending.
-            rows: of each frame.
-            content: what they hold, one behind the other.
-            bare: which of them have no bytes in it; None: those whose rows speak of none.
+            seqs: Each frame's seq, ascending.
+            rows: Each frame's row.
+            content: The bytes of the frames, concatenated.
+            bare: Marks frames that have no bytes in it; None: those whose rows refer to none.
 
         Raises:
-            ValueError: there are more or fewer bytes than the rows speak of.
+            ValueError: There are more or fewer bytes than the rows refer to.
         """
         edges = np.zeros(len(rows) + 1, np.int64)
         lengths = rows["length"] if bare is None else rows["length"] * ~bare
         np.cumsum(lengths, out=edges[1:])
         if int(edges[-1]) != len(content) or len(seqs) != len(rows):
-            raise ValueError(f"rows of {edges[-1]} bytes, and {len(content)} bytes of frames")
+            raise ValueError(
+                f"the rows refer to {edges[-1]} bytes, but there are {len(content)} bytes of frames"
+            )
         return cls(seqs, rows, edges, memoryview(content))
 
     @classmethod
@@ -146,7 +148,7 @@ class FrameBundle:
         return not len(self) or self.last_seq - self.first_seq + 1 == len(self)
 
     def part(self, first: int, last: int) -> "FrameBundle":
-        """Returns the frames from place ``first`` to ``last`` (exclusive), without copying."""
+        """Returns the frames at indexes ``first`` to ``last`` (exclusive), without copying."""
         if first <= 0 and last >= len(self):
             return self
         edges = self.edges[first : last + 1]
@@ -160,7 +162,7 @@ class FrameBundle:
         )
 
     def following(self, next_seq: int, limit: int | None) -> "FrameBundle":
-        """Returns the frames from a seq on, up to the first gap and at most to ``limit``."""
+        """Returns the frames from a seq on, up to the first gap and at most up to ``limit``."""
         seqs = self.seqs
         if len(self) <= FEW_FRAMES:
             return self._few_following(next_seq, limit)
@@ -182,7 +184,7 @@ class FrameBundle:
         """Returns some of the frames."""
         if wanted.all():
             return self
-        runs = SeqSet.where(0, wanted).spans  # of places
+        runs = SeqSet.where(0, wanted).spans  # of indexes
         return FrameBundle.joined([self.part(first, last + 1) for first, last in runs])
 
     def without_content(self, bare: NDArray[np.bool_]) -> "FrameBundle":
@@ -206,9 +208,9 @@ class WrittenGroup:
     """The frames of one group that count.
 
     Attributes:
-        bundle: as they were written.
-        counts: messages or cancels of each frame.
-        order: which rows of the appended columns they hold, one frame behind the other.
+        bundle: The frames as they were written.
+        counts: Each frame's number of messages or cancels.
+        order: The rows of the appended columns, in the order in which the frames hold them.
     """
 
     bundle: FrameBundle
@@ -240,7 +242,7 @@ class WrittenGroup:
         return self.bundle.length_bytes
 
     def leading(self, frames: int) -> "WrittenGroup":
-        """Returns the first so many frames."""
+        """Returns the first few frames."""
         if frames >= len(self):
             return self
         counts = self.counts[:frames]

@@ -1,16 +1,16 @@
-"""Checks frames against what their origin wrote: a whole bundle at once, or few one by one.
+"""Checks frames against what their origin wrote: a whole bundle at once, or a few one by one.
 
 =============  ====================================================================================
-looked at      of each frame
+checked        for each frame
 =============  ====================================================================================
-its row        its check value; of a row without a frame, whether it is a hole or gone
+its row        its check value; without a frame, whether it is a hole or gone
 its header     magic, version, kind; wheel, slot and seq; the same numbers as in its row
-its lengths    that they add up to that of the frame, as a reader reckons them
-its checksum   over all that is behind it
+its lengths    that they add up to the frame's length, as a reader computes it
+its checksum   over everything after it
 =============  ====================================================================================
 
-What lies within a frame whose checksum is right is what its origin wrote: that names of topics can
-be read, and that the lengths of messages add up, only a reader looks at (`format.decode_frame`).
+The content of a frame whose checksum is right is what its origin wrote: only readers check that
+names of topics can be decoded and that the lengths of messages add up (`format.decode_frame`).
 """
 
 from typing import Any, NamedTuple
@@ -58,8 +58,8 @@ class Good(NamedTuple):
     """The good part of a bundle.
 
     Attributes:
-        frames: so many, from the first on.
-        accepted_at_ms: when the newest of those that have bytes was accepted; 0: none has.
+        frames: How many frames, from the first on.
+        accepted_at_ms: When the newest of those with bytes was accepted; 0: none has bytes.
     """
 
     frames: int
@@ -140,7 +140,7 @@ def _up_to_first(wrong: NDArray[np.bool_]) -> int:
 
 
 def _has_unfit_place(rows: NDArray[Any]) -> NDArray[np.bool_]:
-    """Marks rows that refer to places where no frame can be."""
+    """Marks rows that refer to impossible places."""
     offsets, lengths = rows["offset"].astype(np.int64), rows["length"].astype(np.int64)
     unfit = ((offsets | lengths) & 7 != 0) | (lengths < HEADER_LENGTH_BYTES)
     return unfit | (offsets + lengths > SLOT_FILE_LIMIT_BYTES)  # type: ignore[no-any-return]
@@ -156,7 +156,7 @@ def headers_at(content: Buffer, begins: NDArray[np.int64]) -> NDArray[Any]:
 def is_misplaced(
     headers: NDArray[Any], wheel: WheelId, rows: NDArray[Any], seqs: NDArray[np.int64]
 ) -> NDArray[np.bool_]:
-    """Marks headers that are not those of the frames that rows and seqs describe."""
+    """Marks headers that differ from the frames that rows and seqs describe."""
     cancels = cancel_counts(rows)
     kinds = np.where(cancels > 0, int(Kind.CANCELS), int(Kind.MESSAGES))
     return (  # type: ignore[no-any-return]  # numpy's stubs

@@ -1,7 +1,7 @@
-"""Messages as columns: what a request is decoded into, what a frame holds, what is forwarded.
+"""Messages as columns: the form of decoded requests, of frames, and of what is forwarded.
 
 Row i of every column is message i. All bytes lie in one blob; those of message i begin at
-``starts[i]`` as key, value, headers without gaps. Between messages there may be anything, so
+``starts[i]`` as key, value, headers without gaps. There may be other bytes between messages, so
 views on a mapped slot file need no copy.
 
 =================  =======================================================
@@ -63,7 +63,7 @@ class Columns:
 
     @classmethod
     def of_cancels(cls, due_ms: NDArray[np.int64], ids: NDArray[np.uint8]) -> Self:
-        """Builds columns that only identify messages: no topic, no content."""
+        """Builds columns that only identify messages: no topics, no content."""
         rows = len(due_ms)
         null = np.full(rows, -1, dtype=np.int32)
         return cls(
@@ -117,7 +117,7 @@ class Columns:
         )
 
     def take(self, rows: NDArray[np.intp]) -> "Columns":
-        """Returns the messages ``rows``, in that order, with a blob of only their bytes."""
+        """Returns the messages ``rows``, in that order, with a blob of their bytes alone."""
         blob, starts = self._gather(rows)
         return Columns(
             due_ms=self.due_ms[rows],

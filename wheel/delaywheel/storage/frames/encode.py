@@ -2,12 +2,12 @@
 
 What the bytes mean is in format.py and docs/FORMAT.md.
 
-The group is sorted by slot, and each of its columns, as bytes, is cut into one piece a frame. The
-pieces are laid behind one another and joined once: no object is made of a frame. Where lengths and
-numbers have to be reckoned, that is done for all frames at once.
+The group is sorted by slot, and the bytes of each column are cut into one piece per frame. The
+pieces are put in order and joined once: no Python object is made per frame. Lengths and counts are
+computed for all frames at once.
 
-Few messages are packed frame by frame instead (`_FewMessages`), to the same bytes: that takes a
-tenth of the time.
+A few messages are packed frame by frame instead (`_FewMessages`), into the same bytes, in a tenth
+of the time.
 """
 
 from collections.abc import Iterable, Iterator
@@ -52,15 +52,15 @@ _ZEROS = [bytes(count) for count in range(8)]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EncodedGroup:
-    """Frames ready to be written, in order of slots.
+    """Frames ready to be written, ordered by slot.
 
     Attributes:
-        kind: of all of them.
-        slots: of each frame.
-        counts: messages or cancels of each frame.
-        edges: where each frame begins in `content`, and where the last one ends.
-        content: the bytes of all, one behind the other.
-        order: which rows of the encoded columns the frames hold, one behind the other.
+        kind: The kind of all frames.
+        slots: Each frame's slot.
+        counts: Each frame's number of messages or cancels.
+        edges: Where each frame begins in `content`, and where the last one ends.
+        content: The bytes of all frames, concatenated.
+        order: The rows of the encoded columns, in the order in which the frames hold them.
     """
 
     kind: Kind
@@ -87,11 +87,12 @@ def encode_group(
 ) -> EncodedGroup:
     """Encodes one group: one frame for each slot, or more if bounds require it.
 
-    Messages of one slot keep their order. Frames come in the order of slots and have the seqs
-    from ``first_seq`` on. A single message may exceed ``max_frame_bytes``: it is then alone.
+    Messages of one slot keep their order. Frames are ordered by slot and have seqs from
+    ``first_seq`` on. A single message may exceed ``max_frame_bytes``: it then has a frame of its
+    own.
 
     Raises:
-        ValueError: a due is before 1970 or after 2106, which no caller should let through.
+        ValueError: A due is before 1970 or after 2106, which the caller should have refused.
     """
     if len(columns) <= min(FEW_FRAMES, max_frame_messages):
         few = _FewMessages(columns, kind)
@@ -332,7 +333,7 @@ class _Frames:
         item_bytes: int,
         present: NDArray[np.int64] | None = None,
     ) -> None:
-        """Adds one column, skipping frames that do not have it."""
+        """Adds one column, skipping frames without it."""
         raw = column.astype(dtype, copy=False).tobytes()
         edges = [edge * item_bytes for edge in self._edges]
         pieces = [raw[begin:end] for begin, end in pairwise(edges)]

@@ -4,12 +4,12 @@ A frame is what one group commit adds to one slot file:
 
     header, 64 bytes | columns, padded to 8 | topic dictionary | blob | zeros up to 8
 
-The header says which wheel, slot and seq the frame is, so bytes in a wrong place are caught;
-the checksum covers everything behind it. Columns come in the order of falling item size, which
-keeps each aligned to its own size in a frame that begins at a multiple of 8.
+The header names the frame's wheel, slot and seq, so misplaced bytes are detected; the checksum
+covers everything behind it. Columns are ordered by falling item size, which keeps each aligned to
+its own size in a frame that begins at a multiple of 8.
 
-Everything is little-endian. Frames are made in encode.py; many at once are checked in checking.py,
-and decoded in decoding.py.
+Everything is little-endian. Frames are made in encode.py; checking.py checks many at once, and
+decoding.py decodes them.
 """
 
 import struct
@@ -28,10 +28,10 @@ from delaywheel.storage.frames.columns import ID_LENGTH_BYTES, Columns, content_
 from delaywheel.storage.frames.rows import FRAME_MESSAGES_LIMIT, INDEX_ROW, index_row, index_rows
 
 VERSION: Final = 1
-"""What this release writes. It is raised a release after the newest that is read, see FORMAT.md."""
+"""The version that this release writes: raised one release after readers know it, see FORMAT.md."""
 OLDEST_READ: Final = 1
 NEWEST_READ: Final = 1
-"""What this release reads: all versions between, these two included."""
+"""The versions that this release reads, from the first to the last."""
 MAGIC: Final = b"DWfr"
 MAGIC_NUMBER: Final = int.from_bytes(MAGIC, "little")  # as it is found in a `HEADER`
 HEADER_LENGTH_BYTES: Final = 64
@@ -60,7 +60,7 @@ CHECKED_FROM: Final = 8  # magic and checksum itself; the magic is compared as i
 
 _HEADER = struct.Struct("<4sIBBHIQQqIIIIII")
 _TOPIC_LENGTH = struct.Struct("<H")
-NO_SLOT: Final = 1 << 32  # above every slot that a frame can say
+NO_SLOT: Final = 1 << 32  # above every slot that a frame can hold
 
 # Topics of decoded frames, so that nearly all frames share a few tuples.
 _dictionaries = BoundedTable[bytes, tuple[str, ...]](8 << 20)
@@ -168,7 +168,7 @@ def index_rows_of_headers(headers: NDArray[Any], offsets: NDArray[np.int64]) -> 
     """Returns the rows of frames from their headers (``HEADER``) and offsets.
 
     Raises:
-        FrameDamaged: no frame has one of these headers.
+        FrameDamaged: One of these headers belongs to no frame.
     """
     are_cancels = headers["kind"] == int(Kind.CANCELS)
     unfit = ~(are_cancels | (headers["kind"] == int(Kind.MESSAGES)))
@@ -204,11 +204,11 @@ def encoded_header(header: FrameHeader) -> bytes:
 
 
 def decode_header(buffer: Buffer, *, available_bytes: int) -> FrameHeader:
-    """Decodes the fixed part, of which only magic and version are checked.
+    """Decodes the fixed part, checking only magic and version.
 
     Args:
-        buffer: at least the header.
-        available_bytes: how many bytes there are from its beginning on.
+        buffer: At least the header.
+        available_bytes: How many bytes there are from its beginning on.
 
     Raises:
         FrameDamaged: SHORT, MAGIC, VERSION or LENGTHS.
@@ -233,13 +233,13 @@ def decode_frame(buffer: Buffer, *, wheel: WheelId, slot: int, seq: int | None) 
     The columns are views on ``buffer``: no byte of content is copied, no message looped over.
 
     Args:
-        buffer: at least the whole frame.
-        wheel: whose frame it must be.
-        slot: in whose file it was found.
-        seq: which one it must be; None = any.
+        buffer: At least the whole frame.
+        wheel: The wheel that the frame must belong to.
+        slot: The slot in whose file it was found.
+        seq: The expected seq; None = any.
 
     Raises:
-        FrameDamaged: the bytes are not that frame.
+        FrameDamaged: The bytes are not that frame.
     """
     header = decode_header(buffer, available_bytes=len(buffer))
     checksum = crc32c(memoryview(buffer)[CHECKED_FROM : header.length_bytes])

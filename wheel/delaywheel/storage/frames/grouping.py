@@ -14,10 +14,10 @@ def frame_firsts(
     """Returns the first row of each frame: one for each slot, split where it is too large.
 
     Args:
-        slots: of each row, ascending; at least one.
-        lengths_bytes: of each row in a frame.
-        max_messages: in one frame.
-        max_bytes: in one frame, unless a single row is longer.
+        slots: Each row's slot, ascending; at least one row.
+        lengths_bytes: Each row's length in a frame.
+        max_messages: The most rows in one frame.
+        max_bytes: The most bytes in one frame, unless a single row is longer.
     """
     rows = len(slots)
     begins = np.empty(rows, bool)
@@ -44,12 +44,12 @@ def frame_firsts(
 
 
 class FrameTopics:
-    """Each frame's own dictionary of topics.
+    """The dictionary of topics of each frame.
 
     Attributes:
-        numbers: of each row, which entry of its frame's dictionary is its topic.
-        members: the entries of all dictionaries, one behind the other, as numbers in the group's.
-        edges: where each frame's begin in `members`, and where the last ones end.
+        numbers: For each row, the entry of its frame's dictionary that is its topic.
+        members: The entries of all dictionaries, concatenated, as topic numbers of the group.
+        edges: Where each frame's entries begin in `members`, and where the last ones end.
     """
 
     numbers: NDArray[np.uint32]
@@ -62,9 +62,9 @@ class FrameTopics:
         """Builds the dictionaries.
 
         Args:
-            topics: how many the group has; 0: its frames have no dictionary.
-            topic_numbers: of each row of the sorted group.
-            counts: rows of each frame.
+            topics: How many topics the group has; 0: its frames have no dictionary.
+            topic_numbers: Each row's topic, in the sorted group.
+            counts: Each frame's number of rows.
         """
         frames = len(counts)
         if topics <= 1:

@@ -1,12 +1,13 @@
 """The bytes of index rows. No other module knows them; docs/FORMAT.md shows them.
 
-Row n of a wheel's index is the frame with seq n + 1. Of ``messages`` the low 20 bits say how many,
-the top bit that they are cancels, and the 11 bits between are a check value of the row. A row whose
-length is 0 has no frame: ``HOLE_ROW`` = its place was lost in a crash of the machine, or its row
-does not check out; all zeros = its segment of the index is gone, being wholly below the floor.
+Row n of a wheel's index is the frame with seq n + 1. The low 20 bits of ``messages`` are their
+number, the top bit says that they are cancels, and the 11 bits between are a check value of the
+row. A row with length 0 has no frame: ``HOLE_ROW`` = its place was lost in a crash of the machine,
+or the row's check value is wrong; all zeros = its index segment was deleted, being wholly below the
+floor.
 
-A CRC is linear: what each byte of a row adds to the check value lies in a table, so that any number
-of rows is made, or checked, at once.
+CRCs are linear: a table holds what each byte of a row adds to the check value, so any number of
+rows is made, or checked, at once.
 """
 
 import struct
@@ -20,18 +21,18 @@ INDEX_ROW: Final[np.dtype[Any]] = np.dtype(
     [("slot", "<u4"), ("offset", "<u4"), ("length", "<u4"), ("messages", "<u4")]
 )
 INDEX_ROW_LENGTH_BYTES: Final = 16
-SLOT_FILE_LIMIT_BYTES: Final = 1 << 32  # what an index row's offset can say
+SLOT_FILE_LIMIT_BYTES: Final = 1 << 32  # the greatest offset that a row can hold
 
 _INDEX_ROW = struct.Struct("<IIII")
 _CANCELS_BIT = 1 << 31
 _CHECK_SHIFT = 20
 _COUNT_MASK = (1 << _CHECK_SHIFT) - 1
 _CHECK_MASK = 0x7FF
-FRAME_MESSAGES_LIMIT: Final = _COUNT_MASK  # what an index row can say
+FRAME_MESSAGES_LIMIT: Final = _COUNT_MASK  # the greatest length that a row can hold
 
 FEW_FRAMES: Final = 16
-"""Up to so many, each is made, placed, counted or checked by itself: a call of numpy costs about
-what a whole frame costs without it, for one frame as for a thousand."""
+"""Up to this many rows are handled one by one: a numpy call costs about what a whole frame costs
+without it, for one frame as for a thousand."""
 
 _HOLE_OFFSET = (1 << 32) - 1
 HOLE_ROW: Final = _INDEX_ROW.pack(0, _HOLE_OFFSET, 0, 0)
@@ -115,7 +116,7 @@ def raw_rows(content: bytes) -> NDArray[Any]:
 
 
 def decode_rows(content: bytes) -> NDArray[Any]:
-    """Returns the index rows in these bytes, flawed ones as holes, without a torn tail."""
+    """Returns the index rows in these bytes, flawed ones as holes, ignoring a torn tail."""
     return checked_rows(raw_rows(content))
 
 
@@ -136,7 +137,7 @@ def is_hole(rows: NDArray[Any]) -> NDArray[np.bool_]:
 
 
 def is_gone(rows: NDArray[Any]) -> NDArray[np.bool_]:
-    """Marks rows of zeros, like those of a deleted segment."""
+    """Marks rows of zeros, such as those of a deleted segment."""
     return _have_none(rows) & (rows["offset"] == 0)  # type: ignore[no-any-return]
 
 
@@ -169,7 +170,7 @@ def _bytes_of(rows: NDArray[Any]) -> NDArray[np.uint8]:
 
 
 def _checks(raw: NDArray[np.uint8]) -> NDArray[np.uint16]:
-    """Returns the check value of each row, given as bytes without one."""
+    """Returns the check value of each row, given as bytes without it."""
     if len(raw) < _MANY_ROWS:
         found = np.bitwise_xor.reduce(_CHECK_TABLES[_CHECK_PLACES, raw], axis=1)
         return found ^ _CHECK_OF_ZEROS  # type: ignore[no-any-return]  # numpy's stubs
@@ -192,7 +193,7 @@ def _check_tables() -> NDArray[np.uint16]:
 
 
 def _pair_tables() -> NDArray[np.uint16]:
-    """Returns the same for pairs of bytes, which takes a quarter of the time."""
+    """Returns the same for pairs of bytes, which needs a quarter of the time."""
     low, high = _CHECK_TABLES[::2, None, :], _CHECK_TABLES[1::2, :, None]
     return (low ^ high).reshape(INDEX_ROW_LENGTH_BYTES // 2, 1 << 16)
 

@@ -1,9 +1,9 @@
 """Decodes frames of one slot together into columns over all their messages.
 
-What is read of a frame here is what `format.decode_frame` reads of it, as a test pins. One call of
-numpy costs as much for a thousand frames as for one; of each frame by itself only its checksum is
-reckoned, and its dictionary of topics looked up. Where any frame is not what it should be, they are
-decoded one by one, which says what is wrong, and with which.
+It accepts exactly what `format.decode_frame` accepts, as a test checks. A numpy call costs as much
+for a thousand frames as for one; only checksums and the lookups of topics' dictionaries are done
+for each frame. If any frame is not as expected, all are decoded one by one, which shows what is
+wrong, and with which.
 """
 
 from collections.abc import Sequence
@@ -41,14 +41,14 @@ class FrameBatch:
     """Frames of one wheel, slot and kind, in order of seqs.
 
     Attributes:
-        kind: what their rows are.
-        wheel: whose they are.
-        slot: in whose file they lie.
-        seqs: of each frame, ascending.
-        accepted_at_ms: of each frame.
-        counts: of each frame, how many of the rows are its own.
-        lengths_bytes: of each frame.
-        columns: the rows of all frames, frame after frame.
+        kind: The kind of their rows.
+        wheel: Their wheel.
+        slot: The slot in whose file they lie.
+        seqs: Each frame's seq, ascending.
+        accepted_at_ms: When each frame was accepted.
+        counts: How many of the rows belong to each frame.
+        lengths_bytes: Each frame's length.
+        columns: The rows of all frames, frame after frame.
     """
 
     kind: Kind
@@ -99,15 +99,15 @@ def decode_together(
 ) -> FrameBatch | None:
     """Decodes frames of one kind; None unless all of them match their rows.
 
-    The batch's content are views on ``content``: no byte of it is copied.
+    The content of the batch are views on ``content``: no byte of it is copied.
 
     Args:
-        content: the bytes of a slot file from `begin` on.
-        begin: where they begin in the file.
-        places: seqs and rows of the frames, ascending, one at least.
-        wheel: whose frames they must be.
-        slot: in whose file they lie.
-        kind: of which their rows are.
+        content: The bytes of a slot file from `begin` on.
+        begin: Where they begin in the file.
+        places: Seqs and rows of the frames, ascending; at least one.
+        wheel: The wheel that the frames must belong to.
+        slot: The slot in whose file they lie.
+        kind: The kind of their rows.
     """
     seqs, rows = places
     begins = rows["offset"].astype(np.int64) - begin
@@ -144,7 +144,8 @@ def decode_together(
 class _Frames:
     """Frames with valid headers and checksums, and where their columns lie.
 
-    Columns are as aligned as their items are long, so each is gathered from a view on all bytes.
+    Columns are aligned to the length of their items, so each is gathered from one view on all
+    bytes.
     """
 
     def __init__(self, content: bytes, begins: NDArray[np.int64], headers: NDArray[Any]) -> None:
@@ -206,7 +207,7 @@ class _Frames:
     def _sparse_column(
         self, item: str, at: NDArray[np.int64], has: NDArray[np.bool_]
     ) -> NDArray[Any]:
-        """Returns an optional column, with -1 for frames that do not have it."""
+        """Returns an optional column, with -1 for frames without it."""
         column = np.full(self._rows, -1, np.dtype(item))
         if has.any():
             chosen = np.repeat(has, self.counts)
@@ -231,7 +232,7 @@ class _Frames:
     def _starts(
         self, lengths: Sequence[NDArray[np.int32]], blobs_at: NDArray[np.int64]
     ) -> NDArray[np.int64] | None:
-        """Returns where each message's bytes start; None if a frame's blob has another length."""
+        """Returns where each message's bytes start; None if a frame's blob has the wrong length."""
         ends = np.cumsum(sum(np.maximum(part, 0).astype(np.int64) for part in lengths))
         starts = np.zeros(self._rows + 1, np.int64)
         starts[1:] = ends

@@ -1,14 +1,14 @@
 """Holes in the index: finds them, and checks whether their frames still lie in slot files.
 
-A hole may be of any second, so no second can be told to be whole while there is one:
+A hole may be of any second, so no second is known to be complete while there is one:
 
 | the frame of a hole | is |
 |---|---|
-| lies whole in some slot file | found with its second, where it lies (unlisted.py) |
-| lies nowhere | lacking: whatever second is read, it may be of it |
+| lies intact in some slot file | found with its second, where it lies (unlisted.py) |
+| lies nowhere | missing, possibly from any second that is read |
 
-Where frames lie is found out by going through all slot files of the wheel. That takes long, and is
-done once for each hole, by who waits for it anyway.
+To find such frames, all slot files of the wheel are searched. That takes long; it is done once for
+each hole, by the reader that needs to know.
 """
 
 from collections.abc import Iterator
@@ -45,13 +45,13 @@ def still_holes(index: IndexReader, seqs: SeqSet) -> SeqSet:
 
 
 def lying_in_files(disk: Disk, folder: Path, wheel: WheelId, seqs: SeqSet) -> SeqSet:
-    """Returns which of these frames lie whole in a slot file, at any place."""
+    """Returns which of these frames lie intact in a slot file, at any place."""
     found: set[int] = set()
     for slot in list_slots(disk, folder):
         try:
             file = disk.open_read(layout.slot_path(folder, slot))
         except OSError:
-            continue  # gone, or not to be read: they do not lie there
+            continue  # gone or unreadable: they do not lie there
         try:
             found.update(_lying_in(file, wheel, slot, seqs))
         except OSError:

@@ -1,8 +1,8 @@
 """Finds a second's frames in time that depends on that second alone.
 
-The slot table (slot_table.py) says how many frames a slot has and where the last one ends, up to
-a seq; the index rows behind that are kept here, a bounded number. The slot file's own headers say
-where its frames lie. If they are what table and rows say, these are the frames of the second:
+The slot table (slot_table.py) holds, up to a seq, how many frames a slot has and where the last one
+ends; a bounded number of later index rows is kept here. The headers in the slot file show where its
+frames lie. If they match table and rows, these are the frames of the second:
 
 ===================================================  =============================================
 frames that lie in the file from byte 0 on           must be
@@ -13,12 +13,12 @@ those behind                                         what the index rows behind 
 behind those, up to the last row of the index        none
 ===================================================  =============================================
 
-Where anything differs, all is read once more, for it may have changed meanwhile; then the index is
-scanned for the slot, and says what is lacking. That is for damage alone: it takes some 5 ms for
-each million rows.
+If anything differs, everything is read once more, since it may have changed meanwhile; then the
+index is scanned for the slot, and shows what is missing. That happens only with damage: it takes
+some 5 ms for each million rows.
 
-A hole of the index says of no slot that it lacks anything. Which rows are holes is known from the
-table's head and from the rows behind it, each of which is checked once; see holes.py.
+A hole in the index does not show which slot is missing a frame. Which rows are holes is known from
+the table's head and from the rows behind it, each of which is checked once; see holes.py.
 """
 
 import errno
@@ -51,7 +51,7 @@ from delaywheel.storage.reading.walk import walk_together
 Places: TypeAlias = tuple[NDArray[np.int64], NDArray[Any]]
 """Seqs and index rows of frames, ascending by seq."""
 
-# A table that is further behind than this is being made: the index is scanned instead.
+# A table further behind than this is still being made: the index is scanned instead.
 _ROWS_BEHIND_AT_MOST = 8 * ROWS_PER_SEGMENT
 
 _NO_ENTRY = np.zeros(1, ENTRY)[0]
@@ -67,7 +67,7 @@ class SlotPlaces:
         self._index = index
         self._head = TableHead()
         self._behind = _RowsBehind(index)
-        # Of a table that is far behind: the holes up to a seq.
+        # For a table that is far behind: the holes up to a seq.
         self._scanned_holes = 0, NO_SEQS
 
     def quick(self, slot: int, last_seq: int) -> Places | None:
@@ -83,7 +83,7 @@ class SlotPlaces:
         return None
 
     def scanned(self, slot: int, last_seq: int) -> Places:
-        """Returns a slot's frames by the whole index, corrected by what lies in the file."""
+        """Returns a slot's frames by scanning the index, corrected by what lies in the file."""
         seqs, rows = rows_of_slots(self._disk, self._folder, np.array([slot]), last_seq)
         path = layout.slot_path(self._folder, slot)
         return with_unlisted(self._disk, path, self._wheel, slot, (seqs, rows), last_seq)
@@ -121,7 +121,7 @@ class SlotPlaces:
         self._behind.start(0)
 
     def _follow(self, last_seq: int) -> bool:
-        """Reads the rows between the table and the last one; False if there are too many."""
+        """Reads the rows behind the table up to the last one; False if there are too many."""
         if last_seq - self._head.seq > ROWS_PER_SEGMENT or not self._head.seq:
             head = load_head(self._disk, self._folder)
             if head != self._head:
@@ -193,7 +193,7 @@ class _RowsBehind:
         self._first_seq = 1
         self._count = 0
         self._rows = np.empty(0, INDEX_ROW)
-        self._slots = np.empty(0, np.uint32)  # of the rows: side by side they are compared faster
+        self._slots = np.empty(0, np.uint32)  # of the rows: comparing them side by side is faster
         self.holes = NO_SEQS
 
     def start(self, seq: int) -> None:

@@ -1,12 +1,12 @@
 """Reads a wheel that another process may be writing, without locks.
 
-The index is the authority: a frame is there when its row is, and a frame that its row speaks of
-but that cannot be read is reported as damaged, never passed over. The frames of a slot are found
-without scanning it (see places.py). A row that is a hole may be of any slot: who has to know a slot
-whole asks for `holes` as well.
+The index is the authority: a frame exists if its row does, and a frame that cannot be read although
+it has a row is reported as damaged, never skipped. The frames of a slot are found without scanning
+the index (see places.py). A row that is a hole may be of any slot: callers that need all of a slot
+ask for `holes` as well.
 
-Everything is read into memory, in pieces, never mapped: a sector that cannot be read under a map
-would end the process. Returned columns keep their piece alive.
+Everything is read into memory, in pieces, never mapped: an unreadable sector under a map would end
+the process. Returned columns keep their piece alive.
 """
 
 import errno
@@ -38,8 +38,8 @@ from delaywheel.storage.reading.decoding import FrameBatch, decode_together
 from delaywheel.storage.reading.holes import find_holes, lying_in_files, still_holes
 from delaywheel.storage.reading.places import Places, SlotPlaces
 
-# Frames that lie together are read at once, up to so many, and so many bytes; a larger one alone.
-# What lies between them is read with them where it is short.
+# Frames close together are read at once, up to this many and this many bytes; a larger one is read
+# alone. Short gaps between them are read too.
 _PIECE_BYTES = 1024 * 1024
 _PIECE_FRAMES = 1024
 _BETWEEN_BYTES = 16 * 1024
@@ -55,8 +55,8 @@ class DamagedFrame:
     """A frame that has a row but cannot be read."""
 
     seq: int
-    slot: int  # 0 for a hole: it is not known
-    messages: int  # as its row says
+    slot: int  # 0 for a hole: its slot is unknown
+    messages: int  # according to its row
     cancels: int
     reason: DamageReason
     detail: str
@@ -68,19 +68,19 @@ class WheelReader:
     def __init__(
         self, disk: Disk, data: Path, wheel: WheelId, *, opened: OpenIndexes | None = None
     ) -> None:
-        """Begins with nothing open.
+        """Opens nothing yet.
 
         Args:
-            disk: where the data folder lies.
-            data: the data folder.
-            wheel: which one.
-            opened: shared by all readers of a thread, it bounds how many files they keep open.
+            disk: Where the data folder lies.
+            data: The data folder.
+            wheel: The wheel to read.
+            opened: Shared by all readers of a thread; bounds how many files they keep open.
         """
         self._disk = disk
         self._folder = layout.wheel_folder(data, wheel)
         self._index = IndexReader(disk, self._folder, opened=opened)
         self._places = SlotPlaces(disk, self._folder, wheel, self._index)
-        # Holes that were looked for in the slot files, and those of them that lie there.
+        # Holes that were looked for in slot files, and which of them were found there.
         self._searched = self._lying = NO_SEQS
         self.wheel = wheel
 
@@ -112,7 +112,7 @@ class WheelReader:
         """Reads one frame, found by its row.
 
         Raises:
-            IndexError: the wheel has no such seq yet.
+            IndexError: The wheel does not have this seq yet.
         """
         if not self.has(seq):
             raise IndexError(f"wheel {self.wheel} has no frame {seq}")
@@ -129,7 +129,7 @@ class WheelReader:
     ) -> Iterator[FrameCopy | DamagedFrame]:
         """Yields existing frames in order, checked, for another copy of the wheel.
 
-        Those of slots below ``floor``, and of deleted index segments, have no content.
+        Those of slots below ``floor``, and of deleted index segments, come without content.
         """
         rows = self.rows(first_seq, last_seq)
         for seq, row in enumerate(rows, first_seq):
@@ -152,7 +152,7 @@ class WheelReader:
     def frames(
         self, slot: int, seqs: list[int], rows: NDArray[Any]
     ) -> Iterator[Frame | DamagedFrame]:
-        """Yields frames of one slot, whose rows, without holes, the caller has already read."""
+        """Yields frames of one slot whose rows, without holes, the caller has already read."""
         return read_frames(self._disk, self._folder, self.wheel, slot, (seqs, rows))
 
     def batches(self, slot: int, places: Places) -> Iterator[FrameBatch | DamagedFrame]:
@@ -160,7 +160,7 @@ class WheelReader:
         return read_batches(self._disk, self._folder, self.wheel, slot, places)
 
     def may_have_holes(self, up_to_seq: int, lost: SeqSet) -> bool:
-        """Whether `holes` must be called; fast unless there are many."""
+        """Whether `holes` must be called; fast unless there are many holes."""
         holes = self._places.holes(up_to_seq)
         return holes is None or bool(still_holes(self._index, holes - lost))
 
@@ -168,8 +168,8 @@ class WheelReader:
         """Returns frames without rows that lie in no slot file, and so may be of any second.
 
         Args:
-            up_to_seq: the last that is looked at.
-            lost: those that nobody looks for.
+            up_to_seq: The last seq to consider.
+            lost: Seqs that are known to be lost and are ignored.
         """
         holes = self._places.holes(up_to_seq)
         if holes is None:
@@ -194,16 +194,16 @@ class WheelReader:
     ) -> Iterator[Frame | DamagedFrame]:
         """Yields a slot's frames with seqs up to ``up_to_seq``, in order.
 
-        Also those that the index does not speak of as it should (see unlisted.py). Of what is not
-        asked for only headers are read. Where something is wrong, frames that may be of any slot
-        come last (see `holes`).
+        Includes frames that the index omits or lists wrongly (see unlisted.py). For frames that
+        were not requested only headers are read. If something is wrong, frames that may be of any
+        slot come last (see `holes`).
 
         Args:
-            slot: which second.
-            up_to_seq: the last that is looked at.
-            kind: those with messages or those with cancels; None: both.
-            from_seq: the first that is looked at.
-            lost: holes that nobody looks for.
+            slot: The second to read.
+            up_to_seq: The last seq to consider.
+            kind: Only frames with messages or only those with cancels; None: both.
+            from_seq: The first seq to consider.
+            lost: Holes that are known to be lost and are ignored.
         """
         asked = _Asked(from_seq, up_to_seq, kind)
         return self._of_slot(slot, asked, lost, self._slot_frames, lambda frame: [frame.seq])
@@ -229,7 +229,7 @@ class WheelReader:
         if places is not None:
             for found in read(slot, asked.of(places)):
                 if isinstance(found, DamagedFrame):
-                    break  # its header may be damaged as well: the index says which it is
+                    break  # its header may be damaged as well: the index knows its kind
                 good += seqs_of(found)
                 yield found
             else:
@@ -240,7 +240,7 @@ class WheelReader:
         yield from self._holes_anew(asked.from_seq, min(asked.up_to_seq, last_seq), lost)
 
     def _holes_anew(self, from_seq: int, up_to_seq: int, lost: SeqSet) -> Iterator[DamagedFrame]:
-        """Checks again, where table and file disagree, whether a frame has become a hole."""
+        """If table and file disagree, checks again whether a frame has become a hole."""
         if self._places.holes(up_to_seq) is None:
             holes = self._places.scanned_holes(up_to_seq)
         else:
@@ -264,7 +264,7 @@ class WheelReader:
     def indexed_slots(self, from_slot: int, to_slot: int) -> NDArray[np.int64]:
         """Returns slots that index rows refer to, ``from_slot`` <= slot < ``to_slot``, ascending.
 
-        Whether there is a file or not: one that is gone takes nothing from what is promised.
+        Includes slots without a file: a deleted file takes nothing from what is promised.
         """
         return self._places.slots(from_slot, to_slot, self.last_seq())
 
@@ -277,7 +277,7 @@ def check_copy(wheel: WheelId, copy: FrameCopy) -> Frame:
     """Decodes a frame whose row and content must match.
 
     Raises:
-        FrameDamaged: they are not, or not this wheel's, or not of this seq.
+        FrameDamaged: They do not match, or are of another wheel or seq.
     """
     slot, offset, _, _ = np.frombuffer(copy.row, dtype=INDEX_ROW)[0].item()
     frame = decode_frame(copy.content, wheel=wheel, slot=slot, seq=copy.seq)
@@ -354,7 +354,7 @@ def _read_piece(
     disk: Disk, folder: Path, wheel: WheelId, slot: int, places: tuple[list[int], NDArray[Any]]
 ) -> Iterator[Frame | DamagedFrame]:
     seqs, rows = places
-    # Lists of int: a scalar taken out of a numpy row costs more than decoding a column.
+    # Lists of int: taking a scalar out of a numpy row costs more than decoding a column.
     offsets, lengths = rows["offset"].tolist(), rows["length"].tolist()
     begin = offsets[0]
     end = max(map(sum, zip(offsets, lengths, strict=True)))
@@ -363,7 +363,7 @@ def _read_piece(
     except FrameDamaged as damage:
         for number, (seq, row) in enumerate(zip(seqs, rows, strict=True)):
             if damage.reason is DamageReason.UNREADABLE and len(seqs) > 1:
-                # It is the word of some sector: each of them by itself.
+                # The error may be that of a single sector, so each frame is read on its own.
                 alone = slice(number, number + 1)
                 yield from _read_piece(disk, folder, wheel, slot, (seqs[alone], rows[alone]))
             else:
@@ -388,7 +388,7 @@ def _content(disk: Disk, path: Path, begin: int, end: int) -> bytes:
 
     Raises:
         FrameDamaged: GONE or UNREADABLE.
-        OSError: anything but the medium's word: a lack of descriptors or memory is no damage.
+        OSError: Any error but the medium's: a lack of descriptors or memory is not damage.
     """
     try:
         file = disk.open_read(path)

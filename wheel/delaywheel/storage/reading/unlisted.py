@@ -1,14 +1,14 @@
 """Frames in a slot file that the index does not list, or lists wrongly.
 
-An index row that was damaged makes a good frame vanish from its second. But a frame proves itself:
-its checksum, wheel, slot and seq say that it belongs where it lies. So when a second is read, the
-parts of the file that no row covers are looked into: what is found there is read as if its row
-were right.
+A damaged index row makes a good frame vanish from its second. But a frame proves itself: its
+checksum, wheel, slot and seq show that it belongs where it lies. So when a second is read, the
+parts of the file that no row covers are examined: frames found there are read as if their rows were
+right.
 
 | a part that no row covers | begins with | is |
 |---|---|---|
 | between rows, or behind the last | a good frame, not a later one | a frame whose row is wrong |
-| between rows | anything else | the place of a frame that is lacking here |
+| between rows | anything else | the place of a frame that is missing here |
 | behind the last | a later frame, or a torn one | being written |
 """
 
@@ -37,20 +37,20 @@ Places = tuple[NDArray[np.int64], NDArray[Any]]
 def with_unlisted(
     disk: Disk, path: Path, wheel: WheelId, slot: int, listed: Places, up_to_seq: int
 ) -> Places:
-    """Returns what the index lists of a slot, corrected by what lies in its file.
+    """Returns the frames that the index lists for a slot, corrected by what lies in its file.
 
     Args:
-        disk: where it lies.
-        path: of the slot's file.
-        wheel: whose it is.
-        slot: which one.
-        listed: as the index says, up to `up_to_seq`.
-        up_to_seq: later frames are not looked at.
+        disk: Where the file lies.
+        path: The path of the slot's file.
+        wheel: The wheel of the file.
+        slot: The slot of the file.
+        listed: The frames according to the index, up to `up_to_seq`.
+        up_to_seq: Later frames are ignored.
     """
     try:
         file = disk.open_read(path)
     except OSError:
-        return listed  # whoever reads what is listed finds out why
+        return listed  # reading the listed frames shows why
     try:
         found: dict[int, bytes] = {}
         for part in _uncovered(listed[1], file.size()):
@@ -66,7 +66,7 @@ def _uncovered(rows: NDArray[Any], size: int) -> list[tuple[int, int]]:
     """Yields the parts of a file that no row covers."""
     begins = np.sort(rows["offset"].astype(np.int64))
     ends = np.sort(rows["offset"].astype(np.int64) + rows["length"])
-    # A part begins where as many rows have ended as have begun.
+    # A part begins wherever as many rows have ended as have begun.
     first = np.concatenate(([0], ends))
     last = np.concatenate((begins, [size]))
     apart = np.flatnonzero(first < last)

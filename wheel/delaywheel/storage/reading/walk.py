@@ -20,11 +20,11 @@ from delaywheel.storage.frames.format import (
     decode_header,
 )
 
-# Read at once: little where the next header lies beyond what was read, twice as much each time that
-# small frames lie close together.
+# Bytes to read at once: few if the next header lies beyond what was read, twice as many each time
+# that small frames lie close together.
 _LEAST_PIECE_BYTES = 4 * 1024
 _PIECE_BYTES = 64 * 1024
-_DENSE_PIECE_BYTES = 256 * 1024  # where many headers are looked at together
+_DENSE_PIECE_BYTES = 256 * 1024  # where many headers are examined together
 _length_of = struct.Struct("<I").unpack_from
 _LENGTH_AT = HEADER.fields["length_bytes"][1]  # type: ignore[index]  # a dtype with fields
 
@@ -35,10 +35,10 @@ def walk_headers(
     """Yields offsets and headers of the frames that lie in [begin, end).
 
     Ends at the first place where no frame of this wheel and slot begins, or where one would not
-    fit. Only headers are looked at: nothing proves that a frame is good, or that a header is.
+    fit. Only headers are read: nothing proves that a frame, or even its header, is good.
 
     Raises:
-        OSError: the medium refused.
+        OSError: The medium reported an error.
     """
     piece, piece_begin, piece_bytes = memoryview(b""), begin, _LEAST_PIECE_BYTES
     offset, wheel_hash = begin, wheel.hash64
@@ -67,7 +67,7 @@ def walk_together(
     """Yields the same from byte 0 on, several at a time: offsets and headers (``format.HEADER``).
 
     Raises:
-        OSError: the medium refused.
+        OSError: The medium reported an error.
     """
     begin, piece_bytes = 0, _LEAST_PIECE_BYTES
     while begin + HEADER_LENGTH_BYTES <= end:
@@ -99,7 +99,7 @@ def walk_together(
 def _chain(piece: bytes, available_bytes: int) -> tuple[list[int], int | None]:
     """Follows headers by their lengths; returns where they lie, and where the next one does.
 
-    None: the last of them tells a length that no frame has here, and is not among them.
+    None: the last one states an impossible length, and is not among them.
     """
     places: list[int] = []
     at, last = 0, len(piece) - HEADER_LENGTH_BYTES

@@ -1,7 +1,7 @@
 """Rebuilds index rows from frames after the machine has crashed.
 
-Any write that no checkpoint covers may be lost, so every slot file is looked at whether it is
-longer than frames up to there make it; what lies behind is read, frame by frame.
+Any write that no checkpoint covers may be lost. So every slot file is checked for being longer than
+the frames up to the checkpoint; what lies beyond is read, frame by frame.
 """
 
 import errno
@@ -42,10 +42,10 @@ def longer_files(
     """Yields slots whose files hold more than the frames up to a seq, and where those end.
 
     Args:
-        disk: where it lies.
-        folder: of the wheel.
-        sizes: hour by hour, slots and the lengths of their files.
-        safe_seq: frames up to this are on the medium.
+        disk: Where the files lie.
+        folder: The wheel's folder.
+        sizes: Slots and the lengths of their files, hour by hour.
+        safe_seq: Frames up to this are on the medium.
     """
     head = load_head(disk, folder)
     if head.seq > safe_seq:  # the index has lost what the table counts
@@ -116,7 +116,8 @@ def _frames_behind(
 ) -> Steps[dict[int, bytes]]:
     """Returns rows of whole frames beyond the safe ends of their slot files, by seq.
 
-    Where a frame is damaged, the walk goes on where, by a row, the next one begins or one ends.
+    After a damaged frame, the walk continues where, according to a row, the next frame begins or
+    one ends.
     """
     told_offsets: dict[int, set[int]] = {}
     for row in told.values():
@@ -143,7 +144,7 @@ def _table_ends(
         return [0] * layout.SECONDS_PER_HOUR, [False] * layout.SECONDS_PER_HOUR
     entries, damaged = read_entries(disk, folder, hour)
     ends = entries["end"].astype(np.int64) * UNIT_BYTES
-    # One that counted frames beyond the head says where those end.
+    # An entry that counted frames beyond the head says where those end.
     return ends.tolist(), (damaged | (entries["last_seq"] > head.seq)).tolist()
 
 

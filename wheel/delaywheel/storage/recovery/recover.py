@@ -15,22 +15,21 @@ neither, but later frames        crash of the machine    a hole row, reported, a
 neither, up to the committed     crash of the machine    the same, if no other member can have
 end                                                      them
 frames beyond the committed end  crash within the cut    cut, with their rows
-a frame noted as lacking         what was found, or      read again, and reported until it is
-                                 lost, before            mended
-its row reads as zeros           crash of the machine    a hole row, reported: whether it was a
-                                 within a repair         deleted segment's, the medium forgot
+a frame noted as missing         what was found, or      read again, and reported until it is
+                                 lost, before            repaired
+its row reads as zeros           crash of the machine    a hole row, reported: it may or may
+                                 within a repair         not be a deleted segment's
 ===============================  ======================  =====================================
 
-The death of a process leaves all that it wrote, in its order: rows and frames agree, and only
-tails are cut, of those slots to which the last group went: they were announced. A crash of the
-machine can lose any write that no checkpoint covers, so all that came later is read again, frame
-by frame, and every slot file is looked at whether it is longer than it should be. Running it
-twice, or being stopped within it, does no harm: bytes of whole frames are never touched, and rows
-are derived from them.
+The death of a process leaves all that it wrote, in order: rows and frames agree, and only tails are
+cut, in the slots of the last group, which were announced. A crash of the machine can lose any write
+that no checkpoint covers, so everything later is read again, frame by frame, and every slot file is
+checked for being longer than it should be. Running recovery twice, or interrupting it, is harmless:
+bytes of whole frames are never touched, and rows are derived from them.
 
-Where the frames of a slot end, the slot table says (slot_table.py), so that nobody reads the whole
-index. Bytes are cut on its word only where a frame begins that came later than every row; where
-anything else lies, the index is asked.
+The slot table shows where the frames of a slot end (slot_table.py), so that the whole index need
+not be read. Bytes are cut because of it only if a frame begins there that is newer than every row;
+if anything else lies there, the index decides.
 """
 
 import errno
@@ -92,7 +91,7 @@ class Recovered:
 
     last_seq: int  # the last frame that counts
     cut: list[Cut]
-    damaged: SeqSet  # up to last_seq, they cannot be read from this disk
+    damaged: SeqSet  # seqs up to last_seq that cannot be read from this disk
 
 
 def recover_wheel(
@@ -108,14 +107,14 @@ def recovering(
     """Makes a wheel's index and slot files agree; it must have no writer.
 
     Args:
-        disk: where the data folder lies.
-        data: the data folder.
-        wheel: which one.
-        os_crashed: the machine started anew since the wheel was written.
-        floor: slots below are finished; that their files are deleted is no damage.
+        disk: Where the data folder lies.
+        data: The data folder.
+        wheel: The wheel's name.
+        os_crashed: The machine was restarted since the wheel was written.
+        floor: Slots below are finished; their deleted files are not damage.
 
     Raises:
-        WheelMissing: there is no such wheel.
+        WheelMissing: There is no such wheel.
     """
     meta = load_meta(disk, data, wheel)
     folder = layout.wheel_folder(data, wheel)
@@ -123,7 +122,7 @@ def recovering(
     checkpoint = load_checkpoint(disk, folder)
     yield from _mark_zeros_as_holes(disk, folder, checkpoint.lacking)
     if os_crashed:
-        # A mirror's missing end is fetched; that of a wheel held here alone is lost.
+        # A mirror's missing end is fetched; that of a wheel held only here is lost.
         end_seq = (meta.final_seq or 0) if len(meta.members) == 1 else 0
         safe_seq = min(checkpoint.seq, last_seq_of(disk, folder))
         yield
@@ -160,8 +159,8 @@ def recovering(
 def _mark_zeros_as_holes(disk: Disk, folder: Path, lacking: SeqSet) -> Steps[None]:
     """Turns the noted frames' rows into holes where a crash has left zeros.
 
-    A repair writes in place, and zeros would pass for the row of a deleted segment: nobody would
-    look for the frame again.
+    A repair writes in place, and zeros would look like the row of a deleted segment: the frame
+    would never be looked for again.
     """
     index = IndexWriter(disk, folder)
     for first, last in lacking.spans:
@@ -216,7 +215,7 @@ def _unreadable(
 
 
 def _read(reader: WheelReader, seq: int) -> Frame | DamagedFrame:
-    """Reads a frame, trying twice: where no other node has it, nothing else would."""
+    """Reads a frame, trying twice: if no other node has it, nothing else would retry."""
     found = reader.frame(seq)
     if isinstance(found, DamagedFrame) and found.reason is DamageReason.UNREADABLE:
         return reader.frame(seq)
@@ -283,10 +282,11 @@ def _cut_tails(
 ) -> Steps[list[Cut]]:
     """Cuts slot files after the last frame that has a row.
 
-    Durably, so that a later crash of the machine does not bring them back. Should it do so after
-    a death in between, they are what they were: never acknowledged, and beyond any committed T.
+    Durably, so that a later crash of the machine does not bring them back. If the machine crashes
+    before that, they are what they were: never acknowledged, and beyond any committed T.
 
-    While the index has holes, what cannot be told to be later stays: it may be what they lost.
+    While the index has holes, bytes that are not known to be later stay: the holes may stand for
+    them.
     """
     ends: dict[int, int] = {}
     unsure: list[int] = []

@@ -1,8 +1,8 @@
 """Checks every frame of a data folder; reports what is wrong, and where.
 
-It only reads. While a node is writing, bytes behind the last row of its open wheel may belong to
-a group on its way; everything else is checked as it is at rest. The index of one wheel at a time
-is held in memory.
+It only reads. While a node is writing, bytes behind the last row of its open wheel may belong to a
+group that is being written; everything else is checked as if at rest. The index of one wheel at a
+time is held in memory.
 """
 
 from collections.abc import Iterator
@@ -73,9 +73,9 @@ def verify_folder(disk: Disk, data: Path, *, floor: int = 0) -> Iterator[Finding
     """Yields everything that is wrong in a data folder.
 
     Args:
-        disk: where the data folder lies.
-        data: the data folder.
-        floor: slots below are finished; that their files are deleted is right.
+        disk: Where the data folder lies.
+        data: The data folder.
+        floor: Slots below are finished; their files may be deleted.
     """
     try:
         load_node_state(disk, data)

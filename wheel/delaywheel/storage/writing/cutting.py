@@ -1,7 +1,7 @@
 """Cuts a wheel: frames after a seq, the end of a slot file, the end of the index.
 
-All of it piece by piece, no piece longer than it takes to open a file, or to sync one. Nobody may
-be writing the wheel meanwhile.
+Everything in pieces, each no longer than it takes to open or sync one file. The wheel must have no
+writer meanwhile.
 """
 
 from pathlib import Path
@@ -28,7 +28,7 @@ from delaywheel.storage.writing.table_writer import SlotTable
 def cut_beyond(disk: Disk, folder: Path, final_seq: int, table: SlotTable) -> Steps[None]:
     """Cuts all frames with greater seqs, durably.
 
-    Their rows go last, so that it can be repeated when it was stopped within.
+    Rows are cut last, so that the work can be repeated after an interruption.
     """
     last_seq = last_seq_of(disk, folder)
     if last_seq <= final_seq:

@@ -1,16 +1,15 @@
 """The dial: one row of counts for each second, shared with readers in other processes.
 
-A slot's row is ``slot % rows``. With rows = span + late window + slack no two slots that can
-hold messages meet in a row, but for a backlog older than that: then the newer slot has it, and
-the older one is found by its folder's name. A row proves its slot; 0 = empty.
+A slot's row is ``slot % rows``. With rows = span + late window + slack, no two slots that can hold
+messages share a row, except in an older backlog: then the newer slot has the row, and the older one
+is found by its folder's name. A row proves its slot; 0 = empty.
 
-It counts what lies on this node's disk: the frames of its own wheels, and those that it mirrors
-of others, each message once for the one copy that is here.
+It counts what lies on this node's disk: the frames of its own wheels and of its copies of others',
+each message once for the one copy that is here.
 
-It is a cache: counted while frames are written, rebuilt at every start from the slot tables and
-what the indexes say behind them.
-Readers take no lock and may see a row in the middle of a change; nothing but what people look
-at may hang on it.
+It is a cache: counted while frames are written, and rebuilt at every start from the slot tables and
+the index rows behind them. Readers take no lock and may see a half-changed row; only what people
+look at may depend on it.
 """
 
 from collections.abc import Iterable
@@ -57,7 +56,7 @@ HORIZONS: Final = (
     ("beyond", None),
 )
 """Names of ranges of dues, and how many seconds from now each ends; each begins where the one
-before it ends. A slot is a second, so "1s" is the second that runs now."""
+before it ends. A slot is a second, so "1s" is the current second."""
 
 _PIECE_ROWS: Final = 1 << 15
 
@@ -77,12 +76,12 @@ class Dial:
         """Maps an empty dial.
 
         Args:
-            disk: where the data folder lies.
-            data: the data folder.
-            rows: span + late window + slack, in seconds.
+            disk: Where the data folder lies.
+            data: The data folder.
+            rows: Span + late window + slack, in seconds.
         """
         disk.make_folder(data)
-        # All zeros as it comes: a long span takes no time at the start, and memory as it is used.
+        # All zeros from the start: a long span takes no time then, and memory only as it is used.
         self._table = disk.map_array(layout.dial_path(data), DIAL_ROW, rows, writable=True)
         self._floor = 0
 
@@ -129,7 +128,7 @@ class Dial:
     def adding_wheel(self, disk: Disk, data: Path, wheel: WheelId, *, floor: int) -> Steps[None]:
         """Counts a wheel's frames in slots at or above ``floor``.
 
-        By its slot table, and by the rows of its index where that says nothing, or may be wrong.
+        Uses its slot table, and index rows where the table lacks something or may be wrong.
         """
         folder = layout.wheel_folder(data, wheel)
         head = load_head(disk, folder)
@@ -154,8 +153,8 @@ class Dial:
     def clear_below(self, floor: int) -> None:
         """Empties the rows of finished slots, whether they had a file or not.
 
-        Of those that a floor before emptied none is filled again; so only the seconds between are
-        looked at, however long the span is.
+        Rows emptied for an earlier floor are never filled again, so only the seconds since then are
+        examined, however long the span is.
         """
         if floor <= self._floor:
             return
@@ -175,7 +174,7 @@ class Dial:
         order = np.argsort(slots, kind="stable")
         taken = np.maximum(self._table["slot"][places[order]], self._floor - 1)
         newer = order[slots[order] > taken]
-        # Where two slots meet in a row, the last assignment is the greater slot's.
+        # If two slots share a row, the last assignment is the greater slot's.
         self._table[places[newer]] = 0
         self._table["slot"][places[newer]] = slots[newer]
         return places
@@ -212,7 +211,7 @@ class DialView:
         """Maps the dial.
 
         Raises:
-            FileNotFoundError: no node ever ran on this folder.
+            FileNotFoundError: No node ever ran on this folder.
         """
         path = layout.dial_path(data)
         file = disk.open_read(path)
@@ -235,18 +234,18 @@ class DialView:
         return rows[np.argsort(rows["slot"], kind="stable")]
 
     def pending(self, now_slot: int, done_slot: int) -> tuple[Pending, ...]:
-        """Returns what is pending, by how far ahead it is due.
+        """Returns what is pending, grouped by how far ahead it is due.
 
-        A cancel takes one message of its second away; of its bytes nothing is known. Exact as long
-        as no sum exceeds 2^53, no message is there twice and none was cancelled twice.
+        A cancel removes one message of its second; the bytes of cancelled messages are unknown.
+        Exact if no sum exceeds 2^53, no message is there twice and none was cancelled twice.
 
         Args:
-            now_slot: the second that runs now.
-            done_slot: slots before this one are done; a slot counts as a whole.
+            now_slot: The current second.
+            done_slot: Slots before this one are done; a slot counts as a whole.
         """
         ends = np.array([end for _, end in HORIZONS if end is not None], np.int64)
         sums = np.zeros((2, len(HORIZONS)))
-        # In pieces: one call on a long span would keep all other threads waiting for its end.
+        # In pieces: one call on a long span would block all other threads until its end.
         for start in range(0, len(self._table), _PIECE_ROWS):
             piece = self._table[start : start + _PIECE_ROWS]
             slots = piece["slot"].copy()

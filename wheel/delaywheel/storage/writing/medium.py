@@ -1,11 +1,11 @@
 """How much of a copy is on the medium, and its checkpoint.
 
-The checkpoint says: everything up to a seq is on the medium, but for what is lacking. So
+The checkpoint states that everything up to a seq is on the medium, except for missing frames. So
 
-* a frame is noted as lacking before it is written in its place below that seq, for nobody would
-  look again at what a crash of the machine leaves there;
-* it is noted no more once a sync has covered it;
-* what an earlier life wrote and did not sync is synced by this one.
+* a frame is noted as missing before it is written in its place below that seq, since nothing
+  would look again at what a crash of the machine leaves there;
+* the note is removed once a sync has covered the frame;
+* what an earlier process wrote and did not sync is synced by this one.
 
 What was written is in one of these states:
 
@@ -21,12 +21,12 @@ synced         a sync that began after  unsynced, by the next write
 =============  =======================  =======================================================
 
 A failed sync leaves nothing but doubt: the kernel may have dropped the pages and marked them clean,
-so that the next sync of them would say "done". A frame that cannot be read to be written again is
-damaged, and is told to whoever asked for the sync.
+so that their next sync would succeed. A frame that cannot be read to be written again is damaged,
+and is reported to the caller of the sync.
 
-One thread alone syncs a wheel. With `flush = "group"` it is the store's, before anything counts,
-and a checkpoint only notes how far that went; otherwise it is the one that makes checkpoints.
-Neither ever waits for the other's sync: ``lock`` is held for a look, one small write, or a cut,
+Only one thread syncs a wheel. With `flush = "group"` it is the store's, before anything counts, and
+a checkpoint only records how far that went; otherwise it is the thread that makes checkpoints.
+Neither ever waits for the other's sync: ``lock`` is held for a lookup, one small write, or a cut,
 never while files are synced.
 """
 
@@ -50,14 +50,14 @@ from delaywheel.storage.reading.reader import WheelReader
 
 
 class CopyMedium:
-    """What of one copy is on the medium.
+    """How much of one copy is on the medium.
 
     Attributes:
-        lock: held while the checkpoint is saved, a frame is written again, or the wheel is cut or
-            closed. `note_lacking` and `note_synced` need it.
-        closed: nothing is written any more.
-        checkpoint: as it is on the medium.
-        synced_seq: everything up to here is synced, but for what is noted as lacking.
+        lock: Held while the checkpoint is saved, a frame is written again, or the wheel is cut or
+            closed. `note_missing` and `note_synced` need it.
+        closed: Nothing more is written.
+        checkpoint: As it is on the medium.
+        synced_seq: Everything up to here is synced, except for frames noted as missing.
     """
 
     def __init__(
@@ -79,9 +79,9 @@ class CopyMedium:
         self.synced_seq = self.checkpoint.seq
 
     def take_over(self, first_seq: int, rows: NDArray[Any]) -> None:
-        """Notes rows of one segment that an earlier life may not have synced, with their frames.
+        """Notes rows of one segment, and their frames, that an earlier process may not have synced.
 
-        That is all behind the checkpoint, and what was lacking then and is no more.
+        These are all behind the checkpoint, and what was missing then and no longer is.
         """
         slots = np.unique(rows["slot"][rows["length"] > 0])
         self._slots.mark_unsynced(slots.tolist(), new=True)
@@ -107,8 +107,8 @@ class CopyMedium:
         """Durably notes that a sync has covered everything up to ``seq``.
 
         Args:
-            seq: the last that was there when the sync began.
-            damaged: what cannot be read, looked up before this is called.
+            seq: The last one when the sync began.
+            damaged: What cannot be read, determined before this call.
         """
         self._save(Checkpoint(seq, (damaged | self._rewritten).within(1, seq)))
 
@@ -116,14 +116,14 @@ class CopyMedium:
         """Puts everything written on the medium.
 
         Args:
-            last_seq: the last frame that has a row.
-            floor: slots below are finished.
+            last_seq: The last frame that has a row.
+            floor: Slots below are finished.
 
         Returns:
-            Frames whose sync had failed before, and that cannot be read any more.
+            Frames whose sync had failed before, and that can no longer be read.
 
         Raises:
-            OSError: the medium refused; the next call writes all of it again first.
+            OSError: The medium reported an error; the next call first writes all of it again.
         """
         with self._syncing:
             return self._sync(last_seq, floor)
@@ -139,7 +139,7 @@ class CopyMedium:
             except OSError:
                 self.rewritten(rewritten)
                 raise
-        # Only now: what was written again is in it, also where an earlier sync had covered it.
+        # Only now: it includes what was written again, even if an earlier sync had covered that.
         slots, segments = self._slots.take_unsynced(), self._index.take_unsynced()
         try:
             self._slots.sync(slots)

@@ -1,29 +1,29 @@
 """A copy of a wheel that this node does not write, or no longer writes, byte for byte.
 
-A frame goes to the slot file and the offset at which its origin wrote it, and its row to the same
-place of the index; the bytes first, as everywhere: a frame counts from the moment its row can be
-read. What a row of a copy says:
+A frame goes to the slot file and offset where its origin wrote it, and its row to the same place of
+the index; the bytes first, as everywhere: a frame counts once its row can be read. The rows of a
+copy:
 
 =====================  =================  =====================================================
 row                    comes from         is
 =====================  =================  =====================================================
 of a frame that lies   its holder         held
 there
-of a frame that does   crash, damage      lacking: `repair` puts it in its place
+of a frame that does   crash, damage      missing: `repair` puts it in its place
 not, or is damaged
-of a finished slot     holder that has    held: a slot below the floor has no content any more
+of a finished slot     holder that has    held: a slot below the floor no longer has content
                        swept it
-zeros                  holder whose       held, as above: all that the segment of the index spoke
-                       segment is gone    of was finished
-``HOLE_ROW``           crash; holder of   lacking, unless it is committed to be lost
+zeros                  holder whose       held, as above: all that the index segment referred to
+                       segment is gone    was finished
+``HOLE_ROW``           crash; holder of   missing, unless it is committed as lost
                        a lost frame
 =====================  =================  =====================================================
 
-Rows follow one another without gaps; holes are filled behind the end. Files may be sparse, where
-an earlier frame of a slot is lacking or finished.
+Rows follow one another without gaps; holes are filled in behind the end. Files may be sparse if an
+earlier frame of a slot is missing or finished.
 
-A write that fails leaves whole frames with rows, and perhaps bytes that no row speaks of: they
-are where the same bytes go when it is tried again. What is on the medium: see ``medium.py``.
+A write that fails leaves whole frames with rows, and perhaps bytes without rows: a retry puts the
+same bytes there. What is on the medium: see ``medium.py``.
 """
 
 from collections.abc import Callable, Iterator
@@ -118,17 +118,17 @@ class MirrorWheel:
         """Opens an existing copy.
 
         Args:
-            disk: where the data folder lies.
-            data: the data folder.
-            wheel: which one; it was made (``make_wheel``), or has been recovered.
-            handles: the node's cache of open slot files.
-            damaged: the frames that recovery found lacking.
-            floor: slots below are finished.
-            dial: counts what is written.
-            table_rows: by so many rows, and some, its slot table is behind.
+            disk: Where the data folder lies.
+            data: The data folder.
+            wheel: Its name; it was made (``make_wheel``), or has been recovered.
+            handles: The node's cache of open slot files.
+            damaged: The frames that recovery found missing.
+            floor: Slots below are finished.
+            dial: Counts what is written.
+            table_rows: How many rows, roughly, its slot table may lag behind.
 
         Raises:
-            WheelMissing: there is no such wheel.
+            WheelMissing: There is no such wheel.
         """
         meta = load_meta(disk, data, wheel)
         copy = cls(disk, data, meta, handles, floor=floor, dial=dial, table_rows=table_rows)
@@ -162,19 +162,19 @@ class MirrorWheel:
     ) -> FrameDamaged | None:
         """Writes the frames that follow the last one.
 
-        Those held already are passed over. The first that does not follow, lies beyond the
-        committed end, or is not what it should be, ends the list.
+        Frames already held are skipped. The first that does not follow, lies beyond the committed
+        end, or is damaged, ends the list.
 
         Args:
-            bundle: the frames.
-            is_over: is asked after each frame that was written; if it is so, no more are.
-            between: is called before frames, and before their rows: others may want the disk.
+            bundle: The frames.
+            is_over: Called after each written frame; if true, no more are written.
+            between: Called before frames, and before their rows: others may want the disk.
 
         Returns:
-            What was wrong with the frame that ended the list, if one was not what it should be.
+            The fault of the frame that ended the list, if it was damaged.
 
         Raises:
-            OSError: the medium refused; those before may count, see ``last_seq``.
+            OSError: The medium reported an error; earlier frames may count, see ``last_seq``.
         """
         following = bundle.following(self.last_seq + 1, self.meta.final_seq)
         good, accepted_at_ms = good_frames(self.wheel, following)
@@ -202,17 +202,17 @@ class MirrorWheel:
     def repair(
         self, bundle: FrameBundle, *, between: Callable[[], object] = lambda: None
     ) -> list[FrameDamaged]:
-        """Writes frames up to the last one to their places, where they cannot be read.
+        """Writes missing frames up to the last one to their places.
 
         Args:
-            bundle: those frames.
-            between: is called after each one: others may want the disk.
+            bundle: Those frames.
+            between: Called after each one: others may want the disk.
 
         Returns:
-            What was wrong with those that are not what they should be.
+            The faults of those that were damaged.
 
         Raises:
-            OSError: the medium refused; what was put before stays.
+            OSError: The medium reported an error; frames written before stay.
         """
         places: list[Place] = []
         refused = []
@@ -234,7 +234,7 @@ class MirrorWheel:
         for place in damaged:
             taken |= self._occupied.taken([place])
             between()
-        # Before it is noted: a checkpoint that is being made must not take the note back.
+        # Before it is noted: a checkpoint in progress must not take the note back.
         seqs = SeqSet.of(place.seq for place in damaged)
         self._missing.add(seqs)
         with self._medium.lock:
@@ -243,7 +243,7 @@ class MirrorWheel:
             if place.seq not in taken:
                 self._mend(place)
                 between()
-        # Also of those whose rows could not be read when this was opened, and can be now.
+        # Also of frames whose rows could not be read when this was opened, and can be now.
         self.top_slot = max([self.top_slot, *(place.slot for place in places)])
         refused += [lies_there(seq) for seq in sorted(taken)]
         self._missing.remove(SeqSet.of({place.seq for place in places} - taken))
@@ -258,12 +258,12 @@ class MirrorWheel:
         """Durably notes that the wheel ends here, then cuts what lies beyond.
 
         Args:
-            final_seq: the committed end.
-            between: is called after each file that was cut: others may want the disk.
+            final_seq: The committed end.
+            between: Called after each file that was cut: others may want the disk.
 
         Raises:
-            ValueError: it was closed before, at another seq.
-            OSError: the medium refused; to be called again.
+            ValueError: It was closed before, at another seq.
+            OSError: The medium reported an error; call it again.
         """
         if self.meta.final_seq not in {None, final_seq}:
             raise ValueError(f"wheel {self.wheel} was closed at {self.meta.final_seq}")
@@ -310,22 +310,22 @@ class MirrorWheel:
         """Returns when everything written is on the medium.
 
         Raises:
-            OSError: the medium refused; the next call writes it again.
+            OSError: The medium reported an error; the next call writes again.
         """
         self._sync(self.last_seq)
 
     def checkpoint(self, *, syncs: bool = True, refreshes: bool = True) -> SeqSet:
-        """Notes how much is on the medium, and what is missing.
+        """Records how much is on the medium, and what is missing.
 
         Args:
-            syncs: puts there first what was written; otherwise `sync` is called for all that is.
-            refreshes: has the slot table follow: not where there is hardly room.
+            syncs: Sync everything written first; otherwise the caller has called `sync` for it.
+            refreshes: Update the slot table too; not if there is hardly any space.
 
         Returns:
             Frames that were found to be damaged.
 
         Raises:
-            OSError: see `sync`.
+            OSError: See `sync`.
         """
         medium, seq, damaged = self._medium, self._medium.synced_seq, NO_SEQS
         if syncs:
@@ -343,7 +343,7 @@ class MirrorWheel:
             try:
                 self._table.refresh(seq, floor=self._floor)
             except OSError:
-                if not damaged:  # which is to be told; the table is only late
+                if not damaged:  # which must be reported; the table is only late
                     raise
         return damaged
 
@@ -357,7 +357,7 @@ class MirrorWheel:
         self._medium.doubt()
 
     def close(self) -> None:
-        """Closes everything; nothing is written any more."""
+        """Closes everything; nothing more is written."""
         with self._medium.lock:
             self._medium.closed = True
             self._table.close()
@@ -390,7 +390,7 @@ class MirrorWheel:
     def _bared(self, bundle: FrameBundle) -> FrameBundle:
         """Returns frames as they are written: only rows for those of finished slots.
 
-        Where a frame comes without bytes, its holder knows a floor above it, and so do we then. A
+        If a frame comes without bytes, its holder knows a floor above it, and so do we then. The
         file of a finished slot would come back after its deletion.
         """
         rows = bundle.rows
@@ -428,7 +428,8 @@ class MirrorWheel:
             first += wrote.frames
             if wrote.misplaced_at is None:
                 return bundle.part(0, first), None, wrote.failure
-            # Behind the end there is nothing; before it, what a failed write left, or a frame.
+            # Beyond the end there is nothing; before it there may be what a failed write left, or a
+            # frame.
             place = place_of(bundle.part(first, first + 1))
             if self._occupied.taken([place]):
                 return bundle.part(0, first), lies_there(place.seq), None
@@ -456,10 +457,10 @@ class MirrorWheel:
             self._dial.add(rows if bundle.is_whole else rows[bundle.has_content])
 
     def _mend(self, place: Place) -> None:
-        """Makes one frame whole."""
+        """Writes one missing frame and its row."""
         self._write(place)
         self._write_row(place)
-        # In this order: whoever looks at both in between must find it in one.
+        # In this order: a reader that looks at both in between must find it in one.
         seqs = SeqSet.of([place.seq])
         self._medium.rewritten(seqs)
         self._missing.remove(seqs)

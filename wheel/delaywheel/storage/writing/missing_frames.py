@@ -1,4 +1,4 @@
-"""The frames of a copy that cannot be read, for the threads that write and that sync it."""
+"""The unreadable frames of a copy, for the threads that write and sync it."""
 
 import threading
 
@@ -10,7 +10,7 @@ class MissingFrames:
     """A set of seqs; any thread may read or change it.
 
     Attributes:
-        seqs: the frames that are missing; replaced as a whole.
+        seqs: The missing frames; replaced as a whole.
     """
 
     def __init__(self) -> None:
@@ -19,12 +19,12 @@ class MissingFrames:
         self._looked_to = 0  # the last one that `some` has returned
 
     def add(self, seqs: SeqSet) -> None:
-        """Notes that these cannot be read."""
+        """Notes that these frames cannot be read."""
         with self._lock:
             self.seqs |= seqs
 
     def remove(self, seqs: SeqSet) -> None:
-        """Notes that these can be read again, or need not be."""
+        """Notes that these frames can be read again, or are no longer needed."""
         with self._lock:
             self.seqs -= seqs
 

@@ -34,7 +34,7 @@ def checked_frame(wheel: WheelId, frame: FrameBundle) -> FrameBundle:
     """Returns the only frame of a bundle, if it is intact.
 
     Raises:
-        FrameDamaged: its bytes are damaged, or are not what seq and row say.
+        FrameDamaged: Its bytes are damaged, or do not match seq and row.
     """
     if not good_frames(wheel, frame).frames:
         raise damage_of(wheel, frame)
@@ -45,7 +45,7 @@ def damage_of(wheel: WheelId, frame: FrameBundle) -> FrameDamaged:
     """Returns what is wrong with the only frame of a bundle, which has failed its check."""
     (copy,) = frame.copies()
     if flawed_rows(frame.rows).any():
-        return FrameDamaged(DamageReason.LENGTHS, "its index row does not check out")
+        return FrameDamaged(DamageReason.LENGTHS, "the check value of its index row is wrong")
     try:
         check_copy(wheel, copy)
     except FrameDamaged as damage:

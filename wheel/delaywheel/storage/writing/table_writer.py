@@ -1,9 +1,9 @@
 """Keeps a wheel's slot table current (slot_table.py), as its only writer.
 
-A refresh counts the rows that came since the last one, once they are a segment's worth, hour by
-hour, and puts the hours' files on the medium before the head that speaks of them. It waits for
-the medium, so it belongs on the thread of checkpoints, behind one: it counts only rows that are
-on the medium. Stopped anywhere, it is done again by the next, and counts no row twice.
+A refresh counts the rows added since the last one, once they fill a segment, hour by hour, and puts
+the hours' files on the medium before the head that refers to them. It waits for the medium, so it
+belongs on the thread of checkpoints, after one: it counts only rows that are on the medium. If
+interrupted anywhere, the next one repeats it, and no row is counted twice.
 """
 
 import threading
@@ -39,7 +39,7 @@ from delaywheel.storage.frames.rows import (
 from delaywheel.storage.reading.holes import find_holes
 from delaywheel.storage.reading.places import Places, rows_of_slots
 
-# Of a table that is made anew, so much is counted before it is put on the medium.
+# While a table is made anew, this much is counted before it is put on the medium.
 _SEGMENTS_AT_ONCE = 16
 
 
@@ -50,9 +50,9 @@ class SlotTable:
         """Continues with the existing table.
 
         Args:
-            disk: where it lies.
-            folder: of the wheel.
-            refresh_rows: it is behind the index by so many, and some.
+            disk: Where the table lies.
+            folder: The wheel's folder.
+            refresh_rows: How many rows, roughly, it may lag behind the index.
         """
         self._disk = disk
         self._folder = folder
@@ -72,9 +72,9 @@ class SlotTable:
         """Durably notes the slots of frames beyond a seq, before these are cut.
 
         Args:
-            final_seq: the last frame that stays.
-            slots: of those that go.
-            top_slot: the greatest of those that stay.
+            final_seq: The last frame that stays.
+            slots: The slots of frames that are cut.
+            top_slot: The greatest slot of those that stay.
         """
         with self._lock:
             self._cuts += 1
@@ -98,11 +98,11 @@ class SlotTable:
         """Counts rows up to a seq, all on the medium, if there are enough of them.
 
         Args:
-            synced_seq: up to here.
-            floor: slots below are finished, and are counted no more.
+            synced_seq: The seq to count up to.
+            floor: Slots below are finished, and are no longer counted.
 
         Raises:
-            OSError: the medium refused; the table is only behind.
+            OSError: The medium reported an error; the table merely lags behind.
         """
         if not self._is_worth_it(synced_seq, floor):
             return
@@ -132,7 +132,7 @@ class SlotTable:
             again = head.stale | changed | mended
             anew = np.array([slot for slot in again if slot >= floor], np.int64)
             if len(anew):
-                # What was counted once may be a hole by now: it is counted no more.
+                # What was counted once may be a hole by now: it is no longer counted.
                 old_holes = find_holes(self._disk, self._folder, 1, head.seq)
             hours, damaged = self._write(
                 places if not len(anew) else self._anew(places, anew), anew
@@ -217,7 +217,7 @@ class SlotTable:
         entries[anew], is_damaged[anew] = 0, False
         changed = np.union1d(anew, _count(entries, first_slot, places))
         checks = checks_of(entries, first_slot)
-        # A damaged one stays so, until it is counted anew.
+        # A damaged entry stays so until it is counted anew.
         entries["check"] = np.where(is_damaged, ~checks, checks)
         if len(changed):
             first, end = int(changed[0]), int(changed[-1]) + 1

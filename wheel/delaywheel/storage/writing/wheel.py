@@ -10,9 +10,9 @@ broken     a write or sync failed            nothing more; what is written stays
 ended      ``close``, or the process ended   reading; a wheel is never opened for append again
 =========  ================================  =============================================
 
-An append writes the bytes of all frames to their slot files, then their index rows in one
-write: a frame counts from the moment its row can be read. So a crash between any two effects
-leaves whole frames with rows, and perhaps bytes that no row speaks of, which recovery cuts.
+An append writes the bytes of all frames to their slot files, then their index rows in one write: a
+frame counts once its row can be read. So a crash between any two effects leaves whole frames with
+rows, and perhaps bytes without rows, which recovery cuts.
 """
 
 import threading
@@ -54,15 +54,15 @@ class SlotFinished(Exception):  # noqa: N818 - the condition is the name
 class NotEncodable(Exception):  # noqa: N818 - the condition is the name
     """A group has something that no frame can hold and that its caller should have refused.
 
-    Nothing was written. Without that, the group can be tried again.
+    Nothing was written. The rest of the group can be tried again.
     """
 
 
 class WheelBroken(Exception):  # noqa: N818 - the condition is the name
     """The medium refused a write: this wheel takes no more, and its node opens the spare.
 
-    ``done`` are the frames of the failed group that count; whether others of it are found
-    after a restart is unknown.
+    ``done`` are the frames of the failed group that count; whether others of it are found after a
+    restart is unknown.
     """
 
     def __init__(self, wheel: WheelId, cause: str, done: "WrittenGroup | None" = None) -> None:
@@ -96,7 +96,7 @@ class OriginWheel:
         self._max_frame_bytes = max_frame_bytes
         self._sync_lock = threading.Lock()
         self._synced_seq = 0
-        # Held while the checkpoint is saved: never for longer than that takes.
+        # Held while the checkpoint is saved, and never for longer.
         self._save_lock = threading.Lock()
         self._broken: str | None = None
         self._closed = False
@@ -110,14 +110,14 @@ class OriginWheel:
         """Opens a new wheel, which is on the medium before this returns.
 
         Args:
-            disk: where the data folder lies.
-            data: the data folder.
-            meta: who the wheel is; its state is OPEN.
-            handles: the node's cache of open slot files.
+            disk: Where the data folder lies.
+            data: The data folder.
+            meta: The wheel's identity; its state is OPEN.
+            handles: The node's cache of open slot files.
             options: ``dial``, ``max_frame_messages``, ``max_frame_bytes``, ``table_rows``.
 
         Raises:
-            WheelExists: the folder has a wheel of this name.
+            WheelExists: The folder has a wheel of this name.
         """
         make_wheel(disk, data, meta)
         return cls(disk, data, meta, handles, **options)
@@ -134,7 +134,7 @@ class OriginWheel:
 
     @property
     def broken(self) -> str | None:
-        """Why the wheel takes no more; None while it does."""
+        """Why the wheel accepts no more; None while it does."""
         return self._broken
 
     def append(
@@ -143,10 +143,11 @@ class OriginWheel:
         """Writes one group: one frame and one write for each slot, then the index rows.
 
         Raises:
-            SlotFull: nothing was written; without that slot's messages it can be tried again.
-            SlotFinished: nothing was written; the caller let a late message through.
-            NotEncodable: nothing was written; the caller let through what no frame can hold.
-            WheelBroken: the medium refused; see there.
+            SlotFull: Nothing was written; retry without that slot's messages.
+            SlotFinished: Nothing was written; the caller should have refused a late message.
+            NotEncodable: Nothing was written; the caller should have refused what no frame can
+                hold.
+            WheelBroken: The medium reported an error; see there.
         """
         self._refuse_if_broken()
         group = self._encode(columns, kind, accepted_at_ms)
@@ -165,7 +166,7 @@ class OriginWheel:
         """Encodes a group only to check that this is possible.
 
         Raises:
-            NotEncodable: it cannot.
+            NotEncodable: It is not possible.
         """
         self._encode(columns, kind, accepted_at_ms=0)
 
@@ -173,30 +174,30 @@ class OriginWheel:
         """Returns when everything appended is on the medium.
 
         Raises:
-            WheelBroken: the medium reported an error; what it holds is unknown.
+            WheelBroken: The medium reported an error; what it holds is unknown.
         """
         with self._sync_lock:
-            # Not before the lock: whoever held it may have met the error that concerns us too.
+            # Not before the lock: its last holder may have met the error that concerns us too.
             self._refuse_if_broken()
             self._sync()
 
     def checkpoint(self, *, syncs: bool = True, refreshes: bool = True) -> int:
-        """Notes the seq up to which everything is on the medium.
+        """Records the seq up to which everything is on the medium.
 
-        Recovery after a crash of the machine looks only at what came later.
+        Recovery after a crash of the machine examines only what came later.
 
         Args:
-            syncs: puts there first what was appended; otherwise `sync` is called for each group.
-            refreshes: has the slot table follow: not where there is hardly room.
+            syncs: Sync everything appended first; otherwise the caller calls `sync` for each group.
+            refreshes: Update the slot table too; not if there is hardly any space.
 
         Raises:
-            WheelBroken: the medium reported an error; what it holds is unknown.
-            OSError: everything is on the medium, but not that it is: the checkpoint is late.
+            WheelBroken: The medium reported an error; what it holds is unknown.
+            OSError: Everything is on the medium, but the checkpoint could not be recorded.
         """
         if syncs:
             self.sync()
         with self._save_lock:
-            if self._closed:  # what is noted of it is the copy's now
+            if self._closed:  # the copy's checkpoint records it now
                 return self._synced_seq
             self._refuse_if_broken()
             seq = self._synced_seq
@@ -217,16 +218,16 @@ class OriginWheel:
 
     @property
     def is_doubtful(self) -> bool:
-        """Whether the medium has refused something, or still may, since a sync is under way."""
+        """Whether the medium has refused something, or may do so in a sync that is under way."""
         return self._broken is not None or self._sync_lock.locked()
 
     def close(self) -> None:
         """Closes the files; the wheel is never opened for append again.
 
-        A checkpoint that is being made is not waited for; it will not be noted.
+        Does not wait for a checkpoint in progress, which will not be recorded.
         """
         if self._broken is None:
-            with suppress(OSError):  # then recovery looks at a few slots in vain
+            with suppress(OSError):  # then recovery examines a few slots in vain
                 forget_announced(self._disk, self._folder)
         self._table.close()
         with self._save_lock:
@@ -246,7 +247,7 @@ class OriginWheel:
                 max_frame_messages=self._max_frame_messages,
                 max_frame_bytes=self._max_frame_bytes,
             )
-        except Exception as error:  # encoding touches nothing: whatever it raises, all is as before
+        except Exception as error:  # encoding has no effects, whatever it raises
             raise NotEncodable(f"{type(error).__name__}: {error}") from error
 
     def _write(
@@ -275,7 +276,7 @@ class OriginWheel:
             self._index.append(rows[:frames])
         except OSError as error:
             failure = failure or error
-            with suppress(OSError):  # then nothing of the group is known to count
+            with suppress(OSError):  # then none of the group is known to count
                 self._index.look_again()
         done = self._index.last_seq + 1 - first_seq
         if self._dial is not None and done:
