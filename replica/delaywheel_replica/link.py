@@ -28,6 +28,8 @@ message            direction           meaning
 ``AskPlace``       server to cleaner   where in Kafka is this message's record? answered with
                                        ``PlaceFound`` after some seconds, or never
 ``PlaceFound``     cleaner to server   where a record is, or that it was not found
+``Handover-``      cleaner to server   here is the other end of a socket, on which records of
+``Begins``                             ingress topics are handed over for one term (handover/)
 =================  ==================  ==========================================================
 """
 
@@ -35,7 +37,7 @@ import json
 import os
 import socket
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 from typing import Any, NamedTuple, TypeAlias
 
@@ -192,6 +194,20 @@ class PlaceFound:
     dead_reason: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class HandoverBegins:
+    """A hand-over of ingress records begins, which ends with its socket.
+
+    Attributes:
+        format: Of what goes over the socket.
+        fd: The server's end. Who sends the message keeps it, and may close it; who receives the
+            message has a descriptor of its own, and is to close it.
+    """
+
+    format: int
+    fd: int = field(default=-1, compare=False)
+
+
 LETTERS_AT_MOST = 200
 """In one message: some 16 KiB."""
 
@@ -208,6 +224,7 @@ Message: TypeAlias = (
     | DeadLettered
     | AskPlace
     | PlaceFound
+    | HandoverBegins
 )
 
 
@@ -269,7 +286,10 @@ class Link:
             log.error("link message too long", kind=type(message).__name__, bytes=len(content))
             return False
         try:
-            self._socket.send(content)
+            if isinstance(message, HandoverBegins):
+                socket.send_fds(self._socket, [content], [message.fd])
+            else:
+                self._socket.send(content)
         except (BlockingIOError, BrokenPipeError, ConnectionResetError):
             return False
         return True
@@ -283,14 +303,14 @@ class Link:
         """
         while True:
             try:
-                content = self._socket.recv(_MESSAGE_LENGTH_BYTES)
+                content, descriptors, _, _ = socket.recv_fds(self._socket, _MESSAGE_LENGTH_BYTES, 1)
             except BlockingIOError:
                 return
             except ConnectionResetError as error:
                 raise EOFError("the link is closed") from error
             if not content:
                 raise EOFError("the link is closed")
-            yield decode(content)
+            yield _with_descriptor(content, descriptors)
 
     def close(self) -> None:
         """Closes this end."""
@@ -313,6 +333,22 @@ def decode(content: bytes) -> Message:
         return _message(document)
     except (ValueError, KeyError, TypeError) as error:
         raise LinkMessageError(f"link message {content[:100]!r}: {error}") from error
+
+
+def _with_descriptor(content: bytes, descriptors: list[int]) -> Message:
+    """Decodes a message that came with these descriptors; closes those that nobody waits for."""
+    try:
+        message = decode(content)
+        if isinstance(message, HandoverBegins):
+            if not descriptors:  # this process has no room for another one
+                raise LinkMessageError("a hand-over begins without its socket")
+            fd = descriptors.pop()
+            os.set_inheritable(fd, False)  # noqa: FBT003 - the standard library's signature
+            return replace(message, fd=fd)
+        return message
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
 
 
 _PLAIN: dict[str, type[Wake | CommitSoon | Stop]] = {
@@ -350,23 +386,10 @@ def _document(message: Message) -> dict[str, Any]:
                 "before": message.before,
                 "letters": [[each.id.hex(), each.due_ms, each.reason] for each in message.letters],
             }
-        case AskPlace():
-            document = {
-                "type": "place",
-                "question": message.question,
-                "id": message.id.hex(),
-                "due_ms": message.due_ms,
-                "topic": message.topic,
-                "timestamp_ms": message.timestamp_ms,
-                "is_dead": message.is_dead,
-            }
-        case PlaceFound():
-            document = {
-                "type": "place found",
-                "question": message.question,
-                "place": message.place,
-                "dead_reason": message.dead_reason,
-            }
+        case AskPlace() | PlaceFound():
+            document = _place_document(message)
+        case HandoverBegins():
+            document = {"type": "handover", "format": message.format}
         case Wake() | CommitSoon() | Stop():
             document = {"type": _PLAIN_NAMES[type(message)]}
     return document
@@ -405,26 +428,39 @@ def _message(document: dict[str, Any]) -> Message:
                     for id_, due_ms, reason in document["letters"]
                 ),
             )
-        case "place":
-            timestamp_ms, is_dead = document["timestamp_ms"], document["is_dead"]
-            message = AskPlace(
-                int(document["question"]),
-                bytes.fromhex(document["id"]),
-                int(document["due_ms"]),
-                str(document["topic"]),
-                timestamp_ms=None if timestamp_ms is None else int(timestamp_ms),
-                is_dead=None if is_dead is None else bool(is_dead),
-            )
-        case "place found":
-            place, reason = document["place"], document["dead_reason"]
-            message = PlaceFound(
-                int(document["question"]),
-                None if place is None else Place(str(place[0]), int(place[1]), int(place[2])),
-                None if reason is None else str(reason),
-            )
+        case "place" | "place found":
+            message = _place_message(document)
+        case "handover":
+            message = HandoverBegins(int(document["format"]))
         case _:
             raise LinkMessageError(f"unknown type {kind!r}")
     return message
+
+
+def _place_document(message: AskPlace | PlaceFound) -> dict[str, Any]:
+    if isinstance(message, PlaceFound):
+        return {"type": "place found", **asdict(message)}
+    return {"type": "place", **asdict(message), "id": message.id.hex()}
+
+
+def _place_message(document: dict[str, Any]) -> AskPlace | PlaceFound:
+    question = int(document["question"])
+    if document["type"] == "place found":
+        place, reason = document["place"], document["dead_reason"]
+        return PlaceFound(
+            question,
+            None if place is None else Place(str(place[0]), int(place[1]), int(place[2])),
+            None if reason is None else str(reason),
+        )
+    timestamp_ms, is_dead = document["timestamp_ms"], document["is_dead"]
+    return AskPlace(
+        question,
+        bytes.fromhex(document["id"]),
+        int(document["due_ms"]),
+        str(document["topic"]),
+        timestamp_ms=None if timestamp_ms is None else int(timestamp_ms),
+        is_dead=None if is_dead is None else bool(is_dead),
+    )
 
 
 def _reschedule_document(message: RescheduleWish | RescheduleWritten) -> dict[str, Any]:

@@ -42,6 +42,7 @@ from delaywheel_replica.server.commit.upkeep import Upkeep
 from delaywheel_replica.server.commit.writing import Writing
 from delaywheel_replica.server.intake.admission import Admission
 from delaywheel_replica.server.intake.descriptors import Descriptors
+from delaywheel_replica.server.intake.handover import HandoverServer
 from delaywheel_replica.server.intake.known_topics import KnownTopics
 from delaywheel_replica.server.intake.producing import Accepting, Producing
 from delaywheel_replica.server.intake.validate import Rules
@@ -172,6 +173,17 @@ class Server:
         )
         places = Places(ask=self._link.send)
         self._passing = Passing(self._view)
+        writing = Writing(self._driver)
+        accepting = Accepting(
+            refusal=self.refusal,
+            rules=_rules(config),
+            admission=self._admission,
+            topics=topics,
+            writing=writing,
+            counts=self._counts,
+        )
+        self._producing = Producing(accepting)
+        self._handover = HandoverServer(accepting)
         self._hearing = CleanerWatch(
             self._link,
             cleaner_row,
@@ -179,18 +191,8 @@ class Server:
             on_topics=topics.learn,
             on_dead=fates.heard,
             on_place=places.heard,
+            on_handover=self._handover.begin,
             on_status=partial(self._heard_cleaner, fates),
-        )
-        writing = Writing(self._driver)
-        self._producing = Producing(
-            Accepting(
-                refusal=self.refusal,
-                rules=_rules(config),
-                admission=self._admission,
-                topics=topics,
-                writing=writing,
-                counts=self._counts,
-            )
         )
         cancels = Cancels(
             self._view,
@@ -364,6 +366,7 @@ class Server:
         self._queries.close()
         self._search.close()
         self._producing.close()
+        self._handover.close()
         self._store.release()
         _log.info("stopped")
 

@@ -86,8 +86,8 @@ def test_each_name_is_in_the_prometheus_style(spec: Spec) -> None:
     assert spec.text.endswith(".")
     assert "\n" not in spec.text
     assert set(spec.labels) <= {
-        "call", "cluster", "horizon", "node", "peer", "process", "reason", "role", "state",
-        "topic", "version",
+        "answer", "call", "cluster", "horizon", "node", "peer", "process", "reason", "role",
+        "state", "topic", "version",
     }  # fmt: skip
 
 

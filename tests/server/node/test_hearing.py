@@ -65,6 +65,7 @@ async def ears(tmp_path: Path) -> AsyncIterator[Ears]:
         on_topics=lambda _: None,
         on_dead=lambda _: None,
         on_place=lambda _: None,
+        on_handover=lambda _: None,
         on_status=found.take,
     )
     task = asyncio.create_task(hearing.run())
@@ -154,6 +155,7 @@ async def test_what_the_loop_calls_ends_the_process_when_it_fails(
         on_topics=fail,
         on_dead=lambda _: None,
         on_place=lambda _: None,
+        on_handover=lambda _: None,
         on_status=fail_when_it_died,
     )
     found.write(process.pid)

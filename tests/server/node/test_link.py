@@ -1,3 +1,4 @@
+import os
 import socket
 from collections.abc import Iterator
 
@@ -12,6 +13,7 @@ from delaywheel_replica.link import (
     CommitSoon,
     DeadLetter,
     DeadLettered,
+    HandoverBegins,
     Link,
     LinkMessageError,
     Message,
@@ -49,6 +51,7 @@ MESSAGES: list[Message] = [
     PlaceFound(3),
     PlaceFound(4, Place("orders", 2, 4_711)),
     PlaceFound(5, Place("dead", 0, 1), "TOPIC_MISSING"),
+    HandoverBegins(1),
 ]
 
 
@@ -75,8 +78,9 @@ def test_what_cannot_be_understood_is_one_named_error(content: bytes) -> None:
 def test_messages_arrive_in_order_and_nothing_waits(ends: tuple[Link, Link]) -> None:
     here, there = ends
     assert list(there.receive()) == []
-    assert all(here.send(message) for message in MESSAGES)
-    assert list(there.receive()) == MESSAGES
+    told = [message for message in MESSAGES if not isinstance(message, HandoverBegins)]
+    assert all(here.send(message) for message in told)
+    assert list(there.receive()) == told
 
 
 def test_a_full_buffer_drops_and_says_so(ends: tuple[Link, Link]) -> None:
@@ -134,3 +138,35 @@ def test_a_message_too_long_for_the_socket_is_dropped_and_ends_nothing(
     assert not here.send(AskTopic("x" * length))
     assert here.send(Wake())
     assert list(there.receive()) == [Wake()]
+
+
+def test_a_socket_goes_with_its_message_and_belongs_to_who_receives_it(
+    ends: tuple[Link, Link],
+) -> None:
+    here, there = ends
+    one, other = socket.socketpair()
+    with other:
+        assert here.send(HandoverBegins(1, other.fileno()))
+        assert here.send(Wake())
+    begins, wake = there.receive()
+    assert wake == Wake()
+    assert isinstance(begins, HandoverBegins)
+    assert not os.get_inheritable(begins.fd)
+    with one, socket.socket(fileno=begins.fd) as theirs:
+        one.send(b"x")
+        assert theirs.recv(1) == b"x"
+
+
+def test_a_socket_that_nobody_expects_is_closed() -> None:
+    raw, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    link = Link(other.detach())
+    one, passed = socket.socketpair()
+    with raw, one:
+        with passed:
+            socket.send_fds(raw, [encode(Wake())], [passed.fileno()])
+        assert list(link.receive()) == [Wake()]
+        assert one.recv(1) == b"", "it has no other end"
+        raw.send(encode(HandoverBegins(1)))
+        with pytest.raises(LinkMessageError):
+            list(link.receive())
+    link.close()

@@ -136,6 +136,12 @@ _ACCEPTING: tuple[Spec, ...] = (
         "Cancels written into this node's own wheels.",
         lambda f: f.counts.cancels,
     ),
+    counters(
+        "ingress_handed_records",
+        "Records of ingress topics that the node's cleaner handed over, by what it was answered.",
+        ("answer",),
+        lambda f: [((answer.name.lower(),), n) for answer, n in f.counts.handed.items()],
+    ),
     counter("written_groups", "Groups of requests written together.", lambda f: f.counts.groups),
     counter("written_frames", "Frames written into own wheels.", lambda f: f.counts.frames),
     counter(

@@ -12,7 +12,14 @@ from collections.abc import Callable
 from typing import Final
 
 from delaywheel_replica.core.protocol.status_files import CleanerStatus
-from delaywheel_replica.link import DeadLettered, Link, LinkMessageError, PlaceFound, Topics
+from delaywheel_replica.link import (
+    DeadLettered,
+    HandoverBegins,
+    Link,
+    LinkMessageError,
+    PlaceFound,
+    Topics,
+)
 from delaywheel_replica.process.defects import fatal
 from delaywheel_replica.process.logs import get_logger
 from delaywheel_replica.server.node.node_view import Cleaner, CleanerRow
@@ -35,6 +42,7 @@ class CleanerWatch:
         on_topics: Callable[[Topics], None],
         on_dead: Callable[[DeadLettered], None],
         on_place: Callable[[PlaceFound], None],
+        on_handover: Callable[[HandoverBegins], None],
         on_status: Callable[[CleanerStatus | None], None],
     ) -> None:
         """Prepares.
@@ -46,6 +54,7 @@ class CleanerWatch:
             on_topics: The cleaner has learnt about topics.
             on_dead: It has committed dead letters.
             on_place: It has looked for a record.
+            on_handover: It leads, and hands over ingress records.
             on_status: It has written its status; None: it has died.
         """
         self._link = link
@@ -54,6 +63,7 @@ class CleanerWatch:
         self._on_topics = on_topics
         self._on_dead = on_dead
         self._on_place = on_place
+        self._on_handover = on_handover
         self._on_status = on_status
         self._read_at = float("-inf")
         self._pid: int | None = None
@@ -90,6 +100,8 @@ class CleanerWatch:
                     self._on_dead(message)
                 elif isinstance(message, PlaceFound):
                     self._on_place(message)
+                elif isinstance(message, HandoverBegins):
+                    self._on_handover(message)
                 # Anything else is a wake-up; the status is read below.
         except LinkMessageError as error:
             _log.warning("link message ignored", error=str(error))

@@ -13,6 +13,7 @@ from typing import Final
 from delaywheel.reasons import Reason
 from delaywheel.storage.frames.bundle import WrittenGroup
 from delaywheel.storage.frames.columns import Columns
+from delaywheel_replica.core.ingress.partition import Answer
 from delaywheel_replica.core.protocol.histogram import Tally
 from delaywheel_replica.process.topic_counts import TopicCounts
 from delaywheel_replica.server.node.pending_topics import PendingTopics
@@ -53,6 +54,7 @@ class Counts:
         acknowledged: Messages that enough members hold, as reported to their callers.
         answer_times: The times from a complete request with such messages to its answer.
         refused: Messages that were not accepted, or (WHEEL_LOST) not known to be.
+        handed: Ingress records that this node's cleaner handed over, by the answer.
         refused_calls: (method, reason) -> calls, or requests of a stream, refused as a whole.
     """
 
@@ -68,6 +70,7 @@ class Counts:
     refused: Counter[Reason] = field(
         default_factory=lambda: Counter(dict.fromkeys(_OF_MESSAGES, 0))
     )
+    handed: Counter[Answer] = field(default_factory=lambda: Counter(dict.fromkeys(Answer, 0)))
     refused_calls: Counter[tuple[str, Reason]] = field(default_factory=Counter)
 
     def entered(self, columns: Columns | None, group: WrittenGroup) -> None:

@@ -1,0 +1,58 @@
+"""The bytes of answers, as the server sends them on the same socket.
+
+| bytes | little-endian |
+|---|---|
+| 4 | the number of the batch |
+| 4 | how many records it has |
+| 1 each | what became of them, in their order: the place of that in `Answer` |
+"""
+
+import struct
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+
+from delaywheel_replica.core.ingress.partition import Answer
+from delaywheel_replica.core.protocol.fields import MalformedError
+
+ANSWER_HEAD: Final = struct.Struct("<II")
+
+_ANSWERS: Final = tuple(Answer)
+_CODES: Final = {answer: bytes((code,)) for code, answer in enumerate(_ANSWERS)}
+
+
+class BatchAnswers(NamedTuple):
+    """What became of the records of a batch."""
+
+    number: int
+    answers: tuple[Answer, ...]
+
+
+def encode_answers(number: int, answers: Sequence[Answer]) -> bytes:
+    """Encodes what became of a batch's records, in their order."""
+    codes = b"".join([_CODES[answer] for answer in answers])
+    return ANSWER_HEAD.pack(number, len(answers)) + codes
+
+
+def take_answers(received: bytearray, most: int) -> Iterator[BatchAnswers]:
+    """Yields the answers that are whole, and removes them from what was received.
+
+    Args:
+        received: what came so far.
+        most: no batch has so many records.
+
+    Raises:
+        MalformedError: it is none.
+    """
+    while len(received) >= ANSWER_HEAD.size:
+        number, records = ANSWER_HEAD.unpack_from(received)
+        end = ANSWER_HEAD.size + records
+        if records > most:
+            raise MalformedError(f"an answer of {records} records")
+        if len(received) < end:
+            return
+        codes = bytes(received[ANSWER_HEAD.size : end])
+        del received[:end]
+        try:
+            yield BatchAnswers(number, tuple([_ANSWERS[code] for code in codes]))
+        except IndexError as error:
+            raise MalformedError("an answer that nobody knows") from error

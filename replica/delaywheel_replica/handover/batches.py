@@ -1,0 +1,198 @@
+"""The bytes of batches, as the cleaner sends them on a stream socket.
+
+A batch is a head and its content; all numbers are little-endian.
+
+| bytes | of the head |
+|---|---|
+| 4 | the length of the content |
+| 4 | the number of the batch, which its answer names |
+| 4 | the kind of its frames: messages, or cancels |
+| 4 | how many records |
+
+| bytes a record | of the content, one column after the other |
+|---|---|
+| 8, 16 | due, id |
+| 8, 4, 4 | of messages: timestamp, partition, number of its topic |
+| 4, 4, 4 | of messages: lengths of key, value, headers |
+
+Behind the columns of messages are 4 bytes with the length of all names of topics, these names with
+a line feed between two, then key, value and headers of each message, without gaps.
+
+Both ends belong to one node, but perhaps not to one release: `FORMAT` is told before all else, and
+what does not add up is one named error.
+"""
+
+import struct
+from collections.abc import Sequence
+from typing import Final, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from delaywheel.storage.frames.columns import ID_LENGTH_BYTES, Columns, content_starts
+from delaywheel.storage.frames.format import Kind
+from delaywheel_replica.core.ingress.reading import Delayed, Withdrawn
+from delaywheel_replica.core.protocol.fields import MalformedError
+
+FORMAT: Final = 1
+"""Changes with anything above, and with the bytes of answers."""
+
+UNANSWERED_BYTES: Final = 4 << 20
+"""Of records that were handed over and not answered: so much, or one record."""
+
+BATCH_BYTES: Final = 1 << 20
+"""A batch has records of so many bytes, or one record."""
+
+RECORD_BYTES: Final = 320
+"""What a record counts beside its content: its columns, its topic."""
+
+LONGEST_BYTES: Final = (64 << 20) + RECORD_BYTES
+"""No batch is longer, whatever a message may be now: no setting allows longer ones."""
+
+HEAD: Final = struct.Struct("<IIII")
+
+_TOPICS_LENGTH: Final = struct.Struct("<I")
+_IDENTITIES: Final = (("due_ms", "<i8", 1), ("ids", "u1", ID_LENGTH_BYTES))
+_CONTENTS: Final = (
+    ("timestamps_ms", "<i8", 1),
+    ("partitions", "<i4", 1),
+    ("topic_numbers", "<u4", 1),
+    ("key_lengths", "<i4", 1),
+    ("value_lengths", "<i4", 1),
+    ("headers_lengths", "<i4", 1),
+)
+
+Part: TypeAlias = bytes | memoryview
+Wish: TypeAlias = Delayed | Withdrawn
+
+
+class Head(NamedTuple):
+    """What is said of a batch before its content."""
+
+    length_bytes: int
+    number: int
+    kind: Kind
+    records: int
+
+    @classmethod
+    def parse(cls, head: bytes) -> "Head":
+        """Parses the bytes of a head.
+
+        Raises:
+            MalformedError: they are none.
+        """
+        length_bytes, number, kind, records = HEAD.unpack(head)
+        if kind not in {Kind.MESSAGES, Kind.CANCELS} or not records:
+            raise MalformedError(f"a batch of {records} records of kind {kind}")
+        if max(length_bytes, records * RECORD_BYTES) > LONGEST_BYTES:
+            raise MalformedError(f"a batch of {records} records, {length_bytes} bytes")
+        return cls(length_bytes, number, Kind(kind), records)
+
+    @property
+    def cost_bytes(self) -> int:
+        """Returns what a batch counts while it is in flight."""
+        return self.length_bytes + self.records * RECORD_BYTES
+
+
+def kind_of(wish: Wish) -> Kind:
+    """Returns the kind of the frame that a record becomes."""
+    return Kind.CANCELS if isinstance(wish, Withdrawn) else Kind.MESSAGES
+
+
+def length_bytes(wish: Wish) -> int:
+    """Returns what a record counts."""
+    if isinstance(wish, Withdrawn):
+        return RECORD_BYTES
+    return RECORD_BYTES + len(wish.key or b"") + len(wish.value or b"") + len(wish.headers)
+
+
+def encode(number: int, wishes: Sequence[Wish]) -> list[Part]:
+    """Encodes a batch as parts, to be sent one after the other.
+
+    Args:
+        number: of the batch.
+        wishes: at least one, all of one kind.
+    """
+    parts = [_column([wish.due_ms for wish in wishes], "<i8"), b"".join(w.id for w in wishes)]
+    messages = [wish for wish in wishes if isinstance(wish, Delayed)]
+    if messages:
+        parts += _contents(messages)
+    head = HEAD.pack(sum(map(len, parts)), number, kind_of(wishes[0]), len(wishes))
+    return [head, *parts]
+
+
+def _contents(messages: list[Delayed]) -> list[bytes]:
+    topics: dict[str, int] = {}
+    numbers = [topics.setdefault(message.topic, len(topics)) for message in messages]
+    names = "\n".join(topics).encode()
+    contents = [part for each in messages for part in (each.key, each.value, each.headers) if part]
+    return [
+        _column([message.timestamp_ms for message in messages], "<i8"),
+        _column([message.partition for message in messages], "<i4"),
+        _column(numbers, "<u4"),
+        _column([_length(message.key) for message in messages], "<i4"),
+        _column([_length(message.value) for message in messages], "<i4"),
+        _column([len(message.headers) for message in messages], "<i4"),
+        _TOPICS_LENGTH.pack(len(names)),
+        names,
+        b"".join(contents),
+    ]
+
+
+def decode(head: Head, content: bytes) -> Columns:
+    """Decodes a batch; what messages contain stays where it is.
+
+    Raises:
+        MalformedError: the content does not add up.
+    """
+    is_cancels = head.kind is Kind.CANCELS
+    columns, end = {}, 0
+    for name, dtype, each in _IDENTITIES if is_cancels else (*_IDENTITIES, *_CONTENTS):
+        begin, end = end, end + np.dtype(dtype).itemsize * each * head.records
+        if end > len(content):
+            raise MalformedError(f"{len(content)} bytes for {head.records} records")
+        columns[name] = np.frombuffer(content, dtype, head.records * each, begin)
+    due_ms = columns.pop("due_ms")
+    ids = columns.pop("ids").reshape(head.records, ID_LENGTH_BYTES)
+    if is_cancels:
+        return Columns.of_cancels(due_ms, ids)
+    topics, blob = _topics_and_blob(content, end)
+    _check_lengths(columns, topics=len(topics), blob_bytes=len(blob))
+    starts = content_starts(_content_lengths(columns))
+    return Columns(due_ms=due_ms, ids=ids, topics=topics, blob=blob, starts=starts, **columns)
+
+
+def _topics_and_blob(content: bytes, begin: int) -> tuple[tuple[str, ...], memoryview]:
+    names_begin = begin + _TOPICS_LENGTH.size
+    try:
+        (length,) = _TOPICS_LENGTH.unpack_from(content, begin)
+        names = content[names_begin : names_begin + length].decode("ascii")
+    except (struct.error, UnicodeDecodeError) as error:
+        raise MalformedError("a batch without topics") from error
+    return tuple(names.split("\n")), memoryview(content)[names_begin + length :]
+
+
+def _content_lengths(columns: dict[str, NDArray[np.int32]]) -> NDArray[np.int64]:
+    lengths = np.maximum(columns["key_lengths"], 0).astype(np.int64)
+    lengths += np.maximum(columns["value_lengths"], 0)
+    lengths += columns["headers_lengths"]
+    return lengths
+
+
+def _check_lengths(columns: dict[str, NDArray[np.int32]], *, topics: int, blob_bytes: int) -> None:
+    least = min(int(columns[name].min()) for name in ("key_lengths", "value_lengths"))
+    if least < -1 or int(columns["headers_lengths"].min()) < 0:
+        raise MalformedError("a length below none")
+    if int(columns["topic_numbers"].max()) >= topics:
+        raise MalformedError("a topic's number without a topic")
+    expected = int(_content_lengths(columns).sum())
+    if expected != blob_bytes:
+        raise MalformedError(f"contents of {blob_bytes} bytes where lengths say {expected}")
+
+
+def _column(values: list[int], dtype: str) -> bytes:
+    return np.array(values, dtype=dtype).tobytes()
+
+
+def _length(content: bytes | None) -> int:
+    return -1 if content is None else len(content)

@@ -1,0 +1,198 @@
+"""The cleaner's end: hands records to the server of its node during one term.
+
+It makes a pair of sockets of its own and sends one end over the link. So the end of a term, or of
+the process, ends the hand-over, and no half batch stays behind for the next one. When the server
+lets go of its end, everything that it has not answered is UNKNOWN.
+
+Nothing here blocks. What the socket does not take at once waits for it, and `fileno` is readable
+whenever there is something to do: it is that of an epoll, which knows what is waited for.
+"""
+
+import contextlib
+import select
+import socket
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from typing import Final, NamedTuple, Self
+
+from delaywheel.storage.frames.format import Kind
+from delaywheel_replica.core.ingress.office import Handed
+from delaywheel_replica.core.ingress.partition import Answer
+from delaywheel_replica.core.ingress.reading import Delayed, Withdrawn
+from delaywheel_replica.core.protocol.fields import MalformedError
+from delaywheel_replica.handover.answers import take_answers
+from delaywheel_replica.handover.batches import (
+    BATCH_BYTES,
+    FORMAT,
+    UNANSWERED_BYTES,
+    Part,
+    Wish,
+    encode,
+    kind_of,
+    length_bytes,
+)
+from delaywheel_replica.link import HandoverBegins
+from delaywheel_replica.process.logs import get_logger
+
+_READ_BYTES: Final = 64 << 10
+# The kernel takes 1,024 parts in one call.
+_PARTS: Final = 512
+
+_log = get_logger(__name__)
+
+
+class _Batch(NamedTuple):
+    records: tuple[Handed, ...]
+    length_bytes: int
+
+
+class Handover:
+    """Hands records over, and collects the answers. For one thread.
+
+    Attributes:
+        is_broken: it takes nothing any more.
+    """
+
+    def __init__(self, ours: socket.socket) -> None:
+        """Begins with nothing handed over.
+
+        Args:
+            ours: this process' end of a pair of stream sockets.
+        """
+        ours.settimeout(0)
+        self._socket = ours
+        self._epoll = select.epoll()
+        self._epoll.register(ours, select.EPOLLIN)
+        self._unsent = deque[Part]()
+        self._waits_to_send = False
+        self._received = bytearray()
+        self._unanswered: dict[int, _Batch] = {}
+        self._unanswered_bytes = 0
+        self._batches = 0
+        self._answers: list[tuple[Handed, Answer]] = []
+        self.is_broken = False
+
+    @classmethod
+    def begun(cls, send: Callable[[HandoverBegins], bool]) -> Self | None:
+        """Makes a pair of sockets, and gives the server its end; None if the link is full now.
+
+        Args:
+            send: sends a message over the link, or drops it and says so.
+        """
+        ours, theirs = socket.socketpair()
+        with theirs:
+            if send(HandoverBegins(FORMAT, theirs.fileno())):
+                return cls(ours)
+        ours.close()
+        return None
+
+    def fileno(self) -> int:
+        """Returns the descriptor that is readable once `answers` has something to do."""
+        return self._epoll.fileno()
+
+    @property
+    def room_bytes(self) -> int:
+        """How much may be handed over now; if nothing is unanswered, one record of any length."""
+        return 0 if self.is_broken else max(0, UNANSWERED_BYTES - self._unanswered_bytes)
+
+    def hand(self, records: Sequence[Handed]) -> None:
+        """Hands records over; each is answered once."""
+        if self.is_broken:
+            self._answers += [(record, Answer.NOT_NOW) for record in records]
+            return
+        for batch in _batches(records):
+            self._batches = (self._batches + 1) & 0xFFFF_FFFF
+            self._unanswered[self._batches] = batch
+            self._unanswered_bytes += batch.length_bytes
+            self._unsent += encode(self._batches, [_wish(each) for each in batch.records])
+        self._go_on()
+
+    def answers(self) -> list[tuple[Handed, Answer]]:
+        """Returns the answers since the last call."""
+        self._go_on()
+        answers, self._answers = self._answers, []
+        return answers
+
+    def close(self) -> None:
+        """Ends it; what is unanswered stays so."""
+        self._socket.close()
+        self._epoll.close()
+
+    def _go_on(self) -> None:
+        """Sends and receives what is possible now."""
+        if self.is_broken:
+            return
+        try:
+            self._receive()
+            self._transmit()
+        except (OSError, EOFError, MalformedError) as error:
+            self._break(error)
+
+    def _transmit(self) -> None:
+        unsent = self._unsent
+        with contextlib.suppress(BlockingIOError):
+            while unsent:
+                sent = self._socket.sendmsg(list(islice(unsent, _PARTS)))
+                while unsent and sent >= len(unsent[0]):
+                    sent -= len(unsent.popleft())
+                if sent:
+                    unsent[0] = memoryview(unsent[0])[sent:]
+        if self._waits_to_send != bool(unsent):
+            self._waits_to_send = bool(unsent)
+            wanted = select.EPOLLIN | (select.EPOLLOUT if unsent else 0)
+            self._epoll.modify(self._socket, wanted)
+
+    def _receive(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                content = self._socket.recv(_READ_BYTES)
+                if not content:
+                    raise EOFError("the server has let go")
+                self._received += content
+                self._take_answers()
+
+    def _take_answers(self) -> None:
+        most = max((len(batch.records) for batch in self._unanswered.values()), default=0)
+        for number, answers in take_answers(self._received, most):
+            batch = self._unanswered.pop(number, None)
+            if batch is None or len(answers) != len(batch.records):
+                raise MalformedError(f"an answer of {len(answers)} records to batch {number}")
+            self._unanswered_bytes -= batch.length_bytes
+            self._answers += zip(batch.records, answers, strict=True)
+
+    def _break(self, error: Exception) -> None:
+        _log.warning("hand-over broken", error=str(error), batches=len(self._unanswered))
+        self.is_broken = True
+        for batch in self._unanswered.values():
+            self._answers += [(record, Answer.UNKNOWN) for record in batch.records]
+        self._unanswered.clear()
+        self._unsent.clear()
+        self._epoll.unregister(self._socket)
+        self._socket.close()
+
+
+def _wish(record: Handed) -> Wish:
+    wish = record.taken.wish
+    if not isinstance(wish, Delayed | Withdrawn):
+        raise TypeError(f"{record.at} {record.taken.offset} is nothing for a server")
+    return wish
+
+
+def _batches(records: Sequence[Handed]) -> Iterator[_Batch]:
+    """Splits records into batches of one kind each: their order means nothing to a wheel."""
+    for kind in Kind:
+        batch: list[Handed] = []
+        batch_bytes = 0
+        for record in records:
+            wish = _wish(record)
+            if kind_of(wish) is not kind:
+                continue
+            length = length_bytes(wish)
+            if batch and batch_bytes + length > BATCH_BYTES:
+                yield _Batch(tuple(batch), batch_bytes)
+                batch, batch_bytes = [], 0
+            batch.append(record)
+            batch_bytes += length
+        if batch:
+            yield _Batch(tuple(batch), batch_bytes)

@@ -1,0 +1,157 @@
+"""Accepts the ingress records that this node's cleaner hands over (handover/).
+
+They are messages like any other from here on: the same wheel, ledger, metrics and questions. They
+are judged before, by the leader; so what the topic is, or its rate, is not looked at here. A batch
+is read once its bytes have room, and each is answered by itself.
+
+| the writing says | of a record | the cleaner is answered |
+|---|---|---|
+| W members hold it | | HELD |
+| of single messages | DUE_TOO_OLD | SEALED |
+| | SLOT_FULL | FULL |
+| anything else, of some or all | that it wrote nothing (`Reason.outcome_known`) | NOT_NOW |
+| | that nobody knows | UNKNOWN |
+
+A record that came may be written, whatever becomes of the connection: its cleaner, or the next one,
+hands it over again, and finds the copies to be one message.
+"""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Mapping
+from functools import partial
+from typing import Final
+
+from delaywheel.reasons import Reason
+from delaywheel.storage.frames.format import Kind
+from delaywheel_replica.core.ingress.partition import Answer
+from delaywheel_replica.core.protocol.fields import MalformedError
+from delaywheel_replica.handover.answers import encode_answers
+from delaywheel_replica.handover.batches import FORMAT, HEAD, Head, decode
+from delaywheel_replica.link import HandoverBegins
+from delaywheel_replica.process.defects import fatal
+from delaywheel_replica.process.logs import get_logger
+from delaywheel_replica.server.intake.producing import Accepting
+from delaywheel_replica.server.node.answering import defect
+from delaywheel_replica.server.node.refusals import Refusal, RefusedError
+
+_CALLER: Final = "ingress"
+# What is refused as a whole is handed over again: not before something may have changed.
+_REFUSED_S: Final = 0.1
+_ANSWERS: Final = {Reason.DUE_TOO_OLD: Answer.SEALED, Reason.SLOT_FULL: Answer.FULL}
+
+_log = get_logger(__name__)
+
+
+class HandoverServer:
+    """Takes what is handed over. For the event loop's thread."""
+
+    def __init__(self, accepting: Accepting) -> None:
+        """Prepares.
+
+        Args:
+            accepting: the stages that callers' requests pass through.
+        """
+        self._accepting = accepting
+        self._serving: asyncio.Task[None] | None = None
+
+    def begin(self, message: HandoverBegins) -> None:
+        """Serves the socket of a new hand-over, in the place of the one before."""
+        self.close()
+        connection = socket.socket(fileno=message.fd)
+        if message.format != FORMAT:
+            _log.error("hand-over of another release", format=message.format, ours=FORMAT)
+            connection.close()
+            return
+        self._serving = asyncio.create_task(self._serve(connection))
+        self._serving.add_done_callback(partial(_ended, connection))
+
+    def close(self) -> None:
+        """Lets go of the socket."""
+        if self._serving is not None:
+            self._serving.cancel()
+            self._serving = None
+
+    async def _serve(self, connection: socket.socket) -> None:
+        """Reads batches until the cleaner ends the hand-over, or what it sends is none."""
+        reader, writer = await asyncio.open_connection(sock=connection)
+        answering = set[asyncio.Task[None]]()
+        _log.debug("hand-over begins")
+        try:
+            while True:
+                head = Head.parse(await reader.readexactly(HEAD.size))
+                await self._accepting.admission.wait_for_room(_CALLER, head.cost_bytes)
+                content = await reader.readexactly(head.length_bytes)
+                task = asyncio.create_task(self._answer(writer, head, content))
+                del content
+                answering.add(task)
+                task.add_done_callback(answering.discard)
+        except asyncio.IncompleteReadError:
+            _log.debug("hand-over ends")
+        except MalformedError as error:
+            _log.error("hand-over broken", error=str(error))
+        except OSError as error:
+            _log.warning("hand-over broken", error=str(error))
+        finally:
+            for task in answering:
+                task.cancel()
+            writer.transport.abort()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+
+    async def _answer(self, writer: asyncio.StreamWriter, head: Head, content: bytes) -> None:
+        """Has a batch written, and answers for each of its records."""
+        writing = self._written(head, content)
+        del content
+        try:
+            failed = await writing
+            answers = [_answer_of(failed.get(row)) for row in range(head.records)]
+        except MalformedError as error:
+            _log.error("hand-over broken", error=str(error))
+            writer.transport.abort()
+            return
+        except Exception as error:  # noqa: BLE001 - as in calls.py
+            refusal = error.refusal if isinstance(error, RefusedError) else defect(error)
+            await asyncio.sleep(_REFUSED_S)
+            answers = [_answer_of_all(refusal)] * head.records
+        self._accepting.counts.handed.update(answers)
+        writer.write(encode_answers(head.number, answers))
+
+    async def _written(self, head: Head, content: bytes) -> Mapping[int, Refusal]:
+        """Returns why single records were not written.
+
+        Raises:
+            MalformedError: the batch is none.
+            RefusedError: no record was written, or nobody knows.
+        """
+        parts = self._accepting
+        # Cancels are taken while messages are not: the writing knows.
+        refusal = parts.refusal() if head.kind is Kind.MESSAGES else None
+        if refusal is not None:
+            raise RefusedError.of(refusal)
+        with parts.admission.admit(_CALLER, head.cost_bytes) as ticket:
+            answer = parts.writing.submit(decode(head, content), head.kind)
+            del content
+            ticket.hand_on(answer)
+            committed = await asyncio.shield(answer)
+        return committed.failed
+
+
+@fatal
+def _ended(connection: socket.socket, serving: "asyncio.Task[None]") -> None:
+    connection.close()  # it may not even have begun
+    if not serving.cancelled():
+        serving.result()
+
+
+def _answer_of(refusal: Refusal | None) -> Answer:
+    """Returns the answer for one record."""
+    if refusal is None:
+        return Answer.HELD
+    return _ANSWERS.get(refusal.reason) or _answer_of_all(refusal)
+
+
+def _answer_of_all(refusal: Refusal) -> Answer:
+    """Returns the answer for each record of a batch that was refused as a whole."""
+    return Answer.NOT_NOW if refusal.reason.outcome_known else Answer.UNKNOWN
