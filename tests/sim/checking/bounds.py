@@ -43,6 +43,9 @@ ROW_BYTES_A_NODE = 300
 ROW_BYTES_A_WHEEL = 150
 """Of each node that tells of it."""
 
+ROW_BYTES_AN_ANSWER = 250
+"""Of each node to each fence of a leader: nodes x nodes with many nodes and a new leader."""
+
 
 def out_of_bounds(world: World) -> Iterator[str]:
     """What is too large, or not a copy."""
@@ -88,7 +91,8 @@ def _too_much_told(world: World, name: str, row: ServerStatus) -> Iterator[str]:
         len(json.dumps(row.to_json())),
         max(len(heartbeat.wheels) for heartbeat in heartbeats),
     )
-    if length > ROW_BYTES + nodes * (ROW_BYTES_A_NODE + wheels * ROW_BYTES_A_WHEEL):
+    most = ROW_BYTES + nodes * (ROW_BYTES_A_NODE + wheels * ROW_BYTES_A_WHEEL)
+    if length > most + len(row.answers) * ROW_BYTES_AN_ANSWER:
         yield f"{name}'s row of {wheels} wheels has {length} bytes"
     if len(row.answers) > nodes * nodes:
         yield f"{name} tells {len(row.answers)} answers"
