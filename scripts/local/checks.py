@@ -1,9 +1,10 @@
 """Every check of the project, one named step after another, each with its time and CPU time.
 
-Five lanes run side by side, for the tests on real nodes mostly wait: one has these, one the others
-with a broker, one the scripts and those that stop a broker of their own, one the simulation, which
-only computes and gives way to all others, one all else. The simulation's drills come last in the
-shortest one: the simulation alone would keep one core when all others have ended.
+Six lanes run side by side, because the tests on real nodes mostly wait: one has these, one the
+audit with Spark, one the others with a broker, one the scripts and those that stop a broker of
+their own, one the simulation, which only computes and gives way to all others, one all else. The
+simulation's drills come last in the shortest one: otherwise the simulation alone would keep one
+core busy when all others have ended.
 All steps run even when one fails: a run tells everything that is wrong.
 What the steps print comes as it is printed, each line with its step's name. The table of steps
 comes last, and below it how many tests passed and failed: nobody has to search for the result.
@@ -34,6 +35,8 @@ NODES = "tests/e2e"
 OUTAGES = f"{NODES}/test_outages.py"
 SCRIPTS = "tests/scripts"
 """What runs here starts brokers of its own."""
+AUDIT = "tests/audit"
+"""All tests that need Spark: it is started once, for these."""
 SIMULATION = "tests/sim"
 DRILLS = f"{SIMULATION}/tests/test_sim_drills.py"
 
@@ -70,14 +73,13 @@ class Done:
 
 
 def lanes(*, fast: bool, scratch: Path) -> list[list[Step]]:
-    """Returns all checks, in order, in five lanes."""
+    """Returns all checks, in order, in six lanes."""
     python = sys.executable
     # What mypy found out about a file is true wherever the same file lies.
     found = cache_folder() / "mypy"
     packages = ("proto", "wheel", "replica", "scripts", "tests")
     pytest = (python, "-m", "pytest", "-m")
     and_not_slow = " and not slow" if fast else ""
-    # Spark starts once: beside the broker, for which most of its tests wait.
     outside = (*pytest, "(kafka or spark)" + and_not_slow)
     inside = (*pytest, "not kafka and not spark" + and_not_slow)
     drills = Step("pytest drills", ("nice", "-n", "5", *inside, DRILLS))
@@ -86,10 +88,11 @@ def lanes(*, fast: bool, scratch: Path) -> list[list[Step]]:
         Step("pytest scripts", (*outside, SCRIPTS)),
         Step("pytest outages", (*outside, OUTAGES)),
     ]
-    ignored = (f"--ignore={NODES}", f"--ignore={SCRIPTS}")
+    ignored = (f"--ignore={NODES}", f"--ignore={SCRIPTS}", f"--ignore={AUDIT}")
     return [
         [Step("pytest nodes", (*outside, NODES, f"--ignore={OUTAGES}"))],
         [*([] if fast else slow), drills],
+        [Step("pytest spark", (*outside, AUDIT))],
         [Step("pytest kafka", (*outside, *ignored))],
         [Step("pytest simulation", ("nice", "-n", "5", *inside, SIMULATION, f"--ignore={DRILLS}"))],
         [

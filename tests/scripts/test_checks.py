@@ -126,6 +126,7 @@ def test_steps_of_the_project(tmp_path: Path) -> None:
     assert [[step.name for step in lane] for lane in tests] == [
         ["pytest nodes"],
         ["pytest scripts", "pytest outages", "pytest drills"],
+        ["pytest spark"],
         ["pytest kafka"],
         ["pytest simulation"],
     ]
@@ -141,7 +142,7 @@ def test_steps_of_the_project(tmp_path: Path) -> None:
 
 
 def test_every_test_is_in_one_step(tmp_path: Path) -> None:
-    (nodes,), (scripts, outages, drills), (kafka,), (simulation,), (*_, without) = lanes(
+    (nodes,), (scripts, outages, drills), (spark,), (kafka,), (simulation,), (*_, without) = lanes(
         fast=False, scratch=tmp_path
     )
     inside = ("-m", "not kafka and not spark")
@@ -156,7 +157,10 @@ def test_every_test_is_in_one_step(tmp_path: Path) -> None:
     assert nodes.command[3:] == (*asked, "tests/e2e", f"--ignore={own}")
     assert outages.command[3:] == (*asked, own)
     assert scripts.command[3:] == (*asked, "tests/scripts")
-    assert kafka.command[3:] == (*asked, "--ignore=tests/e2e", "--ignore=tests/scripts")
+    audit = "tests/audit"
+    assert spark.command[3:] == (*asked, audit)
+    elsewhere = [f"--ignore={folder}" for folder in ("tests/e2e", "tests/scripts", audit)]
+    assert kafka.command[3:] == (*asked, *elsewhere)
 
 
 def test_fast_leaves_out_what_is_slow(tmp_path: Path) -> None:
