@@ -245,6 +245,8 @@ def test_status_of_all_nodes_as_json(command: Command, node: ScriptedNode) -> No
         "unavailable_topics": [],
         "verifying_wheels": 3,
         "wheels": 7,
+        "ingress_lag": None,
+        "ingress_faults": [],
     }
     assert reports[1]["refusing"] == {"reason": "DISK_FULL", "message": "why"}
     assert (reports[1]["role"], reports[1]["cleaner_started_ms"], reports[2]) == (None, None, None)
@@ -330,6 +332,7 @@ LAGGING = pb.WheelStatus(
 AT_ITS_RESERVE = pb.MemberReport(refusing=pb.Error(reason="DISK_FULL", message="3 bytes free"))
 LETTERS = pb.MemberReport(dead_letters=17)
 TROUBLED = pb.MemberReport(dead_letters=17, unavailable_topics="abc")
+CUT_OFF = pb.MemberReport(ingress_faults=["in/0 ends before it began"])
 
 
 @pytest.mark.parametrize(
@@ -352,6 +355,11 @@ TROUBLED = pb.MemberReport(dead_letters=17, unavailable_topics="abc")
         (
             healthy(members=[pb.Member(node="n2", reachable=True, report=TROUBLED)]),
             "DEGRADED: messages for a, b and 1 more topics become dead letters",
+            1,
+        ),
+        (
+            healthy(members=[pb.Member(node="n2", reachable=True, report=CUT_OFF)]),
+            "DEGRADED: ingress: in/0 ends before it began",
             1,
         ),
     ],

@@ -1475,6 +1475,8 @@ class MemberReport(_message.Message):
     UNAVAILABLE_TOPICS_FIELD_NUMBER: _builtins.int
     VERIFYING_WHEELS_FIELD_NUMBER: _builtins.int
     WHEELS_FIELD_NUMBER: _builtins.int
+    INGRESS_LAG_FIELD_NUMBER: _builtins.int
+    INGRESS_FAULTS_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     now_ms: _builtins.int
     """Its wall clock."""
@@ -1500,6 +1502,8 @@ class MemberReport(_message.Message):
     it has files.
     """
     wheels: _builtins.int
+    ingress_lag: _builtins.int
+    """Of the leader: offsets of the ingress topics that are not settled; absent: it reads none."""
     @_builtins.property
     def refusing(self) -> Global___Error:
         """Why it takes no messages now; absent while it does."""
@@ -1511,6 +1515,10 @@ class MemberReport(_message.Message):
         """Of the leader: topics that take nothing now, so that their messages become dead letters; 100 are
         named at most.
         """
+
+    @_builtins.property
+    def ingress_faults(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Of the leader: why records of ingress topics are not taken, for people."""
 
     def __init__(
         self,
@@ -1531,14 +1539,21 @@ class MemberReport(_message.Message):
         unavailable_topics: _abc.Iterable[_builtins.str] | None = ...,
         verifying_wheels: _builtins.int = ...,
         wheels: _builtins.int = ...,
+        ingress_lag: _builtins.int | None = ...,
+        ingress_faults: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_cleaner_started_ms", b"_cleaner_started_ms", "cleaner_started_ms", b"cleaner_started_ms", "ledger", b"ledger", "refusing", b"refusing"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_cleaner_started_ms", b"_cleaner_started_ms", "_ingress_lag", b"_ingress_lag", "cleaner_started_ms", b"cleaner_started_ms", "ingress_lag", b"ingress_lag", "ledger", b"ledger", "refusing", b"refusing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cleaner_started_ms", b"_cleaner_started_ms", "cleaner_started_ms", b"cleaner_started_ms", "dead_letters", b"dead_letters", "elections", b"elections", "in_sync_changes", b"in_sync_changes", "kafka_error", b"kafka_error", "ledger", b"ledger", "now_ms", b"now_ms", "pending_bytes", b"pending_bytes", "pending_messages", b"pending_messages", "refusing", b"refusing", "role", b"role", "server_started_ms", b"server_started_ms", "unavailable_topics", b"unavailable_topics", "verifying_wheels", b"verifying_wheels", "version", b"version", "wheels", b"wheels"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cleaner_started_ms", b"_cleaner_started_ms", "_ingress_lag", b"_ingress_lag", "cleaner_started_ms", b"cleaner_started_ms", "dead_letters", b"dead_letters", "elections", b"elections", "in_sync_changes", b"in_sync_changes", "ingress_faults", b"ingress_faults", "ingress_lag", b"ingress_lag", "kafka_error", b"kafka_error", "ledger", b"ledger", "now_ms", b"now_ms", "pending_bytes", b"pending_bytes", "pending_messages", b"pending_messages", "refusing", b"refusing", "role", b"role", "server_started_ms", b"server_started_ms", "unavailable_topics", b"unavailable_topics", "verifying_wheels", b"verifying_wheels", "version", b"version", "wheels", b"wheels"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__cleaner_started_ms: _TypeAlias = _typing.Literal["cleaner_started_ms"]  # noqa: Y015
     _WhichOneofArgType__cleaner_started_ms: _TypeAlias = _typing.Literal["_cleaner_started_ms", b"_cleaner_started_ms"]  # noqa: Y015
+    _WhichOneofReturnType__ingress_lag: _TypeAlias = _typing.Literal["ingress_lag"]  # noqa: Y015
+    _WhichOneofArgType__ingress_lag: _TypeAlias = _typing.Literal["_ingress_lag", b"_ingress_lag"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__cleaner_started_ms) -> _WhichOneofReturnType__cleaner_started_ms | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__ingress_lag) -> _WhichOneofReturnType__ingress_lag | None: ...
 
 Global___MemberReport: _TypeAlias = MemberReport  # noqa: Y015
 

@@ -14,7 +14,7 @@ from delaywheel.storage.folder.disk import PosixDisk
 from delaywheel.storage.writing.dial import Dial
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.protocol.progress import Progress
-from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role
+from delaywheel_replica.core.protocol.status_files import CleanerStatus, IngressStatus, Role
 from delaywheel_replica.server.cluster.details import Details, Said
 from delaywheel_replica.server.ledger.publisher import BooksState
 from delaywheel_replica.server.node.node_view import Cleaner, NodeView, monotonic_ms
@@ -58,6 +58,7 @@ def test_what_its_processes_have_counted(data: Path) -> None:
         monotonic_ms=monotonic_ms() + 60_000,  # it stays fresh
         kafka_error="Timed out",
         unavailable_topics=("orders",),
+        ingress=IngressStatus(2, 17, cut_off=("in/1",), faults=("in2 is compacted",)),
         progress=Progress((NOW_SLOT - 2) * 1000, None, {}, 0),
     )
     report = described(data, cleaner).members[0].report
@@ -65,6 +66,11 @@ def test_what_its_processes_have_counted(data: Path) -> None:
     assert (report.in_sync_changes, report.server_started_ms) == (4, 5)
     assert (report.role, report.kafka_error) == ("leading", "Timed out")
     assert list(report.unavailable_topics) == ["orders"]
+    assert report.ingress_lag == 17
+    assert list(report.ingress_faults) == [
+        "in2 is compacted",
+        "in/1 ends before what was read of it, and is not read any more",
+    ]
     assert report.pending_messages == 2, "the first is done"
     assert report.pending_bytes > 2 * len(b"value")
 

@@ -18,6 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from delaywheel.reasons import Reason
 from delaywheel_replica.core.protocol.histogram import LATENESS_BOUNDS_US
+from delaywheel_replica.core.protocol.status_files import IngressStatus
 from delaywheel_replica.server.metrics.catalogue import METRICS, Collected
 from delaywheel_replica.server.metrics.facts import Facts
 from delaywheel_replica.server.metrics.metric import Kind, Spec
@@ -86,8 +87,8 @@ def test_each_name_is_in_the_prometheus_style(spec: Spec) -> None:
     assert spec.text.endswith(".")
     assert "\n" not in spec.text
     assert set(spec.labels) <= {
-        "answer", "call", "cluster", "horizon", "node", "peer", "process", "reason", "role",
-        "state", "topic", "version",
+        "answer", "call", "cluster", "horizon", "node", "partition", "peer", "process", "reason",
+        "role", "state", "topic", "version",
     }  # fmt: skip
 
 
@@ -291,3 +292,27 @@ def test_the_ledger_and_how_long_it_has_failed() -> None:
     assert list(told.values()) == [5, 4.5, 3, 70, 1, 20]
     well = replace(facts().books, failure=None, failing_since_ms=None)
     assert labelled(facts(books=well), "ledger_failing_seconds") == {(): 0}
+
+
+def test_how_far_ingress_is() -> None:
+    ingress = IngressStatus(3, 17, {"in/0": 12, "in/1": 5}, 4_096, ("in/2",), ("a", "b"))
+    counted = {"ingress_held": 40, "ingress_forwarded": 2, "ingress_dead_letters": 1}
+    told = facts(cleaner=cleaner_status(ingress=ingress, counters=counted))
+    found = samples(told)
+    assert labelled(told, "ingress_partition_lag_offsets") == {("in/0",): 12, ("in/1",): 5}
+    assert {
+        name: found[f"delaywheel_ingress_{name}"]
+        for name in (
+            *("partitions", "lag_offsets", "held_bytes", "cut_off_partitions", "faults"),
+            *("held_records_total", "forwarded_records_total", "dead_letters_total"),
+            "deleted_offsets_total",
+        )
+    } == {
+        "partitions": 3, "lag_offsets": 17, "held_bytes": 4_096, "cut_off_partitions": 1,
+        "faults": 2, "held_records_total": 40, "forwarded_records_total": 2,
+        "dead_letters_total": 1, "deleted_offsets_total": 0,
+    }  # fmt: skip
+
+
+def test_who_does_not_lead_has_no_lag() -> None:
+    assert "ingress_lag" not in text(facts(cleaner=cleaner_status(ingress=None)))

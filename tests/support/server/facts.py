@@ -17,6 +17,7 @@ from delaywheel_replica.core.protocol.histogram import (
 from delaywheel_replica.core.protocol.progress import Progress
 from delaywheel_replica.core.protocol.status_files import (
     CleanerStatus,
+    IngressStatus,
     PeerSight,
     Role,
     ServerStatus,
@@ -82,6 +83,7 @@ def cleaner_status(**changes: Any) -> CleanerStatus:
         leader=Leader("a", 7),
         progress=Progress(NOW_MS - 500, None, {}, NOW_MS // 1000 - 180),
         wheels={A1: WheelRecord({"a": "d"}, 1, 5, 10), A2: WheelRecord({"a": "d"}, 1, 5)},
+        ingress=IngressStatus(1, 7, {"in/0": 7}),
         lateness_ms=250,
         started_ms=NOW_MS - 90_000,
         counters={"forwarded": 1_000, "transactions": 30, "elections": 1, "dead_lettered": 2},

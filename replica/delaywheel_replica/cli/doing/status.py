@@ -79,6 +79,7 @@ def _facts(answer: pb.DescribeClusterResponse) -> list[tuple[str, object]]:
         ("deleted before", clock(answer.floor) if answer.HasField("floor") else None),
         ("lateness", _lateness(answer)),
         ("dead letters", _dead_letters(answer)),
+        *_ingress(answer),
         ("pending", _pending(answer.pending) if answer.HasField("pending") else None),
         ("acknowledged", _acknowledged(answer)),
     ]
@@ -110,6 +111,13 @@ def _dead_letters(answer: pb.DescribeClusterResponse) -> str:
         return "none since the nodes started"
     since = iso(min(report.cleaner_started_ms for report in reports))
     return f"{sum(report.dead_letters for report in reports):,} since {since}"
+
+
+def _ingress(answer: pb.DescribeClusterResponse) -> Iterator[tuple[str, object]]:
+    """Yields how far the leader is behind with the ingress topics, if it reads any."""
+    for member in answer.members:
+        if member.report.HasField("ingress_lag"):
+            yield "ingress", f"{counted(member.report.ingress_lag, 'offset')} not settled"
 
 
 def _pending(pending: pb.Pending) -> str:

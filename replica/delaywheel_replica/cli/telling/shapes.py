@@ -81,6 +81,8 @@ def _report(report: pb.MemberReport) -> dict[str, Any]:
         "unavailable_topics": list(report.unavailable_topics),
         "verifying_wheels": report.verifying_wheels,
         "wheels": report.wheels,
+        "ingress_lag": _if_set(report, "ingress_lag", report.ingress_lag),
+        "ingress_faults": list(report.ingress_faults),
     }
 
 

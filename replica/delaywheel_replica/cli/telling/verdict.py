@@ -137,6 +137,8 @@ def _troubles_of(answer: pb.DescribeClusterResponse, member: pb.Member) -> Itera
         yield f"{node} and Kafka: {report.kafka_error}"
     if report.unavailable_topics:
         yield f"messages for {_named(report.unavailable_topics)} become dead letters"
+    for fault in report.ingress_faults:
+        yield f"ingress: {fault}"
     if report.ledger.failure:
         since = iso(report.ledger.failing_since_ms)
         yield f"{node} does not publish its ledger since {since}: {report.ledger.failure}"

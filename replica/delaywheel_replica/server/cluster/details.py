@@ -4,7 +4,7 @@ How much of each wheel each node holds (replicas.py), what the node reports abou
 processes started, and how many messages are pending, each counted once.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -14,7 +14,11 @@ from delaywheel.storage.folder.disk import Disk
 from delaywheel.storage.writing.dial import DialView
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.protocol.heartbeat import Heartbeat
-from delaywheel_replica.core.protocol.status_files import CleanerStatus, ServerStatus
+from delaywheel_replica.core.protocol.status_files import (
+    CleanerStatus,
+    IngressStatus,
+    ServerStatus,
+)
 from delaywheel_replica.server.cluster.merging import counted_once
 from delaywheel_replica.server.cluster.replicas import Lags, replicas_of
 from delaywheel_replica.server.ledger.publisher import BooksState
@@ -102,6 +106,9 @@ class Details:
         if fresh is not None:
             report.role, report.kafka_error = fresh.role.value, _of_kafka(fresh)
             report.unavailable_topics.extend(fresh.unavailable_topics)
+            if fresh.ingress is not None:
+                report.ingress_lag = fresh.ingress.lag
+                report.ingress_faults.extend(_of_ingress(fresh.ingress))
         progress = None if cleaner is None else cleaner.progress
         for row in self._dial.pending(wall_ms() // 1000, done_slot(progress)):
             report.pending_messages += row.messages
@@ -123,3 +130,10 @@ class Details:
 def _of_kafka(cleaner: CleanerStatus) -> str:
     """Returns what keeps the cleaner from working, or else what endangers its work."""
     return cleaner.kafka_error or "; ".join(cleaner.kafka_warnings)
+
+
+def _of_ingress(ingress: IngressStatus) -> Iterator[str]:
+    """Yields why records are not taken."""
+    yield from ingress.faults
+    for partition in ingress.cut_off:
+        yield f"{partition} ends before what was read of it, and is not read any more"

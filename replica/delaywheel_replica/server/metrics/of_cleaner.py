@@ -6,7 +6,7 @@ from zero, and `delaywheel_row_age_seconds` shows how old that status is.
 
 from collections.abc import Callable
 
-from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role
+from delaywheel_replica.core.protocol.status_files import CleanerStatus, IngressStatus, Role
 from delaywheel_replica.server.metrics.facts import Facts
 from delaywheel_replica.server.metrics.metric import (
     Spec,
@@ -55,6 +55,74 @@ def _registered(facts: Facts) -> Values:
     closed = sum(record.closed_at is not None for record in records)
     return [(("open",), len(records) - closed), (("closed",), closed)]
 
+
+def _of_ingress(value: Callable[[IngressStatus], Value]) -> Callable[[Facts], Value]:
+    """Returns a value of the ingress, while this node leads and reads topics."""
+    return _of(lambda status: None if status.ingress is None else value(status.ingress))
+
+
+def _lags(facts: Facts) -> Values:
+    cleaner = facts.cleaner
+    if cleaner is None or cleaner.ingress is None:
+        return []
+    return by_label(cleaner.ingress.lags)
+
+
+_INGRESS: tuple[Spec, ...] = (
+    gauge(
+        "ingress_partitions",
+        "Partitions of ingress topics that the leader reads.",
+        _of_ingress(lambda ingress: ingress.partitions),
+    ),
+    gauge(
+        "ingress_lag_offsets",
+        "Offsets of ingress topics that are not settled.",
+        _of_ingress(lambda ingress: ingress.lag),
+    ),
+    gauges(
+        "ingress_partition_lag_offsets",
+        "The same by partition; of many partitions those that are furthest behind.",
+        ("partition",),
+        _lags,
+    ),
+    gauge(
+        "ingress_held_bytes",
+        "Memory that records of ingress topics take in the leader, about.",
+        _of_ingress(lambda ingress: ingress.held_bytes),
+    ),
+    gauge(
+        "ingress_cut_off_partitions",
+        "Partitions that are read no more, since they end before what was read of them.",
+        _of_ingress(lambda ingress: len(ingress.cut_off)),
+    ),
+    gauge(
+        "ingress_faults",
+        "Why records of ingress topics are not taken: `delaywheel status` names the reasons.",
+        _of_ingress(lambda ingress: len(ingress.faults)),
+    ),
+    _counted(
+        "ingress_announced_records",
+        "Records that the leader announced, before it handed them to its server.",
+        "ingress_announced",
+    ),
+    _counted("ingress_settled_offsets", "Offsets that were settled.", "ingress_settled"),
+    _counted("ingress_held_records", "Records settled in wheels.", "ingress_held"),
+    _counted(
+        "ingress_forwarded_records",
+        "Records that were due when they were read, and settled in their topics.",
+        "ingress_forwarded",
+    ),
+    _counted(
+        "ingress_dead_letters",
+        "Records settled as dead letters.",
+        "ingress_dead_letters",
+    ),
+    _counted(
+        "ingress_deleted_offsets",
+        "Offsets whose records Kafka had deleted before they were read.",
+        "ingress_deleted",
+    ),
+)
 
 CLEANER_METRICS: tuple[Spec, ...] = (
     gauges(
@@ -148,4 +216,5 @@ CLEANER_METRICS: tuple[Spec, ...] = (
         "Frames that forwarding waits for.",
         _of(lambda status: len(status.unreadable)),
     ),
+    *_INGRESS,
 )
