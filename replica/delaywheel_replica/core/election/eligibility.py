@@ -2,24 +2,25 @@
 
 | a node | is |
 |---|---|
-| lacks what was V or an HW `LAG_MS` ago, and another that is heard holds it | HANDED_OVER |
+| is missing what was V or an HW `LAG_MS` ago, and another that is heard holds it | HANDED_OVER |
 | has a clock off the median of three or more by `max_clock_skew_ms` | CLOCK_OFF |
 | has a clock off the only other one, or off Kafka's, by `max_clock_dispute_ms` | CLOCK_OFF |
-| was taken out by the operator | TAKEN_OUT |
+| was removed by the operator | TAKEN_OUT |
 
-The other would be on time; and what is due is due by the leader's clock. One that was taken out
-follows settings of before: where R is 1 it would ask nobody, and disturb the others for ever.
+The other node would be on time; and what is due is due by the leader's clock. A node that was
+removed follows outdated settings: if R is 1 it would ask no other node, and disturb the others
+forever.
 
-What the node could not take whatever it did is not held against it: a wheel that it has promised
-to take no more of is wanted up to the committed fill, a closed one up to its end. V is wanted in
-any case: without it a leader forwards nothing at all.
+Frames that the node could not accept whatever it did are not held against it: a wheel that it has
+promised to refuse is required only up to the committed fill, a closed one up to its end. V is
+required in any case: without it a leader forwards nothing at all.
 
-A clock is compared as a beat told it, counted on by the time since it came: it is behind by the
-time that the heartbeat was on its way.
+A clock is compared as a heartbeat reported it, plus the time since it arrived: it appears behind by
+the time that the heartbeat was under way.
 
-Where fewer than three nodes' clocks are known, the brokers' is another one, as a candidate has
-found it with its marks. Of three the median counts. Of two nobody can say which is wrong, so nobody
-leads: a leader whose clock is ahead by a day would forward that day's messages at once.
+If the clocks of fewer than three nodes are known, the brokers' clock, which a candidate has read
+with its marks, is another one. Of three the median counts. Of two nobody can say which is wrong, so
+no node leads: a leader whose clock is a day ahead would forward that day's messages at once.
 """
 
 from collections.abc import Collection, Mapping
@@ -34,13 +35,13 @@ from delaywheel_replica.core.protocol.heartbeat import FenceAnswer, Heartbeat
 from delaywheel_replica.core.protocol.status_files import ServerStatus
 
 HEARD_MS = 1_000
-"""A node that sent nothing for so long is not heard."""
+"""A node that sent nothing for this long is not heard."""
 
 LAG_MS = 1_000
 CLOCKS = 3
 
 BROKER_CLOCK_MS = 60_000
-"""What a candidate found of the brokers' clock counts for so long: they may correct it."""
+"""A candidate's reading of the brokers' clock counts for this long: they may correct it."""
 
 
 def heard_heartbeats(server: ServerStatus, now_ms: int) -> dict[str, Heartbeat]:
@@ -57,9 +58,9 @@ class BrokerClock:
     """The brokers' wall clock, as read during a candidacy.
 
     Attributes:
-        least_ms: how far it is ahead of the own monotonic clock, at least.
-        most_ms: and at most.
-        found_ms: when, by the monotonic clock.
+        least_ms: How far it is ahead of the own monotonic clock, at least.
+        most_ms: And at most.
+        found_ms: When, by the monotonic clock.
     """
 
     least_ms: int
@@ -75,7 +76,7 @@ class BrokerClock:
 class _Missing:
     """What a node has to catch up with: everything up to a seq, required since a given time.
 
-    It was late already if it took too long to come up with what was wanted before.
+    It was already late if it took too long to reach the previous target.
     """
 
     seq: int
@@ -90,7 +91,7 @@ class Eligibility:
     """Judges whether one node should lead; remembers what it has to catch up with.
 
     Attributes:
-        clock_fault: what is wrong with its clock, for people; None: nothing.
+        clock_fault: What is wrong with its clock, for people; None: nothing.
     """
 
     def __init__(self, max_clock_skew_ms: int, max_clock_dispute_ms: int) -> None:
@@ -111,11 +112,11 @@ class Eligibility:
         """Returns why this node should not lead; None if it may.
 
         Args:
-            state: what is committed, as far as it is known here.
-            server: the newest row of this node's server.
-            now_ms: the monotonic clock.
-            wall_ms: the wall clock.
-            broker: the brokers', as it was found last.
+            state: What is committed, as far as known here.
+            server: The newest status of this node's server.
+            now_ms: The monotonic clock.
+            wall_ms: The wall clock.
+            broker: The brokers' clock, as last read.
         """
         known = state.nodes.get(server.heartbeat.node)
         if known is not None and known.storage == REMOVED:

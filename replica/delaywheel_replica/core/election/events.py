@@ -71,20 +71,22 @@ class Tick:
     """Time has passed: given in every phase at least every 100 ms, and before a transaction.
 
     Attributes:
-        now_ms: monotonic clock.
-        wall_ms: wall clock, read at the same moment.
-        server_fresh: the server's row was stamped lately.
-        holds_progress: every frame <= V at or above the floor is held (lost ones apart).
+        now_ms: The monotonic clock.
+        wall_ms: The wall clock, read at the same moment.
+        server_fresh: The server has stamped its status recently.
+        holds_progress: Every frame <= V at or above the floor is held, except lost ones.
         due_ms: w of the committed progress; None: there is none.
-        heard_ms: when another leader was last heard, or a vote given to one, by the monotonic
+        heard_ms: When another leader was last heard, or a vote given to one, by the monotonic
             clock; None: never, or the connection to it broke.
-        hears_enough: R members are heard, itself counted. overtaken: another node has read what
-        this leader does not know (core/election/witnesses.py). unfit: why this node should not
-        lead, though it could (core/election/eligibility.py): its clock is off,
-            CLOCK_OFF, it lags, HANDED_OVER, or it is no part of the cluster any more, TAKEN_OUT.
-        votes: who else said, in this round of asking, that it hears no leader.
-        vote_round: see `votes`.
-        control_quiet_ms: for how long nothing new stands in the control topic.
+        hears_enough: R members are heard, including itself.
+        overtaken: Another node has read what this leader does not know
+            (core/election/witnesses.py).
+        unfit: Why this node should not lead, though it could (core/election/eligibility.py): its
+            clock is off, CLOCK_OFF, it lags, HANDED_OVER, or it no longer belongs to the cluster,
+            TAKEN_OUT.
+        votes: Which other nodes said, in this round of asking, that they hear no leader.
+        vote_round: See `votes`.
+        control_quiet_ms: How long nothing new has appeared in the control topic.
     """
 
     now_ms: int
@@ -114,11 +116,11 @@ class InitFailed:
     """Not every transactional id has been inited.
 
     Attributes:
-        now_ms: monotonic clock.
-        token: of the candidacy.
-        verdict: what the calls meant, FENCED if one was.
-        touched: an id may have been inited. False only when nothing was even asked: Kafka did
-            not answer, or a check before the inits refused.
+        now_ms: The monotonic clock.
+        token: The candidacy's token.
+        verdict: What the calls meant, FENCED if one was.
+        touched: An id may have been inited. False only if no init was even requested: Kafka did not
+            answer, or a check before the inits refused.
     """
 
     now_ms: int
@@ -142,10 +144,10 @@ class ControlRead:
     """The control topic, read to its last stable offset after the marks.
 
     Attributes:
-        now_ms: monotonic clock.
-        token: of the candidacy.
-        state: what it says.
-        incomplete: nodes had read in it what it does not say, before it was read now.
+        now_ms: The monotonic clock.
+        token: The candidacy's token.
+        state: The topic's content.
+        incomplete: Nodes had read in it what it no longer contains.
     """
 
     now_ms: int
@@ -167,10 +169,10 @@ class TransactionReport:
     """How a transaction of a resting or leading leader ended.
 
     Attributes:
-        now_ms: monotonic clock.
-        token: of the candidacy.
+        now_ms: The monotonic clock.
+        token: The candidacy's token.
         verdict: COMMITTED, ABORTED, UNKNOWN or FENCED.
-        commit_ms: how long the commit took; counts only when COMMITTED.
+        commit_ms: How long the commit took; counts only if COMMITTED.
     """
 
     now_ms: int
@@ -265,7 +267,7 @@ TRANSITIONS: dict[tuple[Phase, type[Event]], frozenset[Phase]] = {
     (Phase.LEADING, Tick): frozenset({Phase.LEADING, Phase.STANDBY}),
     (Phase.LEADING, TransactionReport): frozenset({Phase.LEADING, Phase.STANDBY}),
 } | {(phase, Stop): frozenset({Phase.STOPPED}) for phase in (*CANDIDATE, *IN_OFFICE)}
-"""(phase, event) -> the phases that may follow. What is not listed changes nothing."""
+"""(phase, event) -> the phases that may follow. Any other pair changes nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,10 +275,10 @@ class Ending:
     """What follows when a candidacy or leadership ends.
 
     Attributes:
-        doubles: the silence asked for doubles.
-        rivals: somebody else stands: the whole silence is waited for, even by a node alone.
-        stands_at_once: a leader that had lasted stands again without waiting.
-        yields: another one should lead: this node waits longer than those.
+        doubles: The required silence doubles.
+        rivals: Another node stands: the whole silence must pass, even for a node alone.
+        stands_at_once: A leader that had lasted stands again without waiting.
+        yields: Another node should lead: this one waits longer than those.
     """
 
     doubles: bool = True
@@ -303,5 +305,5 @@ ENDINGS: dict[Reason, Ending] = {
     Reason.HANDED_OVER: Ending(doubles=False, yields=True),
     Reason.TAKEN_OUT: Ending(doubles=False, yields=True),
 }
-"""Kafka away doubles nothing: no id was touched, so nobody was disturbed, and a long outage
-must not be followed by a minute in which nobody dares to stand."""
+"""While Kafka is away nothing doubles: no id was touched, no node was disturbed, and a long outage
+must not be followed by a minute in which no node stands."""

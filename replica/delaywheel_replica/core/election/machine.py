@@ -1,11 +1,11 @@
 """Leadership: one machine, driven by events, answering with effects.
 
-Safety is Kafka's fencing and nothing else. A candidate inits **all** transactional ids, then
-commits, one after another, a mark with each (its token is new for every candidacy), and reads
-the control topic to its end: only if its own token stands newest with every id does it lead.
-Whatever is unknown on the way (a time-out, a retry) ends the candidacy; any re-init is a whole
-new one. Liveness is the silence asked for: how long nobody is heard to lead before one stands,
-and how old a leader's last commit may be.
+Safety rests on Kafka's fencing alone. A candidate inits **all** transactional ids, then commits,
+one after another, a mark with each (its token is new for every candidacy), and reads the control
+topic to its end: it leads only if its own token is the newest with every id. Anything unknown on
+the way (a timeout, a retry) ends the candidacy; any re-init is a whole new one. Liveness rests on
+the required silence: how long no leader must be heard before a node stands, and how old a leader's
+last commit may be.
 
 Phases (transitions in `TRANSITIONS`):
 
@@ -13,22 +13,22 @@ Phases (transitions in `TRANSITIONS`):
        ^         |            |             |          |          |          |
        +---------+------------+-------------+----------+----------+----------+   STOPPED: for good
 
-ASKING is a pre-vote, as in Raft: a node that alone hears no leader must not disturb one that
-others hear. R nodes, itself counted, have to hear none; where R is no majority the control topic
-has to be silent as well. Whoever agrees has then heard a leader, in a way, and so has whoever
-stands: candidates do not follow each other at once. Where R is 1 nobody is asked.
+ASKING is a pre-vote, as in Raft: a node that alone hears no leader must not disturb one that others
+hear. R nodes, including itself, must hear none; if R is not a majority, the control topic must be
+silent as well. A node that agrees counts as having heard a leader, and so does a candidate: so
+candidates do not follow each other at once. If R is 1, no node is asked.
 
-RESTING is a leader that forwards nothing yet: it makes idle commits until it holds every frame
-that the progress record counts as taken and its clock has passed w, for until then it could
-deliver twice.
+RESTING is a leader that forwards nothing yet: it makes idle commits until it holds every frame that
+the progress record counts as taken and its clock has passed w, because until then it could deliver
+twice.
 
 Invariants:
 - RESTING and LEADING only after every mark of this candidacy was reported committed and read
   back as the newest.
 - Producers exist in no phase but INITIALISING to LEADING; leaving those always destroys them.
-- Nobody comes to lead on a control topic that lacks what nodes had read there before.
+- No node comes to lead on a control topic that is missing what nodes had read there before.
 - Events that name another candidacy's token change nothing.
-- The silence asked for stays within its bounds, doubles with every failed candidacy and every
+- The required silence stays within its bounds, doubles with every failed candidacy and every
   leadership that ends unasked, and falls only under a leader that lasts, its own or another's.
 """
 
@@ -68,20 +68,20 @@ MAX_SILENCE_MS = 64_000
 IDLE_COMMIT_MS = 300
 LASTING_MS = 10_000
 UNBROKEN_MS = 500
-"""A leader that is heard at least so often is heard without a break."""
+"""A leader that is heard at least this often is heard without a break."""
 
 RECENT_COMMITS = 16
 PATIENCE = 2
-"""A leader may wait for a commit so many times as long as the longest of its recent ones took."""
+"""A leader may wait for a commit this many times as long as its longest recent one took."""
 
 ASKING_MS = 1_000
-"""Who does not get enough votes within this time begins to wait anew."""
+"""A node that does not get enough votes within this time begins to wait anew."""
 
 RANK_MS = 150
-"""A node waits so much longer than the one before it, and up to so much by chance."""
+"""Each node waits this much longer than the one before it, and up to this much by chance."""
 
 YIELDING = 3
-"""Whoever should not lead lets so many silences pass, in which another one may stand."""
+"""A node that should not lead lets this many silences pass, in which another one may stand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,14 +89,14 @@ class ElectionConfig:
     """The settings of a node's election machine.
 
     Attributes:
-        run: a text that no other run of any cleaner process has; tokens are made from it.
-        ids: how many transactional ids the cluster has; never changes.
-        nodes: how many nodes the cluster has.
-        required: R: so many have to hear no leader, itself counted.
-        rank: of this node among them, from 0.
-        max_clock_skew_ms: how far the wall clock may part from the monotonic one within one
+        run: A text that no other run of any cleaner process has; tokens are made from it.
+        ids: How many transactional ids the cluster has; never changes.
+        nodes: How many nodes the cluster has.
+        required: R: how many must hear no leader, including itself.
+        rank: This node's position among them, from 0.
+        max_clock_skew_ms: How far the wall clock may depart from the monotonic one within one
             candidacy and leadership.
-        max_clock_dispute_ms: how far two clocks may differ where there is no third one.
+        max_clock_dispute_ms: How far two clocks may differ if there is no third one.
     """
 
     run: str
@@ -126,14 +126,14 @@ class Election:
         self._acted_ms: int | None = None
         # How long after that it may stand.
         self._wait_ms = 0 if config.alone else MIN_SILENCE_MS
-        # Since when nothing but its turn is waited for; None: something else is.
+        # Since when it waits for nothing but its turn; None: it waits for something else.
         self._ready_ms: int | None = None
-        # Of the asking. Votes for what another run of the process asked must not count.
+        # Of the current asking: votes for another run's asking must not count.
         self._round = crc32(config.run.encode())
         self._asked_ms = 0
-        # It stood though it lagged, for nobody else did.
+        # It stood though it lagged, because no other node did.
         self._stood_lagging = False
-        # Since when a leader is heard without a break.
+        # Since when a leader has been heard without a break.
         self._led_since_ms: int | None = None
         # The next mark to be reported.
         self._mark = 0
@@ -173,7 +173,7 @@ class Election:
     def _patience_ms(self) -> int:
         """How old a leader's last commit may be, in milliseconds.
 
-        Its marks are commits as well: who comes to lead on slow brokers knows how slow they are.
+        Its marks are commits as well: a new leader on slow brokers knows how slow they are.
         """
         longest_ms = max(self._recent_ms, default=0)
         return max(self._silence_ms, min(MAX_SILENCE_MS, PATIENCE * longest_ms))
@@ -186,10 +186,10 @@ class Election:
         return VoteWish(self._round, self._silence_ms)
 
     def step(self, event: Event) -> list[Effect]:
-        """Takes one event; the effects are to be carried out in order.
+        """Takes one event; returns the effects, to be carried out in order.
 
-        What an event may lead to is in `TRANSITIONS`; an event that is not for this phase, or
-        that names another candidacy, changes nothing.
+        `TRANSITIONS` says what an event may lead to; an event that does not belong to this phase,
+        or names another candidacy, changes nothing.
         """
         allowed = TRANSITIONS.get((self._phase, type(event)))
         if allowed is None or self._is_stale(event):
@@ -249,7 +249,8 @@ class Election:
     def _follow(self, tick: Tick) -> None:
         """Lowers the required silence again while a leader is heard without a break.
 
-        Or one whose own candidacies failed would for ever be slower than those who should not lead.
+        Otherwise a node whose own candidacies failed would forever be slower than those that should
+        not lead.
         """
         is_heard = tick.heard_ms is not None and tick.now_ms - tick.heard_ms < UNBROKEN_MS
         if not is_heard:
@@ -260,7 +261,7 @@ class Election:
             self._silence_ms = MIN_SILENCE_MS
 
     def _may_stand(self, tick: Tick) -> bool:
-        """Whether all conditions have held for as long as this node lets others go first."""
+        """Whether all conditions have held for as long as this node must let others go first."""
         if not (self._has_waited(tick) and self._can_stand(tick)):
             self._ready_ms = None
             return False
@@ -275,7 +276,7 @@ class Election:
         if tick.heard_ms is None:
             return tick.now_ms - self._acted_ms >= self._wait_ms
         if tick.heard_ms > self._acted_ms:
-            self._wait_ms = 0  # another one has stood: what this one waited for is over
+            self._wait_ms = 0  # another one has stood: the wait is over
         is_silent = tick.now_ms - tick.heard_ms >= self._silence_ms
         return is_silent and tick.now_ms - self._acted_ms >= self._wait_ms
 
@@ -301,7 +302,7 @@ class Election:
         return self._count_votes(tick)
 
     def _count_votes(self, tick: Tick) -> list[Effect]:
-        # A vote that was given just before the asking may be told only now.
+        # A vote that was given just before the asking may be reported only now.
         heard = tick.heard_ms is not None and tick.now_ms - tick.heard_ms < self._silence_ms
         if heard or not self._can_stand(tick):
             return self._stand_by(tick)
@@ -354,7 +355,7 @@ class Election:
         return [BecomeLeader(leader.epoch, read.state)]
 
     def _why_not_in_office(self, tick: Tick) -> Reason | None:
-        """Returns why this leader has to step down; checked before each transaction."""
+        """Returns why this leader must step down, or None; checked before each transaction."""
         drift_ms = tick.wall_ms - tick.now_ms - self._clock_offset_ms
         checks = (
             (tick.overtaken, Reason.OVERTAKEN),

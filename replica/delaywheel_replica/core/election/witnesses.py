@@ -1,27 +1,27 @@
 """Checks that the control topic still has all that nodes have read there.
 
-A beat tells what its node knows to be committed: the last number that the node was given, how far
-progress has come, and the floor. A topic that was lost, or made anew, would be taken for an empty
-cluster's: its wheels would never be forwarded, and the floor would pass them. One that lost its
-end, in an unclean election or by being restored, would have everything since then forwarded again.
+A heartbeat reports what its node knows to be committed: the last number that the node was given,
+how far progress has come, and the floor. If the topic was lost, or created anew, it would look like
+an empty cluster's: its wheels would never be forwarded, and the floor would pass them. If it lost
+its end, in an unclean election or by a restore, everything since then would be forwarded again.
 
-So a topic is held against heartbeats:
+So the topic is compared with heartbeats:
 
-| by | when | which heartbeats | what contradicts them |
+| by | when | with which heartbeats | what contradicts them |
 |---|---|---|---|
 | a candidate | its own marks stand newest | those of before it began to read | has lost something |
-| a leader | each tick | the newest | was overtaken, or has lost something: it stands by |
+| a leader | each tick | the newest | was overtaken, or has lost something: the leader stands by |
 
-Invariants, which this hangs on:
+This rests on these invariants:
 
-- What a beat tells was committed before it was told: a follower reads what is visible, and a leader
-  tells of a transaction when its commit is reported.
-- A candidate's inits have ended every older transaction. So if nobody overtook it (its marks stand
-  newest), what was committed before it began to read stands in what it reads.
-- Only who led later can know more than a leader. That is decided by Kafka, not here: the leader
-  leaves office, and names nothing lost before it has read the topic as a candidate again.
+- What a heartbeat reports was committed before: a follower reads what is visible, and a leader
+  reports a transaction once its commit is confirmed.
+- A candidate's inits have ended every older transaction. So if no other candidate overtook it (its
+  marks are the newest), what was committed before it began to read is in what it reads.
+- Only a later leader can know more than a leader. Kafka decides that, not this check: the leader
+  leaves office, and declares nothing lost before it has read the topic as a candidate again.
 
-Whoever is merely behind, or was overtaken, therefore never says that something was lost.
+So a node that is merely behind, or was overtaken, never claims that something was lost.
 """
 
 from collections.abc import Mapping
@@ -31,12 +31,12 @@ from delaywheel_replica.core.protocol.heartbeat import Heartbeat
 
 
 def contradiction(state: ControlState, heartbeats: Mapping[str, Heartbeat]) -> str | None:
-    """Describes what the control topic lacks although a heartbeat proves it was there.
+    """Describes what the control topic is missing although a heartbeat proves it was there.
 
     Args:
-        state: what was read, or is committed since.
-        heartbeats: of some nodes; those from a storage other than the known one say nothing
-            of its number.
+        state: What was read, or is committed since.
+        heartbeats: Those of some nodes; from a storage other than the known one they say nothing of
+            its number.
     """
     progress = state.progress
     if progress is None and state.wheels:

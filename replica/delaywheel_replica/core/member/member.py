@@ -1,52 +1,52 @@
 """The member machine: what a node's server decides, for any number of nodes.
 
-It is told events and answers with effects (core/node/events.py), does no I/O and knows no clock
-but the one in the events. It is level-triggered: what nodes tell are whole states, repeated; what
-is durable is what was `Saved`; what is differs from what should be until it does not. So a lost
-message or a failed effect is made good by a later tick.
+It takes events and returns effects (core/node/events.py), does no I/O and knows no clock except the
+one in the events. It is level-triggered: nodes report whole states, repeatedly; what is durable is
+what was `Saved`; every tick compares what is with what should be. So a lost message or a failed
+effect is made up for by a later tick.
 
 | part | decides |
 |---|---|
 | peer_messages.py | what other nodes' messages mean for all of these |
-| own_wheels.py, wheels/node_file.py | node.json, and how it gets there: promises, own wheels |
-| open_wheel.py | the own wheel in hand: callers, mirrors, high watermark |
-| wheels/mirrors.py | what is taken, fetched, closed and deleted of all others |
-| fencing.py | what may not be taken, and what is answered |
-| verifying.py | what an earlier life has left, and nothing is known of yet |
+| own_wheels.py, wheels/node_file.py | what is saved in node.json, and when: promises, own wheels |
+| open_wheel.py | the current own wheel: callers, mirrors, high watermark |
+| wheels/mirrors.py | what is accepted, fetched, closed and deleted of all others |
+| fencing.py | what must be refused, and what is answered |
+| verifying.py | what an earlier process has left, before anything is known of it |
 | completeness.py | what may have been lost |
-| prevote.py | who is heard to lead, and votes |
+| prevote.py | which leader is heard, and votes |
 | heard_heartbeats.py, inventory.py | what is known of the others, and of the own folder |
 | own_heartbeat.py | what the heartbeat says |
 
 Invariants, and what keeps them:
 
-- A promise is durable before it is answered; from being asked for it binds (fencing.py), and of
-  own wheels it is saved only when none that it covers is in hand (own_wheels.py): so every answer
-  tells of all that was ever taken or written.
+- A promise is durable before it is answered; it binds from the request on (fencing.py), and one
+  about own wheels is saved only when none of them is in hand (own_wheels.py): so every answer
+  covers everything that was ever accepted or written.
 - A wheel is named open durably before its folder is made, once, and written only between `Opened`
   and the decision to leave it (open_wheel.py).
 - Heartbeats report what is durable: a wheel as open or spare, a spare's seal, a promise,
-  `complete`. Of the open wheel what is written, for what a mirror could hold was written before.
-- A frame is acknowledged when the high watermark passes it, and nothing once its wheel is left.
-- At most one `Save` is under way, so nothing is saved over what is not known yet.
+  `complete`. For the open wheel they report what is written: mirrors can hold nothing else.
+- A frame is acknowledged when the high watermark passes it, never after its wheel was left.
+- At most one `Save` is under way, so no save overwrites one whose outcome is unknown.
 
-| event | durable before | then told |
+| event | durable before | then reported |
 |---|---|---|
 | a fence | `Save(fenced)` | `Promise`, `Refused` |
 | a registered wheel | `Save(spare)` | the heartbeat's `spare` |
 | no wheel in hand | `Save(open)`, `OpenWheel` | the heartbeat's `open` |
 | a second passed | `Save(spare's seal)` | the heartbeat's seal of the spare |
 | frames | `Mirror` | `Applied`, the heartbeat's `applied` |
-| a wheel of an earlier life | `VerifyWheel` | the heartbeat's wheel; `Promise` of its origin |
-| a wheel is got back | `Save(incomplete)` | the heartbeat's `complete`, `Promise` |
+| a wheel of an earlier process | `VerifyWheel` | the heartbeat's wheel; `Promise` of its origin |
+| a wheel is complete again | `Save(incomplete)` | the heartbeat's `complete`, `Promise` |
 
-The effects of a step stand in this order: what cannot fail, then what is answered with an event,
-then the rest. What cannot fail is done at once, by whoever steps: nothing in it hangs on what is
-not durable yet. What is answered is done one after another, and when one fails, those behind it
-are dropped, for they are asked for again (awaiting.py). The rest stands alone, each for itself: a
-full disk that takes no `Save` must not keep `Sweep` from freeing it. So do `DeleteWheel` and
-`VerifyWheel`, though they are answered: all three are about any number of files, in steps between
-other jobs.
+The effects of a step come in this order: those that cannot fail, then those that are answered with
+an event, then the rest. Effects that cannot fail are done at once, by the stepping thread: they
+depend on nothing that is not durable yet. Effects with answers are done one after another, and if
+one fails, those behind it are dropped, since they are requested again (awaiting.py). Each of the
+rest stands alone: a full disk that accepts no `Save` must not keep `Sweep` from freeing space. So
+do `DeleteWheel` and `VerifyWheel`, although they are answered: all three concern any number of
+files, in steps between other jobs.
 """
 
 from dataclasses import dataclass
@@ -100,7 +100,7 @@ from delaywheel_replica.core.protocol.status_files import CleanerStatus, ServerS
 
 
 class MemberRefusal(StrEnum):
-    """Why a node takes no messages at present; names are those of `delaywheel.reasons`."""
+    """Why a node accepts no messages at present; names are those of `delaywheel.reasons`."""
 
     NO_WHEEL = "NO_WHEEL"
     DRAINING = "DRAINING"
@@ -114,8 +114,8 @@ class Admission:
     """Messages may be written.
 
     Attributes:
-        wheel: into this one.
-        seal_slot: none of them for a slot below.
+        wheel: The wheel to write to.
+        seal_slot: No message may be for a slot below.
     """
 
     wheel: WheelId
@@ -129,8 +129,8 @@ class Member:
         """Begins with what the data folder has.
 
         Args:
-            config: of the node.
-            started: what was recovered.
+            config: The node's configuration.
+            started: What was recovered.
         """
         parts = Parts.of(config, started)
         self._known = parts.known
@@ -149,7 +149,7 @@ class Member:
         self._swept: int | None = None
         self._forgotten = NO_FRAMES
 
-    # --- what the commit loop and the row ask
+    # --- queries of the commit loop and the status
 
     @property
     def in_sync(self) -> frozenset[str]:
@@ -203,7 +203,7 @@ class Member:
     # --- events
 
     def step(self, event: Event) -> list[Effect]:
-        """Takes one event; the effects are to be carried out in order."""
+        """Takes one event; returns the effects, to be carried out in order."""
         match event:
             case Tick() | Received() | CleanerReported():
                 self._known.now_ms, self._known.wall_ms = event.now_ms, event.wall_ms
@@ -351,7 +351,7 @@ class Member:
         acknowledge = Acknowledge(move.wheel, move.to)
         return [acknowledge, Tell(), *self._telling.gossip()] if move.is_near else [acknowledge]
 
-    # --- what the cleaner says
+    # --- reports of the cleaner
 
     def _cleaner_told(self, status: CleanerStatus | None) -> list[Effect]:
         known = self._known
@@ -360,7 +360,7 @@ class Member:
         stood, known.cleaner = _standing(known), status
         effects: list[Effect] = []
         if stood != _standing(known):
-            effects += self._telling.gossip()  # who stands for it should not wait for the tick
+            effects += self._telling.gossip()  # a node that stands should not wait for the tick
         if self._prevote.wished(None if status is None else status.vote_wish):
             effects += self._peers.ask_votes()
         if status is None:
@@ -372,7 +372,7 @@ class Member:
         unreadable = status.unreadable - known.lost
         for wheel, seqs in unreadable.items():
             self._unreadable_own(wheel, seqs)
-        if status.has_office:  # nobody else reads
+        if status.has_office:  # nothing else reads them
             self._inventory.reported(unreadable, known.now_ms)
         self._keeping.changed()
         return effects
@@ -411,7 +411,7 @@ class Member:
 
 
 def _standing(known: Known) -> tuple[bool, bool]:
-    """Whether this node stands, and whether it leads: what the others wait for."""
+    """Whether this node stands, and whether it leads: both are reported to the others."""
     return known.stands, known.office is not None
 
 

@@ -1,7 +1,7 @@
 """What a node reports of itself: its heartbeat, built from the state of the parts.
 
-Only what is durable is told, and of the open wheel what is written: who reads it may act on it
-although this node has crashed meanwhile.
+It reports only what is durable and, for the open wheel, what is written: readers may act on it even
+if this node has crashed meanwhile.
 """
 
 from dataclasses import replace
@@ -20,7 +20,7 @@ from delaywheel_replica.core.wheels.open_wheel import Line
 from delaywheel_replica.core.wheels.verifying import Verifying
 
 ALL_EVERY: Final = 5
-"""Of so many heartbeats one goes with all that is known of the others."""
+"""One in this many heartbeats carries everything that is known of the others."""
 
 
 class OwnHeartbeat:
@@ -38,12 +38,12 @@ class OwnHeartbeat:
         """Begins before the first heartbeat.
 
         Args:
-            known: what the parts of the machine know.
-            hearing: what is heard of the others.
-            keeping: the durable state.
-            holdings: what is held.
-            line: the own wheel in hand.
-            verifying: wheels that nothing is known of yet.
+            known: What the parts of the machine know.
+            hearing: What was heard of the others.
+            keeping: The durable state.
+            holdings: What is held.
+            line: The current own wheel.
+            verifying: Wheels of which nothing is known yet.
         """
         self._known = known
         self._hearing = hearing

@@ -1,4 +1,4 @@
-"""The parts of a member machine, made together, since they know one another."""
+"""The parts of a member machine, made together because they refer to one another."""
 
 from dataclasses import dataclass
 from typing import Self
@@ -43,8 +43,8 @@ class Parts:
         """Makes the parts of a node that has just started.
 
         Args:
-            config: of the node.
-            started: what was recovered.
+            config: The node's configuration.
+            started: What was recovered.
         """
         known = Known(config, started.state, started.now_ms)
         awaiting = Awaiting()

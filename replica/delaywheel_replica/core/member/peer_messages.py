@@ -1,6 +1,6 @@
 """What a member does with the messages of other nodes, and what it answers.
 
-Part of the member machine (member.py), which steps it: no message is taken but by `Member.step`.
+Part of the member machine (member.py), which steps it: only `Member.step` handles messages.
 """
 
 from collections.abc import Iterable
@@ -38,7 +38,7 @@ class PeerMessages:
         """Begins with nothing heard.
 
         Args:
-            parts: of the machine.
+            parts: The parts of the machine.
         """
         self._known = parts.known
         self._hearing = parts.hearing
@@ -89,7 +89,7 @@ class PeerMessages:
             self._asked([Fence(node, upto)])
 
     def _known_number(self, origin: str) -> int:
-        """Returns the highest plausible wheel number; promises beyond it would bind for ever."""
+        """Returns the highest plausible wheel number: promises beyond it would bind forever."""
         known = self._known
         registered = () if known.registry is None else known.registry.wheels
         held = {*self._inventory, *self._verifying.wheels}
@@ -166,7 +166,7 @@ class PeerMessages:
     def _serve(self, sender: str, fetch: Fetch) -> list[Effect]:
         """Serves frames, except those that were never written or not reported yet."""
         if fetch.wheel in self._verifying:
-            return []  # who asks will ask another, and again
+            return []  # the asking node will ask another, and again
         writing, held = self._line.writing, self._inventory.get(fetch.wheel)
         if writing is not None and writing.wheel == fetch.wheel:
             end = writing.last_seq

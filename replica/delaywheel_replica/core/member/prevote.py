@@ -4,15 +4,15 @@ A node agrees when all of these hold:
 
 | | |
 |---|---|
-| it hears no leader | but the asker, for the silence asked for, from its start at the earliest |
-| it leads or stands not itself | standing is a vote for itself |
+| it hears no leader | but the asker, for the requested silence, from its start at the earliest |
+| it neither leads nor stands itself | standing is a vote for itself |
 | it has voted for no other node | for that silence |
-| it asks not itself | or the other comes before it in order: then its own round is given up |
+| it does not ask itself | or the other comes before it in order: then it gives up its own round |
 
-Having agreed counts as having heard a leader, for this node and so for whoever asks it next; the
-same round of the same node is answered again, for the answer may be lost, without counting anew.
-A leader that asks has left office, and nobody is disturbed if it stands again. Of two that ask at
-once one gives way, and a node that asks in vain blocks the others no longer than once per round.
+Agreeing counts as having heard a leader, for this node and so for any node that asks it next; the
+same round of the same node is answered again without counting anew, because the answer may be lost.
+A leader that asks has left office, and nothing is disturbed if it stands again. If two ask at once
+one gives way, and a node that asks in vain blocks the others no longer than once per round.
 """
 
 from dataclasses import dataclass
@@ -35,11 +35,11 @@ class Prevote:
         """Begins without having heard a leader.
 
         Args:
-            node: this one.
-            now_ms: monotonic clock, when it starts.
+            node: This node.
+            now_ms: The monotonic clock at its start.
         """
         self._node = node
-        # None: the leader is gone, which is as good as any silence.
+        # None: the leader is gone, which counts as any length of silence.
         self._quiet_since_ms: int | None = now_ms
         self._leader: str | None = None
         self._leader_ms: int | None = None
@@ -75,7 +75,7 @@ class Prevote:
         return True
 
     def wished(self, wish: VoteWish | None) -> bool:
-        """Takes the cleaner's wish for votes; returns whether a new round begins."""
+        """Notes the cleaner's wish for votes; returns whether a new round begins."""
         if wish == self._wish:
             return False
         self._wish = wish
@@ -102,10 +102,10 @@ class Prevote:
         """Returns the answer to another node's request for a vote, if this node agrees.
 
         Args:
-            sender: who asks.
-            ask: what it asks.
-            now_ms: monotonic clock.
-            stands: this node's cleaner leads, or is on its way to.
+            sender: The asking node.
+            ask: Its question.
+            now_ms: The monotonic clock.
+            stands: Whether this node's cleaner leads, or is about to.
         """
         if stands or self._is_asking_before(sender):
             return None

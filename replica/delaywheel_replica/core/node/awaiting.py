@@ -1,9 +1,9 @@
 """Effects whose outcome the member machine waits for.
 
-An effect that fails takes those behind it in its list with it, but for what is done with all of a
-wheel, to delete or to verify it: that takes long, is done beside everything else, and stands alone.
-So what was asked for together is remembered together: of a failure the machine learns everything
-that will not happen, and asks for it again when it is still wanted.
+If an effect fails, those behind it in its list are dropped with it. Exceptions are deleting and
+verifying a wheel, which take long, run beside everything else, and stand alone. So effects
+requested together are remembered together: with a failure the machine learns everything that will
+not happen, and requests it again if it is still wanted.
 """
 
 from delaywheel.identity import WheelId
@@ -56,7 +56,7 @@ class Awaiting:
 
     def has(self, kind: type[Awaited], wheel: WheelId | None = None) -> bool:
         """Whether an effect of this kind, for this wheel, awaits its answer."""
-        for _, effect in self._asked:  # mostly none: a generator would cost more than the look
+        for _, effect in self._asked:  # mostly none: a generator would cost more than the loop
             if isinstance(effect, kind) and wheel_of(effect) == wheel:
                 return True
         return False

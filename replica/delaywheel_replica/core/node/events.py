@@ -1,10 +1,10 @@
 """Types of the member machine: its events and effects.
 
-The machine (core/member/member.py) decides; its driver carries effects out in their order, one
-after the other. What is durable is known only from events: `Saved`, `Opened`, `Mirrored`, `Closed`,
-`Deleted`. An effect that fails is told with `Failed`; if it is one that is answered, those of its
-list that are answered too are dropped with it. The machine is level-triggered: each tick compares
-what is with what should be, and asks again.
+The machine (core/member/member.py) decides; its driver carries effects out in order, one after the
+other. What is durable is known only from events: `Saved`, `Opened`, `Mirrored`, `Closed`,
+`Deleted`. `Failed` reports an effect that failed; if it is one that is answered, the later ones of
+its list that are answered too are dropped with it. The machine is level-triggered: each tick
+compares what is with what should be, and requests it again.
 """
 
 from collections.abc import Mapping
@@ -27,8 +27,8 @@ class Tick:
     """Time has passed: at least every 100 ms.
 
     Attributes:
-        now_ms: monotonic clock.
-        wall_ms: wall clock, read at the same moment.
+        now_ms: The monotonic clock.
+        wall_ms: The wall clock, read at the same moment.
     """
 
     now_ms: int
@@ -81,11 +81,12 @@ class Written:
     """A group has ended: its frames, possibly none, were appended to the open wheel.
 
     Attributes:
-        wheel: the open one.
-        last_seq: the last frame that counts now.
-        top_slot: the greatest slot of a frame of the wheel.
-        now_ms: monotonic clock.
-        least_due_ms: of what was appended; 0: somebody waits for a commit, as with a cancel.
+        wheel: The open wheel.
+        last_seq: The last frame that counts now.
+        top_slot: The greatest slot of a frame of the wheel.
+        now_ms: The monotonic clock.
+        least_due_ms: The least due of what was appended; 0: its caller waits for a commit, as with
+            a cancel.
     """
 
     wheel: WheelId
@@ -108,10 +109,10 @@ class Held:
     """What a data folder has of a wheel that this node does not write, or no longer writes.
 
     Attributes:
-        card: who the wheel is.
-        applied: the greatest seq of which there is a row.
-        top_slot: the greatest slot of a frame; -1: none.
-        lacking: seqs up to `applied` that cannot be read.
+        card: The wheel's identity.
+        applied: The greatest seq that has a row.
+        top_slot: The greatest slot of a frame; -1: none.
+        lacking: Seqs up to `applied` that cannot be read.
         final_seq: T once it is closed.
     """
 
@@ -189,10 +190,10 @@ class DiskState(StrEnum):
     | DISK_OUT | no | no | no | yes |
     | DISK_STALLED | no | no | no | when it moves again |
 
-    Callers are told DISK_FULL of both of the middle ones.
+    Callers get DISK_FULL for both of the middle ones.
 
-    Others' frames are taken for longer than callers' messages: where all disks fill alike, what was
-    written last still gets its copies, or the floor would rest for want of them.
+    Other nodes' frames are accepted for longer than callers' messages: if all disks fill alike,
+    what was written last still gets its copies; otherwise the floor would rest for lack of them.
     """
 
     ROOM = "ROOM"
@@ -200,9 +201,9 @@ class DiskState(StrEnum):
     DISK_FULL = "DISK_FULL"
     """It is at its reserve."""
     DISK_OUT = "DISK_OUT"
-    """It is at the last of its reserve, which is for what frees space; or it refused a write."""
+    """Only the end of its reserve is left, for work that frees space; or it refused a write."""
     DISK_STALLED = "DISK_STALLED"
-    """It hangs: what was asked of it last is not done."""
+    """It hangs: its last job is not done."""
 
     @property
     def is_out(self) -> bool:
@@ -275,8 +276,8 @@ class OpenWheel:
 class LeaveWheel:
     """Stop writing the open wheel.
 
-    Callers that wait for frames beyond what was acknowledged are answered: unknown outcome.
-    Answer Mirrored with what it holds, or Left.
+    Callers that wait for frames that are not acknowledged get an unknown outcome. Answer Mirrored
+    with what it holds, or Left.
     """
 
     wheel: WheelId
@@ -313,9 +314,9 @@ class Repair:
 class Serve:
     """Read frames `first_seq` to `last_seq` of a wheel and send them in one message.
 
-    As `Frames` with this request number (0: pushed). If the first cannot be read, or is not
-    there, and request is not 0, send `Lacks` of the leading ones that cannot be read instead;
-    one that turned out to be damaged is told with Unreadable as well. Below the floor, a frame
+    As `Frames` with this request number (0: pushed). If the first one cannot be read, or is not
+    there, and request is not 0, send `Lacks` with the leading ones that cannot be read instead; a
+    frame that turned out to be damaged is also reported with Unreadable. Below the floor, a frame
     is sent without content.
     """
 
@@ -390,14 +391,14 @@ class MemberConfig:
     """How a node takes part.
 
     Attributes:
-        node: its id.
-        nodes: the ids of all nodes, its own included.
-        min_insync: W of the cluster as configured; R of it says how many must hear a leader.
-        late_window_s: how long after its due a slot still takes frames.
-        insync_timeout_ms: a mirror that lacks what was the end so long ago leaves the set.
-        fetch_timeout_ms: a fetch that was not answered for so long is asked of another.
-        in_flight_frames: at most so many pushed frames wait for one mirror's answer.
-        batch_frames: at most so many frames in one message.
+        node: Its id.
+        nodes: The ids of all nodes, including its own.
+        min_insync: W of the cluster as configured; R follows from it: how many must hear a leader.
+        late_window_s: How long after its due a slot still accepts frames.
+        insync_timeout_ms: A mirror that is missing what was the end this long ago leaves the set.
+        fetch_timeout_ms: A fetch that was not answered for this long goes to another node.
+        in_flight_frames: The most pushed frames that wait for one mirror's answer.
+        batch_frames: The most frames in one message.
     """
 
     node: str
@@ -415,10 +416,10 @@ class Started:
     """The initial state of a node, read from its recovered data folder.
 
     Attributes:
-        state: of node.json, with this start counted and this boot's id, saved already.
-        held: wheels of the folder that are whole; none of them is written any more.
-        now_ms: monotonic clock.
-        unverified: all others of the folder.
+        state: The content of node.json, with this start counted and this boot's id, already saved.
+        held: Wheels of the folder that are whole; none of them is written any more.
+        now_ms: The monotonic clock.
+        unverified: All other wheels of the folder.
     """
 
     state: NodeState

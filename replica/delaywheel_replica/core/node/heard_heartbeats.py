@@ -4,20 +4,21 @@
 |---|---|
 | of the storage that is known, direct | its (start, count) is greater |
 | the same, but less than that of a relayed one | that one came `HEARD_MS` ago: the node itself |
-|   | should have come to it by now, so it was not the node's |
-| of the storage that is known, relayed | its (start, count) is greater, by no more than can be; |
+|   | should have reached it by now, so it was not the node's |
+| of the storage that is known, relayed | its (start, count) is greater, by no more than possible; |
 |   | and no heartbeat came directly for `RELAYED_AFTER_MS` |
-| of another storage, direct | always: the node itself says so |
-| of another storage, relayed | likewise, and who relays it heard that very boot later than this |
+| of another storage, direct | always: the node itself reports it |
+| of another storage, relayed | likewise, and the relaying node heard that boot later than this |
 |   | node heard any |
 
-Relayed is to each node what it has not heard for `RELAYING_MS`, and now and then everything: a node
-may be heard, and its heartbeats yet not come (core/member/own_heartbeat.py).
+A node relays to each other node what that node has not heard for `RELAYING_MS`, and now and then
+everything: a node may be heard although its heartbeats do not arrive
+(core/member/own_heartbeat.py).
 
-So a wrong number that somebody relays is forgotten again: the node itself cannot be kept from being
-heard. Only direct messages make a node *heard*; only a direct beat tells its boot, its open wheel's
-end for completeness, and that it leads. A beat that came by a relay first is still news when it
-comes directly.
+So a wrong number that is relayed is forgotten again: no relay can keep the node itself from being
+heard. Only direct messages make a node *heard*; only a direct heartbeat proves its boot, its open
+wheel's end for completeness, and that it leads. A heartbeat that first came by a relay is still
+news when it comes directly.
 """
 
 from collections.abc import Mapping
@@ -29,24 +30,24 @@ from delaywheel_replica.core.protocol.messages import Gossip
 from delaywheel_replica.core.protocol.status_files import PeerSight
 
 HEARD_MS = 1_000
-"""A node of which nothing came directly for so long is not heard."""
+"""A node that sent nothing directly for this long is not heard."""
 
 RELAYED_AFTER_MS = 300
-"""What others relay of a node counts once three of its own heartbeats are missing."""
+"""Relayed heartbeats count once three of the node's own are missing."""
 
 RELAYING_MS = 200
-"""What is known of a node is relayed to those who have not heard it for so long: sooner than they
-take it, and not in vain while all hear one another."""
+"""Heartbeats are relayed to nodes that have not heard their node for this long: sooner than they
+believe relays, and not needlessly while all hear one another."""
 
 BEATS_AT_ONCE = 100_000
 BEATS_A_MS = 10
-"""No node tells more: ten a second, and one more for some of its groups."""
+"""No node sends more: ten a second, and one more for some of its groups."""
 
 START_MS = 100
 """No start takes less."""
 
 MOST_DELAY_MS = 60_000
-"""For so long a heartbeat may have been on its way when it came."""
+"""How long a heartbeat may have been under way when it arrived."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +55,8 @@ class News:
     """A heartbeat with new information.
 
     Attributes:
-        heartbeat: the heartbeat.
-        is_direct: it came from its own node.
+        heartbeat: The heartbeat.
+        is_direct: It came from its own node.
     """
 
     heartbeat: Heartbeat
@@ -79,7 +80,7 @@ class HeardHeartbeats:
         """Begins without having heard any node.
 
         Attributes:
-            implausible: so many relayed heartbeats were none of their nodes'.
+            implausible: How many relayed heartbeats were not from their nodes.
         """
         self.others = tuple(sorted(set(config.nodes) - {config.node}))
         self._peers: dict[str, _Peer] = {}
@@ -218,7 +219,7 @@ class HeardHeartbeats:
 
 
 def _may_follow(known: Heartbeat, heartbeat: Heartbeat, elapsed_ms: int) -> bool:
-    """Whether a node can have started and reported so often since an earlier heartbeat."""
+    """Whether a node can have started and sent so often since an earlier heartbeat."""
     elapsed_ms += MOST_DELAY_MS
     count = heartbeat.count - (known.count if heartbeat.start == known.start else 0)
     starts = heartbeat.start - known.start

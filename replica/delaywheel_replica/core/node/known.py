@@ -1,7 +1,7 @@
 """State shared by the parts of the member machine: clocks, durable state, the cleaner's status.
 
-One value of it is shared by the parts; the machine itself (core/member/member.py) writes it, but
-for what is durable (core/wheels/node_file.py).
+One instance is shared by the parts; the machine itself (core/member/member.py) writes it, except
+for the durable state (core/wheels/node_file.py).
 """
 
 from collections.abc import Mapping
@@ -21,12 +21,12 @@ from delaywheel_replica.core.protocol.status_files import CleanerStatus
 class Registry:
     """The control topic's content, as the cleaner last read it to the end in this boot.
 
-    Wheels and floor are of one moment: a wheel that is registered later takes no frame for a slot
+    Wheels and floor are of one moment: a wheel that is registered later accepts no frame for a slot
     below that floor.
 
     Attributes:
-        wheels: the registered ones.
-        floor: the committed floor; None: before the first leader.
+        wheels: The registered ones.
+        floor: The committed floor; None: before the first leader.
     """
 
     wheels: Mapping[WheelId, WheelRecord]
@@ -35,8 +35,8 @@ class Registry:
     def is_gone(self, wheel: WheelId) -> bool:
         """Whether a wheel was registered and no longer is.
 
-        Numbers ascend. A wheel that is missing, beside a later one of its node, is not just to
-        be read yet.
+        Numbers ascend. If a later wheel of the same node is registered, a missing one is not merely
+        still to be read.
         """
         if wheel in self.wheels:
             return False
@@ -48,18 +48,18 @@ class Known:
     """What is known at one moment.
 
     Attributes:
-        config: of the node.
-        state: durable, as it was saved last.
-        now_ms: monotonic clock.
-        wall_ms: wall clock.
-        cleaner: what the cleaner told last; None: it does not live.
-        registry: None until the control topic was read to an end in this boot.
-        floor: the greatest committed one that was heard of.
-        reached: likewise how far progress has come.
-        lost: frames that are committed to be lost.
-        leader_clock_ms: the leader's wall clock, as it read at least at the last tick; None: no
-            leader was heard.
-        disk: what the node's disk takes.
+        config: The node's configuration.
+        state: The durable state, as last saved.
+        now_ms: The monotonic clock.
+        wall_ms: The wall clock.
+        cleaner: The cleaner's last status; None: it is not alive.
+        registry: None until the control topic was read to its end in this boot.
+        floor: The greatest committed floor heard of.
+        reached: Likewise how far progress has come.
+        lost: Frames that are committed as lost.
+        leader_clock_ms: A lower bound of the leader's wall clock at the last tick; None: no leader
+            was heard.
+        disk: What the node's disk accepts.
     """
 
     config: MemberConfig
@@ -110,7 +110,7 @@ class Known:
         office = self.office
         if office is None or office.progress is None or office.ingress_slot == REST:
             return None
-        # Not the own clock, which may have jumped just now: w was checked before it was moved.
+        # Not the own clock, which may just have jumped: w was checked before it was moved.
         due_ms = office.progress.due_ms
         if office.ingress_slot is None:
             return due_ms
@@ -124,10 +124,10 @@ class Known:
 
     @property
     def ahead_slot(self) -> int | None:
-        """The slot beyond which a sealed own wheel takes less than a new wheel would.
+        """The slot beyond which a sealed own wheel accepts less than a new wheel would.
 
-        A clock that was ahead has sealed it so, and w was set back since: until w has passed again
-        what was done ahead. Or this node leads, and reads again an ingress record that was
+        Set if a clock that was ahead has sealed wheels and w was set back since, until w has passed
+        again what was done ahead; or if this node leads, and reads again an ingress record that was
         announced for that slot. None: neither.
         """
         progress = None if self.cleaner is None else self.cleaner.progress
@@ -146,7 +146,7 @@ class Known:
     def has_read(self, progress: Progress | None) -> None:
         """Notes a committed progress; one older than the known progress changes nothing.
 
-        Kafka may have lost what was read before: then somebody has to know it still.
+        Kafka may have lost what was read before: some node must still know it then.
         """
         if progress is None:
             return

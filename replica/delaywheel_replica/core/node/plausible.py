@@ -1,25 +1,25 @@
 """Checks which messages of peers are plausible.
 
-Members are trusted in what they say of themselves: which frames they hold, what they promised. A
-mistake or a damaged process must not be able to say more than that, least of all what deletes
-messages on other nodes.
+Members are trusted in what they report of themselves: which frames they hold, what they promised. A
+mistake or a damaged process must not be able to claim more than that, least of all anything that
+deletes messages on other nodes.
 
 | a message says | what is done |
 |---|---|
-| what no node can ever mean (`check`) | it is malformed: the connection is closed |
-| a floor | nothing is deleted by it: only the node's own cleaner's reading of Kafka does that |
-| progress that Kafka has not | nobody leads as long as it is told (`witnesses.py`) |
-| a relayed beat that is more starts, or beats, ahead than can be | it is ignored (see there) |
-| a relayed beat that its own node, heard directly, does not come to | likewise, a second later |
-| a seal or floor above the own clock less the late window | it is taken as that (`tempered`) |
+| something impossible (`check`) | it is malformed: the connection is closed |
+| a floor | nothing is deleted because of it, only because of what the own cleaner reads |
+| progress that Kafka does not have | no node leads while it is reported (`witnesses.py`) |
+| a relayed heartbeat with more starts, or heartbeats, than possible | it is ignored (see there) |
+| a relayed heartbeat that its node, heard directly, does not reach | likewise, a second later |
+| a seal or floor above the own clock less the late window | it is lowered to that (`tempered`) |
 | pushed frames of another node's wheel | malformed: only an origin pushes |
 | frames with a card that is not the wheel's | they are dropped (`mirrors.py`) |
 | fetched frames of a wheel that this node does not mirror | they are dropped (`mirrors.py`) |
 | frames without content at or above the floor | they are dropped (`mirrors.py`) |
-| a fence for wheels that nobody knows | it is ignored until somebody does (`member.py`) |
+| a fence for unknown wheels | it is ignored until they are known (`member.py`) |
 
-To temper is to weaken: a seal (s, q) says the same of every slot below s, and a floor too. So a
-clock that was set back makes this node believe less, and late; it never cuts it off from the
+Tempering weakens: a seal (s, q) says the same of every slot below s, and so does a floor. So a
+clock that was set back makes this node believe less, and later; it never cuts it off from the
 others, nor makes it delete anything sooner.
 """
 
@@ -53,24 +53,24 @@ from delaywheel_replica.core.protocol.messages import (
 from delaywheel_replica.core.protocol.progress import Reached
 
 MOST: Final = 1 << 53
-"""No number that is counted grows beyond this; it is exact in every reader of the rows' JSON."""
+"""No counter grows beyond this; every reader of the JSON handles it exactly."""
 
 MOST_SLOT: Final = (1 << 32) - 1
 """Slots are 32 bits wide in frames and index rows."""
 
 MOST_NUMBER: Final = 10**18 - 1
-"""Of a wheel: its name has at most 18 digits for it."""
+"""A wheel's number: its name has at most 18 digits for it."""
 
 MOST_STARTS: Final = 10**9
-"""Of a node: one a second for thirty years."""
+"""A node's starts: one a second for thirty years."""
 
 MOST_BEATS: Final = 10**13
-"""Since a start: ten a millisecond for thirty years."""
+"""Heartbeats since a start: ten a millisecond for thirty years."""
 
 MOST_VERSION: Final = 10**6
 
 MOST_WHEELS: Final = 1 << 16
-"""Told in one heartbeat or promise."""
+"""The most entries in one heartbeat or promise."""
 
 MOST_MEMBERS: Final = 1_000
 MOST_TEXT: Final = 256
@@ -78,10 +78,10 @@ MOST_SPAN_SECONDS: Final = 366 * 86_400
 
 
 def check(sender: str, message: PeerMessage) -> None:  # noqa: C901 - one for each message
-    """Refuses a message that no node can send, whatever has happened to it.
+    """Refuses a message that no node can send, whatever its state.
 
     Raises:
-        MalformedError: the message is not to be looked at any further.
+        MalformedError: The message must not be processed any further.
     """
     match message:
         case Gossip():
@@ -118,8 +118,8 @@ def tempered(heartbeat: Heartbeat, most_slot: int) -> Heartbeat:
     """Returns the heartbeat without seals or floors that cannot have been promised by now.
 
     Args:
-        heartbeat: as it was told.
-        most_slot: the own clock less the late window.
+        heartbeat: As received.
+        most_slot: The own clock less the late window.
     """
     too_late = {
         wheel: replace(told, seal_slot=most_slot)
@@ -145,10 +145,10 @@ def known_number(
     """Returns the greatest number of a node's wheels that is known here; 0: none.
 
     Args:
-        origin: the node.
-        registered: wheels of the control topic, as far as it was read.
-        held: wheels of which there are files here.
-        heartbeats: the newest of the other nodes.
+        origin: The node.
+        registered: Wheels of the control topic, as far as it was read.
+        held: Wheels that have files here.
+        heartbeats: The newest ones of the other nodes.
     """
     told = heartbeats.get(origin)
     numbers = [0 if told is None else told.last_number]
@@ -202,7 +202,7 @@ def _check_reached(reached: Reached) -> None:
 
 
 def _check_wheel(wheel: WheelId, told: WheelHeartbeat) -> None:
-    # In one expression: a node tells of each of its wheels ten times a second.
+    # In one expression: a node reports each of its wheels ten times a second.
     if not (
         0 <= told.applied <= MOST
         and 0 <= told.high_watermark <= MOST

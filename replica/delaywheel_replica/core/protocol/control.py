@@ -1,25 +1,25 @@
 """The control topic: what the cluster has agreed on.
 
 One compacted partition; every record is written in a leader's transaction, so the log's order
-decides and the newest record of a key counts. `ControlState` is what one gets by applying the
-records in order; it is a value, so a leader applies the records of a transaction only when
-that transaction is known to be committed.
+decides and the newest record of a key counts. `ControlState` results from applying the records in
+order; it is a value, so a leader applies the records of a transaction only once that transaction is
+known to be committed.
 
 | key | value | removed |
 |---|---|---|
 | ``progress`` | what is done (`Progress`) | never |
-| ``leader/<i>`` | who committed with transactional id i last | never |
+| ``leader/<i>`` | the last candidate that committed with transactional id i | never |
 | ``node/<id>`` | a node's storage and the last number it was given | never |
 | ``wheel/<id>`` | a registered wheel, open or closed | when it is unregistered |
 | ``lost/<wheel>/<seq>`` | frames that no member can read, from this one on | with its wheel |
 | ``reschedule/<id>/<due>`` | a message that has another due by now | once frames say so |
-| ``ingress/<topic>/<partition>`` | how far an ingress partition was taken in | never |
+| ``ingress/<topic>/<partition>`` | how far an ingress partition was read | never |
 | ``wheel/newer-release-needed`` | which version of these records a reader has to know | never |
 
-A release leaves keys alone that it does not know, and would lead past a record that binds leaders.
-So the first record of a new kind comes with the last key of the table, in the same transaction. It
-names no wheel: releases that do not know the key itself stop at it, as at a malformed record, and
-later ones compare versions. Nobody leads who has not read the topic to its end.
+A release ignores keys that it does not know, and so would lead past a record that binds leaders. So
+the first record of a new kind is accompanied by the last key of the table, in the same transaction.
+That key names no wheel: releases that do not know the key itself stop at it, as at a malformed
+record, and later ones compare versions. A node leads only after it has read the topic to its end.
 """
 
 import re
@@ -39,12 +39,12 @@ ControlRecord = tuple[str, bytes | None]
 """Key and value of a record to be written; no value removes the key."""
 
 CONTROL_VERSION: Final = 2
-"""Of the records that this release reads: 2 knows of reschedules, 1 is any release before."""
+"""The version of records that this release reads: 2 adds reschedules, 1 is any earlier release."""
 
 NEEDS_KEY: Final = "wheel/newer-release-needed"
 
 REMOVED = "removed"
-"""Stands for the storage of a node that was taken out for good: no disk has it."""
+"""Replaces the storage of a node that was removed for good: no disk has it."""
 
 _LEADER_KEY = re.compile(r"leader/(0|[1-9][0-9]{0,3})")
 _LOST_KEY = re.compile(r"lost/([^/]+)/([1-9][0-9]{0,18})")
@@ -80,13 +80,13 @@ class Leader:
 
 @dataclass(frozen=True, slots=True)
 class NodeRecord:
-    """A node id's storage, or `REMOVED`, and its last wheel number. Kept for ever."""
+    """A node id's storage, or `REMOVED`, and its last wheel number. Kept forever."""
 
     storage: str
     last_number: int
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
+        """Returns a JSON object."""
         return {"storage": self.storage, "last_number": self.last_number}
 
     @classmethod
@@ -94,7 +94,7 @@ class NodeRecord:
         """Reads what `to_json` wrote.
 
         Raises:
-            MalformedError: it is something else.
+            MalformedError: It is something else.
         """
         fields = document if isinstance(document, Fields) else Fields(document)
         return cls(fields.text("storage"), fields.integer("last_number", at_least=0))
@@ -105,13 +105,13 @@ class WheelRecord:
     """A registered wheel.
 
     Attributes:
-        members: node -> storage uuid; a node that comes back with another storage is no
-            member of this wheel.
+        members: Node -> storage uuid; a node that comes back with another storage is not a member
+            of this wheel.
         min_insync: W.
-        seal_slot: the floor at registration, which is the wheel's first seal: no frame of it
-            is ever for a slot below.
+        seal_slot: The floor at registration, which is the wheel's first seal: no frame of it is
+            ever for a slot below.
         closed_at: T. The wheel is closed, and no frame beyond T counts. None: not closed.
-        fill: no end is found below; members that have fenced the wheel may take it up to here.
+        fill: No end is found below it; members that have fenced the wheel may accept it up to here.
     """
 
     members: Mapping[str, str]
@@ -126,7 +126,7 @@ class WheelRecord:
         return required_answers(len(self.members), self.min_insync)
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
+        """Returns a JSON object."""
         return {
             "members": dict(self.members),
             "min_insync": self.min_insync,
@@ -140,7 +140,7 @@ class WheelRecord:
         """Reads what `to_json` wrote.
 
         Raises:
-            MalformedError: it is something else.
+            MalformedError: It is something else.
         """
         fields = document if isinstance(document, Fields) else Fields(document)
         members = fields.object("members")
@@ -157,7 +157,7 @@ class WheelRecord:
 
 
 IngressPartition = tuple[str, int]
-"""A topic that records are taken from, and one of its partitions."""
+"""An ingress topic and one of its partitions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,10 +165,10 @@ class IngressRecord:
     """How far an ingress partition has been read.
 
     Attributes:
-        topic_id: Kafka's own: a topic that was made anew has another.
-        next_offset: what lies below is settled, and never looked at again.
-        announced: offsets from there on that a leader may have handed to a server.
-        levels_ms: the levels that those count by: name -> delay.
+        topic_id: Kafka's id: a topic that was created anew has another.
+        next_offset: What lies below is settled, and never read again.
+        announced: Offsets from there on that a leader may have handed to a server.
+        levels_ms: The levels that apply to those: name -> delay.
     """
 
     topic_id: str
@@ -177,7 +177,7 @@ class IngressRecord:
     levels_ms: Mapping[str, int] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
+        """Returns a JSON object."""
         return {
             "topic_id": self.topic_id,
             "next_offset": self.next_offset,
@@ -190,7 +190,7 @@ class IngressRecord:
         """Reads what `to_json` wrote.
 
         Raises:
-            MalformedError: it is something else.
+            MalformedError: It is something else.
         """
         fields = document if isinstance(document, Fields) else Fields(document)
         levels = fields.object("levels_ms")
@@ -211,16 +211,16 @@ class ControlState:
     """The state that results from the records so far.
 
     Attributes:
-        progress: what is done; None before the first leader.
-        leaders: transactional id -> who committed with it last.
-        nodes: every node that was ever given a wheel, or taken out.
-        wheels: the registered ones.
-        lost: frames that no member can read.
-        lost_records: first frame of each record of lost ones -> last seq: what is to be removed
-            with the wheel. Ranges of several records may touch, and overlap.
-        ingress: every ingress partition that was ever read.
-        reschedules: messages that have another due by now, of which frames do not say so yet.
-        needs: the version of these records that whoever leads has to know.
+        progress: What is done; None before the first leader.
+        leaders: Transactional id -> the last candidate that committed with it.
+        nodes: Every node that was ever given a wheel, or removed.
+        wheels: The registered ones.
+        lost: Frames that no member can read.
+        lost_records: First frame of each record of lost ones -> last seq: these are removed with
+            the wheel. Ranges of several records may touch, and overlap.
+        ingress: Every ingress partition that was ever read.
+        reschedules: Messages that have another due by now, while frames do not express it yet.
+        needs: The version of these records that a leader must know.
     """
 
     progress: Progress | None = None
@@ -236,15 +236,15 @@ class ControlState:
     def apply(self, key: bytes | str | None, value: bytes | None, offset: int) -> "ControlState":
         """Returns the state after one more record.
 
-        Unknown keys are left alone, so that an older node can follow a newer one's topic.
+        Unknown keys are ignored, so that an older node can follow a newer one's topic.
 
         Args:
-            key: as it stands in the topic.
+            key: As in the topic.
             value: None: the key is removed.
-            offset: of the record.
+            offset: The record's offset.
 
         Raises:
-            ControlRecordMalformedError: a known key with a value that is none of ours, or records
+            ControlRecordMalformedError: A known key with a value that we never write, or records
                 that only later releases know.
         """
         if key is None:
@@ -265,7 +265,7 @@ class ControlState:
     def remaining(self, record: WheelRecord) -> dict[str, str]:
         """Returns a wheel's members with their storages, except replaced and removed ones.
 
-        A leader with the settings of before names one that was taken out for new wheels still.
+        A leader with outdated settings may still name a removed node for new wheels.
         """
         return {
             node: storage
@@ -282,7 +282,7 @@ class ControlState:
         """Returns the leader: the one candidate whose token is the newest with every id.
 
         Args:
-            ids: the number of transactional ids.
+            ids: The number of transactional ids.
         """
         records = [self.leaders.get(index) for index in range(ids)]
         marks = [record for record in records if record is not None]
@@ -383,7 +383,7 @@ def _needs(fields: Fields) -> int:
 
 
 def needs_record(version: int) -> ControlRecord:
-    """Builds the record that keeps releases from leading which do not know this version."""
+    """Builds the record that keeps releases that do not know this version from leading."""
     return NEEDS_KEY, dump({"version": version})
 
 
@@ -414,7 +414,7 @@ def ingress_record(partition: IngressPartition, record: IngressRecord) -> Contro
 
 
 def reschedule_record(key: MessageKey, stands: Reschedule | None) -> ControlRecord:
-    """A message that has another due; None: frames say so by now."""
+    """Builds the record of a message's new due; None removes it, once frames express it."""
     id_, due_ms = key
     return f"reschedule/{id_.hex()}/{due_ms}", None if stands is None else dump(stands.to_json())
 
@@ -427,8 +427,8 @@ def lost_record(lost: FrameRange) -> ControlRecord:
 def lost_records(state: ControlState, lost: FrameSet) -> list[ControlRecord]:
     """Builds the records of frames that no member can read, one for each range.
 
-    What touches a range that is recorded is recorded with it, so millions in a row are one record
-    however they come to be known.
+    A range that touches a recorded one is recorded together with it, so millions in a row are one
+    record however they become known.
     """
     joined = state.lost | lost
     ranges = dict.fromkeys(joined.range_of(found.first) for found in lost.ranges())

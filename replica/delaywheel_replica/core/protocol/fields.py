@@ -1,8 +1,8 @@
-"""Reading JSON objects that other processes wrote: every field is there and of its type.
+"""Reads JSON objects that other processes wrote, checking that every field exists and its type.
 
-What is stored or sent as JSON here (control records, status rows) is read through `Fields`, so
-that a malformed document is one named error that says which field, and never a KeyError from
-somewhere inside a decision.
+Everything stored or sent as JSON here (control records, status files) is read through `Fields`, so
+that a malformed document raises one error that names the field, and never a KeyError from inside a
+decision.
 """
 
 import json
@@ -18,7 +18,7 @@ _Made = TypeVar("_Made")
 
 
 class MalformedError(ValueError):
-    """A JSON document lacks a field, or a field is not what it should be."""
+    """A JSON document is missing a field, or a field has the wrong type or value."""
 
 
 class Unchanged:
@@ -172,7 +172,7 @@ def parse_wheel(text: str) -> WheelId:
     """Parses a wheel id; cached, since every document repeats the same ones.
 
     Raises:
-        MalformedError: it is none.
+        MalformedError: It is not a wheel id.
     """
     try:
         return WheelId.parse(text)

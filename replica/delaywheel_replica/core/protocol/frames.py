@@ -126,7 +126,7 @@ class FrameSet(AbstractSet[FrameName]):
         return None if span is None else FrameRange(frame[0], *span)
 
     def to_json(self) -> list[list[Any]]:
-        """As a JSON list."""
+        """Returns a JSON list."""
         return [[str(wheel), first, last] for wheel, first, last in self.ranges()]
 
     @classmethod
@@ -134,7 +134,7 @@ class FrameSet(AbstractSet[FrameName]):
         """Reads what `to_json` wrote.
 
         Raises:
-            MalformedError: it is something else.
+            MalformedError: It is something else.
         """
         try:
             return cls(

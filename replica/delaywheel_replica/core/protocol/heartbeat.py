@@ -1,8 +1,8 @@
-"""What nodes report of themselves to one another.
+"""What nodes report about themselves to one another.
 
 A `Heartbeat` is what a node's server reports: its wheels, and how far it holds each. It goes to
-every peer, and with its process' stamp into the row that its cleaner reads (status_files.py). It is
-a whole state, never a change: a reader that missed some loses nothing.
+every peer and, with its process's stamp, into the status file that its cleaner reads
+(status_files.py). It is a whole state, never a change: a reader that missed some loses nothing.
 """
 
 from collections.abc import Mapping
@@ -17,13 +17,13 @@ from delaywheel_replica.core.protocol.fields import Fields, MalformedError, Unch
 from delaywheel_replica.core.protocol.progress import Reached
 from delaywheel_replica.core.protocol.seal import Seal
 
-_NUMBERS_OF_A_WHEEL = 6  # the spans of those that are lacking follow
+_NUMBERS_OF_A_WHEEL = 6  # the spans of missing frames follow
 
 MAX_LACKING = 50
-"""Of one wheel, lacking frames are told in so many spans: rows and beats have bounded sizes."""
+"""Missing frames of one wheel are reported in this many spans: the sizes of reports are bounded."""
 
 MAX_SOUGHT = 512
-"""Of one wheel, so many spans of frames are looked for at once."""
+"""How many spans of frames are looked for at once, per wheel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,16 +31,16 @@ class WheelHeartbeat:
     """What one node reports of one wheel.
 
     Attributes:
-        applied: the greatest seq of which the node has a row; with an origin's own open wheel,
-            the last seq written.
-        high_watermark: the greatest seq that the node knows to be held by W members.
-        seal_slot: with `seal_seq` the newest seal known of it; at first (first slot, 0).
-        seal_seq: see `seal_slot`.
-        ledger_seq: frames up to here are in the published ledger.
-        top_slot: the greatest slot that one of its frames has; -1: it has none.
-        lacking: seqs up to `applied` that cannot be read here and are not known to be lost or
-            finished. Of more than `MAX_LACKING` spans the last one told takes in all behind it,
-            so that what is not told to be lacking is held.
+        applied: The greatest seq of which the node has a row; for an origin's own open wheel, the
+            last seq written.
+        high_watermark: The greatest seq that the node knows to be held by W members.
+        seal_slot: With `seal_seq` the newest known seal; at first (first slot, 0).
+        seal_seq: See `seal_slot`.
+        ledger_seq: Frames up to here are in the published ledger.
+        top_slot: The greatest slot of any of its frames; -1: it has none.
+        lacking: Seqs up to `applied` that cannot be read here and are not known to be lost or
+            finished. If there are more than `MAX_LACKING` spans, the last one reported covers all
+            behind it, so that everything outside the spans is held.
     """
 
     applied: int
@@ -87,7 +87,7 @@ class WheelHeartbeat:
         """Reads what `to_json` wrote.
 
         Raises:
-            MalformedError: it is something else.
+            MalformedError: It is something else.
         """
         if not isinstance(document, list) or len(document) < _NUMBERS_OF_A_WHEEL:
             raise MalformedError(f"a list of numbers was expected, not {document!r}")
@@ -111,10 +111,10 @@ class Office:
     """What a leader reports while it leads; repeated in full with every heartbeat.
 
     Attributes:
-        epoch: of its leadership.
-        fences: promises that it wants of every member.
-        fills: wheel -> the seq up to which members that have fenced it may still fetch it, from
-            anyone, so that it can be closed there.
+        epoch: The epoch of its leadership.
+        fences: Promises that it wants of every member.
+        fills: Wheel -> the seq up to which members that have fenced it may still fetch it, from any
+            node, so that it can be closed there.
     """
 
     epoch: int
@@ -122,7 +122,7 @@ class Office:
     fills: Mapping[WheelId, int] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
+        """Returns a JSON object."""
         return {
             "epoch": self.epoch,
             "fences": [[fence.origin, fence.upto] for fence in self.fences],
@@ -134,7 +134,7 @@ class Office:
         """Reads what `to_json` wrote.
 
         Raises:
-            MalformedError: it is something else.
+            MalformedError: It is something else.
         """
         fields = document if isinstance(document, Fields) else Fields(document)
         fills = fields.object("fills")
@@ -147,12 +147,12 @@ class Office:
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """That a node heard another one directly, and when.
+    """States that a node heard another one directly, and when.
 
     Attributes:
-        boot: the boot id that the newest heartbeat heard said: answers of an older boot no longer
-            count with whoever says this.
-        ago_ms: how long ago, when this was told.
+        boot: The boot id in the newest heartbeat heard: answers of an older boot no longer count
+            with the node that reports this.
+        ago_ms: How long ago, at the time of the report.
     """
 
     boot: str
@@ -166,28 +166,28 @@ class Heartbeat:
     Of two heartbeats of one storage the one with the greater (start, count) is newer; see `order`.
 
     Attributes:
-        node: who.
-        storage: uuid of its data folder.
-        boot: the machine's boot id.
-        wall_ms: its wall clock when this was told.
-        open: the wheel that it accepts into.
-        spare: the wheel that it opens next.
-        last_number: the greatest number of its own wheels that it knows of.
-        draining: it takes no more messages and wants no wheel.
-        complete: it holds all that it ever acknowledged, and tells of all that it holds.
-        wheels: every wheel of which it has files, its own and others', and its spare.
-        start: how often the node has started on this storage.
-        count: of its heartbeats since that start.
-        floor: the greatest committed floor it knows of; None before the first.
-        reached: how far the latest committed progress has come that it knows of; None before the
-            first.
-        stands: its cleaner is a candidate that waits for Kafka, which has answered it; told only
-            while both of its processes live.
-        office: told only while its cleaner is in office and both of its processes live.
-        heard: every other node that it ever heard directly since its start.
-        disk_out: its disk takes no frames now: it has no room, or hangs.
-        verifying: wheels of which it has files, and does not know yet what they hold.
-        control_version: of the control records that its release knows; 1: one that tells none.
+        node: Its id.
+        storage: The uuid of its data folder.
+        boot: The machine's boot id.
+        wall_ms: Its wall clock at the time of the report.
+        open: The wheel that it accepts messages into.
+        spare: The wheel that it opens next.
+        last_number: The greatest number of its own wheels that it knows of.
+        draining: It accepts no more messages and wants no wheel.
+        complete: It holds all that it ever acknowledged, and reports all that it holds.
+        wheels: Every wheel of which it has files, its own and others', and its spare.
+        start: How often the node has started on this storage.
+        count: The number of heartbeats since that start.
+        floor: The greatest committed floor it knows of; None before the first.
+        reached: The latest committed progress it knows of; None before the first.
+        stands: Its cleaner is a candidate that waits for Kafka, which has answered it; reported
+            only while both of its processes live.
+        office: Reported only while its cleaner is in office and both of its processes live.
+        heard: Every other node that it ever heard directly since its start.
+        disk_out: Its disk accepts no frames now: it has no room, or hangs.
+        verifying: Wheels of which it has files without knowing yet what they hold.
+        control_version: The version of control records that its release knows; 1 if it reports
+            none.
     """
 
     node: str
@@ -224,7 +224,7 @@ class Heartbeat:
         return (self.open,) if self.spare is None else (self.open, self.spare)
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
+        """Returns a JSON object."""
         return {
             "node": self.node,
             "storage": self.storage,
@@ -253,11 +253,11 @@ class Heartbeat:
         """Reads what `to_json` wrote.
 
         Args:
-            document: what was written.
-            known: of the node's beats before: parts that are as they were are the same objects.
+            document: What was written.
+            known: The node's earlier heartbeats: unchanged parts are the same objects.
 
         Raises:
-            MalformedError: it is something else.
+            MalformedError: It is something else.
         """
         fields = document if isinstance(document, Fields) else Fields(document)
         known = known or Unchanged()
@@ -291,13 +291,13 @@ class FenceAnswer:
     """A member's promise, durable before it is sent, and what the member holds.
 
     Attributes:
-        node: the member.
-        storage: uuid of its data folder.
-        fence: what it promised.
-        applied: wheel -> the greatest seq of it that the member has; a wheel not named: nothing.
-        incomplete: those of these wheels, or wheels it does not hold, of which the member may
-            have lost what it acknowledged.
-        all_incomplete: that is so of every wheel.
+        node: The member.
+        storage: The uuid of its data folder.
+        fence: What it promised.
+        applied: Wheel -> the greatest seq of it that the member has; a wheel not named: nothing.
+        incomplete: Those of these wheels, or wheels it does not hold, of which the member may have
+            lost acknowledged frames.
+        all_incomplete: That applies to every wheel.
     """
 
     node: str
@@ -316,7 +316,7 @@ class FenceAnswer:
         return not self.all_incomplete and wheel not in self.incomplete
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
+        """Returns a JSON object."""
         return {
             "node": self.node,
             "storage": self.storage,
@@ -331,7 +331,7 @@ class FenceAnswer:
         """Reads what `to_json` wrote.
 
         Raises:
-            MalformedError: it is something else.
+            MalformedError: It is something else.
         """
         fields = document if isinstance(document, Fields) else Fields(document)
         applied = fields.object("applied")

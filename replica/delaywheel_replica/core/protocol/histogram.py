@@ -1,7 +1,7 @@
 """Histograms: how long something took, in fixed buckets, since a process started.
 
-Everything is an integer number of microseconds, so that it goes into a row as it is, and so that
-sums neither round nor drift.
+Everything is an integer number of microseconds, so that it fits JSON exactly, and sums neither
+round nor drift.
 """
 
 from bisect import bisect_left
@@ -18,10 +18,10 @@ _UP_TO_A_SECOND_MS: Final = (5, 10, 20, 30, 50, 75, 100, 150, 250, 500, 1_000)
 _OUTAGES_MS: Final = (2_500, 5_000, 10_000, 30_000, 60_000, 300_000, 3_600_000)
 
 LATENESS_BOUNDS_US: Final = tuple(ms * _MS for ms in (*_UP_TO_A_SECOND_MS, *_OUTAGES_MS))
-"""Of forwarded messages: dense where a healthy cluster is, and up to the length of an outage."""
+"""For forwarded messages: dense where a healthy cluster is, and up to the length of an outage."""
 
 COMMIT_BOUNDS_US: Final = tuple(ms * _MS for ms in (*_UP_TO_A_SECOND_MS, 2_500, 5_000, 10_000))
-"""Of transactions, from begin to the answer to the commit; a call lasts 10 s at most."""
+"""For transactions, from begin to the answer to the commit; a call lasts 10 s at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +29,10 @@ class Histogram:
     """Counts in buckets.
 
     Attributes:
-        bounds_us: upper bounds of the buckets, each inclusive, ascending.
-        counts: of each bucket by itself, and behind them what lies beyond the last bound.
-        sum_us: of all that was counted.
+        bounds_us: Upper bounds of the buckets, each inclusive, ascending.
+        counts: The count of each bucket by itself; the last one is for values beyond the last
+            bound.
+        sum_us: The sum of all values.
     """
 
     bounds_us: tuple[int, ...]
@@ -39,7 +40,7 @@ class Histogram:
     sum_us: int
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
+        """Returns a JSON object."""
         return {
             "bounds_us": list(self.bounds_us),
             "counts": list(self.counts),
@@ -51,7 +52,7 @@ class Histogram:
         """Reads what `to_json` wrote.
 
         Raises:
-            MalformedError: it is something else.
+            MalformedError: It is something else.
         """
         bounds_us, counts = fields.integers("bounds_us"), fields.integers("counts")
         if len(counts) != len(bounds_us) + 1:

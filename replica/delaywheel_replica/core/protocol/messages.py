@@ -8,9 +8,9 @@
 | Frames | origin to mirror | pushed frames of one wheel, consecutive and ascending |
 |   | holder to fetcher | frames that were asked for |
 | Applied | mirror to origin | answer to pushed frames: up to where it holds the wheel |
-| Refused | member to origin | it promised to take no more of these wheels |
+| Refused | member to origin | it promised to refuse these wheels |
 | Fetch | any to any | asks for frames by seq |
-| Lacks | holder to fetcher | of these it has nothing |
+| Lacks | holder to fetcher | it has none of these frames |
 | Promise | member to leader | answer to a fence in the leader's heartbeat |
 | VoteAsk, Vote | standby and others | whether others hear no leader either |
 """
@@ -47,9 +47,9 @@ class Frames:
     """Frames of one wheel.
 
     Attributes:
-        card: of which wheel.
-        frames: ascending; of the answer to a Fetch perhaps fewer than were asked for.
-        request: of the Fetch that is answered; 0: pushed by the origin.
+        card: Their wheel.
+        frames: Ascending; an answer to a Fetch may have fewer than were requested.
+        request: The number of the Fetch that is answered; 0: pushed by the origin.
     """
 
     card: WheelCard
@@ -62,10 +62,10 @@ class Applied:
     """A mirror reports the seq up to which it holds everything.
 
     Attributes:
-        wheel: of which wheel.
-        storage: of the mirror.
-        boot: of the mirror: an answer given before its machine started anew no longer counts.
-        prefix: every frame up to here is held.
+        wheel: The wheel.
+        storage: The mirror's storage.
+        boot: The mirror's boot: an answer given before its machine restarted no longer counts.
+        prefix: Every frame up to here is held.
     """
 
     wheel: WheelId
@@ -76,7 +76,7 @@ class Applied:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A member has promised to take no more of `origin`'s wheels up to `upto`."""
+    """A member has promised to refuse `origin`'s wheels up to `upto`."""
 
     origin: str
     upto: int
@@ -87,10 +87,10 @@ class Fetch:
     """Asks for frames.
 
     Attributes:
-        request: by this number the answer is known.
-        wheel: of which wheel.
-        first_seq: with `last_seq` the frames asked for; as many as fit one answer are sent.
-        last_seq: see `first_seq`. They may be millions.
+        request: Identifies the answer.
+        wheel: The wheel.
+        first_seq: With `last_seq` the frames requested; as many as fit one answer are sent.
+        last_seq: See `first_seq`. They may be millions.
     """
 
     request: int
@@ -104,11 +104,11 @@ class Lacks:
     """The sender cannot read these frames, though they may have been written.
 
     Attributes:
-        request: of the Fetch.
-        wheel: of which wheel.
-        storage: of the node that answers.
-        first_seq: with `last_seq` those it lacks: the first of what was asked for, in a row.
-        last_seq: see `first_seq`.
+        request: The number of the Fetch.
+        wheel: The wheel.
+        storage: The storage of the answering node.
+        first_seq: With `last_seq` the missing ones: the leading run of what was requested.
+        last_seq: See `first_seq`.
     """
 
     request: int
@@ -135,8 +135,8 @@ class VoteAsk:
     """Asks whether the receiver hears no leader.
 
     Attributes:
-        round: of the asking.
-        silence_ms: the other agrees if it has heard of none for so long.
+        round: The round of asking.
+        silence_ms: The receiver agrees if it has heard no leader for this long.
     """
 
     round: int
@@ -151,6 +151,6 @@ class Vote:
 
 
 ABOUT_FRAMES = (Frames, Applied, Fetch, Lacks)
-"""They may be long, or wait for a disk: they go apart from those that must be heard quickly."""
+"""These may be long, or wait for a disk: they travel apart from messages that must be prompt."""
 
 PeerMessage = Gossip | Frames | Applied | Refused | Fetch | Lacks | Promise | VoteAsk | Vote

@@ -1,16 +1,16 @@
 """Progress: the one record of what is done.
 
-``(w, p, V, floor)``: every message in frames <= V[wheel] with due <= w is done, and of
-millisecond w + 1 those up to position p, in the order of positions. It is committed last in
-every transaction, which holds exactly the messages between the old state and the new one: so
-what is visible in Kafka and what is recorded as done are one thing.
+``(w, p, V, floor)``: every message in frames <= V[wheel] with due <= w is done, and of millisecond
+w + 1 those up to position p, in the order of positions. It is written last in every transaction,
+which holds exactly the messages between the old state and the new one: so what is visible in Kafka
+and what is recorded as done never differ.
 
-A leader whose clock was ahead leaves w in the future, and nobody goes on until the clock has passed
-it. An operator may set w back (`Progress.set_back`); what was done then stays done, as another
-(w, p, V) that is kept until w has passed it: *done ahead*.
+A leader whose clock was ahead leaves w in the future, and forwarding rests until the clocks have
+passed it. An operator may set w back (`Progress.set_back`); what was done then stays done, as
+another (w, p, V) that is kept until w has passed it: *done ahead*.
 
-Invariants, all in `violations`: nothing goes back but w, and that only so; V rests while one
-millisecond is being split; a wheel leaves V only when it is unregistered.
+Invariants, all in `violations`: nothing decreases but w, and that only in this way; V rests while
+one millisecond is being split; a wheel leaves V only when it is unregistered.
 """
 
 from collections.abc import Collection, Mapping
@@ -22,7 +22,7 @@ from delaywheel.identity import WheelId
 from delaywheel_replica.core.protocol.fields import Fields, MalformedError, parse_wheel
 
 MOST_AHEAD: Final = 4
-"""So often w may be set back before it has passed what was done ahead: progress has its bound."""
+"""How often w may be set back before it has passed what was done ahead: it bounds the record."""
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -41,7 +41,7 @@ class Position:
         """Reads ``<wheel>/<seq>/<row>``.
 
         Raises:
-            MalformedError: it is none.
+            MalformedError: It is malformed.
         """
         match text.split("/"):
             case [wheel, seq, row] if seq.isdecimal() and row.isdecimal():
@@ -54,7 +54,7 @@ class Reached:
     """How far progress has come; identifies one progress record within a cluster.
 
     Attributes:
-        set_backs: how often w was set back.
+        set_backs: How often w was set back.
         due_ms: w.
         position: p; None: none.
     """
@@ -74,7 +74,7 @@ class Reached:
         return self.set_backs, self.due_ms, () if self.position is None else (self.position,)
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
+        """Returns a JSON object."""
         return {
             "set_backs": self.set_backs,
             "due_ms": self.due_ms,
@@ -86,7 +86,7 @@ class Reached:
         """Reads what `to_json` wrote.
 
         Raises:
-            MalformedError: it is something else.
+            MalformedError: It is something else.
         """
         fields = document if isinstance(document, Fields) else Fields(document)
         position = fields.optional_text("position")
@@ -103,8 +103,8 @@ class Done:
 
     Attributes:
         due_ms: w. Due milliseconds up to here are done, as far as `seqs` go.
-        position: p. Within millisecond w + 1, done up to and with this message; None: none.
-        seqs: V. Frames up to this seq are taken account of; a wheel not named: 0.
+        position: p. Within millisecond w + 1, done up to and including this message; None: none.
+        seqs: V. Frames up to this seq are accounted for; a wheel not named: 0.
     """
 
     due_ms: int
@@ -129,7 +129,7 @@ class Done:
         return due_ms == self.due_ms + 1 and self.position is not None and position <= self.position
 
     def includes_all(self, wheel: WheelId, seq: int, due_ms: int) -> bool:
-        """Whether all messages of a frame are done, whose last due is this one."""
+        """Whether all messages of a frame are done, given its last due."""
         return seq <= self.seq(wheel) and due_ms <= self.due_ms
 
     def but_for(self, wheels: Collection[WheelId]) -> Self:
@@ -137,7 +137,7 @@ class Done:
         return replace(self, seqs={w: seq for w, seq in self.seqs.items() if w not in wheels})
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
+        """Returns a JSON object."""
         return {
             "due_ms": self.due_ms,
             "position": None if self.position is None else str(self.position),
@@ -149,7 +149,7 @@ class Done:
         """Reads what `to_json` wrote.
 
         Raises:
-            MalformedError: it is something else.
+            MalformedError: It is something else.
         """
         fields = document if isinstance(document, Fields) else Fields(document)
         position = fields.optional_text("position")
@@ -173,10 +173,10 @@ class Progress(Done):
     """What is done: as `Done` says, and what was done ahead of w.
 
     Attributes:
-        floor: every slot below is done and may be deleted.
-        ahead: done ahead of w, under clocks that were ahead; newest last, so with w falling and V
+        floor: Every slot below is done and may be deleted.
+        ahead: Done ahead of w, under clocks that were ahead; newest last, so with w falling and V
             growing.
-        set_backs: how often w was set back.
+        set_backs: How often w was set back.
     """
 
     floor: int = 0
@@ -205,7 +205,7 @@ class Progress(Done):
         )
 
     def covers_all(self, wheel: WheelId, seq: int, due_ms: int) -> bool:
-        """Whether all messages of a frame are done, whose last due is this one."""
+        """Whether all messages of a frame are done, given its last due."""
         return self.includes_all(wheel, seq, due_ms) or any(
             done.includes_all(wheel, seq, due_ms) for done in self.ahead
         )
@@ -240,7 +240,7 @@ class Progress(Done):
         return replace(self.but_for(wheels), ahead=ahead)
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
+        """Returns a JSON object."""
         return {
             **Done.to_json(self),
             "floor": self.floor,
@@ -250,10 +250,10 @@ class Progress(Done):
 
     @classmethod
     def from_json(cls, document: Any) -> Self:
-        """Reads what `to_json` wrote, also by releases that knew nothing of work done ahead.
+        """Reads what `to_json` wrote, also by releases without work done ahead.
 
         Raises:
-            MalformedError: it is something else.
+            MalformedError: It is something else.
         """
         fields = document if isinstance(document, Fields) else Fields(document)
         done = Done.from_json(fields)
@@ -284,9 +284,9 @@ def violations(before: Progress, after: Progress, leaving: Collection[WheelId] =
     """Returns why `after` may not be committed over `before`; empty if it may.
 
     Args:
-        before: the committed progress.
-        after: what a transaction would commit.
-        leaving: the wheels that the same transaction unregisters.
+        before: The committed progress.
+        after: What a transaction would commit.
+        leaving: The wheels that the same transaction unregisters.
     """
     if after.set_backs == before.set_backs:
         found = _violations_of_a_step(before, after, leaving)

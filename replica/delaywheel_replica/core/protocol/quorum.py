@@ -27,8 +27,8 @@ def high_watermark(
     """Returns the greatest seq that all in-sync members hold; None while fewer than W are in sync.
 
     Args:
-        applied: what each member is known to hold, the origin's own last seq among them.
-        in_sync: the members whose answers are waited for.
+        applied: What each member is known to hold, including the origin's own last seq.
+        in_sync: The members whose answers are waited for.
         min_insync: W.
     """
     if len(in_sync) < min_insync:

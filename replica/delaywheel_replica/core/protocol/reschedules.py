@@ -1,12 +1,12 @@
-"""Messages that were given another due: what is committed of them, and what is told on the way.
+"""Messages that were given another due: what is committed about them, and what nodes exchange.
 
-A message is its id and its due. To reschedule one is to withdraw (id, due) and to accept (id, to)
-with the same content, both or neither: one control record decides it, and stands until frames say
-the same (core/leader/rescheduling.py).
+A message is its id and its due. Rescheduling it withdraws (id, due) and accepts (id, to) with the
+same content, both or neither: one control record decides it, and stays until frames express the
+same (core/leader/rescheduling.py).
 
-What the frames say: a cancel of (id, due) with a *mark* beside it, in the same frame: a cancel of a
-message that nobody has, whose id is made of (id, due) and of the new due. So whoever finds the
-cancel can tell that the message went elsewhere, and where to.
+The frames contain a cancel of (id, due) with a *mark* beside it, in the same frame: a cancel of a
+message that does not exist, whose id is made of (id, due) and of the new due. So a reader that
+finds the cancel can tell that the message was rescheduled, and to which due.
 """
 
 from collections.abc import Iterable
@@ -22,19 +22,19 @@ MessageKey = tuple[bytes, int]
 """Id and due of a message."""
 
 MARK_HASH_BYTES: Final = 8
-"""A mark begins with so many bytes, which the message alone gives it."""
+"""A mark begins with this many bytes, which depend on the message alone."""
 _DUE_BYTES: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Reschedule:
-    """It is decided that a message has another due.
+    """The decision that a message has another due.
 
     Attributes:
-        to_ms: the new one.
-        place: where a copy of the message lies, in a frame <= V.
-        passed: dues that it was given before, and that passed before a copy was there.
-        is_written: copy and cancel are <= V; only what was passed is to be remembered yet.
+        to_ms: The new due.
+        place: Where a copy of the message lies, in a frame <= V.
+        passed: Dues that it was given before, and that passed before a copy was there.
+        is_written: Copy and cancel are <= V; only `passed` must still be remembered.
     """
 
     to_ms: int
@@ -43,7 +43,7 @@ class Reschedule:
     is_written: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
+        """Returns a JSON object."""
         return {
             "to_ms": self.to_ms,
             "place": str(self.place),
@@ -56,7 +56,7 @@ class Reschedule:
         """Reads what `to_json` wrote.
 
         Raises:
-            MalformedError: it is something else.
+            MalformedError: It is something else.
         """
         fields = document if isinstance(document, Fields) else Fields(document)
         return cls(
@@ -69,12 +69,12 @@ class Reschedule:
 
 @dataclass(frozen=True, slots=True)
 class RescheduleWish:
-    """Somebody wants a message to have another due.
+    """A request to give a message another due.
 
     Attributes:
-        key: the message.
-        to_ms: the new due.
-        place: where a copy of it lies.
+        key: The message.
+        to_ms: The new due.
+        place: Where a copy of it lies.
     """
 
     key: MessageKey
@@ -84,13 +84,13 @@ class RescheduleWish:
 
 @dataclass(frozen=True, slots=True)
 class RescheduleWritten:
-    """What was decided is in frames, which enough members hold.
+    """Reports that a decision is in frames, which enough members hold.
 
     Attributes:
-        key: the message.
-        to_ms: the due of the copy.
-        copy: the copy lies in this wheel, in a frame up to this seq.
-        cancel: likewise the cancel with its mark; None: it cannot be written, for the second of
+        key: The message.
+        to_ms: The due of the copy.
+        copy: The copy lies in this wheel, in a frame up to this seq.
+        cancel: Likewise the cancel with its mark; None: it cannot be written, because the second of
             the old due is sealed.
     """
 
@@ -101,14 +101,15 @@ class RescheduleWritten:
 
 
 def mark_of(key: MessageKey, to_ms: int) -> bytes:
-    """The 16 bytes that stand beside the cancel of a message that went to another due."""
+    """Returns the 16 bytes that stand beside the cancel of a message that was rescheduled."""
     return _hash(key) + to_ms.to_bytes(_DUE_BYTES, "big")
 
 
 def marked_due_ms(key: MessageKey, ids: Iterable[bytes]) -> int | None:
-    """Where the message went to, if one of these ids is its mark.
+    """Returns the due that a message was rescheduled to, if one of these ids is its mark.
 
-    A due that passed before its copy was there leaves a mark too: a later one was given then.
+    A due that passed before its copy was there leaves a mark too: the message was given a later due
+    then.
     """
     begin = _hash(key)
     return max(

@@ -1,22 +1,22 @@
-"""Seals: an origin's promises to write nothing more for slots below.
+"""Seals: an origin's promises to write nothing more for slots below one.
 
 A seal (s, q) says: no frame of mine beyond seq q is for a slot below s. Since q is the last seq
-written when it is given, whoever has taken the wheel up to q has all there will ever be of it
-below s. That is what lets the floor pass, and a slot file be deleted while its wheel is open.
+written when it is given, a node that has the wheel up to q has everything that will ever be in it
+below s. That lets the floor pass, and lets slot files be deleted while their wheel is open.
 
 Invariants:
-- s never goes back, whatever the clocks do, restarts included (a spare's seal is saved before
-  it is told).
-- A seal changes only when s moves: of two seals with the same s the earlier has the smaller q
+- s never decreases, whatever the clocks do, restarts included (a spare's seal is saved before
+  it is reported).
+- A seal changes only when s moves: of two seals with the same s, the earlier has the smaller q
   and promises more.
 - A frame's slot is checked against the seal when the frame gets its seq, not when its request
-  came in.
+  arrives.
 """
 
 from dataclasses import dataclass
 
 REST = 0
-"""A slot below every floor and every seal: where they must not pass it, they do not move."""
+"""A slot below every floor and every seal: if they must not pass it, they do not move."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,15 +37,15 @@ def next_seal(
 ) -> Seal:
     """Returns the seal that an origin may give now.
 
-    The lesser of the two clocks counts: an origin whose clock runs ahead would otherwise seal
-    seconds that the leader has still to come to.
+    The lesser of the two clocks counts: otherwise an origin whose clock runs ahead would seal
+    seconds that the leader has not reached yet.
 
     Args:
-        seal: the one given before; at first (slot of the registration, 0).
-        own_clock_ms: this node's wall clock.
-        leader_clock_ms: the leader's, None while no leader is heard: then the seal rests.
-        last_seq: the last seq this origin has written.
-        late_window_s: how long after its due a slot still takes frames.
+        seal: The one given before; at first (slot of the registration, 0).
+        own_clock_ms: This node's wall clock.
+        leader_clock_ms: The leader's; None while no leader is heard: then the seal rests.
+        last_seq: The last seq this origin has written.
+        late_window_s: How long after its due a slot still accepts frames.
     """
     if leader_clock_ms is None:
         return seal

@@ -1,8 +1,9 @@
 """Status files: what a node's two processes report to each other, always as a whole state.
 
-`ServerStatus` is the server's row: its node's heartbeat, and what it knows of the other nodes.
-`CleanerStatus` is the cleaner's: what the control topic says, how forwarding goes, and what a
-leader or candidate wants of the other nodes. A reader that missed some loses nothing.
+`ServerStatus` is written by the server: its node's heartbeat, and what it knows of the other nodes.
+`CleanerStatus` is written by the cleaner: the content of the control topic, the state of
+forwarding, and what a leader or candidate wants of the other nodes. A reader that missed some loses
+nothing.
 """
 
 from collections.abc import Mapping
@@ -20,10 +21,10 @@ from delaywheel_replica.core.protocol.progress import Progress
 from delaywheel_replica.core.protocol.reschedules import MessageKey, Reschedule
 
 SERVER_FRESH_MS = 500
-"""A server that has not stamped its row for so long does not count as living."""
+"""A server that has not stamped its status for this long does not count as alive."""
 
 CLEANER_FRESH_MS = 1_000
-"""A cleaner that has not stamped its row for so long is not believed to be in office."""
+"""A cleaner that has not stamped its status for this long is not believed to be in office."""
 
 
 class Role(StrEnum):
@@ -40,8 +41,8 @@ class VoteWish:
     """A standby's question whether the others hear no leader either.
 
     Attributes:
-        round: of this node's asking, ascending since its cleaner started.
-        silence_ms: a node agrees that has heard no leader for so long.
+        round: This node's round of asking, ascending since its cleaner started.
+        silence_ms: A node agrees if it has heard no leader for this long.
     """
 
     round: int
@@ -53,8 +54,8 @@ class PeerSight:
     """What is known of another node.
 
     Attributes:
-        heartbeat: its newest, of the storage heard last; perhaps relayed by others.
-        heard_ms: when it was last heard directly, by this node's monotonic clock; None: never.
+        heartbeat: Its newest, of the storage heard last; perhaps relayed by others.
+        heard_ms: When it was last heard directly, by this node's monotonic clock; None: never.
     """
 
     heartbeat: Heartbeat
@@ -66,21 +67,22 @@ class ServerStatus:
     """The server's status: what its node reports, and what it knows of the others.
 
     Attributes:
-        heartbeat: what it tells, made anew for this row.
-        pid: the server process.
-        monotonic_ms: CLOCK_MONOTONIC when it was written; the same clock in all processes of
-            one machine.
-        peers: the other nodes, as far as they were heard of.
-        leader_heard_ms: when another node was last heard to be in office, or a vote was given
-            to one, by the monotonic clock; None: never, or its connection broke since.
-        answers: the newest answers to fences, own ones included: at most one for each member
-            and origin.
-        votes: who agreed to this node's newest round of asking; `vote_round` says which.
-        vote_round: see `votes`; 0: none.
-        looked_for: frames that are looked for; of many ranges some of each wheel.
-        lacks: member, this node included -> those of them that it does not have. One of the
-            others is named only after it said so.
-        implausible_beats: of the others, relayed, that cannot have been theirs; since the start.
+        heartbeat: What the node reports, made anew for this status.
+        pid: The server process.
+        monotonic_ms: CLOCK_MONOTONIC when it was written; the same clock in all processes of one
+            machine.
+        peers: The other nodes, as far as they were heard of.
+        leader_heard_ms: When another node was last heard to be in office, or a vote was given to
+            one, by the monotonic clock; None: never, or its connection broke since.
+        answers: The newest answers to fences, own ones included: at most one for each member and
+            origin.
+        votes: The nodes that agreed to this node's newest round of asking; see `vote_round`.
+        vote_round: See `votes`; 0: none.
+        looked_for: Frames that are looked for; if there are many ranges, some of each wheel.
+        lacks: Member, including this node -> those of them that it does not have. Another member is
+            named only after it has reported so.
+        implausible_beats: Relayed heartbeats of others that cannot have been theirs; since the
+            start.
     """
 
     heartbeat: Heartbeat
@@ -100,7 +102,7 @@ class ServerStatus:
         return now_monotonic_ms - self.monotonic_ms < SERVER_FRESH_MS
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
+        """Returns a JSON object."""
         return self.heartbeat.to_json() | {
             "pid": self.pid,
             "monotonic_ms": self.monotonic_ms,
@@ -122,11 +124,11 @@ class ServerStatus:
         """Reads what `to_json` wrote.
 
         Args:
-            document: what was written.
-            known: of the documents before: parts that are as they were are the same objects.
+            document: What was written.
+            known: Earlier documents: unchanged parts are the same objects.
 
         Raises:
-            MalformedError: it is something else.
+            MalformedError: It is something else.
         """
         fields, known = Fields(document), known or Unchanged()
         peers = fields.object("peers")
@@ -150,17 +152,15 @@ class ServerStatus:
 class IngressStatus:
     """How far a leader has taken in the ingress topics.
 
-    Counted beside it, in `CleanerStatus.counters`, of committed transactions: `ingress_settled`
-    offsets, and of those `ingress_held` by W members, `ingress_forwarded` directly,
-    `ingress_dead_letters` and `ingress_deleted` before they were read; and `ingress_announced`.
+    node: Its id.
 
     Attributes:
-        partitions: so many are read.
-        lag: offsets of all of them that are not settled.
-        lags: "<topic>/<partition>" -> the same of each; of many partitions the greatest.
-        held_bytes: what is under way takes about so much memory.
-        cut_off: partitions that are not read, since they end before what was read of them.
-        faults: why topics are not read, or the records not handed over, for people.
+        boot: The machine's boot id.
+        pid: The cleaner process.
+        monotonic_ms: CLOCK_MONOTONIC when it was written.
+        wall_ms: Its wall clock then.
+        role: What it is doing.
+        epoch: The epoch of its own leadership, while it rests or leads.
     """
 
     partitions: int = 0
@@ -171,7 +171,7 @@ class IngressStatus:
     faults: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
+        """leader: The leader, as far as it has read the control topic."""
         return {
             "partitions": self.partitions,
             "lag": self.lag,
@@ -183,10 +183,10 @@ class IngressStatus:
 
     @classmethod
     def from_json(cls, document: Any) -> Self:
-        """Reads what `to_json` wrote.
+        """progress: The committed one; None before the first leader.
 
         Raises:
-            MalformedError: it is something else.
+            control_offset: How far it has read the control topic; -1: never.
         """
         fields = document if isinstance(document, Fields) else Fields(document)
         return cls(
@@ -201,44 +201,44 @@ class IngressStatus:
 
 @dataclass(frozen=True, slots=True)
 class CleanerStatus:
-    """The cleaner's status.
+    """wheels: The registered wheels.
 
     Attributes:
-        node: who.
-        boot: the machine's boot id.
-        pid: the cleaner process.
-        monotonic_ms: CLOCK_MONOTONIC when it was written.
-        wall_ms: its wall clock then.
-        role: what it does.
-        epoch: of its own leadership, while it rests or leads.
-        leader: who leads, as far as it read the control topic.
-        progress: the committed one, None before the first leader.
-        control_offset: how far it has read the control topic; -1: never.
-        wheels: the registered wheels.
-        nodes: every node that was ever given a wheel, or taken out.
-        lateness_ms: wall clock minus the oldest due not done yet; 0: nothing is overdue.
-        kafka_error: why it does not lead or forward, for people.
-        kafka_warnings: what endangers the control topic, for people.
-        started_ms: its wall clock when the process started.
-        counters: since the process started.
-        forwarded_by_topic: messages forwarded since then; of a bounded number of topics, and all
+        nodes: Every node that was ever given a wheel, or removed.
+        lateness_ms: Wall clock minus the oldest due not done yet; 0: nothing is overdue.
+        kafka_error: Why it does not lead or forward, for people.
+        kafka_warnings: What endangers the control topic, for people.
+        started_ms: Its wall clock when the process started.
+        counters: Counts since the process started.
+        forwarded_by_topic: Messages forwarded since then, for a bounded number of topics, with all
             others as one.
-        dead_by_topic: dead letters since then, by the topic they were meant for, likewise.
-        dead_by_reason: dead letters since then.
-        lateness: of the messages that were forwarded since then; None: nobody counts.
-        commit_times: of the transactions that were committed since then, likewise.
+        dead_by_topic: Dead letters since then, by the topic they were meant for, likewise.
+        dead_by_reason: Dead letters since then, by reason.
+        lateness: How late messages were forwarded since then; None: not counted.
+        commit_times: How long transactions took that were committed since then, likewise.
+        unavailable_topics: Topics whose messages become dead letters until they answer again.
+        fences: Promises that it wants of every member, while it is in office.
+        fills: Reported by an office as `fills`.
+        vote_wish: Set while it asks for votes.
+        stands: It is a candidate, and Kafka has answered it.
+        call_since_ms: Since when, by the monotonic clock, it has waited for a transaction to end;
+            None: it does not, or not for long.
+        unreadable: Frames that it could not read.
+        lost: Frames that are committed as lost.
+        ingress_slot: While this node is in office, the seals of its wheels must not pass this slot,
+            so that they accept again what was announced; 0: they rest; None: no limit.
+        reschedules: Messages that have another due by now, while frames do not express it yet.
+        needs: The version of control records that a leader must know.
         unavailable_topics: topics that are dead-lettered until they answer again.
         fences: promises that it wants of every member, while it is in office.
         fills: what an office tells as `fills`.
         vote_wish: set while it asks for votes.
         stands: it is a candidate, and Kafka has answered it.
-        call_since_ms: since when, by the monotonic clock, it waits for a transaction to end; None:
-            it does not, or not for long.
+        Returns a JSON object.
         unreadable: frames that it came upon and could not read.
-        lost: frames that are committed to be lost.
-        ingress_slot: the seals of this node's wheels must not pass it while it is in office, so
-            that they take again what was announced; 0: they rest; None: they may pass any.
-        ingress: how far it takes in the ingress topics; None: it does not lead, or has none.
+        document: What was written.
+        known: Earlier documents: unchanged parts are the same objects.
+        MalformedError: It is something else.
         reschedules: messages that have another due by now, of which frames do not say so yet.
         needs: the version of control records that whoever leads has to know.
     """

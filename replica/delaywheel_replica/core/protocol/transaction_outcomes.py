@@ -1,18 +1,18 @@
 """What a transactional producer's calls report, and what each report means.
 
-librdkafka speaks the older transaction protocol: a copy of an EndTxn that arrives late, in the
-same producer epoch, ends a later transaction in the middle. So a call that the library may have
-sent twice is an unknown outcome, success included, and after an unknown outcome nothing more is
-ever sent in that producer epoch: a new candidacy, which inits every transactional id, asks the
-control topic what was committed.
+librdkafka speaks the older transaction protocol: a late copy of an EndTxn, in the same producer
+epoch, ends a later transaction in the middle. So a call that the library may have sent twice is an
+unknown outcome, even if it succeeded, and after an unknown outcome nothing more is ever sent in
+that producer epoch: a new candidacy, which inits every transactional id, finds out from the control
+topic what was committed.
 
 Two tables, both total:
 
 - `VERDICTS`: (call, answer) -> how the transaction goes on or ended.
 - `ACTIONS`: ending -> what the leader does next.
 
-ABORT is asked for only while no EndTxn can have been sent: an abort that then succeeds leaves a
-known outcome. After a commit call that failed, no abort helps: its EndTxn may still be under way.
+ABORT is chosen only while no EndTxn can have been sent: if the abort succeeds, the outcome is
+known. After a commit call that failed, no abort helps: its EndTxn may still be under way.
 """
 
 from enum import StrEnum
@@ -40,7 +40,7 @@ class Answer(StrEnum):
     FENCED = "fenced"
     """Another candidate has inited this transactional id."""
     REQUIRES_ABORT = "requires abort"
-    """This transaction is at its end, the producer is not."""
+    """This transaction has failed, the producer has not."""
     FAILED = "failed"
     """Anything else."""
 
@@ -59,7 +59,7 @@ class Verdict(StrEnum):
     UNKNOWN = "unknown"
     """Ended for us: committed or not, or a copy of a request may still be under way."""
     FENCED = "fenced"
-    """Ended for us: somebody else stands; committed or not."""
+    """Ended for us: another candidate stands; committed or not."""
 
 
 class Action(StrEnum):
@@ -84,7 +84,7 @@ _ROWS: dict[Call, tuple[Verdict, ...]] = {
     # as _ANSWERS:  OK, OK_RETRIED, TIMED_OUT, FENCED, REQUIRES_ABORT, FAILED
     Call.INIT: (_C, _U, _U, _F, _U, _U),
     Call.BEGIN: (_C, _U, _U, _F, _U, _U),
-    # A produce that fails was refused before anything was sent: too large, no such partition.
+    # A failed produce was refused before anything was sent: too large, no such partition.
     Call.PRODUCE: (_C, _U, _U, _F, _A, _A),
     Call.FLUSH: (_C, _U, _U, _F, _A, _U),
     Call.COMMIT: (Verdict.COMMITTED, _U, _U, _F, _U, _U),
@@ -120,9 +120,9 @@ def answer_of(code: str | None, *, requires_abort: bool = False, retried: bool =
     """Interprets a report of the library.
 
     Args:
-        code: the name of its error code, e.g. ``_FENCED``; None: success.
-        requires_abort: the library says that the transaction must be aborted.
-        retried: the library may have sent the request more than once.
+        code: The name of its error code, e.g. ``_FENCED``; None: success.
+        requires_abort: The library says that the transaction must be aborted.
+        retried: The library may have sent the request more than once.
     """
     if code is None:
         return Answer.OK_RETRIED if retried else Answer.OK

@@ -1,19 +1,19 @@
-"""Which wheels a node may have lost something of that it acknowledged.
+"""Which wheels a node may be missing acknowledged frames of.
 
-After a crash of the machine every wheel is doubted until the control topic was read; then every
-wheel that is registered then and that names this node's storage. A wheel is doubted no more when
+After a crash of the machine every wheel is doubted until the control topic is read; then every
+wheel that is registered then and names this node's storage. A wheel is no longer doubted when
 
 | it | because |
 |---|---|
-| is not registered any more | all of it is finished |
+| is no longer registered | all of it is finished |
 | is closed, and everything through T is held | nothing else of it counts |
-| is the node's own, and spare or opened since | nobody holds more of it |
+| is the node's own, and spare or opened since | no node holds more of it |
 | is in use, and held up to its origin's end after the boot | see below |
 
-That end is what the origin, directly, first told as written after it had heard of this boot: what
-this node had said before the crash lay below it, and does not count with that origin any more. A
-high watermark, or what others relay, is not enough: answers given before the crash may still be on
-their way. An origin that uses its wheel as a spare has written nothing.
+That end is the one that the origin first reported, directly, after it had heard of this boot:
+everything that this node acknowledged before the crash lay below it, and no longer counts with that
+origin. A high watermark, or a relayed report, is not enough: answers given before the crash may
+still be under way. An origin that uses its wheel as a spare has written nothing.
 """
 
 from collections.abc import Callable, Collection
@@ -32,15 +32,15 @@ class Completeness:
         """Begins without targets.
 
         Args:
-            node: this one.
-            boot: of its machine.
+            node: This node.
+            boot: Its machine's boot id.
         """
         self._node = node
         self._boot = boot
         self._targets: dict[WheelId, int] = {}
 
     def heard(self, heartbeat: Heartbeat) -> None:
-        """Takes a heartbeat that came directly from its node."""
+        """Notes a heartbeat that came directly from its node."""
         heard = heartbeat.heard.get(self._node)
         if heard is None or heard.boot != self._boot:
             return
@@ -59,10 +59,10 @@ class Completeness:
         """The wheels that are still incomplete.
 
         Args:
-            state: what is durable.
-            registry: the registered wheels, read to an end after the boot.
-            prefix: up to which seq a wheel is held.
-            own: the node's own wheels that were not opened, or only since it started.
+            state: The durable state.
+            registry: The registered wheels, read to the end after the boot.
+            prefix: The seq up to which a wheel is held.
+            own: The node's own wheels that were not opened, or only since it started.
         """
         doubted = registry.wheels if state.all_incomplete else state.incomplete
         return tuple(

@@ -1,17 +1,16 @@
-"""Fencing: promises to take no more of a node's wheels, and the answers to them.
+"""Fencing: promises to refuse a node's wheels, and the answers to them.
 
-| a promise is | taken of these wheels | told |
+| a promise is | accepted of these wheels | reported |
 |---|---|---|
-| asked for | what a fill or a committed end allows | no |
-| saved | the same | to whoever asks, with each heartbeat; to this node's own cleaner |
+| requested | what a fill or a committed end allows | no |
+| saved | the same | to asking nodes, with each heartbeat; to this node's own cleaner |
 
-A leader asks for it, or a member that refused a wheel of this node. From that moment on nothing
-more may be asked to be written: what was asked to be
-written before is written before the promise is saved, since effects are carried out in order. So
-an answer tells of everything that was ever taken.
+A leader requests it, or a member that refused a wheel of this node. From then on no more writes may
+be requested: those requested before are done before the promise is saved, because effects are
+carried out in order. So an answer covers everything that was ever accepted.
 
-A fill is committed before it is told (core/leader/closing.py), so it stays true whoever tells it,
-and however late: of several the greatest counts.
+A fill is committed before it is reported (core/leader/closing.py), so it stays true whichever node
+reports it, and however late: the greatest one counts.
 """
 
 from collections.abc import Iterable, Mapping
@@ -33,7 +32,7 @@ class Fencing:
         self._answers: dict[tuple[str, str], FenceAnswer] = {}
 
     def asked(self, fences: Iterable[Fence], state: NodeState) -> bool:
-        """Takes requests for promises; returns whether any of them is new."""
+        """Notes requests for promises; returns whether any of them is new."""
         is_new = False
         for fence in fences:
             if fence.upto > self.upto(fence.origin, state):
@@ -42,7 +41,7 @@ class Fencing:
         return is_new
 
     def upto(self, origin: str, state: NodeState) -> int:
-        """Returns the highest number promised, or about to be: up to it nothing is taken."""
+        """Returns the highest number promised, or about to be: wheels up to it are refused."""
         return max(state.fenced.get(origin, 0), self.wanted.get(origin, 0))
 
     def saved(self, state: NodeState) -> None:
@@ -66,7 +65,7 @@ class Fencing:
         self._fills.pop(wheel, None)
 
     def answered(self, sender: str, answer: FenceAnswer) -> bool:
-        """Takes another node's promise; returns whether it counts."""
+        """Notes another node's promise; returns whether it counts."""
         key = (answer.node, answer.fence.origin)
         known = self._answers.get(key)
         is_overtaken = (
@@ -89,9 +88,9 @@ def answer(
 ) -> FenceAnswer | None:
     """Returns this node's answer to a fence; None while the promise is not durable.
 
-    Or what it holds of these wheels is not known yet.
+    Also None while it is unknown what the node holds of these wheels.
 
-    It may cover more than was asked: everything that was ever promised of that node.
+    It may cover more than was requested: everything that was ever promised about that node.
     """
     upto = state.fenced.get(fence.origin, 0)
     if upto < fence.upto or verifying.bears_on(fence.origin, upto):

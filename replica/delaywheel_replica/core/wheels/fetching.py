@@ -1,20 +1,20 @@
 """What a member fetches, and from which nodes.
 
 One mechanism for slow mirrors, for nodes that return or were wiped, for repair, closing and the
-leader. Of each wheel one request is under way at a time, for one run of frames that are wanted: the
-first that somebody can be asked for. So a hole that nobody can fill holds up no other, nor what
-follows behind.
+leader. For each wheel one request is under way at a time, for one run of wanted frames: the first
+that some node can be asked for. So a hole that no node can fill delays neither other holes nor what
+follows.
 
-| who | is asked |
+| a node | is asked |
 |---|---|
-| a member that shows that it holds the first frame of the run | first |
-| a member that does not show it | when none of these can be asked |
-| a member that said that it lacks that frame, and still shows nothing else | no |
+| a member that reports to hold the first frame of the run | first |
+| a member that does not report it | when none of these can be asked |
+| a member that said that it is missing that frame, and reports nothing newer | no |
 | a member that did not answer, or that did not help with this frame | after a round |
-| who is not heard, or has another disk than the wheel was registered with | no |
+| one that is not heard, or has another disk than the wheel was registered with | no |
 
-Who helped is asked on; otherwise they follow one another in a circle. That somebody lacks a frame
-counts while it is heard and its heartbeats show nothing else: it may have got it since.
+A node that helped is asked again; otherwise they take turns. That a node is missing a frame counts
+while it is heard and its heartbeats report nothing newer: it may have received it since.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -35,12 +35,12 @@ class Want:
     """What is wanted of one wheel.
 
     Attributes:
-        applied: the greatest seq that is there.
-        lacking: seqs that are wanted one by one; some may be above `applied`.
-        limit: all above `applied` up to here are wanted; less than `applied`: none.
-        heartbeats: node -> what its newest heartbeat tells of the wheel, where it tells anything.
-        members: node -> storage, as registered.
-        storages: node -> storage, as heard of each other node.
+        applied: The greatest seq that is held.
+        lacking: Single seqs that are wanted; some may be above `applied`.
+        limit: All seqs above `applied` up to here are wanted; less than `applied`: none.
+        heartbeats: Node -> what its newest heartbeat reports of the wheel, if anything.
+        members: Node -> storage, as registered.
+        storages: Node -> storage, as heard of each other node.
     """
 
     applied: int
@@ -53,7 +53,7 @@ class Want:
     def runs(self) -> Iterator[tuple[int, int]]:
         """Returns the ranges to request next, as (first seq, last seq).
 
-        Of any hole any part may be filled; behind `applied` only what follows on it.
+        Any part of a hole may be filled; behind `applied` only what follows on it.
         """
         yield from self.lacking.head(MAX_SOUGHT).spans
         if self.limit > self.applied:
@@ -87,12 +87,12 @@ class _Asked:
     """The last request that was sent for a wheel.
 
     Attributes:
-        peer: to whom.
-        storage: of its data folder, as registered.
-        fetch: what was asked for.
-        until_ms: when it is taken for lost.
-        under_way: it is not answered.
-        judged: it was looked at whether it helped.
+        peer: The node that was asked.
+        storage: Its storage, as registered.
+        fetch: The request.
+        until_ms: When it counts as lost.
+        under_way: It is not answered yet.
+        judged: Whether it helped was checked.
     """
 
     peer: str
@@ -108,10 +108,10 @@ class _Wheel:
     """What is known of one wheel that is being fetched.
 
     Attributes:
-        asked: the last request; None: none yet.
+        asked: The last request; None: none yet.
         passed_over: (seq, node) -> when a node that did not help with a frame may be asked for it
             again; with `_EVERY`, one that did not answer, for any frame.
-        lacks: node -> what it said that it has nothing of; of many spans the first.
+        lacks: Node -> the frames that it said it does not have; of many spans only the first.
     """
 
     asked: _Asked | None = None
@@ -179,7 +179,7 @@ class Fetching:
         self._config = config
         self._last_request = 0
         self._wheels: dict[WheelId, _Wheel] = {}
-        # Long enough that all but one who do not answer leave time to ask that one.
+        # Long enough that, even if all but one node do not answer, time is left to ask that one.
         self._round_ms = config.fetch_timeout_ms * max(1, len(config.nodes) - 2)
 
     def plan(
@@ -188,9 +188,9 @@ class Fetching:
         """Returns the requests to send now.
 
         Args:
-            now_ms: the monotonic clock.
-            wants: what is wanted of each wheel; a wheel that is being written is left out.
-            reachable: the nodes that are heard.
+            now_ms: The monotonic clock.
+            wants: What is wanted of each wheel; wheels being written are left out.
+            reachable: The nodes that are heard.
         """
         for wheel, state in list(self._wheels.items()):
             state.doubt(wants.get(wheel), reachable)
@@ -206,7 +206,7 @@ class Fetching:
         return planned
 
     def answered(self, request: int) -> None:
-        """Takes the answer to a request, so that the next may be sent."""
+        """Notes the answer to a request, so that the next may be sent."""
         for state in self._wheels.values():
             if state.asked is not None and state.asked.fetch.request == request:
                 state.asked.under_way = False
@@ -215,9 +215,10 @@ class Fetching:
         """Notes that another member has none of these frames.
 
         Args:
-            sender: who.
-            storage: of its data folder: what another one lacks says nothing of the member.
-            message: what it lacks.
+            sender: The member.
+            storage: The storage of its data folder: reports from another one say nothing of the
+                member.
+            message: What it is missing.
         """
         state = self._wheels.get(message.wheel)
         asked = None if state is None else state.asked
@@ -232,7 +233,7 @@ class Fetching:
         state.keep(sender, state.lacks.get(sender, NO_SEQS) | told)
 
     def lacks_told(self) -> dict[WheelId, dict[str, SeqSet]]:
-        """Returns what the other members reported to lack, by wheel."""
+        """Returns what the other members reported as missing, by wheel."""
         return {wheel: dict(state.lacks) for wheel, state in self._wheels.items() if state.lacks}
 
     def look_only_for(self, wheel: WheelId, seqs: SeqSet) -> None:

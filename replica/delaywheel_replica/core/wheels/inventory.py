@@ -1,18 +1,19 @@
 """The wheels that a node has files of but does not write: mirrors, and its own old ones.
 
-What the store said last (`Held`) counts; beside it stands what the store cannot know.
+The store's last report (`Held`) counts; it is combined with what the store cannot know.
 
 | beside `Held` | known from | until |
 |---|---|---|
-| frames that could not be read | the store, reading | they are repaired, cut or lost |
-| frames that a leader waits for | its rows | repaired, cut, lost, or taken back |
-| frames that are lost | the cleaner: committed | for good; they are not lacking |
+| frames that could not be read | the store, when reading | they are repaired, cut or lost |
+| frames that a leader waits for | its status | repaired, cut, lost, or withdrawn |
+| frames that are lost | the cleaner: committed | forever; they are not missing |
 | high watermark, seal, ledger | heartbeats of any node: the greatest | the wheel is deleted |
 
-The cleaner's word may be older than a repair: of a repaired frame it counts after `READ_AGAIN_MS`.
-It may be wrong as well, of what was put in order while it read: what it waits for is taken back
-once it has named no frame of that wheel for `READ_AGAIN_MS`. By then others have sent theirs;
-and only who leads reads, so that a node that hands its office over is repaired all the same.
+The cleaner's report may be older than a repair: for a repaired frame it counts only after
+`READ_AGAIN_MS`. It may also be wrong about frames that were repaired while it read: frames it waits
+for are withdrawn once it has named no frame of that wheel for `READ_AGAIN_MS`. By then other nodes
+have sent theirs; and only leaders read, so a node that hands over its leadership is repaired all
+the same.
 """
 
 from collections.abc import Iterator, Mapping
@@ -30,8 +31,7 @@ READ_AGAIN_MS = 2_000
 
 @dataclass(slots=True)
 class _Wheel:
-    # As the store said it, and as it is once the others below and the lost frames are taken
-    # account of.
+    # As the store reported it, and adjusted for the sets below and the lost frames.
     stored: Held
     held: Held
     high_watermark: int = 0
@@ -77,7 +77,7 @@ class Inventory:
         return self._lost.seqs(wheel).end_from(end)
 
     def put(self, held: Held) -> None:
-        """Takes what the store reports to hold."""
+        """Notes what the store reports to hold."""
         wheel = held.card.wheel
         known = self._wheels.get(wheel)
         if known is None:
@@ -137,7 +137,7 @@ class Inventory:
         self._heartbeats = None
 
     def heard(self, heartbeat: Heartbeat) -> bool:
-        """Takes a heartbeat's entries for these wheels; returns whether a high watermark moved."""
+        """Notes a heartbeat's entries for these wheels; returns whether a high watermark moved."""
         moved = False
         for wheel, told in heartbeat.wheels.items():
             known = self._wheels.get(wheel)

@@ -2,19 +2,20 @@
 
 | the wheel is | frames | then |
 |---|---|---|
-| the one in hand | any | nothing: it has one writer |
+| this node's current one | any | nothing: it has one writer |
 | without this storage among its members | any | nothing |
 | closed at T | beyond T | dropped; if they were pushed, the origin is refused |
 | promised away | beyond the leader's fill | dropped; if they were pushed, the origin is refused |
-| any of these or other | all else | may be taken |
+| any of these or other | all else | may be accepted |
 
-Of those that may be taken, the ones that follow on what is held are mirrored, in their order; those
-that are held are passed over; and what comes behind a gap is dropped, to be fetched. Those that are
-lacking below are put in their places, which a promise does not forbid: its answer tells of the
-greatest seq that has a row here, and no end is found below it.
+Of those that may be accepted, the ones that follow on what is held are mirrored, in order; those
+already held are skipped; those behind a gap are dropped, to be fetched. Missing ones below are put
+in their places, which a promise does not forbid: its answer reports the greatest seq that has a row
+here, and no end is found below it.
 
-Before all that, frames are left out (`believable`) that no holder can have: without content, though
-their second is not finished; and for a second that lies further ahead than anything is accepted.
+Before that, frames that no holder can have are left out (`believable`): those without content
+although their second is not finished, and those for a second that lies further ahead than any
+message is accepted for.
 """
 
 from dataclasses import dataclass, replace
@@ -34,10 +35,10 @@ class Verdict:
     """What to do with received frames.
 
     Attributes:
-        mirror: to be written behind what is held.
-        repair: to be put in the places of lacking ones.
-        refused: they were pushed, and no more of their wheel is taken.
-        answer: they were pushed, and nothing is written: the origin is to know what is held.
+        mirror: Frames to write behind what is held.
+        repair: Frames to put in the places of missing ones.
+        refused: They were pushed, and no more of their wheel is accepted.
+        answer: They were pushed, and nothing is written: the origin must learn what is held.
     """
 
     mirror: FrameBundle = NO_BUNDLE
@@ -47,16 +48,16 @@ class Verdict:
 
 
 AHEAD_SECONDS: Final = 86_400
-"""Clocks may differ by so much, beyond a wheel's span, before its frames are taken for damaged."""
+"""How far clocks may differ, beyond a wheel's span, before frames are considered damaged."""
 
 
 def believable(frames: Frames, *, finished_below: int, now_slot: int) -> Frames:
     """Returns the message without frames that are not plausible.
 
     Args:
-        frames: as they came.
-        finished_below: the slot below which frames may be without content.
-        now_slot: of the own clock.
+        frames: The frames received.
+        finished_below: The slot below which frames may be without content.
+        now_slot: The own clock's slot.
     """
     last_slot = now_slot + frames.card.span_seconds + AHEAD_SECONDS
     bundle = frames.frames
@@ -83,14 +84,14 @@ def judge(
     """Decides what to do with these frames.
 
     Args:
-        frames: as they came, ascending.
-        held: what is held of their wheel; None: nothing.
-        storage: of this node's data folder.
-        node: this node.
-        own_open: the wheel that it has in hand.
-        fenced_upto: the number up to which it promised the wheel's node to take no more; 0: none.
-        fill: up to where a leader has it fetch the wheel all the same; None: not at all.
-        closed_at: the committed end; None: the wheel is not closed.
+        frames: The frames received, ascending.
+        held: What is held of their wheel; None: nothing.
+        storage: The storage of this node's data folder.
+        node: This node.
+        own_open: Its current own wheel.
+        fenced_upto: The highest number of the wheel's node that it promised to refuse; 0: none.
+        fill: How far a leader has the wheel fetched all the same; None: not at all.
+        closed_at: The committed end; None: the wheel is not closed.
     """
     card = frames.card
     if card.wheel == own_open or card.members.get(node) != storage:

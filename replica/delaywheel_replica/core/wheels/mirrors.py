@@ -1,25 +1,26 @@
-"""Wheels that a node does not write: taking, fetching, closing and deleting them.
+"""Wheels that a node does not write: accepting, fetching, closing and deleting them.
 
-Of one wheel one list of frames is written at a time; what comes meanwhile waits, within bounds,
+For each wheel one list of frames is written at a time; what arrives meanwhile waits, within bounds,
 and is judged by what is held then (core/wheels/mirroring.py). What does not fit is fetched later.
 
 | a wheel is fetched | up to |
 |---|---|
 | closed at T | T |
 | promised away | its committed fill |
-| otherwise | what another node showed at the tick before: newer ones are pushed |
+| otherwise | what another node reported by the tick before: newer frames are pushed |
 
-Whatever is lacking below is fetched as well, and what the cleaner could not read, of whomever.
-While the disk takes no frames, nothing is taken or fetched; nor of a wheel that is not verified.
+Frames that are missing below are fetched as well, and frames of any node's wheel that the cleaner
+could not read. While the disk accepts no frames, nothing is accepted or fetched; nor of a wheel
+that is not verified.
 
-A folder is deleted when its wheel is registered no more: everything up to its end was finished
+A folder is deleted when its wheel is no longer registered: everything up to its end was finished
 then, and what lies beyond does not count.
 
-| a wheel is missing in the registry | because |
+| a wheel is missing from the registry | because |
 |---|---|
-| and a later one of its node is there | it is registered no more |
-| and its frames lie below the floor of that moment | as above: a later wheel takes none there |
-| otherwise | perhaps it is not registered yet, as far as was read |
+| and a later one of its node is there | it is no longer registered |
+| and its frames lie below the floor of that moment | as above: a later wheel accepts none there |
+| otherwise | it may not be registered yet, as far as was read |
 """
 
 from collections import deque
@@ -52,10 +53,10 @@ from delaywheel_replica.core.wheels.open_wheel import Line
 from delaywheel_replica.core.wheels.verifying import Verifying
 
 MAX_TOLD: Final = 4_096
-"""Of all wheels together, so many spans of frames that are looked for are told, and some."""
+"""About this many spans of frames that are looked for are reported, over all wheels."""
 
 WAITING_BYTES: Final = 32 << 20
-"""So much content of a wheel waits for the store at most; a message with more waits alone."""
+"""How much content of a wheel waits for the store at most; a longer message waits alone."""
 
 
 class _Waiting:
@@ -104,13 +105,13 @@ class Mirrors:
         """Begins with no work under way.
 
         Args:
-            known: what the parts of the machine know.
-            hearing: what is heard of the others.
-            promises: what may not be taken.
-            holdings: what is held.
-            line: the own wheel in hand, which is none of these.
-            awaiting: what the store was asked for.
-            verifying: wheels that nothing is known of yet.
+            known: What the parts of the machine know.
+            hearing: What was heard of the others.
+            promises: What must be refused.
+            holdings: What is held.
+            line: The current own wheel, which is not one of these.
+            awaiting: What was requested of the store.
+            verifying: Wheels of which nothing is known yet.
         """
         self._known = known
         self._hearing = hearing
@@ -121,7 +122,7 @@ class Mirrors:
         self._verifying = verifying
         self._fetching = Fetching(known.config)
         self._waiting: dict[WheelId, _Waiting] = {}
-        # Why a write was asked for: what follows when it is done.
+        # Why a write was requested: what follows when it is done.
         self._catching_up: set[WheelId] = set()
         self._pushed: set[WheelId] = set()
         self._shown: dict[WheelId, int] = {}
@@ -136,9 +137,9 @@ class Mirrors:
         if frames.request:
             self._fetching.answered(frames.request)
         if self._known.disk.is_out:
-            return []  # what is left of it is for what frees it
+            return []  # the remaining space is for work that frees space
         if wheel in self._verifying:
-            return []  # they are fetched, once it is known which are lacking
+            return []  # they are fetched, once it is known which are missing
         if not self._awaiting.is_writing(wheel):
             return self._take(sender, frames)
         waiting = self._waiting.get(wheel)
@@ -201,9 +202,9 @@ class Mirrors:
         return effects
 
     def _is_its_card(self, frames: Frames) -> bool:
-        """Whether a card matches what is known of its wheel; unknown wheels only come pushed.
+        """Whether a card matches what is known of its wheel; unknown wheels arrive only by pushes.
 
-        The origin pushes a wheel as soon as it was given it, perhaps before this node has read so.
+        The origin pushes a wheel as soon as it has it, perhaps before this node has read of it.
         """
         card = frames.card
         record, held = self._known.record(card.wheel), self._inventory.get(card.wheel)
@@ -289,7 +290,7 @@ class Mirrors:
         return [Send(peer, fetch) for peer, fetch in planned]
 
     def told_lacks(self, sender: str, message: Lacks) -> None:
-        """Notes that another node lacks what it was asked for."""
+        """Notes that another node is missing what it was asked for."""
         self._fetching.lacks(sender, message.storage, message)
 
     def sought(self) -> FrameSet:
@@ -319,7 +320,7 @@ class Mirrors:
         }
 
     def _lacking_here(self, wheel: WheelId) -> SeqSet:
-        """Returns what this node lacks as a member; a replaced storage counts for nothing."""
+        """Returns what this node is missing as a member; nothing on a replaced storage."""
         if wheel in self._verifying or not self._is_member(wheel):
             return NO_SEQS
         held = self._inventory.get(wheel)
@@ -371,7 +372,7 @@ class Mirrors:
     def _limit(self, wheel: WheelId) -> int:
         closed_at = self._closed_at(wheel)
         if closed_at is not None:
-            # Nobody has those behind.
+            # No node has later ones.
             return self._known.lost.seqs(wheel).begin_to(closed_at)
         if wheel.number <= self._fencing.upto(wheel.node, self._known.state):
             return self._fencing.fill(wheel) or 0

@@ -1,13 +1,13 @@
 """Brings node.json and the current own wheel to their desired states, one save at a time.
 
-| what differs | what is asked for | when again |
+| what differs | what is requested | retried |
 |---|---|---|
 | an own wheel is in hand and may not be written | `LeaveWheel` | a tick after it failed |
 | node.json is not what own_wheels.py says | `Save` | a tick after it failed |
 | it names a wheel as open that was not made | `OpenWheel` | never: the wheel is given up |
 
-It is looked at once at the end of each step in which something changed that bears on it, and at
-each tick; what only time changes (a spare's seal, the incomplete set) at ticks alone.
+It is checked once at the end of each step in which something relevant changed, and at each tick;
+what only time changes (a spare's seal, the incomplete set) at ticks alone.
 """
 
 from delaywheel.identity import WheelId
@@ -23,10 +23,10 @@ from delaywheel_replica.core.wheels.inventory import Inventory
 from delaywheel_replica.core.wheels.open_wheel import Line
 
 DRAIN_MS = 1_000
-"""A node that stops waits so long for its last frames to be acknowledged."""
+"""How long a stopping node waits for its last frames to be acknowledged."""
 
 OPEN_AGAIN_MS = 1_000
-"""A wheel that could not be made is given up; the next is tried no sooner."""
+"""A wheel that could not be made is given up; the next one is tried no sooner than this."""
 
 
 class Keeping:
@@ -44,12 +44,12 @@ class Keeping:
         """Begins with no work under way.
 
         Args:
-            known: what the parts of the machine know.
-            promises: what is to be promised.
-            completeness: what may have been lost.
-            holdings: what is held.
-            line: the own wheel in hand.
-            awaiting: what the store was asked for.
+            known: What the parts of the machine know.
+            promises: What is to be promised.
+            completeness: What may have been lost.
+            holdings: What is held.
+            line: The current own wheel.
+            awaiting: What was requested of the store.
         """
         self._known = known
         self._fencing = promises
@@ -121,8 +121,8 @@ class Keeping:
         """Notes that an own wheel is no longer written, with what was last reported of it.
 
         Args:
-            wheel: which one.
-            held: what the store holds of it; None: it is not known yet.
+            wheel: The wheel.
+            held: What the store holds of it; None: not known yet.
         """
         self._awaiting.done(LeaveWheel, wheel=wheel)
         self._has_to_leave = False
@@ -139,7 +139,7 @@ class Keeping:
         if isinstance(effect, Save):
             self._line.not_named()
         elif isinstance(effect, OpenWheel):
-            # Perhaps the folder is there: the name is used up all the same.
+            # The folder may exist: the name is used up all the same.
             self._line.drop()
             self._has_to_leave = False
             self._open_after_ms = self._known.now_ms + OPEN_AGAIN_MS

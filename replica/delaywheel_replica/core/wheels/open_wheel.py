@@ -2,18 +2,18 @@
 
 | phase | node.json names it open | callers are | ends with |
 |---|---|---|---|
-| naming | not yet: the save is under way | refused | `Saved`; or its failure: as if nothing was |
+| naming | not yet: the save is under way | refused | `Saved`; or its failure: no effect |
 | making | yes | refused | `Opened`; or its failure: it is given up for good |
 | open | yes | let in, while W members are in sync | a reason to leave |
 | leaving | yes | refused | `Mirrored`: from then on it is held like any other; or `Left` |
 
-A group is written while time goes on: from `begin_group` to `Written` no seal is given, for what is
-being written was let in by the one before. One that was due meanwhile is given behind the group, or
-it would rest under load.
+Time passes while a group is written: from `begin_group` to `Written` no new seal is given, because
+the group was admitted under the present one. A seal that was due meanwhile is given behind the
+group; otherwise it would never move under load.
 
-Reasons to leave: a member refused it or a leader has it fenced, it is closed, its medium broke, a
-frame of it cannot be read, a clock that was ahead has sealed it, the node stops. Nothing is
-acknowledged after the decision to leave: who waits is told that the outcome is unknown.
+Reasons to leave: a member refused the wheel or a leader has it fenced, it is closed, its medium
+broke, a frame of it cannot be read, a clock that was ahead has sealed it, the node stops. Nothing
+is acknowledged after the decision to leave: waiting callers are told that the outcome is unknown.
 """
 
 from collections import deque
@@ -31,7 +31,7 @@ from delaywheel_replica.core.protocol.seal import Seal
 from delaywheel_replica.core.wheels.replication import Replication
 
 NEAR_MS = 2_000
-"""What falls due sooner is told at once when it is acknowledged; the rest with the next beat."""
+"""Frames due sooner are announced once they are acknowledged; others by the next heartbeat."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +39,9 @@ class Move:
     """A move of the high watermark.
 
     Attributes:
-        wheel: of this wheel.
-        to: up to here.
-        is_near: somebody should know at once.
+        wheel: The wheel.
+        to: The new high watermark.
+        is_near: Whether other nodes should know at once.
     """
 
     wheel: WheelId
@@ -65,8 +65,8 @@ class Line:
         """Begins without a wheel.
 
         Args:
-            known: what the parts of the machine know.
-            hearing: what is heard of the others.
+            known: What the parts of the machine know.
+            hearing: What was heard of the others.
         """
         self._known = known
         self._hearing = hearing
@@ -163,7 +163,7 @@ class Line:
             self.drop()
 
     def drop(self) -> WheelHeartbeat | None:
-        """Drops the wheel; returns what was last reported of it, if it was ever written."""
+        """Drops the wheel; returns what was last reported of it if it was ever written."""
         told = self.heartbeat() if self._replication is not None else None
         self._spare = self._replication = None
         self._phase = Phase.NAMING
@@ -188,13 +188,13 @@ class Line:
             self._seal(writing)
 
     def applied(self, sender: str, told: Applied) -> None:
-        """Takes what a mirror reports to hold."""
+        """Notes what a mirror reports to hold."""
         writing = self.writing
         if writing is not None and writing.wheel == told.wheel:
             writing.applied(sender, told.storage, told.boot, told.prefix, self._known.now_ms)
 
     def heard(self, heartbeat: Heartbeat) -> None:
-        """Takes a direct heartbeat, which also reports what the mirror holds."""
+        """Notes a direct heartbeat, which also reports what the mirror holds."""
         writing = self.writing
         if writing is None:
             return

@@ -1,25 +1,25 @@
 """The life of a node's own wheels, as far as node.json records it.
 
-`next_state` compares what is durable with what should be, and says what to save. It is asked again
-whenever something has changed and with each tick, and one save is under way at a time: so what
-could not be saved is simply found again.
+`next_state` compares the durable state with the desired one, and returns what to save. It is called
+whenever something has changed and with each tick, and one save is under way at a time: a save that
+failed is simply found again.
 
 | should be | when | saved |
 |---|---|---|
-| a promise | it is asked for, or a member refused a wheel of this node | `fenced` |
+| a promise | it is requested, or a member refused a wheel of this node | `fenced` |
 | one about own wheels | the same, and none of them is in hand | `fenced`, `last_number` |
-| no open wheel | none is in hand: left, not made, or of the life before | `open` = None |
+| no open wheel | none is in hand: left, not made, or of an earlier process | `open` = None |
 | no spare | it is promised away, closed or gone, or sealed by a clock ahead | `spare` = None |
 | a spare | there is none; one was registered above all known ones | `spare`, `last_number` |
 | an open wheel | none is in hand; there is a spare, saved before | `open`, `spare` = None |
 | a later seal of the spare | a second has passed | `spare` |
 | a smaller incomplete set | core/wheels/completeness.py | `incomplete`, `all_incomplete` |
 
-An own wheel is *in hand* from the moment its name is to be saved as open until the store has said
-what it holds (core/wheels/open_wheel.py). It is named open here before its folder is made, and only
-once: a number that was open is neither spare nor open again, so none is ever opened a second time.
-The numbers of a promise about own wheels are used up, or a wheel registered among them would never
-be asked for again, nor closed.
+An own wheel is *in hand* from the moment its name is to be saved as open until the store has
+reported what it holds (core/wheels/open_wheel.py). It is named open here before its folder is made,
+and only once: a number that was open never becomes spare or open again. The numbers of a promise
+about own wheels are used up; otherwise a wheel registered among them would never be fenced again,
+nor closed.
 """
 
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ from delaywheel_replica.core.node.known import Registry
 from delaywheel_replica.core.protocol.seal import Seal, next_seal
 
 SPARE_SEAL_MS = 1_000
-"""A spare's seal is saved before it is told, so it moves no more often."""
+"""A spare's seal is saved before it is reported, so it moves no more often than this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +39,14 @@ class Wishes:
     """What node.json depends on besides the durable state.
 
     Attributes:
-        fences: node -> the highest number that a promise is wanted for.
-        registry: what is registered; None: not known yet.
-        in_hand: the own wheel that is being named, made, written or left.
-        draining: the node stops cleanly.
-        may_open: the disk has room, and making a wheel has not just failed.
-        spare_slot: the seal that the spare may give; None: as it is.
-        incomplete: what the incomplete set should be; None: as it is.
-        ahead_slot: a spare that is sealed beyond it is of no use; None: any is.
+        fences: Node -> the highest number that a promise is wanted for.
+        registry: The registry; None: not known yet.
+        in_hand: The own wheel that is being named, made, written or left.
+        draining: The node stops cleanly.
+        may_open: The disk has room, and making a wheel has not just failed.
+        spare_slot: The seal that the spare may give; None: as it is.
+        incomplete: What the incomplete set should be; None: as it is.
+        ahead_slot: A spare that is sealed beyond it is useless; None: any is useful.
     """
 
     fences: Mapping[str, int] = field(default_factory=dict)
@@ -90,7 +90,7 @@ def is_over(state: NodeState, wheel: WheelId, registry: Registry | None) -> bool
 
 
 def is_ahead(seal_slot: int, ahead_slot: int | None) -> bool:
-    """Whether an own wheel was sealed by a clock that was ahead, so that a new one takes more."""
+    """Whether an own wheel was sealed by a clock that was ahead, so that a new one accepts more."""
     return ahead_slot is not None and seal_slot > ahead_slot
 
 
@@ -108,7 +108,7 @@ def spare_slot(
 
 
 def _promised(state: NodeState, wishes: Wishes) -> NodeState:
-    """Fences own wheels only once they take nothing more, since the answer reports their ends."""
+    """Fences own wheels only once they accept nothing more, since the answer reports their ends."""
     raised = {
         node: upto
         for node, upto in sorted(wishes.fences.items())

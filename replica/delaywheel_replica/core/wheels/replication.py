@@ -1,38 +1,38 @@
-"""An origin's open wheel: who holds how much, what is acknowledged, and what is pushed.
+"""An origin's open wheel: which members hold how much, what is acknowledged, what is pushed.
 
-In-sync as in Kafka. A mirror was *caught up* last when it held all that was the end then, and said
-so or was heard since.
+In-sync as in Kafka. A mirror was last *caught up* when it held everything up to the end of that
+moment, and reported so or was heard since.
 
 | a mirror | when |
 |---|---|
-| leaves the set | it lacks something and was not caught up for longer than `insync_timeout_ms` |
-| leaves the set | its machine started anew, or has another disk: what it held may be lost |
-| leaves the set | it drains, and W are left without it; back when it speaks and they are not |
-| leaves the set | its disk takes no frames, and it says so |
-| comes back | it says that it holds what is acknowledged, and the end of that time ago |
+| leaves the set | it is behind and was not caught up for longer than `insync_timeout_ms` |
+| leaves the set | its machine restarted, or has another disk: what it held may be lost |
+| leaves the set | it drains, and W are left without it; back when it is heard and they are not |
+| leaves the set | it reports that its disk accepts no frames |
+| comes back | it reports to hold what is acknowledged, and the end of that time ago |
 
-So an idle wheel keeps its mirrors, heard or not, and takes its next message; a mirror that was not
-heard for the time-out by then is not waited for. Under steady load a mirror never says that it
-holds the very end, for that is written anew before the answer comes: a little less brings it back.
+So an idle wheel keeps its mirrors, heard or not, and accepts its next message; a mirror that has
+then not been heard for the timeout is not waited for. Under steady load a mirror never reports to
+hold the very end, because more is written before its answer arrives: a little less brings it back.
 
-Pushes follow on one another while answers are under way:
+Pushes follow one another while answers are under way:
 
 | a mirror that | is pushed | at most |
 |---|---|---|
 | has no disk for it | nothing | 0 |
 | answers | what follows on what was pushed | `in_flight_frames` beyond its answer |
-| made no progress for `fetch_timeout_ms` | again what follows on its answer | `batch_frames` |
-| was not heard, or had another disk | again what follows on its answer | as above |
+| made no progress for `fetch_timeout_ms` | what follows on its answer, again | `batch_frames` |
+| was not heard, or had another disk | what follows on its answer, again | as above |
 
 Invariants:
-- The high watermark never goes back, never passes the last seq written, and only passes a seq
-  that every in-sync member, and at least W members, said they hold.
-- A mirror's word counts only from the storage that the wheel was registered with, and only under
-  the newest boot that was heard of it: what was said before its machine crashed may be lost. A
-  boot that was followed by another never counts again, however late its messages come.
-- Under one boot a mirror's word is never taken back: a frame that was damaged since is repaired by
-  the mirror itself, which cannot say that it holds anything beyond until it is.
-- No seal is ever taken back (core/protocol/seal.py).
+- The high watermark never decreases, never passes the last seq written, and only passes a seq
+  that every in-sync member, and at least W members, reported to hold.
+- A mirror's report counts only from the storage that the wheel was registered with, and only under
+  the newest boot that was heard of it: what it reported before its machine crashed may be lost. A
+  boot that was followed by another never counts again, however late its messages arrive.
+- Under one boot a mirror's report is never withdrawn: the mirror itself repairs frames damaged
+  since, and cannot report to hold anything beyond them until then.
+- No seal is ever withdrawn (core/protocol/seal.py).
 """
 
 from collections import deque
@@ -50,18 +50,18 @@ class _Mirror:
     """What the origin knows of one mirror.
 
     Attributes:
-        storage: as registered.
-        in_sync: its answers are waited for.
-        drains: it stops on purpose, and says so.
-        disk_out: its disk takes no frames, and it says so.
-        heard_ms: when it last said what it holds.
-        boot: the newest that was heard; None: none yet.
-        past_boots: those before.
-        has_disk: the storage that was heard last is the registered one.
-        prefix: it said that it holds everything up to here.
-        pushed: everything up to here is held or under way.
-        progress_ms: since when nothing of what is under way was answered.
-        stalled: what was under way is taken for lost, and nothing was answered since.
+        storage: As registered.
+        in_sync: Its answers are waited for.
+        drains: It reports that it is stopping on purpose.
+        disk_out: It reports that its disk accepts no frames.
+        heard_ms: When it last reported what it holds.
+        boot: The newest boot heard; None: none yet.
+        past_boots: Those before.
+        has_disk: The storage last heard is the registered one.
+        prefix: It reported to hold everything up to here.
+        pushed: Everything up to here is held or under way.
+        progress_ms: Since when nothing under way was answered.
+        stalled: What was under way counts as lost, and nothing was answered since.
     """
 
     storage: str
@@ -82,11 +82,11 @@ class Replication:
     """One open wheel at its origin.
 
     Attributes:
-        wheel: which one.
-        last_seq: the last seq written.
-        top_slot: the greatest slot of a frame; -1: there is none.
-        high_watermark: the greatest seq that is acknowledged.
-        seal: the promise given last.
+        wheel: The wheel.
+        last_seq: The last seq written.
+        top_slot: The greatest slot of a frame; -1: there is none.
+        high_watermark: The greatest seq that is acknowledged.
+        seal: The promise given last.
     """
 
     def __init__(
@@ -103,13 +103,13 @@ class Replication:
         """Begins before the first frame.
 
         Args:
-            config: of the node.
-            wheel: which one.
-            members: node -> storage, as registered.
+            config: The node's configuration.
+            wheel: The wheel.
+            members: Node -> storage, as registered.
             min_insync: W, as registered.
-            seal: the newest one that was told of the wheel.
-            in_sync: members that are heard now.
-            now_ms: monotonic clock.
+            seal: The newest one reported for the wheel.
+            in_sync: Members that are heard now.
+            now_ms: The monotonic clock.
         """
         self.wheel = wheel
         self.last_seq = 0
@@ -124,7 +124,7 @@ class Replication:
             for node, storage in sorted(members.items())
             if node != config.node
         }
-        # (since when, the end from then on); the first of them is as old as the time-out.
+        # (since when, the end from then on); the first of them is as old as the timeout.
         self._ends = deque([(now_ms, 0)])
 
     @property
@@ -143,7 +143,7 @@ class Replication:
     def booted(self, peer: str, storage: str, boot: str, now_ms: int) -> None:
         """Notes that a peer was heard directly, with this storage and boot.
 
-        What another storage says tells nothing of what the registered one holds.
+        A report from another storage says nothing about the registered one.
         """
         mirror = self._mirrors.get(peer)
         if mirror is None:
@@ -160,7 +160,7 @@ class Replication:
         mirror.progress_ms = now_ms
 
     def says(self, peer: str, *, is_draining: bool, disk_out: bool) -> None:
-        """Notes whether a peer is stopping, and whether its disk takes frames."""
+        """Notes whether a peer is stopping, and whether its disk accepts frames."""
         mirror = self._mirrors.get(peer)
         if mirror is None:
             return

@@ -1,23 +1,23 @@
-"""Wheels that were left, mostly by an earlier life, and whose content is not known yet.
+"""Wheels that were left, mostly by an earlier process, and whose content is not known yet.
 
-A node accepts messages at once when it starts. What it finds in its folder it looks at meanwhile,
-wheel by wheel: after a crash of the machine every file of it. As long as a wheel is *unverified*,
-the node is, for that wheel, as if it were away:
+A node accepts messages as soon as it starts. It examines the wheels in its folder meanwhile, one by
+one: after a crash of the machine every file of them. As long as a wheel is *unverified*, the node
+behaves, for that wheel, as if it were away:
 
 | it | because |
 |---|---|
-| tells nothing of it in its heartbeats | it does not know |
-| names it there as `verifying`, and is not `complete` | nobody may take that for "nothing" |
-| answers no fence of its origin up to its number | an answer tells all that was ever taken |
-| neither serves a frame of it nor says that it lacks one | what all lack is lost |
-| takes and fetches none of it, does not close or delete it | its files are being put in order |
+| reports nothing of it in its heartbeats | it does not know |
+| names it there as `verifying`, and is not `complete` | others must not read that as "nothing" |
+| answers no fence of its origin up to its number | an answer covers all that was ever accepted |
+| neither serves a frame of it nor says that it is missing one | what all are missing is lost |
+| accepts and fetches none of it, does not close or delete it | its files are being repaired |
 
-So verifying delays what waits for this node: the end of old wheels, and forwarding where this node
-leads and does not hold yet what was taken. It delays no acceptance.
+So verifying delays what waits for this node: the end of old wheels, and forwarding if this node
+leads and does not yet hold what was taken. It never delays accepting messages.
 
-A wheel that cannot be made whole, since its medium refuses, is tried again every `AGAIN_MS`; it
-keeps no other one from it. So is an own wheel that was left because its medium refuses, and goes on
-refusing: the spare is opened meanwhile.
+A wheel that cannot be made whole because its medium reports errors is retried every `AGAIN_MS`; it
+does not delay other wheels. The same holds for an own wheel that was left because of such errors
+and still has them: the spare is opened meanwhile.
 """
 
 from collections.abc import Iterable
@@ -38,8 +38,8 @@ class Verifying:
         """Begins without verifications under way.
 
         Args:
-            wheels: those that the start has found.
-            awaiting: what the store was asked for.
+            wheels: Those that were found at the start.
+            awaiting: What was requested of the store.
         """
         self.wheels = frozenset(wheels)
         self._awaiting = awaiting
@@ -70,11 +70,11 @@ class Verifying:
         self.failed(wheel, now_ms)
 
     def done(self, wheel: WheelId) -> WheelHeartbeat | None:
-        """Removes a verified wheel; returns what this life last reported of it, if anything."""
+        """Removes a verified wheel; returns what this process last reported of it, if anything."""
         self._awaiting.done(VerifyWheel, wheel=wheel)
         self.wheels -= {wheel}
         return self._told.pop(wheel, None)
 
     def failed(self, wheel: WheelId, now_ms: int) -> None:
-        """Notes that the medium refused; it is retried later."""
+        """Notes that the medium reported an error; it is retried later."""
         self._not_before_ms[wheel] = now_ms + AGAIN_MS
