@@ -63,7 +63,7 @@ Planning runs a little of much code. To compile that so well costs more than hal
 job costs at all; what runs for each of many rows is soon there all the same.
 """
 _RESTING_S = 10.0
-"""A leader tells its progress three times a second, if nothing else."""
+"""A leader commits its progress three times a second, even if nothing else."""
 
 
 class CouldNotRun(Exception):  # noqa: N818 - a named answer to the user, not a defect
@@ -85,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         options = Options.parse(given)
-    except SystemExit:  # --help, which is told
+    except SystemExit:  # --help
         return BALANCED
     except Failure as wrong:
         print(f"error: {wrong}", file=sys.stderr)
@@ -115,7 +115,7 @@ def run(
         spark: The session; its settings are left as they are, but for the number of tasks.
         options: What is asked.
         command: How it was asked, for the summary.
-        say: Is told what is done, for people.
+        say: Called with what is being done, for people.
 
     Raises:
         CouldNotRun: and why.
@@ -236,7 +236,7 @@ class _Run:
         place.wait_for_transactions([told])
         margin = options.kafka_margin_ms
         from_ms = None
-        # That a frame is lost is known, and told, when it should be read: perhaps long before due.
+        # A loss is known, and reported, when the frame should be read: perhaps long before its due.
         told_from_ms = None
         if terms.from_ms is not None and margin is not None:
             from_ms = max(0, terms.start_ms - margin)

@@ -12,7 +12,7 @@ from delaywheel_replica.config_sources import ConfigError, load_config
 
 
 class SettingsUnreadableError(Exception):
-    """The settings file or an option lacks something required."""
+    """The settings file or an option is missing something required."""
 
 
 @dataclass(frozen=True, slots=True)

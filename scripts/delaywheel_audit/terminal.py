@@ -18,7 +18,7 @@ _SHOWN = 5
 
 
 def print_summary(summary: Summary, output: Output, page: str | None, *, as_json: bool) -> None:
-    """Prints a summary to the terminal, or as JSON to whoever reads the output."""
+    """Prints a summary to the terminal, or as JSON for programs."""
     if as_json:
         print(summary.to_json())
         return

@@ -50,7 +50,7 @@ FRAME = 20
 """Messages in a frame."""
 CHUNK = 100_000
 MISSING_EVERY = 100
-"""One message of so many is not in Kafka but among the outcomes."""
+"""One message in this many is not in Kafka but among the outcomes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,10 +4,9 @@ Six lanes run side by side, because the tests on real nodes mostly wait: one has
 audit with Spark, one the others with a broker, one the scripts and those that stop a broker of
 their own, one the simulation, which only computes and gives way to all others, one all else. The
 simulation's drills come last in the shortest one: otherwise the simulation alone would keep one
-core busy when all others have ended.
-All steps run even when one fails: a run tells everything that is wrong.
-What the steps print comes as it is printed, each line with its step's name. The table of steps
-comes last, and below it how many tests passed and failed: nobody has to search for the result.
+core busy when all others have ended. All steps run even if one fails: a run reports everything that
+is wrong. Steps' output appears as it is printed, each line with its step's name. The table of steps
+comes last, and below it how many tests passed and failed: the result needs no searching.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     python -m local.group_cost [--rounds N] [--messages N]
 
 Three drivers in one process, each with a folder on a real disk, that send one another messages as
-bytes: all that nodes do about a group but for gRPC, sockets and threads. Told is the least, and the
-median, of all rounds, in microseconds of CPU.
+bytes: everything that nodes do for a group except gRPC, sockets and threads. Printed are the least
+and the median of all rounds, in microseconds of CPU.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Reconciles a run's ledger with Kafka on Spark, when the run is over.
 
-The reconciliation knows nothing of the run's own consumer, and that nothing of the ledger: both
-must have come to the same numbers.
+The reconciliation knows nothing of the run's own consumer, which knows nothing of the ledger: both
+must arrive at the same numbers.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class Books(NamedTuple):
     """The result of the reconciliation.
 
     Attributes:
-        summary: As it tells.
-        page: To be looked at in a browser.
+        summary: Its summary.
+        page: The page for a browser.
     """
 
     summary: Summary

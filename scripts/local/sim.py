@@ -1,10 +1,10 @@
 """Simulated clusters from seeds: the real core and wheel code on a simulated everything else.
 
-One seed is one run, the same every time (tests/sim). A seed that fails is told with the command
-that runs it again with its trace. With --mutants, deliberate protocol errors are put in, one at a
-time, and seeds are run until one fails: an error that no seed finds is a check that is missing.
-With --models, the exhaustive models of few nodes are gone through instead; with --drills, each seed
-is run in every drill.
+One seed is one run, the same every time (tests/sim). A seed that fails is reported with the command
+that runs it again with its trace. With --mutants, deliberate protocol errors are inserted, one at a
+time, and seeds are run until one fails: an error that no seed finds shows a missing check. With
+--models, the exhaustive models of a few nodes are explored instead; with --drills, each seed is run
+in every drill.
 """
 
 from __future__ import annotations

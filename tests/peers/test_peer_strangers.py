@@ -57,7 +57,7 @@ def test_who_begins_otherwise_is_closed_unanswered_and_logged_once(
                 except ConnectionError:
                     continue  # it was closed before all was said
                 raw.wait_ended()
-    text = f"127.0.0.1 is no node: it begins with {garbage[:8]!r}"
+    text = f"127.0.0.1 is not a node: it begins with {garbage[:8]!r}"
     assert refused(logs) == [(PeerReason.MALFORMED, text)]
 
 

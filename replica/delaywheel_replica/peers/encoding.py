@@ -280,7 +280,7 @@ def _read_office(told: pb.Office) -> Office:
 
 
 def _read_lacks(told: pb.Lacks) -> Lacks:
-    """Reads frames that a peer lacks; older releases list each, all consecutive."""
+    """Reads which frames a peer is missing; older releases list each, all consecutive."""
     first_seq, last_seq = told.first_seq, told.last_seq
     if not first_seq and told.seqs:
         first_seq, last_seq = SeqSet.of(told.seqs).spans[0]

@@ -5,7 +5,7 @@ Both ends check: the dialled node by the Hello, the dialling node by the Welcome
 | setting | if the two nodes differ |
 |---|---|
 | `members`, one list within the other; `min_insync` | they connect, and both report it: `rolling` |
-| `members`, each with a node that the other lacks | refused |
+| `members`, each with a node that the other does not have | refused |
 | any other | refused |
 
 Each node must be able to read the frames that the other writes; they need not write the same
@@ -215,7 +215,7 @@ def decode_hello(data: bytes) -> Hello:
 
 
 def encode_answer(answer: PeerIdentity | PeerRefusal) -> bytes:
-    """Encodes the only message sent back on a connection: who was reached, or a refusal."""
+    """Encodes the only message sent back on a connection: the node reached, or a refusal."""
     if isinstance(answer, PeerIdentity):
         return pb.Answer(welcome=_identity(answer)).SerializeToString()
     refusal = pb.Refusal(reason=answer.reason.value, text=answer.told or answer.text)

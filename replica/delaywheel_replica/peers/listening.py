@@ -1,7 +1,7 @@
 """The port for peers: a bounded number of connections, each with its own thread.
 
-Anybody may dial. Whoever has not said Hello gives way to those who come after it, the oldest
-first: a node says it at once, so nobody keeps the others out by saying nothing.
+Anyone may dial. A connection that has not said Hello gives way to newer ones, the oldest first:
+nodes say it at once, so silent connections cannot keep others out.
 """
 
 import contextlib

@@ -219,7 +219,7 @@ class Peer:
     # --- with the lock held
 
     def _other_process(self, theirs: PeerIdentity) -> PeerRefusal | None:
-        """Refuses a second process with the same id: two could replace each other for ever.
+        """Refuses a second process with the same id: two would replace each other forever.
 
         A machine that died and was booted anew waits until its old connection is found to be dead,
         see options.py: three seconds, which a boot takes as well.

@@ -24,7 +24,7 @@ class Reason(StrEnum):
     KAFKA_FAILED = "KAFKA_FAILED"
     """Anything else that Kafka or its client says and that does not pass by itself."""
     OFFSETS_GONE = "OFFSETS_GONE"
-    """Retention, or somebody, deleted records of the range before they were read."""
+    """Records of the range were deleted, by retention or otherwise, before they were read."""
     OFFSETS_NOT_THERE = "OFFSETS_NOT_THERE"
     """The partition ends before the range does."""
     OPTION_INVALID = "OPTION_INVALID"

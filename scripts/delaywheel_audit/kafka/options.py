@@ -20,7 +20,8 @@ _NAMES = (
     *("ranges", "bytesPerPartition", "recordsPerPartition", "columns", "timeoutMs", "settings"),
 )
 _CLIENT_PREFIX = "kafka."
-# As `delaywheel_replica.hiding` has it, which executors lack: this package is sent to them alone.
+# As `delaywheel_replica.hiding` has it, which executors do not have: only this package is sent to
+# them.
 _SECRET = re.compile(r"password|secret|token|jaas|ssl\.key\.pem|sasl\.oauthbearer\.config")
 HIDDEN = "********"
 _NOT_TEXT = re.compile(r"\w+_cb|logger|on_\w+")
@@ -40,7 +41,7 @@ OURS = frozenset(
         "isolation.level",
     }
 )
-"""Client settings that exactness hangs on."""
+"""Client settings that exactness depends on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ class ClientSettings:
         return {
             "log_level": 0,
             "check.crcs": True,
-            # An end of a partition is told this late.
+            # An end of a partition is reported this late.
             "fetch.wait.max.ms": 50,
             "fetch.error.backoff.ms": 100,
             # What a task holds beside its batch: several run in one executor. One fetch (1 MiB as
@@ -66,7 +67,7 @@ class ClientSettings:
             "queued.max.messages.kbytes": 8 * 1024,
             # With the default of 1000, a full queue would stop the fetching for a second.
             "fetch.queue.backoff.ms": 5,
-            # Where a range is cut by hand: a partition that is not there is told soon.
+            # For ranges cut by hand: a missing partition is reported soon.
             "topic.metadata.propagation.max.ms": 2_000,
             # A name is asked for; the group of it is never joined, and nothing is committed.
             "group.id": "delaywheel-audit",

@@ -1,7 +1,7 @@
 """Fixes what is read before the first record: a range of offsets for each partition.
 
-A range ends at the last stable offset at most: below it every transaction is decided, for ever.
-So a task that Spark runs again reads the same records, and several reads of one plan agree.
+A range ends at the last stable offset at most: below it every transaction is decided forever. So a
+task that Spark runs again reads the same records, and several reads of one plan agree.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def plan(options: SourceOptions, kafka: KafkaQuestions) -> Plan:
         names = kafka.names_matching(options.topics_pattern)
     found = kafka.describe(names)
     missing = tuple(name for name in names if found[name] is None)
-    # What matched the pattern and went since was deleted by somebody: it holds nothing.
+    # A topic that matched the pattern and is gone was deleted: it holds nothing.
     if missing and not options.skips_missing and options.topics_pattern is None:
         raise KafkaSourceError(
             Reason.TOPIC_MISSING,

@@ -1,9 +1,9 @@
 """Reads a range of one partition, completely or not at all.
 
-Under read_committed the end of a range need not show as a record: the last offsets may be markers
-of transactions, aborted records, or nothing any more after compaction. So a range is at its end
-when a record behind it comes, or Kafka says that the partition ends, there or behind it. Silence
-is never an end: after a bounded time it is an error.
+Under read_committed the end of a range need not show as a record: the last offsets may be
+transaction markers, aborted records, or nothing after compaction. So a range is at its end when a
+record behind it arrives, or Kafka reports the partition's end, there or behind it. Silence is never
+an end: after a bounded time it is an error.
 """
 
 from __future__ import annotations

@@ -27,10 +27,10 @@ the end as of planning |
 | `columns` | which, see `kafka_columns`; default: all. What is not named is not built |
 | `timeoutMs` | how long Kafka may give no sign of progress before it is an error; default 60000 |
 
-Spark (4.3) tells Python sources nothing of the columns that a query uses: name them, here or by
-`.schema("offset long, dw_id binary")`. Filters it would tell, but a source that takes them is
-refused unless the session says `spark.sql.python.filterPushdown.enabled`: what is to be read is
-said by options only.
+Spark (4.3) does not tell Python sources which columns a query uses: name them, here or by
+`.schema("offset long, dw_id binary")`. It would pass filters on, but a source that accepts them is
+refused unless the session sets `spark.sql.python.filterPushdown.enabled`: so only options say what
+to read.
 
 Timestamps choose *offsets*, by Kafka's index; they are no filter. With LogAppendTime that is the
 same. With CreateTime records stand in the order in which they came: some in the range may have
@@ -70,9 +70,9 @@ its end, before its last records are given |
 | forks | clients of Kafka are made inside of `partitions` and `read` |
 
 Secrets: prefer files (`ssl.key.location`), or `settings`: Spark shows options in some of its plans
-and redacts those whose names it takes for secrets (`spark.redaction.regex`). They are in no error,
-log line or plan of this source. They do go to the executors, with the task: encrypt Spark's own
-traffic (`spark.network.crypto.enabled`) where that matters.
+and redacts those whose names look like secrets (`spark.redaction.regex`). They are in no error, log
+line or plan of this source. They do go to the executors, with the task: encrypt Spark's own traffic
+(`spark.network.crypto.enabled`) where that matters.
 
 Workers run Python of the same minor version (PYSPARK_PYTHON) and need this package
 (`ship_package`), confluent-kafka, numpy and pyarrow.

@@ -40,8 +40,8 @@ def _with_strays(messages: DataFrame, terms: Terms, facts: Facts) -> DataFrame:
     """Explains copies without any row in the ledger.
 
     `stray` is `unpublished` (the ledger will have it), `gap` (the ledger had it; `gap_at` says
-    where it lacks it), `unexpected` (it was never accepted) or `unread` (nothing is said before
-    the files of its time are read).
+    where it is missing), `unexpected` (it was never accepted) or `unread` (undecided before the
+    files of its time are read).
     """
     session = messages.sparkSession
     numbers = session.createDataFrame(sorted(facts.done.numbers.items()), _NUMBERS)

@@ -16,7 +16,7 @@ KEY = ("id", "due_ms")
 _FRAME = (*KEY, "topic", "wheel", "seq", "accepted_at_ms")
 _FATES = {"cancelled": "cancelled", "duplicate": "duplicates_dropped", "dead-lettered": "dead"}
 _PIECE_SEQS = 65_536
-"""Lost frames are told in runs, of any length; they are looked for among those of one piece."""
+"""Lost frames are reported in runs of any length; they are looked for among those of one piece."""
 
 _SUMS = (
     *("rows", *_FATES.values(), "open_rows", "lost_rows", "differs"),
@@ -145,7 +145,7 @@ def _with_places(frames: DataFrame, outcomes: DataFrame, facts: Facts) -> DataFr
 def _lost_frames(outcomes: DataFrame, wheels: DataFrame) -> DataFrame:
     """Returns the runs of lost frames of each wheel; none lie beyond the ledger.
 
-    An outcome without a last seq, as older leaders told it, is about one frame.
+    An outcome without a last seq, as older leaders wrote it, is about one frame.
     """
     known = F.broadcast(wheels.select("wheel", F.col("last_seq").alias("known_seq")))
     last = F.greatest("seq", F.least(F.coalesce("last_seq", "seq"), F.coalesce("known_seq", "seq")))

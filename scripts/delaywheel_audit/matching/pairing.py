@@ -23,7 +23,7 @@ class Pairs:
 
     Attributes:
         found: id, due_ms of a missing message, and the copy that is it.
-        used: id, due_ms of what was told as unexpected and is such a copy.
+        used: id, due_ms of records reported as unexpected that are such a copy.
     """
 
     found: DataFrame
@@ -148,7 +148,7 @@ def with_pairs(judged: DataFrame, pairs: Pairs) -> DataFrame:
     return (
         judged.join(F.broadcast(pairs.found), list(KEY), "left")
         .join(F.broadcast(used), list(KEY), "left")
-        # A record that was told as unexpected is now told with the message that it is.
+        # A record that was reported as unexpected is now reported with the message that it is.
         .where(~((F.col("rows") == 0) & F.coalesce("is_used", F.lit(col=False))))
         .withColumns(
             {

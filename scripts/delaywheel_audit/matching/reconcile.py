@@ -142,7 +142,7 @@ def reconcile(
             that were accepted outside of `Terms.accepted_range`.
         terms: What is asked.
         facts: What was known before Kafka was read.
-        say: Is told what is done next, for people.
+        say: Called with what is done next, for people.
     """
     inputs, first, told = _first_look(read, terms, facts, say)
     if told["unread_from_ms"] is not None:

@@ -1,9 +1,9 @@
 """What Kafka has deleted: whether messages of that time were there cannot be known.
 
-Where a partition begins above offset 0, records before that were deleted. It is written in the
-order of forwarding, so what is gone was forwarded no later than the first of our records that is
-left. A message is forwarded at its due or later: one due up to then may be among the deleted ones,
-wherever its key would have led it. The same holds of the outcomes topic, for what was told there.
+If a partition begins above offset 0, records before that were deleted. It is written in the order
+of forwarding, so what is gone was forwarded no later than the first of our records that is left. A
+message is forwarded at its due or later: one due up to then may be among the deleted ones,
+whichever partition its key would have chosen. The same holds for the outcomes topic.
 
 | the message | may be deleted if it was due up to the first record left |
 |---|---|
@@ -40,8 +40,8 @@ class Deleted:
     """Up to when forwarded messages may be deleted, in Unix ms; `END_MS`: all of them.
 
     Attributes:
-        topics: Of each topic that lacks its begin.
-        outcomes_ms: Of the outcomes topic; None: it lacks nothing.
+        topics: Topics whose begin is missing.
+        outcomes_ms: For the outcomes topic; None: nothing is missing.
     """
 
     topics: Mapping[str, int] = field(default_factory=dict)

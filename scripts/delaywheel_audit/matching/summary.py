@@ -37,7 +37,7 @@ class Summary:
         to_ms: Not included; None: to the last.
         by: Which time of a message the range and the buckets go by.
         interval_ms: The length of a bucket.
-        late_tolerance_ms: What is later than this is told as late.
+        late_tolerance_ms: Messages later than this are reported as late.
         topics: What was asked for; none: every topic of the ledger.
         made_at_ms: When the job began.
         progress_ms: Up to which due everything was done when it began.

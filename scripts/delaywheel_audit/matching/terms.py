@@ -20,7 +20,7 @@ class Terms:
         to_ms: Not included; None: to the last.
         topics: None named: all of the ledger.
         interval_ms: The length of a bucket.
-        late_tolerance_ms: What is later than this after its due is told.
+        late_tolerance_ms: Messages later than this after their due are reported.
         clock_tolerance_ms: By how much the clocks of brokers and nodes may differ. Counts for
             topics that stamp with the broker's time, and for what was forwarded at the moment of
             the progress record.
@@ -75,7 +75,7 @@ class Facts:
         done: What the cluster said was done, before the ledger was listed.
         began_ms: When that was.
         extents: Wheel -> what its files cover, the whole ledger over.
-        holes: What its files lack, the whole ledger over.
+        holes: What its files are missing, over the whole ledger.
     """
 
     done: Done

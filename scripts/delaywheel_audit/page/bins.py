@@ -11,8 +11,8 @@ from delaywheel_audit.page.words import PARTS
 
 SUMS = ("accepted", "acknowledged", *PARTS, "duplicated", "unexpected", "early", "late")
 SPANS = ("lateness", "delay")
-# Of merged buckets the greatest: what is so for each part is so for the whole, so the true
-# percentile is not above it. What it is exactly, only all values together would tell.
+# Merged buckets take the greatest value: what holds for each part holds for the whole, so the true
+# percentile is not above it. Only all values together would give it exactly.
 GREATEST = tuple(f"{name}_{of}_ms" for name in SPANS for of in ("p50", "p99", "max"))
 
 Row = Mapping[str, Any]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from delaywheel_audit.page.words import DAY, HOUR, MINUTE, SECOND
 
 HEIGHT = 1000
-"""Plots are so many units high, and as many wide as they have columns."""
+"""The height of plots in units; their width is the number of columns."""
 
 _STEPS = (
     *(1, 2, 5, 10, 20, 50, 100, 200, 500),

@@ -10,7 +10,8 @@ MINUTE = 60 * SECOND
 HOUR = 60 * MINUTE
 DAY = 24 * HOUR
 
-# What became of the accepted, in the order it is drawn and told; each with its name.
+# What became of accepted messages, in the order in which it is drawn and listed; each with its
+# name.
 PARTS = {
     "forwarded": "forwarded",
     "cancelled": "cancelled",

@@ -1,4 +1,4 @@
-"""The rows of ledger and Kafka, as DataFrames, read in the order that `reconcile` tells."""
+"""The rows of ledger and Kafka, as DataFrames, read in the order that `reconcile` requires."""
 
 from __future__ import annotations
 
@@ -91,8 +91,8 @@ class KafkaPlace:
                 topic, partition = behind[0]
                 raise HeldBackError(
                     f"{topic} [{partition}]: a transaction is open at offset {stable[behind[0]]} "
-                    f"of {ends[behind[0]]} for {_OPEN_TRANSACTION_S:.0f} s, so nobody can read "
-                    "what is behind it; find its producer (kafka-transactions.sh find-hanging), "
+                    f"of {ends[behind[0]]} for {_OPEN_TRANSACTION_S:.0f} s, so records behind "
+                    "it cannot be read; find its producer (kafka-transactions.sh find-hanging), "
                     "or run this again when it has ended"
                 )
             time.sleep(0.1)

@@ -4,9 +4,9 @@ Files and gaps of a wheel follow one another without hole or overlap in seqs. So
 two names is a file that was lost; where names overlap, readers drop the rows that a file before
 has already.
 
-What was lost before the first name of a wheel, or behind the last, no name tells: retention
-deletes old hours, and the newest part may not be published yet. There only messages in Kafka that
-no row speaks of are evidence (`Extent`, and `reconcile`).
+Losses before the first name of a wheel, or behind the last, show in no name: retention deletes old
+hours, and the newest part may not be published yet. There, only messages in Kafka that no row
+mentions are evidence (`Extent`, and `reconcile`).
 """
 
 from __future__ import annotations

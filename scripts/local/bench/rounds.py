@@ -86,7 +86,7 @@ def warm_up(measure: Callable[[float], float], say: Callable[[str], None]) -> li
     """Works until costs are steady.
 
     Args:
-        measure: Works for so many seconds; the broker's CPU milliseconds a transaction.
+        measure: Works for this many seconds; returns the broker's CPU milliseconds per transaction.
         say: Takes a line for people.
 
     Returns:

@@ -176,7 +176,7 @@ def _send(kind: str, address: str, cadence_s: float, orders: Connection) -> None
             os._exit(0)  # threads of the clients end with it
         try:
             orders.send(way.do(job, topic))
-        except Exception:  # noqa: BLE001 - the parent tells it
+        except Exception:  # noqa: BLE001 - the parent reports it
             orders.send(traceback.format_exc())
 
 

@@ -32,7 +32,7 @@ class Part:
         sent: How sending went.
         seconds: How long what was used is counted; at a rate only while as much is due as is sent.
         messages: That were sent meanwhile.
-        lateness: Of what arrived; None: nobody looked.
+        lateness: Of what arrived; None: not measured.
         over_time: The same, second by second.
         last_ms: The last arrival; Unix.
         used: By process.

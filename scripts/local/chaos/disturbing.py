@@ -18,7 +18,7 @@ from local.stage.wholeness import look
 PAUSE_S = 5.0
 BURST_MESSAGES = 10_000
 BURST_AHEAD_S = 4.0
-# A transaction of the steady traffic has a few messages: so many are surely the burst's.
+# A transaction of the steady traffic has a few messages: this many surely belong to the burst.
 SURELY_OPEN_RECORDS = 500
 OPEN_WITHIN_S = 10.0
 # A commit that the leader asked for just before it was stopped is done by then.
@@ -88,7 +88,7 @@ class Disturber:
         """Disturbs the leader once; returns when that is over.
 
         Raises:
-            ClusterError: nobody leads.
+            ClusterError: No node leads.
         """
         if how is How.TRANSACTION:
             return self._kill_in_transaction()
@@ -103,7 +103,7 @@ class Disturber:
         """Returns the leader; waits for an unexpected election to end.
 
         Raises:
-            ClusterError: there is none that ends.
+            ClusterError: It does not end.
         """
         nodes = {node.id: node for node in self._stage.cluster.nodes}
         deadline = time.monotonic() + LEADER_WITHIN_S
@@ -112,7 +112,7 @@ class Disturber:
             if seen.leader:
                 return _Leader(nodes[seen.leader], seen.epoch)
             if time.monotonic() > deadline:
-                raise ClusterError("nobody leads, although the cluster was whole")
+                raise ClusterError("no node leads, although the cluster was whole")
             self._stage.tick()
 
     def _kill(self, node: Node, how: How) -> None:
@@ -150,8 +150,9 @@ class Disturber:
     def _stop_in_transaction(self, leader: Node, *, is_last: bool) -> _Stopped | None:
         """Pauses the leader while a burst is uncommitted.
 
-        What commits just then goes on, and is stopped again: nobody can look and kill at once.
-        None: it was not caught so. If this is the last burst, it is stopped all the same.
+        A commit under way at that moment continues, and the leader is paused again: looking and
+        pausing cannot be one step. None: it was not caught in a transaction. If this is the last
+        burst, it is paused all the same.
         """
         pids = leader.pids(KILLED[How.TRANSACTION])
         deadline = time.monotonic() + OPEN_WITHIN_S

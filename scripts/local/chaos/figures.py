@@ -23,12 +23,12 @@ class Disturbance:
     Attributes:
         how: What was done.
         node: To which node: it led.
-        leader_after: Who led when the cluster was whole again.
+        leader_after: The leader when the cluster was whole again.
         struck_at_ms: Wall clock just before.
         silence_ms: The time without forwarding.
         calm_silence_ms: The same of some seconds before, in which nothing happened.
         spacing_ms: The usual time between arrivals, which both leave out.
-        whole_after_s: Until nothing was missing any more.
+        whole_after_s: Until nothing was missing.
         open_records: Of the transaction that was open when the leader stood still, never to go on;
             0: none was, None: that was not the aim.
         load_1min: The machine's load average.

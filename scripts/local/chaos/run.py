@@ -1,9 +1,9 @@
 """Measures failovers of a real cluster under traffic, and checks every message.
 
-The leader is disturbed again and again; each time it is waited until nothing is missing any
-more, and then a random while. The time without forwarding is the longest gap between arrivals
-at a read_committed consumer from the disturbance until the cluster was whole again, minus the
-usual time between arrivals.
+The leader is disturbed again and again; each time the run waits until nothing is missing, and then
+a random while. The time without forwarding is the longest gap between arrivals at a read_committed
+consumer from the disturbance until the cluster was whole again, minus the usual time between
+arrivals.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Chaos:
         Args:
             stage: Where it happens.
             chance: Decides how long it is calm.
-            calm_s: At least so long between two disturbances, and up to twice.
+            calm_s: The shortest time between two disturbances; the longest is twice that.
         """
         self._stage = stage
         self._chance = chance
@@ -139,7 +139,7 @@ class Chaos:
             if not seen.missing and seen.epoch > after_epoch:
                 return seen
             if time.monotonic() > deadline:
-                what = "; ".join(seen.missing) or f"nobody began to lead after {after_epoch}"
+                what = "; ".join(seen.missing) or f"no node began to lead after {after_epoch}"
                 raise ClusterError(f"not whole within {WHOLE_WITHIN_S:.0f} s: {what}")
             self._stage.wait(LOOK_EVERY_S)
 

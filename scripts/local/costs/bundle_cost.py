@@ -3,8 +3,8 @@
     python -m local.costs.bundle_cost [--rounds N] [--folder DIR]
 
 Each round appends a group to a wheel on a real disk, makes a message of its frames, reads that, and
-appends them to a copy. What lies between (threads, sockets, the machine) is in none of it. Told is
-the least of all rounds, in microseconds of CPU a frame.
+appends them to a copy. What lies between (threads, sockets, the machine) is not included. Printed
+is the least of all rounds, in microseconds of CPU per frame.
 """
 
 from __future__ import annotations

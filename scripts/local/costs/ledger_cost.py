@@ -3,9 +3,9 @@
     python -m local.costs.ledger_cost [--groups N] [--folder DIR]
 
 Each group goes into a wheel on a real disk as the server's store writes it (sorted, encoded, one
-write a frame, index rows), every second one is also entered into the ledger. What comes before and
-behind that (gRPC, decoding, mirrors, answers) is in neither of the two: of a whole acceptance the
-ledger's share is smaller than what is told here.
+write a frame, index rows); every second one is also entered into the ledger. The steps before and
+after (gRPC, decoding, mirrors, answers) are not included: the ledger's share of a whole acceptance
+is smaller than printed here.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Bench:
         self._ledger = Ledger(disk, folder)
 
     def cost(self, messages: int, seconds: int, groups: int) -> Cost:
-        """Measures so many groups."""
+        """Measures this many groups."""
         without_us: list[float] = []
         with_us: list[float] = []
         for number in range(groups + _WARM_UP):
@@ -84,7 +84,7 @@ class Bench:
 
 
 def group(messages: int, seconds: int) -> Columns:
-    """Returns messages of one topic with random ids and random dues within so many seconds."""
+    """Returns messages of one topic with random ids and random dues within this many seconds."""
     from_ms = time.time_ns() // 1_000_000_000 * 1_000 + 600_000
     chance = np.random.default_rng()
     lengths = np.full(messages, VALUE_BYTES, np.int64)

@@ -3,9 +3,9 @@
     python -m local.costs.node_cost [--rounds N] [--seconds S] [--groups-per-s N] [--messages N]
 
 A broker, three nodes as a user would run them, and one caller that sends small requests to one of
-them, the origin, so that each request is a group. Rest and traffic take turns. Of each process, and
-of its threads, the CPU time and the voluntary context switches are the kernel's own (/proc); told
-are the least and the median of all rounds, for a second at rest, and for a group what comes on top.
+them, the origin, so that each request is a group. Rest and traffic take turns. The CPU time and the
+voluntary context switches of each process and its threads are the kernel's own (/proc); printed are
+the least and the median of all rounds, per second at rest, and what each group adds to that.
 """
 
 from __future__ import annotations
@@ -209,7 +209,7 @@ def main() -> int:
     parser.add_argument("--groups-per-s", type=float, default=127.0)
     parser.add_argument("--messages", type=int, default=2, help="of a group, due 3 to 13 s ahead")
     parser.add_argument("--kafka", metavar="ADDRESS", help="use this broker")
-    parser.add_argument("--threads", action="store_true", help="tell of each thread")
+    parser.add_argument("--threads", action="store_true", help="show each thread")
     options = parser.parse_args()
     interrupt_on_signals()
     with LocalCluster(nodes=3, kafka=options.kafka) as cluster:

@@ -82,7 +82,7 @@ class Leader:
         assert producer.commit(last, CALL_MS).verdict is Verdict.COMMITTED
 
     def run(self, rate: int, pause: str, seconds: float, number: int, broker: int) -> Run:
-        """Sends so many messages a second, for so long."""
+        """Sends messages at this rate for this long."""
         dues = _dues(rate, time.time() + 0.2, seconds)
         next_due = next(dues)
         pace = first_pace(CapLimits(1, 1, 1, 1))

@@ -3,10 +3,10 @@
     python -m local.costs.peer_cost [--exchanges N] [--pause-ms N] [--bytes N]
 
 Two processes that are nothing but a node's peer network. Each exchange is one message on the data
-stream and one answer on the other's; between two exchanges is a pause, in which everybody falls
-asleep, as with nodes that have little to do. Told are the CPU time and the context switches of both
-processes together for one exchange, and its round trip; the pause itself, measured without any
-message, is taken off.
+stream and one answer on the other's; between two exchanges is a pause, in which all threads fall
+asleep, as in nodes that have little to do. Printed are the CPU time and the context switches of
+both processes together for one exchange, and its round trip; the pause itself, measured without any
+message, is subtracted.
 """
 
 from __future__ import annotations

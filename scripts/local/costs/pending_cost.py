@@ -11,10 +11,10 @@ some seconds that hold the same in each case. Then, with files in the page cache
   written one message. Once more as after a crash of the machine;
 * verifying: what the folder holds is made whole behind that, after both.
 
-Each is to cost the same however much is pending; verifying after a crash of the machine looks at
+Each should cost the same however much is pending; verifying after a crash of the machine examines
 each slot file, so it grows with the seconds that have messages. Everything is done several times,
-and the least CPU time of all is told, which other work on the machine changes little; of a start
-also the least time that passed.
+and the least CPU time of all is printed, which other work on the machine changes little; for a
+start also the least elapsed time.
 """
 
 from __future__ import annotations

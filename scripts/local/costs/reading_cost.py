@@ -2,10 +2,10 @@
 
     python -m local.costs.reading_cost [--messages 2000,10000,100000] [--frames 1-8] [--folder DIR]
 
-A store is filled as the server fills it: a few seconds that hold so many messages each, in small
+A store is filled as the server fills it: a few seconds that hold this many messages each, in small
 frames. Then, with files in the page cache, a leader's reader loads each second and cuts it into
-transactions, and their messages are handed to a client of Kafka that has no broker, so that nothing
-but the call itself is counted. CPU time of the whole process, the least of several seconds.
+transactions, and their messages are handed to a Kafka client without a broker, so that only the
+call itself is counted. CPU time of the whole process, the least of several seconds.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class _Sink:
 
 
 def fill(data: Path, messages: int, frame_messages: range) -> tuple[WheelId, int]:
-    """Creates a folder whose seconds hold so many messages each; returns wheel and frames."""
+    """Creates a folder whose seconds hold this many messages each; returns wheel and frames."""
     limits = StoreLimits(3_600, 7_200, recent_bytes=1)
     store = Store.open(PosixDisk(), data, node="n1", cluster_id="c", boot_id="boot", limits=limits)
     wheel = WheelId("n1", 1)

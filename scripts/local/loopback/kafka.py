@@ -2,9 +2,9 @@
 
 Where its jars and Java come from is in kafka_jars.py.
 
-A broker has two client listeners: the plain one (`address`) and a *proxied* one, which tells
-clients to come back to `proxy_address`. Nothing listens there until a test puts a proxy between
-(it forwards to `proxied_port`).
+A broker has two client listeners: the plain one (`address`) and a *proxied* one, which advertises
+`proxy_address` to clients. Nothing listens there until a test puts a proxy in between (it forwards
+to `proxied_port`).
 
 The ports lie below the kernel's range for outgoing connections, so that nothing takes them while
 the broker is down and comes back on the same ones.
@@ -151,7 +151,7 @@ class KafkaBroker:
 
     @property
     def proxy_address(self) -> str:
-        """What clients of the proxied listener are told to connect to."""
+        """The address that the proxied listener advertises to its clients."""
         return f"127.0.0.1:{self.proxy_port}"
 
     @property
@@ -270,7 +270,7 @@ class KafkaBroker:
             "transaction.state.log.min.isr": "1",
             "transaction.state.log.num.partitions": "4",
             "group.initial.rebalance.delay.ms": "0",
-            # A topic that is missing must stay missing, whoever asks for it.
+            # A topic that is missing must stay missing, whichever client asks for it.
             "auto.create.topics.enable": "false",
             **self._settings,
         }

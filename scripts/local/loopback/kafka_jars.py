@@ -58,7 +58,7 @@ def _java_version(java: str) -> str:
     told = subprocess.run([java, "-version"], capture_output=True, text=True, check=True).stderr
     version = re.search(r'version "(\d+[\w.+-]*)', told)
     if version is None:
-        raise KafkaError(f"{java} does not tell its version: {told.strip()}")
+        raise KafkaError(f"{java} does not print its version: {told.strip()}")
     return version[1]
 
 

@@ -54,7 +54,7 @@ class ConsumerProcess:
         Args:
             consume: What the child runs: it sends batches, the first one as soon as it reads, and
                 ends when the other end of its last argument is closed.
-            args: Come first; then the connection to send on, and that which tells it to stop.
+            args: Passed first; then the connection to send on, and the one that requests the stop.
             take: Is given each batch, on a thread.
             error: Raised if the child does not start.
         """

@@ -12,7 +12,7 @@ from local.loopback.node import Node
 
 TIMEOUT_S = 10.0
 PROCESSES = ("server", "cleaner")
-# Name without the prefix, and the process it is told for, if any.
+# Name without the prefix, and the process it belongs to, if any.
 Sample: TypeAlias = tuple[str, str]
 Samples: TypeAlias = dict[Sample, float]
 
@@ -89,7 +89,7 @@ class Cost:
 
     Attributes:
         nodes: By id.
-        cpu_busy_share: How much of the machine's CPUs was used, by whomever.
+        cpu_busy_share: How much of the machine's CPUs was used, by all processes.
     """
 
     nodes: dict[str, NodeCost]

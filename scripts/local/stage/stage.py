@@ -47,7 +47,7 @@ class Stage:
 
     Attributes:
         cluster: The nodes.
-        view: Where it is told what happens.
+        view: Shows what happens.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class Stage:
 def staged(view: View, *, nodes: int, settings: Mapping[str, Any] | None = None) -> Iterator[Stage]:
     """Starts everything, and ends everything."""
     with LocalCluster(nodes=nodes, settings=settings, say=view.note) as cluster:
-        view.note("waiting until somebody leads and every node takes messages")
+        view.note("waiting until a node leads and every node accepts messages")
         cluster.wait_until_accepting()
         cluster.create_topic(TOPIC, PARTITIONS)
         client = Client(cluster.nodes[0].address, timeout=SEND_TIMEOUT_S)

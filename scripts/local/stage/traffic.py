@@ -60,8 +60,8 @@ def _send_after_s(planned: Planned) -> float:
 def content_of(number: int, chance: random.Random) -> Content:
     """Returns the content of a message.
 
-    Among them is what is easily mistaken: null and empty keys, values and header values,
-    headers of the same name, and bytes that are no text.
+    It includes contents that are easily confused: null and empty keys, values and header values,
+    headers of the same name, and bytes that are not text.
     """
     key = chance.choice((None, b"", f"order-{number % 997}".encode()))
     value = chance.choice((None, b"", b"\x00\xff" + chance.randbytes(chance.randint(1, 300))))
@@ -84,7 +84,7 @@ class Sending:
             client: sends; retries while a node is away.
             topic: where to.
             planned: in the order of sending; may be without end.
-            tally: gets to know what is sent, and what became of it.
+            tally: Notes what is sent, and what became of it.
         """
         self._client = client
         self._topic = topic

@@ -16,7 +16,7 @@ class Look(NamedTuple):
     """What all nodes report.
 
     Attributes:
-        leader: the node that leads, by the greatest epoch that is told; empty: none is.
+        leader: The leading node, by the greatest epoch reported; empty: none leads.
         epoch: of its leadership; -1: none is known.
         missing: what keeps the cluster from being whole, in words.
     """

@@ -112,7 +112,7 @@ async def test_what_kafka_would_not_take_is_refused(known: KnownTopics) -> None:
     assert await refused(known, batch("a", value=bytes(10))) == {}
     large = batch("a", value=bytes(11))
     assert await refused(known, large) == {0: Reason.MESSAGE_TOO_LARGE}
-    told = "11 bytes; a takes 10 beside our headers (its max.message.bytes)"
+    told = "11 bytes; a accepts 10 beside our headers (its max.message.bytes)"
     assert large.refusals[0].detail == told
 
 

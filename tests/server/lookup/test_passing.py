@@ -252,7 +252,7 @@ async def test_all_are_asked_at_once_and_who_is_silent_is_told_with_why(
         answers = await asked(peers, within_s=30)
     assert answers == {
         "n2": pb.DescribeClusterResponse(node="n2"),
-        "n3": Silent(f"nobody is reached at {nowhere}"),
+        "n3": Silent(f"no node is reached at {nowhere}"),
         "n4": Silent("it was never reached, so its address for callers is not known"),
         "n5": Silent("SETTINGS_DISAGREE: min_insync: 2 here, 1 there"),
     }

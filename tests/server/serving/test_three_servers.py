@@ -303,7 +303,7 @@ def _is_away(cluster: Cluster) -> None:
     whole = cluster.whole("n1")
     away = next(m for m in whole.members if m.node == "n3")
     assert (away.accepting, away.HasField("report")) == (False, False)
-    assert away.silent == f"nobody is reached at {cluster['n3'].address}"
+    assert away.silent == f"no node is reached at {cluster['n3'].address}"
     assert (whole.pending.at_least, whole.pending.node in {"n1", "n2"}) == (False, True)
     changes = next(m for m in whole.members if m.node == "n2").report.in_sync_changes
     assert changes >= 1

@@ -106,7 +106,7 @@ class AioCalls:
             try:
                 await self._ask_facts(now_s + attempt_s)
             except DelaywheelError:  # messages are sent all the same; their errors will tell
-                if not self._facts.known:  # from whoever answered meanwhile
+                if not self._facts.known:  # from another node meanwhile
                     self._facts = Facts.assumed(now_s)
         return self._facts
 

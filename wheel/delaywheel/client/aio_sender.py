@@ -103,7 +103,7 @@ class AioSender:
     async def _send(self, batch: Batch) -> None:
         try:
             batch.settle(await self._deliver(batch.messages, batch.deadline_s))
-        except Exception as defect:  # noqa: BLE001  it must reach those who wait
+        except Exception as defect:  # noqa: BLE001  it must reach waiting callers
             batch.settle_defective(defect)
         self._gathered.finished(batch)
         self._pump()

@@ -76,7 +76,7 @@ class AsyncRetryConsumer:
     async def run(
         self, handle: Callable[[ReceivedMessage], Awaitable[object]], *, concurrency: int = 1
     ) -> None:
-        """Handles each message within `async with`, so many concurrently, until `stop`.
+        """Handles each message within `async with`, up to `concurrency` at once, until `stop`.
 
         Raises:
             Exception: An exception from a handler that means neither retry nor dead; the other
@@ -106,7 +106,7 @@ class AsyncRetryConsumer:
         return batch[0] if batch else None
 
     async def receive_batch(self, most: int, timeout_s: float | None = None) -> Batch:
-        """Returns available messages, at most so many, as soon as there are any."""
+        """Returns available messages, as soon as there are any, up to this number."""
         loop = asyncio.get_running_loop()
         deadline = None if timeout_s is None else loop.time() + timeout_s
         while True:

@@ -116,7 +116,7 @@ class Engine:
             self._listeners.append(listener)
 
     def hand_out(self, most: int) -> Batch:
-        """Returns the longest-waiting records, at most so many; empty if none are available now.
+        """Returns the longest-waiting records, up to this number; empty if none are available now.
 
         Raises:
             ConsumerError: The consumer cannot continue.

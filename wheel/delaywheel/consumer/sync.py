@@ -111,7 +111,7 @@ class RetryConsumer:
         return batch[0] if batch else None
 
     def receive_batch(self, most: int, timeout_s: float | None = None) -> Batch:
-        """Returns available messages, at most so many, as soon as there are any."""
+        """Returns available messages, as soon as there are any, up to this number."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             batch = self._engine.hand_out(most)

@@ -9,7 +9,7 @@ So the topic is compared with heartbeats:
 
 | by | when | with which heartbeats | what contradicts them |
 |---|---|---|---|
-| a candidate | its own marks stand newest | those of before it began to read | has lost something |
+| a candidate | its own marks are the newest | earlier than its reading | has lost something |
 | a leader | each tick | the newest | was overtaken, or has lost something: the leader stands by |
 
 This rests on these invariants:

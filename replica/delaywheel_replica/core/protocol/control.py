@@ -72,7 +72,7 @@ class LeaderRecord:
 
 @dataclass(frozen=True, slots=True)
 class Leader:
-    """Who leads, as the control topic says; the epoch grows with every leader."""
+    """The leader according to the control topic; the epoch grows with every leader."""
 
     node: str
     epoch: int

@@ -2,8 +2,8 @@
 
 | message | from, to | meaning |
 |---|---|---|
-| Gossip | each to each | own beat, every 100 ms and at once when a high watermark passes what |
-|   |   | is due soon; with it, the newest known of those whom the receiver does |
+| Gossip | each to each | own heartbeat, every 100 ms and when a high watermark passes what is |
+|   |   | due soon; with it, the newest known of those that the receiver does |
 |   |   | not hear, and of all others twice a second |
 | Frames | origin to mirror | pushed frames of one wheel, consecutive and ascending |
 |   | holder to fetcher | frames that were asked for |

@@ -123,11 +123,11 @@ class _Wheel:
         return self.asked is not None and self.asked.under_way and now_ms < self.asked.until_ms
 
     def is_over(self, since_ms: int) -> bool:
-        """Whether nothing has been requested since, and no node is known to lack anything."""
+        """Whether nothing has been requested since, and no node is known to be missing anything."""
         return not self.lacks and (self.asked is None or self.asked.until_ms < since_ms)
 
     def doubt(self, want: Want | None, reachable: Collection[str]) -> None:
-        """Forgets that a node lacked a frame: it may have received it since."""
+        """Forgets that a node was missing a frame: it may have received it since."""
         for node, seqs in list(self.lacks.items()):
             shown = NO_SEQS if want is None else want.shown(node)
             for seq, of in list(self.passed_over):
@@ -136,7 +136,7 @@ class _Wheel:
             self.keep(node, seqs - shown if node in reachable else NO_SEQS)
 
     def keep(self, node: str, seqs: SeqSet) -> None:
-        """Notes which frames a node lacks, as far as they matter."""
+        """Notes which frames a node is missing, as far as they matter."""
         if seqs:
             self.lacks[node] = seqs.head(MAX_SOUGHT)
         else:

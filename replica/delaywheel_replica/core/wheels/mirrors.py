@@ -299,7 +299,7 @@ class Mirrors:
         return NO_FRAMES if cleaner is None else cleaner.unreadable - self._known.lost
 
     def looked_for(self) -> tuple[FrameSet, dict[str, FrameSet]]:
-        """Returns the frames being searched for, and which of them each member lacks."""
+        """Returns the frames being searched for, and which of them each member is missing."""
         told, sought = self._fetching.lacks_told(), self.sought()
         wheels = {*told, *(wheel for wheel, _ in sought.items())}
         wheels.update(wheel for wheel, held in self._inventory.items() if held.lacking)

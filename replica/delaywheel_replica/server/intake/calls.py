@@ -200,7 +200,7 @@ def _parsed(request_class: type[Message], content: bytes) -> Message:
         return request_class.FromString(content)
     except DecodeError as error:
         name = request_class.DESCRIPTOR.name
-        raise RefusedError(Reason.REQUEST_MALFORMED, f"It is no {name}") from error
+        raise RefusedError(Reason.REQUEST_MALFORMED, f"It is not a valid {name}") from error
 
 
 def _refusal_of(error: Exception) -> Refusal:

@@ -90,8 +90,8 @@ _NODE: tuple[Spec, ...] = (
     ),
     gauges(
         "row_age_seconds",
-        "How long ago a process told how it is; the server does so ten times a second, the cleaner"
-        " at least four times.",
+        "How long ago a process wrote its status; the server does so ten times a second, the"
+        " cleaner at least four times.",
         ("process",),
         _ages,
     ),
@@ -105,7 +105,7 @@ _ACCEPTING: tuple[Spec, ...] = (
     ),
     counter(
         "acknowledged_messages",
-        "Messages whose callers were told that enough members hold them.",
+        "Messages acknowledged to their callers: enough members hold them.",
         lambda f: f.counts.acknowledged,
     ),
     counters(

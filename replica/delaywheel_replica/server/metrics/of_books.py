@@ -29,7 +29,7 @@ BOOKS_METRICS: tuple[Spec, ...] = (
     counter("ledger_messages", "Messages in these files.", lambda f: f.books.rows),
     counter(
         "ledger_gaps",
-        "Times that rows of the ledger were given up, or could not be had any more.",
+        "Times that rows of the ledger were given up, or could no longer be read.",
         lambda f: f.books.gaps,
     ),
     counter("ledger_gap_messages", "Messages in these gaps.", lambda f: f.books.gap_messages),

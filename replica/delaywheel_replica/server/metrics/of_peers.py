@@ -125,7 +125,7 @@ PEER_METRICS: tuple[Spec, ...] = (
     gauge("members", "Nodes of the cluster.", lambda f: f.members),
     gauge(
         "min_in_sync_members",
-        "So many must hold a message before it is acknowledged.",
+        "How many members must hold a message before it is acknowledged.",
         lambda f: f.min_insync,
     ),
     gauge(
@@ -185,7 +185,7 @@ PEER_METRICS: tuple[Spec, ...] = (
     ),
     counter(
         "implausible_beats",
-        "Beats that one peer told of another one, and that cannot have been its own.",
+        "Heartbeats that one peer relayed of another, and that cannot have been its own.",
         lambda f: None if f.server is None else f.server.implausible_heartbeats,
     ),
     _traffic("peer_breaks", "Times that the connection to a peer broke.", lambda c: c.breaks),

@@ -31,7 +31,7 @@ class LoopTime:
 
     async def do(self, work: Callable[[], _Made]) -> _Made:
         """Does some work, in this pass or a later one."""
-        while self._spent_s >= PASS_S:  # noqa: ASYNC110 - so those who wait keep their order
+        while self._spent_s >= PASS_S:  # noqa: ASYNC110 - so that waiting work keeps its order
             await asyncio.sleep(0)
         if not self._is_counting:
             self._is_counting = True
