@@ -615,6 +615,29 @@ def test_cancel_of_many_lists_asks_and_tells(
     assert dry.document["looked"]["messages"] == 9
 
 
+def test_of_many_that_were_rescheduled_those_found_elsewhere_are_done(
+    command: Command, node: ScriptedNode
+) -> None:
+    moved, done = pb.CANCEL_OUTCOME_RESCHEDULED, pb.CANCEL_OUTCOME_CANCELLED
+    rows = [(17, 1, moved), (19, 1, done)]
+
+    def behave(_node: object, _request: pb.CancelManyRequest, _context: object) -> object:
+        results = [
+            pb.CancelResult(
+                handle=f"n1.7:{slot}:{number:032x}", due_ms=slot * 1000, outcome=outcome
+            )
+            for slot, number, outcome in rows
+        ]
+        return pb.CancelManyResponse(results=results)
+
+    node.otherwise_many = behave
+    assert command("cancel", "--topic", "t", "--yes").out == "1 CANCELLED\n"
+    rows.append((17, 2, moved))
+    ended = command("cancel", "--topic", "t", "--yes")
+    assert ended.out == "1 CANCELLED\n1 have another due by now: look again\n"
+    assert "NOT_ALL_CANCELLED: 1 message of 3 may be delivered" in ended.err
+
+
 @pytest.mark.parametrize("more", [("--topic", "t"), ("--dry-run",), ("--from", "now")])
 def test_cancel_means_one_message_or_what_many_have(
     command: Command, more: tuple[str, ...]
@@ -726,11 +749,11 @@ def test_what_was_rescheduled_is_told_with_its_due(command: Command, node: Scrip
         answer(pb.CancelResponse(outcome=outcome, due_ms=moved.rescheduled_to_ms)),
         answer(pb.GetMessageResponse(message=moved)),
     ]
-    node.script += told
+    node.script += told[:1]
     ended = command("cancel", HANDLE)
     assert ended.code == 1
     assert "RESCHEDULED: the message was not withdrawn: it is due 2030-03-17T17:47:40" in ended.err
-    node.script += told
+    node.script += told[:1]
     document = command("cancel", HANDLE, "--json").document
     assert document == {"outcome": "RESCHEDULED", "rescheduled_to_ms": moved.rescheduled_to_ms}
     node.script += told[1:]

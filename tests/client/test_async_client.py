@@ -205,7 +205,7 @@ async def test_cancel_and_get() -> None:
     handle = Handle("a.1", 17, bytes(16))
     with FakeService(abort(Reason.NO_LEADER)) as service:
         async with AsyncClient(service.address) as client:
-            assert await client.cancel(handle) is CancelOutcome.CANCELLED
+            assert (await client.cancel(handle)).outcome is CancelOutcome.CANCELLED
             assert await client.get(handle) is None
             service.script.append(abort(Reason.HANDLE_INVALID))
             with pytest.raises(RefusedError, match="HANDLE_INVALID"):

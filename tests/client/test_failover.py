@@ -302,7 +302,7 @@ class TestQuestions:
                 cluster.nodes[number].script.append(cancelled)
             stays = max(range(3), key=lambda number: len(cluster.sent(number)))
             cluster.nodes[stays].script.appendleft(obstacle)  # type: ignore[arg-type]
-            assert client.cancel(HANDLE, timeout=IN_TIME_S) is CancelOutcome.CANCELLED
+            assert client.cancel(HANDLE, timeout=IN_TIME_S).outcome is CancelOutcome.CANCELLED
 
     def test_a_message_is_looked_for_elsewhere(self, make: Make) -> None:
         stored = pb.StoredMessage(handle=str(HANDLE), id=bytes(16))
@@ -320,7 +320,7 @@ class TestQuestions:
             wait_until("all are found", finds(client, cluster))
             cluster.kill(0)
             cluster.kill(1)
-            assert client.cancel(HANDLE, timeout=IN_TIME_S) is CancelOutcome.CANCELLED
+            assert client.cancel(HANDLE, timeout=IN_TIME_S).outcome is CancelOutcome.CANCELLED
             assert client.get(HANDLE, timeout=IN_TIME_S) is None
 
     def test_a_refusal_for_good_is_not_carried_around(self, make: Make) -> None:

@@ -6,6 +6,7 @@ import grpc
 import pytest
 
 from delaywheel import (
+    Cancelled,
     CancelOutcome,
     Client,
     Handle,
@@ -28,13 +29,21 @@ class TestCancel:
     def test_every_outcome_has_a_name(self, outcome: CancelOutcome) -> None:
         number = pb.CancelOutcome.Value(f"CANCEL_OUTCOME_{outcome}")
         with FakeService(answer(cancelled(number))) as service, Client(service.address) as client:
-            assert client.cancel(Handle("a.1", 17, bytes(16))) is outcome
+            assert client.cancel(Handle("a.1", 17, bytes(16))).outcome is outcome
         assert service.cancels[0].message.handle == "a.1:17:" + "0" * 32
+
+    def test_of_what_was_rescheduled_the_new_due_is_told_with_one_call(self) -> None:
+        told = pb.CancelResponse(outcome=pb.CANCEL_OUTCOME_RESCHEDULED, due_ms=19_000)
+        with FakeService(answer(told)) as service, Client(service.address) as client:
+            came_to = client.cancel(Handle("a.1", 17, bytes(16)))
+            assert came_to == Cancelled(CancelOutcome.RESCHEDULED, 19_000)
+            assert client.cancel(Handle("a.1", 19, bytes(16))).due_ms is None
+        assert len(service.cancels) == 2
 
     def test_by_id_and_due(self) -> None:
         with FakeService() as service, Client(service.address) as client:
             due = datetime(2031, 1, 1, microsecond=1, tzinfo=UTC)
-            assert client.cancel(id=bytes(16), deliver_at=due) is CancelOutcome.CANCELLED
+            assert client.cancel(id=bytes(16), deliver_at=due).outcome is CancelOutcome.CANCELLED
         pair = service.cancels[0].message.id_and_due
         assert (pair.id, pair.due_ms) == (bytes(16), int(due.timestamp()) * 1000 + 1)
 
@@ -69,7 +78,7 @@ class TestCancel:
             FakeService(abort(Reason.CANCEL_UNKNOWN), abort(Reason.NO_LEADER)) as service,
             Client(service.address) as client,
         ):
-            assert client.cancel(Handle("a.1", 17, bytes(16))) is CancelOutcome.CANCELLED
+            assert client.cancel(Handle("a.1", 17, bytes(16))).outcome is CancelOutcome.CANCELLED
         assert len(service.cancels) == 3
 
 
@@ -170,6 +179,26 @@ class TestCancelMany:
         assert came_to.complete
         assert [each.page_token for each in service.many] == ["", "x", "x"]
         assert all(each.dry_run and each.filter.key == b"k" for each in service.many)
+
+    def test_what_was_rescheduled_is_told_unless_it_is_found_where_it_is_by_now(self) -> None:
+        moved, done = pb.CANCEL_OUTCOME_RESCHEDULED, pb.CANCEL_OUTCOME_CANCELLED
+        # One within its second, so by the same handle; one to another second; one not found again.
+        results = [
+            pb.CancelResult(handle=f"a.1:{slot}:{number:032x}", due_ms=due_ms, outcome=outcome)
+            for slot, number, due_ms, outcome in (
+                (17, 1, 17_000, moved),
+                (17, 1, 17_500, done),
+                (17, 2, 17_000, moved),
+                (19, 2, 19_000, done),
+                (17, 3, 17_000, moved),
+            )
+        ]
+        page = answer(pb.CancelManyResponse(results=results))
+        with FakeService(page) as service, Client(service.address) as client:
+            came_to = client.cancel_many("orders")
+        assert [(h.slot, h.id[-1]) for h in came_to.cancelled] == [(17, 1), (19, 2)]
+        assert [handle.id[-1] for handle in came_to.rescheduled] == [3]
+        assert came_to.unknown == ()
 
 
 class TestReschedule:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from delaywheel.client.aio import AsyncClient
     from delaywheel.client.exchange.answers import (
+        Cancelled,
         CancelOutcome,
         KafkaPlace,
         MessageState,
@@ -41,6 +42,7 @@ __all__ = [
     "AsyncClient",
     "CallFailedError",
     "CancelOutcome",
+    "Cancelled",
     "Client",
     "ClientClosedError",
     "DelaywheelError",
@@ -66,6 +68,7 @@ _HOMES = {
     "client.aio": ("AsyncClient",),
     "client.exchange.answers": (
         "CancelOutcome",
+        "Cancelled",
         "KafkaPlace",
         "MessageState",
         "Rescheduled",

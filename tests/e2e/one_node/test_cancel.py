@@ -22,8 +22,10 @@ def test_before_the_due(service: Service, kafka: KafkaBroker, topic: str) -> Non
     with service.client() as client, CommittedReader(kafka.address, topic) as reader:
         gone = client.produce(topic, b"gone", delay=timedelta(seconds=AHEAD_S))
         client.produce(topic, b"stays", delay=timedelta(seconds=AHEAD_S + 0.2))
-        assert client.cancel(gone) is CancelOutcome.CANCELLED
-        assert client.cancel(gone) is CancelOutcome.CANCELLED, "asked again: the same answer"
+        assert client.cancel(gone).outcome is CancelOutcome.CANCELLED
+        assert client.cancel(gone).outcome is CancelOutcome.CANCELLED, (
+            "asked again: the same answer"
+        )
         reader.wait_for(1)
         assert [m.value() for m in reader.read_to_end()] == [b"stays"]
 
@@ -33,7 +35,7 @@ def test_by_id_and_due(service: Service, kafka: KafkaBroker, topic: str) -> None
     due = datetime.now(UTC) + timedelta(seconds=AHEAD_S)
     with service.client() as client, CommittedReader(kafka.address, topic) as reader:
         client.produce(topic, b"gone", deliver_at=due, id=own_id)
-        assert client.cancel(id=own_id, deliver_at=due) is CancelOutcome.CANCELLED
+        assert client.cancel(id=own_id, deliver_at=due).outcome is CancelOutcome.CANCELLED
         # A late copy of the same message changes nothing.
         client.produce(topic, b"gone", deliver_at=due, id=own_id)
         client.produce(topic, b"stays", deliver_at=due + timedelta(milliseconds=300))
@@ -47,10 +49,10 @@ def test_after_the_due(service: Service, kafka: KafkaBroker, topic: str) -> None
         reader.wait_for(1)
         # The node hears of what was delivered within a tenth of a second.
         too_late = {CancelOutcome.TOO_LATE, CancelOutcome.ALREADY_DELIVERED}
-        answers = [client.cancel(handle)]
+        answers = [client.cancel(handle).outcome]
         while answers[-1] is not CancelOutcome.ALREADY_DELIVERED:
             assert len(answers) < 1_000
-            answers.append(client.cancel(handle))
+            answers.append(client.cancel(handle).outcome)
         assert set(answers) <= too_late
 
 
@@ -71,7 +73,7 @@ def test_near_the_due(service: Service, kafka: KafkaBroker, topic: str) -> None:
             value = b"%d" % (len(answers) + len(unknown))
             handle = client.produce(topic, value, delay=ahead)
             try:
-                answers[value] = client.cancel(handle, timeout=10)
+                answers[value] = client.cancel(handle, timeout=10).outcome
             except (RefusedError, TimedOutError) as error:
                 if error.outcome_known:
                     raise
@@ -89,5 +91,5 @@ def test_unknown(service: Service) -> None:
     with service.client() as client:
         outcome = client.cancel(
             id=uuid.uuid4().bytes, deliver_at=datetime.now(UTC) + timedelta(seconds=30)
-        )
+        ).outcome
         assert outcome is CancelOutcome.NOT_FOUND

@@ -133,7 +133,7 @@ def test_cancels_race_a_leader_change(proxied: Proxied, kafka: KafkaBroker, topi
             for result, message in reversed(list(zip(taken, batch, strict=True))):
                 assert message.value is not None
                 try:
-                    outcomes[message.value] = client.cancel(result.handle)
+                    outcomes[message.value] = client.cancel(result.handle).outcome
                 except DelaywheelError:
                     outcomes[message.value] = None  # it may count or not
                 begun.set()

@@ -8,7 +8,7 @@ from threading import Thread
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
-from delaywheel import AsyncClient, CancelOutcome, Client, Handle
+from delaywheel import AsyncClient, Cancelled, Client, Handle
 from delaywheel.client.exchange.answers import StoredMessage
 from delaywheel.client.exchange.endpoints import Endpoints
 
@@ -23,7 +23,7 @@ class EitherClient(Protocol):
     @property
     def lines(self) -> set[str]: ...
     def produce(self, topic: str, value: bytes, **options: Any) -> Handle: ...
-    def cancel(self, handle: Handle, **options: Any) -> CancelOutcome: ...
+    def cancel(self, handle: Handle, **options: Any) -> Cancelled: ...
     def get(self, handle: Handle, **options: Any) -> StoredMessage | None: ...
     def __enter__(self) -> Self: ...
     def __exit__(
@@ -70,7 +70,7 @@ class LoopClient:
     def produce(self, topic: str, value: bytes, **options: Any) -> Handle:
         return self._do(self._client.produce(topic, value, **options))
 
-    def cancel(self, handle: Handle, **options: Any) -> CancelOutcome:
+    def cancel(self, handle: Handle, **options: Any) -> Cancelled:
         return self._do(self._client.cancel(handle, **options))
 
     def get(self, handle: Handle, **options: Any) -> StoredMessage | None:

@@ -64,7 +64,7 @@ class Cancelling(Caller):
         try:
             taken = self._client.produce(self._topic, value, deliver_at=due)
             began_s = time.monotonic()
-            outcome = self._client.cancel(taken)
+            outcome = self._client.cancel(taken).outcome
             self.took_s[value] = time.monotonic() - began_s
             self.outcomes[value] = outcome
         except DelaywheelError as error:

@@ -11,7 +11,7 @@ import grpc
 
 from delaywheel.client.aio_calls import AioCalls
 from delaywheel.client.aio_sender import AioSender
-from delaywheel.client.exchange.answers import CancelOutcome, Rescheduled, StoredMessage
+from delaywheel.client.exchange.answers import Cancelled, Rescheduled, StoredMessage
 from delaywheel.client.exchange.batching import split
 from delaywheel.client.exchange.channel import parse_addresses
 from delaywheel.client.exchange.pending import PendingResult
@@ -132,7 +132,7 @@ class AsyncClient:
         id: Id | None = None,  # noqa: A002  its public name
         deliver_at: datetime | None = None,
         timeout: float | None = None,  # noqa: ASYNC109  as in `produce`
-    ) -> CancelOutcome:
+    ) -> Cancelled:
         """Cancels a pending message; see `Client.cancel`."""
         self._check_open()
         question = cancel_question(message_ref(handle, id, deliver_at))

@@ -39,6 +39,8 @@ class ManyCancelled:
         cancelled: Never delivered; in a dry run: already cancelled before.
         too_late: Nothing was done: they are delivered, or about to be.
         unknown: Perhaps cancelled, ask again; in a dry run: those that are pending.
+        rescheduled: They have another due by now and were not found at it: it was not asked for, or
+            lies where the search had already passed; ask again.
         complete: Everything requested was examined and readable. Otherwise there may be more: the
             limit was reached, or the node is missing something for the moment.
     """
@@ -46,6 +48,7 @@ class ManyCancelled:
     cancelled: tuple[Handle, ...]
     too_late: tuple[Handle, ...]
     unknown: tuple[Handle, ...]
+    rescheduled: tuple[Handle, ...]
     complete: bool
 
 
@@ -123,7 +126,8 @@ class CancellingMany:
     def __init__(self, wanted: pb.Filter, limit: int, *, dry_run: bool) -> None:
         self._request = pb.CancelManyRequest(filter=wanted, dry_run=dry_run)
         self._limit = limit
-        self._results: dict[str, pb.CancelOutcome.ValueType] = {}
+        # By handle and due: what is rescheduled within its second keeps its handle.
+        self._results: dict[tuple[str, int], pb.CancelOutcome.ValueType] = {}
         self._incomplete = False
         self.done = limit < 1
         """Whether there is nothing more to ask."""
@@ -138,22 +142,34 @@ class CancellingMany:
     def add(self, page: pb.CancelManyResponse) -> None:
         """Adds the results of a page."""
         for result in page.results:
-            self._results.setdefault(result.handle, result.outcome)
+            self._results.setdefault((result.handle, result.due_ms), result.outcome)
         self._incomplete |= page.looked.incomplete
         self._request.page_token = page.next_page_token
         self.done = not page.next_page_token or len(self._results) >= self._limit
 
     def came_to(self) -> ManyCancelled:
         """Returns the result once done."""
-        known = {pb.CANCEL_OUTCOME_CANCELLED, pb.CANCEL_OUTCOME_TOO_LATE}
+        moved = pb.CANCEL_OUTCOME_RESCHEDULED
+        known = {pb.CANCEL_OUTCOME_CANCELLED, pb.CANCEL_OUTCOME_TOO_LATE, moved}
         return ManyCancelled(
             self._of({pb.CANCEL_OUTCOME_CANCELLED}),
             self._of({pb.CANCEL_OUTCOME_TOO_LATE}),
             self._of(set(self._results.values()) - known),
+            self._of({moved}, but=self._stays()),
             not self._request.page_token and not self._incomplete and self._limit > 0,
         )
 
-    def _of(self, outcomes: set[pb.CancelOutcome.ValueType]) -> tuple[Handle, ...]:
-        return tuple(
-            Handle.parse(handle) for handle, one in self._results.items() if one in outcomes
+    def _stays(self) -> frozenset[bytes]:
+        """Returns the ids of what was found where it is."""
+        moved = pb.CANCEL_OUTCOME_RESCHEDULED
+        return frozenset(
+            Handle.parse(handle).id for (handle, _), one in self._results.items() if one != moved
         )
+
+    def _of(
+        self, outcomes: set[pb.CancelOutcome.ValueType], *, but: frozenset[bytes] = frozenset()
+    ) -> tuple[Handle, ...]:
+        handles = (
+            Handle.parse(told) for (told, _), one in self._results.items() if one in outcomes
+        )
+        return tuple(handle for handle in handles if handle.id not in but)

@@ -9,7 +9,7 @@ from typing import Final, Self, Unpack
 
 import grpc
 
-from delaywheel.client.exchange.answers import CancelOutcome, Rescheduled, StoredMessage
+from delaywheel.client.exchange.answers import Cancelled, Rescheduled, StoredMessage
 from delaywheel.client.exchange.batching import split
 from delaywheel.client.exchange.channel import parse_addresses
 from delaywheel.client.exchange.pending import PendingResult
@@ -173,10 +173,10 @@ class Client:
         id: Id | None = None,  # noqa: A002  its public name
         deliver_at: datetime | None = None,
         timeout: float | None = None,
-    ) -> CancelOutcome:
+    ) -> Cancelled:
         """Cancels a pending message, named by its handle or by its id and due.
 
-        CANCELLED means that it is never delivered.
+        Its outcome CANCELLED means that it is never delivered.
 
         Raises:
             RefusedError: The service refused, or CANCEL_UNKNOWN: it may have an effect, ask again.
@@ -185,7 +185,7 @@ class Client:
         Example:
             ::
 
-                if client.cancel(handle) is CancelOutcome.TOO_LATE:
+                if client.cancel(handle).outcome is CancelOutcome.TOO_LATE:
                     ...
         """
         self._check_open()

@@ -20,7 +20,7 @@ class CancelOutcome(StrEnum):
     NOT_FOUND = "NOT_FOUND"
     """It was never accepted."""
     RESCHEDULED = "RESCHEDULED"
-    """It was rescheduled, and nothing was done: `Client.get` returns its present due. Cancel it by
+    """It was rescheduled, and nothing was done: `Cancelled.due_ms` is its present due. Cancel it by
     its id and that due, or by the handle that the reschedule returned."""
 
     @classmethod
@@ -28,6 +28,19 @@ class CancelOutcome(StrEnum):
         """Returns the outcome of a response; None for an unknown one."""
         names: dict[int, str] = {value: name for name, value in pb.CancelOutcome.items()}
         return cls.__members__.get(names.get(number, "").removeprefix("CANCEL_OUTCOME_"))
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """What `Client.cancel` came to.
+
+    Attributes:
+        outcome: whether it is withdrawn.
+        due_ms: the due that a message has which was rescheduled; None: it has no other one.
+    """
+
+    outcome: CancelOutcome
+    due_ms: int | None = None
 
 
 class RescheduleOutcome(StrEnum):

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Final, Generic, TypeVar
 
 from delaywheel.client.exchange.answers import (
+    Cancelled,
     CancelOutcome,
     Rescheduled,
     RescheduleOutcome,
@@ -27,7 +28,13 @@ AnswerT = TypeVar("AnswerT")
 
 # These keep a node from answering, but not from accepting messages.
 _OF_THE_CLUSTER: Final = frozenset(
-    {Reason.NO_LEADER, Reason.NOT_UP_TO_DATE, Reason.CANCEL_UNKNOWN, Reason.RESCHEDULE_UNKNOWN}
+    {
+        Reason.NO_LEADER,
+        Reason.NOT_UP_TO_DATE,
+        Reason.CANCEL_UNKNOWN,
+        Reason.RESCHEDULE_UNKNOWN,
+        Reason.RESCHEDULES_BUSY,
+    }
 )
 
 
@@ -94,7 +101,7 @@ class Question(Generic[RequestT, ResponseT, AnswerT]):
         self._error = TimedOutError(f"not answered: {why}{last}", outcome_known=not self._doubtful)
 
 
-CancelQuestion = Question[pb.CancelRequest, pb.CancelResponse, CancelOutcome]
+CancelQuestion = Question[pb.CancelRequest, pb.CancelResponse, Cancelled]
 GetQuestion = Question[pb.GetMessageRequest, pb.GetMessageResponse, StoredMessage]
 
 
@@ -147,7 +154,7 @@ def _read_reschedule(response: pb.RescheduleResponse, doubtful: bool) -> Resched
     return Rescheduled(outcome, Handle.parse(response.handle), response.due_ms)
 
 
-def _read_cancel(response: pb.CancelResponse, doubtful: bool) -> CancelOutcome:
+def _read_cancel(response: pb.CancelResponse, doubtful: bool) -> Cancelled:
     outcome = CancelOutcome.of(response.outcome)
     if outcome is None:
         raise RefusedError(
@@ -161,7 +168,7 @@ def _read_cancel(response: pb.CancelResponse, doubtful: bool) -> CancelOutcome:
             f"{outcome} now, but an unanswered earlier attempt may have succeeded",
             outcome_known=False,
         )
-    return outcome
+    return Cancelled(outcome, response.due_ms if response.HasField("due_ms") else None)
 
 
 def _read_get(response: pb.GetMessageResponse, _doubtful: bool) -> StoredMessage:

@@ -73,7 +73,11 @@ def cancel(  # noqa: PLR0913 - as many as the command has
         confirm(f"Withdraw {counted(pending, 'message')}?", yes=yes)
     came_to = many.ask_for_all(dry_run=False)
     _tell(came_to, as_json=as_json, dry_run=False)
-    not_cancelled = sum(row.outcome != pb.CANCEL_OUTCOME_CANCELLED for row in came_to.results)
+    not_cancelled = sum(
+        row.outcome not in {pb.CANCEL_OUTCOME_CANCELLED, pb.CANCEL_OUTCOME_RESCHEDULED}
+        for row in came_to.results
+    )
+    not_cancelled += len(_gone_elsewhere(came_to))
     if not_cancelled:
         raise Failure(
             "NOT_ALL_CANCELLED",
@@ -91,11 +95,8 @@ def _cancel_one(
     timeout_s: float,
 ) -> None:
     with Client(server, timeout=timeout_s) as client:
-        outcome = client.cancel(handle, id=message_id, deliver_at=at)
-        moved_ms = None
-        if outcome is CancelOutcome.RESCHEDULED:
-            message = client.get(handle, id=message_id, deliver_at=at)
-            moved_ms = None if message is None else message.rescheduled_to_ms
+        cancelled = client.cancel(handle, id=message_id, deliver_at=at)
+    outcome, moved_ms = cancelled.outcome, cancelled.due_ms
     if as_json:
         print_json({"outcome": outcome.value, "rescheduled_to_ms": moved_ms})
     if outcome is not CancelOutcome.CANCELLED:
@@ -145,6 +146,15 @@ class _Many:
                 return
 
 
+def _gone_elsewhere(answer: pb.CancelManyResponse) -> set[str]:
+    """Returns the ids of what was rescheduled, and not found at the due that it has by now."""
+    by_outcome: dict[bool, set[str]] = {True: set(), False: set()}
+    for row in answer.results:
+        is_moved = row.outcome == pb.CANCEL_OUTCOME_RESCHEDULED
+        by_outcome[is_moved].add(row.handle.rpartition(":")[2])
+    return by_outcome[True] - by_outcome[False]
+
+
 def _listed(found: pb.CancelManyResponse) -> Iterator[str]:
     for row in found.results[:_SHOWN]:
         yield f"{row.handle}  {iso(row.due_ms)}  {row.topic}"
@@ -164,6 +174,8 @@ def _tell(answer: pb.CancelManyResponse, *, as_json: bool, dry_run: bool) -> Non
         number = sum(row.outcome == outcome for row in answer.results)
         if number or words in {"CANCELLED", "pending"}:
             print(f"{number:,} {words}")
+    if elsewhere := len(_gone_elsewhere(answer)):
+        print(f"{elsewhere:,} have another due by now: look again")
     looked = answer.looked
     if looked.HasField("to_slot"):
         since = clock(looked.to_slot)
