@@ -10,6 +10,8 @@ import pytest
 from delaywheel.identity import WheelId
 from delaywheel.storage.folder import layout
 from delaywheel.storage.frames.rows import HOLE_ROW, INDEX_ROW_LENGTH_BYTES
+from delaywheel.storage.reading import cancels
+from delaywheel.storage.reading.cancels import BEGIN_BYTES, Budget, CancelLook
 from support.due.leader import EMPTY, START_MS, Leader, message
 from support.due.wheels import Sent, Wheels, wheels_in_memory
 
@@ -24,10 +26,19 @@ def wheels() -> Iterator[Wheels]:
         yield made
 
 
-def is_uncancelled(leader: Leader, sent: Sent = SENT) -> bool:
+def look_of(sent: Sent) -> CancelLook:
+    return CancelLook(sent.due_ms // 1000, [sent.id[:BEGIN_BYTES]])
+
+
+def is_uncancelled(
+    leader: Leader, sent: Sent = SENT, look: CancelLook | None = None, *, forward: bool = True
+) -> bool:
     """What is said once everything that can be read is admitted."""
-    leader.forward(START_MS + 1_000)
-    return leader.reader.is_uncancelled(sent.id, sent.due_ms)
+    if forward:
+        leader.forward(START_MS + 1_000)
+    look = look or look_of(sent)
+    is_whole = leader.reader.look_for_cancels(look, Budget(1_000, 1 << 20))
+    return is_whole and (sent.id, sent.due_ms) not in {(row.id, row.due_ms) for row in look.rows}
 
 
 @pytest.mark.parametrize("wheel", [A1, B1], ids=["same wheel", "another wheel"])
@@ -61,7 +72,7 @@ def test_a_cancel_counts_from_when_it_is_admitted(wheels: Wheels) -> None:
     with Leader(wheels) as leader:
         assert is_uncancelled(leader)
         wheels.cancel(A1, [SENT])
-        assert leader.reader.is_uncancelled(SENT.id, SENT.due_ms)
+        assert is_uncancelled(leader, forward=False)
         assert not is_uncancelled(leader)
 
 
@@ -70,7 +81,7 @@ def test_what_cannot_be_read_may_be_a_cancel_until_it_is_lost(wheels: Wheels) ->
     with Leader(wheels) as leader:
         assert is_uncancelled(leader)
         wheels.damage(cancel)
-        assert not leader.reader.is_uncancelled(SENT.id, SENT.due_ms)
+        assert not is_uncancelled(leader, forward=False)
         leader.forward(START_MS + 61_000)
         leader.lose()
         assert is_uncancelled(leader)
@@ -86,3 +97,44 @@ def test_a_frame_of_which_the_place_is_lost_may_be_a_cancel(wheels: Wheels) -> N
     # Another leader took it into V.
     with Leader(wheels, replace(EMPTY, seqs={A1: cancel.seq})) as leader:
         assert not is_uncancelled(leader)
+
+
+def test_a_look_goes_on_where_it_stopped(wheels: Wheels) -> None:
+    look = look_of(SENT)
+    for number in range(20, 30):
+        wheels.cancel(B1, [message(SENT.due_ms, number)])
+    with Leader(wheels) as leader:
+        leader.forward(START_MS + 1_000)
+        pieces = 0
+        while not leader.reader.look_for_cancels(look, Budget(3, 1 << 20)):
+            pieces += 1
+        assert pieces >= 3
+        assert SENT.id not in {row.id for row in look.rows}
+        # From now on only what is added is read, wherever it is added.
+        wheels.write(A1, [message(START_MS + 61_000, 2), SENT])
+        wheels.cancel(A1, [message(SENT.due_ms, 40)])
+        assert is_uncancelled(leader, look=look)
+        (cancel,) = wheels.cancel(B1, [message(SENT.due_ms, 41), SENT])
+        assert not is_uncancelled(leader, look=look)
+        places = {(row.wheel, row.seq, row.row) for row in look.rows if row.id == SENT.id}
+        assert places == {(B1, cancel.seq, 1)}
+
+
+@pytest.mark.parametrize("few_rows", [True, False], ids=["by rows", "by the second's file"])
+def test_a_look_waits_for_what_cannot_be_read_and_reads_it_then(
+    wheels: Wheels, monkeypatch: pytest.MonkeyPatch, *, few_rows: bool
+) -> None:
+    if not few_rows:
+        monkeypatch.setattr(cancels, "_NEW_ROWS_AT_MOST", 0)
+    look = look_of(SENT)
+    with Leader(wheels) as leader:
+        assert is_uncancelled(leader, look=look)
+        (cancel,) = wheels.cancel(A1, [SENT])
+        wheels.cancel(A1, [message(SENT.due_ms, 9)])
+        leader.forward(START_MS + 1_000)
+        wheels.damage(cancel)
+        assert not is_uncancelled(leader, look=look, forward=False)
+        assert not look.rows
+        wheels.repair(cancel)
+        assert not is_uncancelled(leader, look=look, forward=False)
+        assert look.rows

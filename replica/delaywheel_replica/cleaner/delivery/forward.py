@@ -22,6 +22,7 @@ from typing import Protocol
 import numpy as np
 
 from delaywheel.identity import WheelId
+from delaywheel.storage.reading.cancels import Budget, CancelLook
 from delaywheel_replica.cleaner.delivery import outcomes
 from delaywheel_replica.cleaner.delivery.dead_letters import (
     Condemned,
@@ -30,6 +31,7 @@ from delaywheel_replica.cleaner.delivery.dead_letters import (
     Plan,
     condemn,
 )
+from delaywheel_replica.cleaner.delivery.wishes import Wishes
 from delaywheel_replica.cleaner.due.given_up import Looked, LostFrames, joined
 from delaywheel_replica.cleaner.due.rows import DueRows, Outcome
 from delaywheel_replica.cleaner.due.steps import Step
@@ -37,7 +39,12 @@ from delaywheel_replica.cleaner.outside.ports import IDS, ProducersPort, Record,
 from delaywheel_replica.core.leader.duties import Cluster, Duties, Situation, duties
 from delaywheel_replica.core.leader.floor import FloorWatch
 from delaywheel_replica.core.leader.pacing import CapLimits, Pace, first_pace
-from delaywheel_replica.core.leader.rescheduling import Rescheduling, passing, withdrawn
+from delaywheel_replica.core.leader.rescheduling import (
+    Rescheduling,
+    open_wishes,
+    passing,
+    withdrawn,
+)
 from delaywheel_replica.core.protocol.control import ControlRecord, ControlState
 from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameSet
 from delaywheel_replica.core.protocol.progress import Progress
@@ -69,8 +76,8 @@ class ReaderPort(Protocol):
     ) -> None:
         """Says how far each wheel may be taken, which frames are lost, what is withdrawn."""
 
-    def is_uncancelled(self, id_: bytes, due_ms: int) -> bool:
-        """Whether no cancel of this message is admitted, as far as its second can be read."""
+    def look_for_cancels(self, look: CancelLook, budget: Budget) -> bool:
+        """Goes on with a look; returns whether all that is admitted was read."""
 
     def has_copy(self, step: Step, id_: bytes, due_ms: int) -> bool:
         """Whether a copy of a message that a step passes lies in a frame that it covers."""
@@ -144,6 +151,7 @@ class Forwarder:
         self.held: str | None = None
         self._producers = producers
         self._reader = reader
+        self._wishes = Wishes(reader)
         self._dead_letters = dead_letters
         self._names = names
         self._cluster = cluster
@@ -243,7 +251,7 @@ class Forwarder:
         told = situation.rescheduling
         return replace(
             told,
-            wishes=[wish for wish in told.wishes if self._reader.is_uncancelled(*wish.key)],
+            wishes=self._wishes.uncancelled(open_wishes(self.state, told.wishes, step.after)),
             absent=frozenset(
                 (id_, due_ms)
                 for id_, due_ms in passing(self.state, step.after)

@@ -9,8 +9,7 @@ import numpy as np
 
 from delaywheel.identity import WheelId
 from delaywheel.storage.folder.disk import Disk
-from delaywheel.storage.frames.format import Kind
-from delaywheel.storage.reading.reader import DamagedFrame
+from delaywheel.storage.reading.cancels import Budget, CancelLook
 from delaywheel_replica.cleaner.due.given_up import Looked, look_at
 from delaywheel_replica.cleaner.due.runs import WheelNumbers
 from delaywheel_replica.cleaner.due.steps import Draft, Step
@@ -122,22 +121,10 @@ class DueReader:
         self._step = draft.step(now_ms)
         return self._step
 
-    def is_uncancelled(self, id_: bytes, due_ms: int) -> bool:
-        """Whether no cancel of this message is admitted, as far as its second can be read."""
-        wanted, tail = np.frombuffer(id_, dtype=np.uint8), self._tail
-        for wheel, seq in tail.admitted.items():
-            reader, lost = tail.readers[wheel], tail.lost.seqs(wheel)
-            for frame in reader.slot_frames(due_ms // 1000, seq, kind=Kind.CANCELS, lost=lost):
-                if isinstance(frame, DamagedFrame):
-                    if frame.seq in lost:
-                        continue
-                    return False
-                columns = frame.columns
-                if ((columns.ids == wanted).all(axis=1) & (columns.due_ms == due_ms)).any():
-                    return False
-            if reader.holes(seq, lost):
-                return False
-        return True
+    def look_for_cancels(self, look: CancelLook, budget: Budget) -> bool:
+        """Goes on with a look; returns whether all that is admitted was read."""
+        tail = self._tail
+        return look.go_on(tail.readers, tail.admitted, budget, lost=tail.lost.seqs)
 
     def has_copy(self, step: Step, id_: bytes, due_ms: int) -> bool:
         """Whether a copy of a message, due in what a step passes, lies in a frame that it covers.

@@ -41,6 +41,7 @@ where the message is.
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Final
 
 from delaywheel.identity import WheelId
@@ -137,6 +138,18 @@ def nodes_behind(state: ControlState, heartbeats: Mapping[str, Heartbeat]) -> li
         for node in (state.nodes.keys() | heartbeats.keys()) - removed
         if node not in heartbeats or heartbeats[node].control_version < KNOWN_SINCE
     )
+
+
+def open_wishes(
+    state: ControlState, wishes: Collection[RescheduleWish], after: Progress
+) -> list[RescheduleWish]:
+    """Returns the wishes that a transaction which leads there may decide, as far as it has room.
+
+    So that nobody looks for cancels of others. What this transaction settles makes room in the next
+    one.
+    """
+    room = max(0, MOST - len(state.reschedules))
+    return list(islice((wish for wish in wishes if may_be_decided(state, wish, after)), room))
 
 
 def may_be_decided(state: ControlState, wish: RescheduleWish, after: Progress) -> bool:

@@ -1,0 +1,81 @@
+"""Which wishes for other dues no cancel stands against.
+
+A wish may be decided once all cancels of its second, up to what is admitted, were looked at. That
+is done in pieces, so that no transaction waits for it: so much in each, and the rest in later ones.
+Wishes for messages of one second are looked at together; who wishes while that goes on, next.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol, Self
+
+from delaywheel.storage.reading.cancels import BEGIN_BYTES, Budget, CancelLook
+from delaywheel_replica.core.leader.rescheduling import MOST
+from delaywheel_replica.core.protocol.reschedules import MessageKey, RescheduleWish
+
+FRAMES_AT_ONCE: Final = 512
+BYTES_AT_ONCE: Final = 4 << 20
+"""So much is read for the wishes of one transaction."""
+
+
+class CancelsPort(Protocol):
+    """The source of cancels."""
+
+    def look_for_cancels(self, look: CancelLook, budget: Budget) -> bool:
+        """Goes on with a look; returns whether all that is admitted was read."""
+
+
+@dataclass(slots=True)
+class _Second:
+    """The messages of one second that are looked at together."""
+
+    keys: frozenset[MessageKey]
+    look: CancelLook
+    is_whole: bool = False
+
+    @classmethod
+    def of(cls, slot: int, keys: Collection[MessageKey]) -> Self:
+        return cls(frozenset(keys), CancelLook(slot, {id_[:BEGIN_BYTES] for id_, _ in keys}))
+
+    @property
+    def uncancelled(self) -> Collection[MessageKey]:
+        if not self.is_whole:
+            return ()
+        return self.keys - {(row.id, row.due_ms) for row in self.look.rows}
+
+
+class Wishes:
+    """Looks for cancels of what is to have another due. For one thread."""
+
+    def __init__(self, cancels: CancelsPort) -> None:
+        self._cancels = cancels
+        self._seconds: dict[int, _Second] = {}  # the next one to be looked at is the first
+
+    def uncancelled(self, wishes: Sequence[RescheduleWish]) -> list[RescheduleWish]:
+        """Returns the wishes of which no cancel is admitted, as far as that is known by now."""
+        wanted: dict[int, set[MessageKey]] = {}
+        for wish in wishes:
+            wanted.setdefault(wish.key[1] // 1000, set()).add(wish.key)
+        self._begin(wanted)
+        budget = Budget(FRAMES_AT_ONCE, BYTES_AT_ONCE)
+        found: set[MessageKey] = set()
+        for slot in [slot for slot in self._seconds if slot in wanted]:
+            if budget.is_spent():
+                break
+            # It goes to the end: a second with many cancels keeps no other one waiting.
+            second = self._seconds[slot] = self._seconds.pop(slot)
+            second.is_whole = self._cancels.look_for_cancels(second.look, budget)
+            found.update(second.uncancelled)
+        return [wish for wish in wishes if wish.key in found]
+
+    def _begin(self, wanted: Mapping[int, Collection[MessageKey]]) -> None:
+        for slot, keys in wanted.items():
+            second = self._seconds.get(slot)
+            if second is None or second.keys.isdisjoint(keys):
+                self._seconds.pop(slot, None)
+                self._seconds[slot] = _Second.of(slot, keys)
+            elif second.is_whole and not second.keys.issuperset(keys):
+                self._seconds[slot] = _Second.of(slot, keys)
+        forgotten = [slot for slot in self._seconds if slot not in wanted]
+        for slot in forgotten[: max(0, len(self._seconds) - MOST)]:
+            del self._seconds[slot]

@@ -1,0 +1,122 @@
+"""Wishes for other dues: looked at together, in pieces, and those of no second before others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from delaywheel.identity import WheelId
+from delaywheel.storage.reading.cancels import FINDING_FRAMES, Budget, CancelLook
+from delaywheel_replica.cleaner.delivery import wishes as wishing
+from delaywheel_replica.cleaner.delivery.wishes import FRAMES_AT_ONCE, Wishes
+from delaywheel_replica.core.protocol.progress import Position
+from delaywheel_replica.core.protocol.reschedules import RescheduleWish
+from support.due.leader import START_MS, Leader, message
+from support.due.wheels import Sent, Wheels, wheels_in_memory
+
+A1 = WheelId("a", 1)
+LATER_MS = START_MS + 60_000
+AT = Position(A1, 1, 0)
+
+
+@pytest.fixture
+def wheels() -> Iterator[Wheels]:
+    with wheels_in_memory() as made:
+        yield made
+
+
+class Counting:
+    """Counts what a leader's reader is asked for."""
+
+    def __init__(self, leader: Leader) -> None:
+        self._leader = leader
+        self.frames: list[int] = []
+        """Of each turn: how many were read."""
+        self.looks = 0
+
+    def turn(self, wishes: Wishes, wished: list[RescheduleWish]) -> list[RescheduleWish]:
+        self.frames.append(0)
+        return wishes.uncancelled(wished)
+
+    def look_for_cancels(self, look: CancelLook, budget: Budget) -> bool:
+        before = budget.frames
+        is_whole = self._leader.reader.look_for_cancels(look, budget)
+        self.frames[-1] += before - budget.frames
+        self.looks += 1
+        return is_whole
+
+
+def wish_of(sent: Sent) -> RescheduleWish:
+    return RescheduleWish((sent.id, sent.due_ms), sent.due_ms + 60_000, AT)
+
+
+def cancels(wheels: Wheels, count: int, due_ms: int = LATER_MS) -> None:
+    """So many frames, each with one cancel."""
+    for number in range(count):
+        wheels.cancel(A1, [message(due_ms, 10_000 + number)])
+
+
+def test_a_seconds_cancels_are_read_once_for_all_who_wish(wheels: Wheels) -> None:
+    sent = [message(LATER_MS + n, n) for n in range(100)]
+    wheels.write(A1, sent)
+    cancels(wheels, 200)
+    wheels.cancel(A1, [sent[7], sent[9]])
+    wished = [wish_of(each) for each in sent]
+    with Leader(wheels) as leader:
+        leader.forward(START_MS + 1_000)
+        counting = Counting(leader)
+        found = counting.turn(wishes := Wishes(counting), wished)
+        assert found == [wish for n, wish in enumerate(wished) if n not in {7, 9}]
+        assert counting.frames == [201 + FINDING_FRAMES]
+        assert counting.turn(wishes, wished[:3]) == wished[:3]
+        assert counting.frames[1] == 0
+
+
+def test_many_cancels_are_read_in_turns_and_keep_no_other_second_waiting(
+    wheels: Wheels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wishing, "FRAMES_AT_ONCE", 64)
+    many, few = message(LATER_MS, 1), message(LATER_MS + 5_000, 2)
+    wheels.write(A1, [many, few])
+    cancels(wheels, 300)
+    with Leader(wheels) as leader:
+        leader.forward(START_MS + 1_000)
+        counting = Counting(leader)
+        wishes, first = Wishes(counting), dict[RescheduleWish, int]()
+        for turn in range(20):
+            for wish in counting.turn(wishes, [wish_of(many), wish_of(few)]):
+                first.setdefault(wish, turn)
+        assert first[wish_of(few)] <= 1, "the second without cancels is known at once"
+        assert first[wish_of(many)] >= 4, "the other one takes several turns"
+        assert max(counting.frames) <= 64 + FINDING_FRAMES
+
+
+def test_who_wishes_while_a_second_is_read_is_looked_at_next(
+    wheels: Wheels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wishing, "FRAMES_AT_ONCE", 64)
+    first, later, gone = (message(LATER_MS + n, n) for n in range(3))
+    wheels.write(A1, [first, later, gone])
+    wheels.cancel(A1, [gone])
+    cancels(wheels, 100)
+    with Leader(wheels) as leader:
+        leader.forward(START_MS + 1_000)
+        counting = Counting(leader)
+        wishes = Wishes(counting)
+        assert counting.turn(wishes, [wish_of(first)]) == []
+        everyone = [wish_of(first), wish_of(later), wish_of(gone)]
+        found = set[RescheduleWish]()
+        for _ in range(20):
+            found.update(counting.turn(wishes, everyone))
+        assert found == set(everyone[:2])
+
+
+def test_what_is_wished_no_more_is_forgotten(wheels: Wheels) -> None:
+    with Leader(wheels) as leader:
+        leader.forward(START_MS + 1_000)
+        wishes = Wishes(counting := Counting(leader))
+        for number in range(3 * FRAMES_AT_ONCE):
+            sent = message(LATER_MS + 1000 * number, number)
+            assert counting.turn(wishes, [wish_of(sent)])
+        assert len(wishes._seconds) <= 257  # what it holds on to, whatever is asked

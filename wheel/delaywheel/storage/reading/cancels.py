@@ -1,0 +1,156 @@
+"""Looks for cancels of a few messages of one second, a piece at a time.
+
+A second may hold any number of cancels, and whoever waits for one looks again and again. So a look
+goes on where it stopped: it reads so much at once, and afterwards only what was added.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from delaywheel.identity import WheelId
+from delaywheel.seqset import NO_SEQS, SeqSet
+from delaywheel.storage.frames.columns import ID_LENGTH_BYTES
+from delaywheel.storage.frames.format import Frame, Kind
+from delaywheel.storage.frames.rows import cancel_counts
+from delaywheel.storage.reading.reader import DamagedFrame, WheelReader
+
+BEGIN_BYTES: Final = 8
+"""The ids that are looked for are named by so many bytes, with which they begin."""
+FINDING_FRAMES: Final = 32
+"""To find a second in a wheel costs about as much as to read so many frames of it."""
+_NEW_ROWS_AT_MOST: Final = 1 << 14
+"""Of so many new frames the index rows are looked through; of more, the second is found anew."""
+
+
+class CancelRow(NamedTuple):
+    """One row of a frame with cancels."""
+
+    wheel: WheelId
+    seq: int
+    row: int
+    id: bytes
+    due_ms: int
+
+
+@dataclass(slots=True)
+class Budget:
+    """How much may be read yet; the frame that uses it up is read whole."""
+
+    frames: int
+    length_bytes: int
+
+    def is_spent(self) -> bool:
+        """Whether no more is to be read."""
+        return self.frames <= 0 or self.length_bytes <= 0
+
+    def spend(self, frames: int, length_bytes: int) -> None:
+        """Counts what was read."""
+        self.frames -= frames
+        self.length_bytes -= length_bytes
+
+
+class CancelLook:
+    """The rows, among one second's cancels, whose ids begin in one of some ways.
+
+    Attributes:
+        slot: the second.
+        rows: those found up to now.
+    """
+
+    def __init__(self, slot: int, begins: Iterable[bytes]) -> None:
+        """Nothing is read yet.
+
+        Args:
+            slot: the second.
+            begins: the first `BEGIN_BYTES` of each id.
+        """
+        self.slot = slot
+        self.rows: set[CancelRow] = set()
+        self._begins = np.frombuffer(b"".join(sorted(set(begins))), dtype=np.uint64)
+        self._read: dict[WheelId, int] = {}
+
+    def go_on(
+        self,
+        readers: Mapping[WheelId, WheelReader],
+        limits: Mapping[WheelId, int],
+        budget: Budget,
+        *,
+        lost: Callable[[WheelId], SeqSet] = lambda _: NO_SEQS,
+        on_damaged: Callable[[WheelId, int], object] = lambda _wheel, _seq: None,
+    ) -> bool:
+        """Reads on.
+
+        Args:
+            readers: of at least the wheels that `limits` has.
+            limits: the wheels to look at, each up to a seq.
+            budget: how much may be read; it is less afterwards.
+            lost: the frames of a wheel that nobody can read any more.
+            on_damaged: is told of a frame that cannot be read: wheel and seq.
+
+        Returns:
+            Whether all that may hold such a row was read. Not while something cannot be read.
+        """
+        is_whole = True
+        for wheel in sorted(limits):
+            reader, up_to_seq, given_up = readers[wheel], limits[wheel], lost(wheel)
+            if reader.may_have_holes(up_to_seq, given_up):
+                for seq in reader.holes(up_to_seq, given_up):
+                    on_damaged(wheel, seq)
+                    is_whole, up_to_seq = False, min(up_to_seq, seq - 1)
+            if self._read.get(wheel, 0) < up_to_seq:
+                is_whole &= self._read_on(reader, up_to_seq, budget, given_up, on_damaged)
+        return is_whole
+
+    def _read_on(
+        self,
+        reader: WheelReader,
+        up_to_seq: int,
+        budget: Budget,
+        lost: SeqSet,
+        on_damaged: Callable[[WheelId, int], object],
+    ) -> bool:
+        """Reads one wheel on; returns whether up to this seq."""
+        wheel, before = reader.wheel, self._read.get(reader.wheel, 0)
+        if budget.is_spent():
+            return False
+        for frame in self._frames(reader, before + 1, up_to_seq, budget, lost):
+            if isinstance(frame, DamagedFrame):
+                if frame.seq in lost:
+                    continue
+                on_damaged(wheel, frame.seq)
+                # What cannot be placed comes last: what follows it is read again once it can be.
+                self._read[wheel] = min(self._read.get(wheel, before), frame.seq - 1)
+                return False
+            self._add(frame)
+            self._read[wheel] = frame.seq
+            budget.spend(1, frame.length_bytes)
+            if budget.is_spent() and frame.seq < up_to_seq:
+                return False
+        self._read[wheel] = up_to_seq
+        return True
+
+    def _frames(
+        self, reader: WheelReader, from_seq: int, up_to_seq: int, budget: Budget, lost: SeqSet
+    ) -> Iterator[Frame | DamagedFrame]:
+        """Returns the frames of the second that were not read yet, in order."""
+        if from_seq > 1 and up_to_seq - from_seq < _NEW_ROWS_AT_MOST:
+            rows = reader.rows(from_seq, up_to_seq)
+            if rows["length"].all():  # a frame that has lost its row may lie in the second's file
+                at = np.flatnonzero((rows["slot"] == self.slot) & (cancel_counts(rows) > 0))
+                return reader.frames(self.slot, (from_seq + at).tolist(), rows[at])
+        budget.spend(FINDING_FRAMES, 0)
+        return reader.slot_frames(
+            self.slot, up_to_seq, kind=Kind.CANCELS, from_seq=from_seq, lost=lost
+        )
+
+    def _add(self, frame: Frame) -> None:
+        columns = frame.columns
+        ids = np.ascontiguousarray(columns.ids).reshape(-1, ID_LENGTH_BYTES)
+        at = np.flatnonzero(np.isin(ids.view(np.uint64)[:, 0], self._begins))
+        self.rows.update(
+            CancelRow(frame.wheel, frame.seq, row, ids[row].tobytes(), int(columns.due_ms[row]))
+            for row in at.tolist()
+        )
