@@ -275,6 +275,18 @@ class Reason(StrEnum):
         _UNKNOWN,
         "It was asked for and not yet seen to be decided: ask again, with the same new due.",
     )
+    RESCHEDULES_BUSY = (
+        "RESCHEDULES_BUSY",
+        _EXHAUSTED,
+        _PASSING,
+        "256 messages are being given other dues, each for about a second: retry.",
+    )
+    RESCHEDULES_RESTING = (
+        "RESCHEDULES_RESTING",
+        _PRECONDITION,
+        _FINAL,
+        "Forwarding was set back, and what it did early is still to come: reschedule after that.",
+    )
     DUE_TAKEN = (
         "DUE_TAKEN",
         _PRECONDITION,

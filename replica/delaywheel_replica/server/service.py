@@ -8,6 +8,7 @@ from typing import Final
 
 from google.protobuf.message import Message
 
+from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.server.changing.cancel_many import CancelMany
 from delaywheel_replica.server.changing.cancels import Cancels
@@ -21,6 +22,7 @@ from delaywheel_replica.server.lookup.references import reference_of
 from delaywheel_replica.server.lookup.search import Search
 from delaywheel_replica.server.node.answering import Context
 from delaywheel_replica.server.node.calls_to_nodes import Passing, was_passed
+from delaywheel_replica.server.node.refusals import RefusedError
 
 _SHORT_BYTES: Final = 1 << 12
 _LIST_BYTES: Final = 1 << 20
@@ -92,18 +94,35 @@ class DelayWheelService:
     async def GetMessage(  # noqa: N802 - gRPC's names
         self, request: pb.GetMessageRequest, context: Context
     ) -> pb.GetMessageResponse:
-        """See the protocol. The leader's node knows best what became of a finished message."""
-        message = await self._queries.get_message(reference_of(request.message))
+        """See the protocol.
+
+        The leader's node knows best what became of a finished message, and which one a handle means
+        where a message was rescheduled within its second.
+        """
+        try:
+            message = await self._queries.get_message(reference_of(request.message))
+        except RefusedError as error:
+            told = None
+            if error.refusal.reason is Reason.HANDLE_AMBIGUOUS:
+                told = await self._told_by_leader(request.message, context)
+            if told is None:
+                raise
+            message = told
         if message.state == pb.MESSAGE_STATE_DONE:
-            address = self._passing.leader_address()
-            if address is not None and not was_passed(context.invocation_metadata()):
-                asked = pb.GetMessageRequest(message=request.message)
-                told = await self._passing.get_message(address, asked)
-                if told is not None:
-                    message.state, message.dead_reason = told.state, told.dead_reason
+            told = await self._told_by_leader(request.message, context)
+            if told is not None:
+                message.state, message.dead_reason = told.state, told.dead_reason
         if request.find_place:
             await self._places.add_place(message)
         return pb.GetMessageResponse(message=message)
+
+    async def _told_by_leader(
+        self, named: pb.MessageRef, context: Context
+    ) -> pb.StoredMessage | None:
+        address = self._passing.leader_address()
+        if address is None or was_passed(context.invocation_metadata()):
+            return None
+        return await self._passing.get_message(address, pb.GetMessageRequest(message=named))
 
     async def Search(  # noqa: N802 - gRPC's names
         self, request: pb.SearchRequest, _context: Context

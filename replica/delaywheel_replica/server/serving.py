@@ -27,6 +27,7 @@ from delaywheel_replica.process.logs import get_logger
 from delaywheel_replica.row_places import server_row_path
 from delaywheel_replica.server.changing.cancel_many import CancelMany
 from delaywheel_replica.server.changing.cancels import Cancels
+from delaywheel_replica.server.changing.decided import Decisions
 from delaywheel_replica.server.changing.reschedules import Reschedules, Span
 from delaywheel_replica.server.cluster.asking import Asking
 from delaywheel_replica.server.cluster.details import Details, Said
@@ -210,10 +211,17 @@ class Server:
             ask=self._link.send,
             next_word=self._hearing.next_word,
         )
-        self._reschedules = Reschedules(
+        self._decisions = Decisions(
             self._view,
             self._queries,
             writing,
+            tell=self._link.send,
+            next_word=self._hearing.next_word,
+        )
+        reschedules = Reschedules(
+            self._view,
+            self._queries,
+            self._decisions,
             self._passing,
             span=Span(config.span_seconds, config.max_clock_skew_ms),
             tell=self._link.send,
@@ -222,7 +230,7 @@ class Server:
         questions = DelayWheelService(
             self._queries,
             self._search,
-            Changes(cancels, cancel_many, self._reschedules),
+            Changes(cancels, cancel_many, reschedules),
             self._asking(disk),
             self._passing,
             places,
@@ -312,7 +320,7 @@ class Server:
             background = [
                 tasks.create_task(self._hearing.run()),
                 tasks.create_task(self._tell_health()),
-                tasks.create_task(self._reschedules.run()),
+                tasks.create_task(self._decisions.run()),
             ]
             tell_ready(bound)
             _log.info("serving", address=bound, node=self._config.node_id)

@@ -210,5 +210,7 @@ def test_cancelled_is_said_only_of_what_was_scanned_with_all_that_progress_cover
     counted = view(progress=Progress(8, None, {A1: 1}), cancels=[Position(A1, 1, 0)])
     assert after_writing(counted) is CancelDecision.CANCELLED
     assert after_writing(replace(counted, confirmed=False)) is CancelDecision.CONFIRM
+    # What cannot be read may be the mark of another due.
+    assert after_writing(replace(counted, readable=False)) is CancelDecision.WAIT
     assert after_writing(replace(counted, rescheduled=True)) is CancelDecision.RESCHEDULED
     assert before_writing(view(rescheduled=True)) is CancelDecision.RESCHEDULED

@@ -14,6 +14,7 @@ from delaywheel_replica.core.leader.rescheduling import (
     floor_below,
     may_be_decided,
     nodes_behind,
+    open_wishes,
     passing,
     reschedule_records,
     withdrawn,
@@ -32,6 +33,7 @@ from delaywheel_replica.core.protocol.reschedules import (
     Reschedule,
     RescheduleWish,
     RescheduleWritten,
+    known_due_ms,
     mark_of,
     marked_due_ms,
 )
@@ -178,6 +180,37 @@ def test_nothing_is_decided_before_every_node_knows_the_record(
         marked = state.apply_all(records[:1])
         again = reschedule_records(marked, NOW, told, by(a=1), 10_000)
         assert [key for key, _ in again] == keys[1:]
+
+
+def test_only_wishes_that_may_be_decided_are_looked_at_and_only_as_many_as_there_is_room_for() -> (
+    None
+):
+    later = replace(WISH, key=(b"j" * 16, 60_000))
+    too_late = replace(WISH, key=(b"k" * 16, 10_001))
+    assert open_wishes(STATE, [too_late, WISH, later], NOW) == [WISH, later]
+    assert open_wishes(DECIDED, [WISH, later], NOW) == [later]
+    assert open_wishes(STATE, [WISH], replace(NOW, ahead=(Done(60_000, None),))) == []
+    keys = [(n.to_bytes(16, "big"), 60_000) for n in range(MOST - 1)]
+    full = STATE.apply_all([reschedule_record(key, Reschedule(TO_MS, PLACE)) for key in keys])
+    assert open_wishes(full, [WISH, later], NOW) == [WISH]
+
+
+@pytest.mark.parametrize(
+    ("stands", "marked_ms", "known_ms"),
+    [
+        (None, None, None),
+        (None, 7, 7),
+        (Reschedule(9, PLACE), None, 9),
+        (Reschedule(9, PLACE, (7,)), 7, 9),
+        (Reschedule(7, PLACE), 9, 9),
+        (Reschedule(7, PLACE, (7,), is_written=True), None, None),
+    ],
+    ids=["nowhere", "its mark", "its record", "put off", "an older record", "lost"],
+)
+def test_the_newer_of_record_and_mark_tells_where_a_message_went(
+    stands: Reschedule | None, marked_ms: int | None, known_ms: int | None
+) -> None:
+    assert known_due_ms(stands, marked_ms) == known_ms
 
 
 def test_a_mark_tells_where_its_message_went_and_no_other() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterator
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import grpc
 import pytest
@@ -14,6 +16,9 @@ from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.protocol.status_files import Role
 from delaywheel_replica.link import CommitSoon
+from delaywheel_replica.server.changing.cancel_many import CancelMany
+from delaywheel_replica.server.lookup.search import Page
+from delaywheel_replica.server.node.refusals import RefusedError
 from support.server.server_process import ServerProcess, wait_until
 
 
@@ -118,3 +123,38 @@ def test_nothing_is_withdrawn_while_nobody_leads(server: ServerProcess) -> None:
         assert Reason.NO_LEADER.advice in str(caught.value)
     finally:
         server.cleaner.role = Role.LEADING
+
+
+async def test_only_so_many_calls_hold_a_page_each() -> None:
+    """Who is let in is answered: none of them is refused once its cancels are written."""
+    goes_on, let_in = asyncio.Event(), list[object]()
+
+    async def page(asked: object) -> Page:
+        let_in.append(asked)
+        await goes_on.wait()
+        return Page()
+
+    view: Any = SimpleNamespace(
+        cleaner=SimpleNamespace(leading=object, status=None),
+        status=lambda: SimpleNamespace(heartbeat=SimpleNamespace(node="n1")),
+    )
+    search: Any = SimpleNamespace(page=page)
+    many = CancelMany(
+        view, search, cast("Any", None), cast("Any", None), ask=print, next_word=goes_on.wait
+    )
+
+    async def look_for_cancels(_: object) -> bool:
+        return True
+
+    search.look_for_cancels = look_for_cancels
+    calls = [asyncio.create_task(many.cancel_many(asked(b"k"), passed=False)) for _ in range(20)]
+    done, waiting = await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
+    assert (len(waiting), len(let_in)) == (16, 16)
+    for call in done:
+        with pytest.raises(RefusedError, match="SEARCHES_BUSY"):
+            call.result()
+    goes_on.set()
+    assert [await call for call in waiting] == [
+        pb.CancelManyResponse(looked=pb.Looked(node="n1"))
+    ] * 16
+    await many.cancel_many(asked(b"k"), passed=False)

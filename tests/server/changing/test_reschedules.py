@@ -10,11 +10,17 @@ from typing import Any
 import grpc
 import pytest
 
+from delaywheel.identity import WheelId
 from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-from delaywheel_replica.core.leader.rescheduling import KNOWN_SINCE
+from delaywheel_replica.core.leader.rescheduling import KNOWN_SINCE, MOST
 from delaywheel_replica.core.protocol.control import ControlState, NodeRecord
-from delaywheel_replica.core.protocol.reschedules import RescheduleWish, RescheduleWritten
+from delaywheel_replica.core.protocol.progress import Done, Position
+from delaywheel_replica.core.protocol.reschedules import (
+    Reschedule,
+    RescheduleWish,
+    RescheduleWritten,
+)
 from support.server.server_process import ServerProcess, wait_until
 
 
@@ -70,6 +76,75 @@ def test_a_message_is_found_where_it_went_and_told_so_where_it_was(server: Serve
     assert not found.HasField("rescheduled_to_ms")
     pages = server.stub.Search(pb.SearchRequest(filter=pb.Filter(key=b"k")), timeout=30)
     assert [message.due_ms for message in pages.messages] == [to_ms]
+
+
+def test_a_new_due_in_the_same_second_is_named_by_the_handle_that_is_told(
+    server: ServerProcess,
+) -> None:
+    second_ms = in_ms(60_000) // 1000 * 1000
+    due_ms, to_ms = second_ms + 100, second_ms + 900
+    handle = produce(server, due_ms, value=b"same second")
+    told = reschedule(server, handle, to_ms)
+    assert (told.outcome, told.due_ms) == (pb.RESCHEDULE_OUTCOME_RESCHEDULED, to_ms)
+    found = server.stub.GetMessage(pb.GetMessageRequest(message=named(told.handle))).message
+    assert (found.due_ms, found.state) == (to_ms, pb.MESSAGE_STATE_PENDING)
+    # Whoever never heard the answer asks again, for the same due.
+    again = reschedule(server, handle, to_ms)
+    assert (again.outcome, again.due_ms, again.handle) == (told.outcome, to_ms, told.handle)
+    later = reschedule(server, told.handle, second_ms + 950)
+    assert later.due_ms == second_ms + 950
+    elsewhere = reschedule(server, later.handle, second_ms + 5_000)
+    assert elsewhere.due_ms == second_ms + 5_000
+    assert reschedule(server, handle, second_ms + 7_000).due_ms == second_ms + 5_000
+    was = server.stub.GetMessage(pb.GetMessageRequest(message=named(handle))).message
+    assert (was.due_ms, was.rescheduled_to_ms) == (second_ms + 950, second_ms + 5_000)
+
+
+def test_what_is_due_then_already_is_there(server: ServerProcess) -> None:
+    due_ms = in_ms(60_000)
+    handle = produce(server, due_ms)
+    told = reschedule(server, handle, due_ms)
+    assert told.outcome == pb.RESCHEDULE_OUTCOME_RESCHEDULED
+    assert (told.due_ms, told.handle) == (due_ms, handle)
+
+
+def refused(server: ServerProcess, handle: str, reason: Reason) -> None:
+    """At once: well before a caller is told that nothing is known."""
+    began_s = time.monotonic()
+    with pytest.raises(grpc.RpcError) as caught:
+        reschedule(server, handle, in_ms(90_000))
+    assert reason.advice in str(caught.value)
+    assert time.monotonic() - began_s < 5
+    assert caught.value.code() is reason.code
+
+
+def test_while_what_was_done_early_is_to_come_nothing_is_wished(server: ServerProcess) -> None:
+    handle = produce(server, in_ms(60_000))
+    wishes = [m for m in server.cleaner.received if isinstance(m, RescheduleWish)]
+    server.cleaner.commit_progress(ahead=(Done(in_ms(40_000), None),))
+    try:
+        refused(server, handle, Reason.RESCHEDULES_RESTING)
+    finally:
+        server.cleaner.commit_progress(ahead=())
+    assert [m for m in server.cleaner.received if isinstance(m, RescheduleWish)] == wishes
+    assert reschedule(server, handle, in_ms(90_000)).outcome == pb.RESCHEDULE_OUTCOME_RESCHEDULED
+
+
+def test_while_as_many_stand_as_may_no_other_is_wished(server: ServerProcess) -> None:
+    handle = produce(server, in_ms(60_000))
+    to_ms = in_ms(500_000)
+    stand = {
+        (n.to_bytes(16, "big"), to_ms - 1): Reschedule(
+            to_ms, Position(WheelId("n1", 1), 1, 0), is_written=True
+        )
+        for n in range(MOST)
+    }
+    server.cleaner.commit(lambda state: replace(state, reschedules=stand))
+    try:
+        refused(server, handle, Reason.RESCHEDULES_BUSY)
+    finally:
+        server.cleaner.commit(lambda state: replace(state, reschedules={}))
+    assert reschedule(server, handle, in_ms(90_000)).outcome == pb.RESCHEDULE_OUTCOME_RESCHEDULED
 
 
 def test_while_a_node_may_have_an_older_release_it_is_refused_and_that_node_named(

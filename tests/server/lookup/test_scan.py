@@ -6,11 +6,12 @@ import asyncio
 import threading
 import tracemalloc
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from delaywheel.identity import WheelId
@@ -18,11 +19,14 @@ from delaywheel.reasons import Reason
 from delaywheel.storage.files.handles import HandleCache
 from delaywheel.storage.files.wheel_folder import WheelMeta
 from delaywheel.storage.folder import layout
+from delaywheel.storage.frames.columns import Columns
 from delaywheel.storage.frames.format import Frame, Kind
 from delaywheel.storage.writing.dial import Dial
 from delaywheel.storage.writing.wheel import OriginWheel
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameSet
+from delaywheel_replica.core.protocol.progress import Position
+from delaywheel_replica.core.protocol.reschedules import MessageKey, Reschedule, mark_of
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role, ServerStatus
 from delaywheel_replica.server.lookup.fates import Fates
 from delaywheel_replica.server.lookup.queries import Queries
@@ -68,19 +72,32 @@ class Site:
         self._cleaner = Cleaner()
         view = NodeView(status=self._status, cleaner=self._cleaner)
         self.lost = NO_FRAMES
+        self._opened: dict[WheelId, OriginWheel] = {}
+        self.reschedules: dict[MessageKey, Reschedule] = {}
         self.queries = Queries(self.disk, DATA, view, Fates(), on_damaged=on_damaged)
 
     @contextmanager
     def opened(self, wheel: WheelId) -> Iterator[OriginWheel]:
-        meta = WheelMeta(wheel, {"a": "s"}, 1, 7200)
-        with closing(OriginWheel.create(self.disk, DATA, meta, HandleCache(self.disk, 4))) as own:
-            yield own
-            self.applied[wheel] = own.last_seq
+        own = self._opened.get(wheel)
+        if own is None:
+            meta = WheelMeta(wheel, {"a": "s"}, 1, 7200)
+            own = OriginWheel.create(self.disk, DATA, meta, HandleCache(self.disk, 4))
+            self._opened[wheel] = own
+        yield own
+        self.applied[wheel] = own.last_seq
 
     def write(self, wheel: WheelId, *messages: Message) -> None:
         with self.opened(wheel) as own:
             for each in messages:
                 own.append(columns_of([each]), accepted_at_ms=BASE_SLOT * 1000)
+
+    def reschedule(self, wheel: WheelId, due_ms: int, to_ms: int) -> None:
+        """Writes what the leader writes: the copy, and the cancel with its mark."""
+        self.write(wheel, sent(to_ms))
+        ids = np.frombuffer(ID + mark_of((ID, due_ms), to_ms), dtype=np.uint8).reshape(2, -1)
+        cancels = Columns.of_cancels(np.array([due_ms, due_ms], dtype=np.int64), ids)
+        with self.opened(wheel) as own:
+            own.append(cancels, kind=Kind.CANCELS, accepted_at_ms=BASE_SLOT * 1000)
 
     async def due_of(self, wheel: WheelId) -> int | Reason:
         """What the handle of a message that this wheel took leads to."""
@@ -101,6 +118,7 @@ class Site:
             role=Role.LEADING,
             wheels={A1: wheel_record_of("a"), B1: wheel_record_of("a", closed_at=closed_at)},
             lost=self.lost,
+            reschedules=self.reschedules,
         )
         named = pb.MessageRef(handle=f"{wheel}:{BASE_SLOT}:{ID.hex()}")
         return await self.queries.find(reference_of(named))
@@ -137,6 +155,59 @@ async def test_a_handle_that_fits_several_messages_is_refused(site: Site) -> Non
     for due_ms in (EARLY_MS, LATE_MS):
         found = await site.queries.find(Reference(BASE_SLOT, ID, due_ms))
         assert [copy.wheel for copy in found.copies] == ([B1] if due_ms == EARLY_MS else [A1, B1])
+
+
+@pytest.mark.parametrize("wheel", [A1, B1], ids=["same wheel", "another wheel"])
+async def test_a_handle_names_what_was_rescheduled_within_its_second_at_its_new_due(
+    site: Site, wheel: WheelId
+) -> None:
+    site.write(A1, sent(EARLY_MS))
+    site.reschedule(wheel, EARLY_MS, LATE_MS)
+    for handle_of in (A1, B1, WheelId("c", 1)):  # a later leader answers with its own wheel
+        found = await site.find(handle_of)
+        assert (found.dues_ms, found.cancels) == ((LATE_MS,), [])
+        assert found.rescheduled_to_ms is None
+    # By id and due each is told for itself.
+    was = await site.queries.find(Reference(BASE_SLOT, ID, EARLY_MS))
+    assert (len(was.copies), len(was.cancels), was.rescheduled_to_ms) == (1, 1, LATE_MS)
+    # And on from there: twice within the second, then out of it.
+    site.reschedule(B1, LATE_MS, LATE_MS + 5)
+    assert await site.due_of(A1) == LATE_MS + 5
+    ids = np.frombuffer(ID + mark_of((ID, LATE_MS + 5), 10**12), dtype=np.uint8).reshape(2, -1)
+    with site.opened(A1) as own:
+        dues_ms = np.array([LATE_MS + 5] * 2, dtype=np.int64)
+        own.append(Columns.of_cancels(dues_ms, ids), kind=Kind.CANCELS, accepted_at_ms=1)
+    found = await site.find(A1)
+    assert (found.dues_ms, found.rescheduled_to_ms) == ((LATE_MS + 5,), 10**12)
+
+
+async def test_the_record_says_where_a_message_went_before_its_mark_does(site: Site) -> None:
+    site.write(A1, sent(EARLY_MS))
+    site.reschedules[ID, EARLY_MS] = Reschedule(LATE_MS, Position(A1, 1, 0))
+    assert await site.due_of(A1) == EARLY_MS, "the copy is not there yet"
+    site.write(A1, sent(LATE_MS))
+    assert await site.due_of(A1) == LATE_MS
+    # That due passed before it was known that the copy is there: it is none that counts.
+    put_off = Reschedule(LATE_MS + 5_000, Position(A1, 1, 0), (LATE_MS,))
+    site.reschedules[ID, EARLY_MS] = put_off
+    assert await site.due_of(A1) == EARLY_MS
+    # What was lost with its frame is nowhere else.
+    lost = Reschedule(LATE_MS, Position(A1, 1, 0), (LATE_MS,), is_written=True)
+    site.reschedules[ID, EARLY_MS] = lost
+    assert await site.due_of(A1) == EARLY_MS
+
+
+async def test_who_waits_for_a_cancel_reads_only_what_is_new(site: Site) -> None:
+    site.write(A1, sent(EARLY_MS))
+    found = await site.find(A1)
+    reference = Reference(BASE_SLOT, ID, EARLY_MS, A1)
+    await site.queries.look_for_cancels(reference, found)
+    look = found.look
+    assert (found.cancels, found.rescheduled_to_ms) == ([], None)
+    site.reschedule(B1, EARLY_MS, LATE_MS)
+    await site.queries.look_for_cancels(reference, found)
+    assert found.look is look
+    assert (found.cancels, found.rescheduled_to_ms) == ([Position(B1, 2, 0)], LATE_MS)
 
 
 async def test_another_attempt_may_lie_elsewhere(site: Site) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -20,16 +22,20 @@ from delaywheel.reasons import Reason
 from delaywheel.storage.files.handles import HandleCache
 from delaywheel.storage.files.wheel_folder import WheelMeta
 from delaywheel.storage.frames.format import Kind
-from delaywheel.storage.writing.dial import DialView
+from delaywheel.storage.writing.dial import Dial, DialView
 from delaywheel.storage.writing.wheel import OriginWheel
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.protocol.frames import NO_FRAMES
 from delaywheel_replica.core.protocol.progress import Progress
+from delaywheel_replica.core.protocol.status_files import ServerStatus
 from delaywheel_replica.link import TopicInfo
 from delaywheel_replica.server.lookup.filters import Wanted
-from delaywheel_replica.server.lookup.scan import Scanner
-from delaywheel_replica.server.lookup.search import Asked, Held, Place, Walk
+from delaywheel_replica.server.lookup.scan import Scanner, message_key
+from delaywheel_replica.server.lookup.search import Asked, Held, PageCancels, Place, Search, Walk
+from delaywheel_replica.server.node.node_view import Cleaner, NodeView
+from delaywheel_replica.server.node.refusals import RefusedError
 from sim.machine.disk import SimulatedDisk
+from support.core.values import heartbeat
 from support.server.server_process import ServerProcess
 from support.wheels.messages import BASE_SLOT, Message, any_message, columns_of, message
 
@@ -116,6 +122,44 @@ def test_what_is_done_or_cancelled_or_sent_again_is_not_found() -> None:
     assert folder.all(Wanted())[0] == [second.id]
     folder.progress = Progress(second.due_ms, None, {A1: 1})
     assert folder.all(Wanted())[0] == [second.id]  # a late copy, which nobody took yet
+
+
+def test_a_look_for_cancels_reads_so_much_and_goes_on() -> None:
+    """The page is of several seconds, and in each are other messages' cancels."""
+    folder, seconds = Folder(), range(BASE_SLOT, BASE_SLOT + 6)
+    mine = [message(n, slot=slot) for n, slot in enumerate(seconds)]
+    others = [message(100 + n, slot=slot) for slot in seconds for n in range(20)]
+    folder.write(A1, mine, cancels=(*others, mine[4]))
+    cancels = PageCancels([message_key(each.id, each.due_ms) for each in mine])
+    walk, looks = folder.walk(read_bytes=1_000), 0
+    while not walk.look_for_cancels(cancels, folder.limits, NO_FRAMES):
+        looks += 1
+    assert looks >= 3
+    found = {key: len(withdrawn.places) for key, withdrawn in cancels.found.items()}
+    assert found == {message_key(m.id, m.due_ms): int(m is mine[4]) for m in mine}
+
+
+async def test_who_has_written_something_is_not_refused_however_many_search() -> None:
+    disk = SimulatedDisk()
+    Dial(disk, DATA, 100)
+    status = ServerStatus(heartbeat("a", open_=A1, wheels={}), 1, 0)
+    view = NodeView(status=lambda: status, cleaner=Cleaner())
+    search = Search(disk, DATA, view, knows_all=lambda _: True, on_damaged=lambda *_: None)
+    goes_on = threading.Event()
+    try:
+        busy = [asyncio.create_task(search.on_thread(goes_on.wait)) for _ in range(9)]
+        await asyncio.sleep(0)
+        with pytest.raises(RefusedError, match="SEARCHES_BUSY"):
+            await search.page(Asked(Wanted()))
+        looking = asyncio.create_task(search.look_for_cancels(PageCancels([])))
+        await asyncio.sleep(0)
+        assert not looking.done()
+        goes_on.set()
+        assert await looking
+        await asyncio.gather(*busy)
+    finally:
+        goes_on.set()
+        search.close()
 
 
 @given(

@@ -35,7 +35,8 @@ After writing (`after_writing`), for each committed progress seen:
 A message was rescheduled (rescheduling.py) if the record of that stands with this progress, or its
 mark lies in the slot. Before CANCELLED is answered the slot is scanned once more, when the node
 holds every frame up to V of the progress that says so (CONFIRM): of what was settled before, the
-mark is <= V, and of what is decided later the leader sees the cancel, and leaves it alone.
+mark is <= V, and of what is decided later the leader sees the cancel, and leaves it alone. While a
+frame of the slot cannot be read it may be the mark: WAIT, until it is read, or given up as lost.
 
 UNKNOWN stands where the progress record does not say which came first, or where a cancel that
 counted may lie in what could not be read. Who is to answer ALREADY_DELIVERED scans once more first,
@@ -91,6 +92,7 @@ class CancelView:
             own cancel was in its file, so that no cancel with a smaller seq is missing.
         complete: every frame of the slot could be read, of every registered wheel, and the node
             holds all that was acknowledged (`holding.knows_all`).
+        readable: every frame of the slot could be read.
         rescheduled: it has another due: a record of that stands with this progress, or its mark
             lies in the slot.
         confirmed: the cancels were found by a scan that began when the node held every frame <= V
@@ -104,6 +106,7 @@ class CancelView:
     copies: Collection[Position]
     cancels: Collection[Position]
     complete: bool
+    readable: bool = True
     rescheduled: bool = False
     confirmed: bool = False
 
@@ -153,10 +156,17 @@ def after_writing(view: CancelView) -> CancelDecision:
     if any(cancel.seq <= progress.seq(cancel.wheel) for cancel in view.cancels):
         if not _is_to_come(view, progress):
             return CancelDecision.UNKNOWN
-        return CancelDecision.CANCELLED if view.confirmed else CancelDecision.CONFIRM
+        return _confirmed(view)
     if _is_done(view, progress):
         return CancelDecision.ALREADY_DELIVERED if view.complete else CancelDecision.UNKNOWN
     return CancelDecision.WAIT
+
+
+def _confirmed(view: CancelView) -> CancelDecision:
+    """Decides where a cancel counts, unless it was rescheduled before: that is to be known."""
+    if not view.confirmed:
+        return CancelDecision.CONFIRM
+    return CancelDecision.CANCELLED if view.readable else CancelDecision.WAIT
 
 
 def after_writing_many(views: Mapping[_Key, CancelView]) -> dict[_Key, CancelDecision]:

@@ -105,6 +105,11 @@ def mark_of(key: MessageKey, to_ms: int) -> bytes:
     return _hash(key) + to_ms.to_bytes(_DUE_BYTES, "big")
 
 
+def mark_begin(key: MessageKey) -> bytes:
+    """The bytes with which every mark of a message begins."""
+    return _hash(key)
+
+
 def marked_due_ms(key: MessageKey, ids: Iterable[bytes]) -> int | None:
     """Returns the due that a message was rescheduled to, if one of these ids is its mark.
 
@@ -116,6 +121,16 @@ def marked_due_ms(key: MessageKey, ids: Iterable[bytes]) -> int | None:
         (int.from_bytes(id_[MARK_HASH_BYTES:], "big") for id_ in ids if id_.startswith(begin)),
         default=None,
     )
+
+
+def known_due_ms(stands: Reschedule | None, marked_ms: int | None) -> int | None:
+    """Where a message went to, by its record and by its mark, of which either may be the newer.
+
+    None: it has no other due; or it was lost with its frame before it had one.
+    """
+    is_lost = stands is None or stands.to_ms in stands.passed
+    recorded_ms = None if stands is None or is_lost else stands.to_ms
+    return max((due for due in (recorded_ms, marked_ms) if due is not None), default=None)
 
 
 def _hash(key: MessageKey) -> bytes:

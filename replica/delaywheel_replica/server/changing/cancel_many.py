@@ -37,12 +37,14 @@ from delaywheel_replica.link import CommitSoon
 from delaywheel_replica.server.commit.writing import Writing
 from delaywheel_replica.server.lookup.filters import wanted_of
 from delaywheel_replica.server.lookup.scan import message_key
-from delaywheel_replica.server.lookup.search import Asked, Page, Search, Withdrawals
+from delaywheel_replica.server.lookup.search import Asked, Page, PageCancels, Search
 from delaywheel_replica.server.node.calls_to_nodes import Passing
 from delaywheel_replica.server.node.node_view import NodeView, wall_ms
 from delaywheel_replica.server.node.refusals import RefusedError
 
 _WAIT_S: Final = 10.0
+# So many calls hold a page each at once. Who comes then is refused, before anything is written.
+_RUNNING_AT_MOST: Final = 16
 
 _OUTCOMES: Final = {
     CancelDecision.CANCELLED: pb.CANCEL_OUTCOME_CANCELLED,
@@ -71,6 +73,7 @@ class CancelMany:
         self._passing = passing
         self._ask = ask
         self._next_word = next_word
+        self._running = 0
 
     async def cancel_many(
         self, request: pb.CancelManyRequest, *, passed: bool
@@ -93,17 +96,25 @@ class CancelMany:
             if address is None:
                 raise RefusedError(Reason.NO_LEADER)
             return await self._passing.cancel_many(address, request)
-        asked = Asked(wanted, request.page_token, request.limit, with_cancelled=True)
-        page = await self._search.page(asked)
-        decisions = await (self._known(page) if request.dry_run else self._cancel(page))
+        if self._running >= _RUNNING_AT_MOST:
+            raise RefusedError(Reason.SEARCHES_BUSY)
+        self._running += 1
+        try:
+            asked = Asked(wanted, request.page_token, request.limit, with_cancelled=True)
+            page = await self._search.page(asked)
+            decisions = await (self._known(page) if request.dry_run else self._cancel(page))
+        finally:
+            self._running -= 1
         return self._answer(page, decisions)
 
     async def _cancel(self, page: Page) -> dict[bytes, CancelDecision]:
         """Returns the decision on each message of a page."""
         copies = _places(page)
-        cancels = await self._cancels(copies, page)
+        cancels = PageCancels(copies)
+        # What is not looked at yet is written once more, and looked at before it is answered.
+        await self._search.look_for_cancels(cancels)
         decisions = {
-            key: before_writing(self._sight(key, place, cancels[key], self._view.cleaner.status))
+            key: before_writing(self._sight(key, place, cancels, self._view.cleaner.status))
             for key, place in copies.items()
         }
         if CancelDecision.NO_LEADER in decisions.values():
@@ -116,44 +127,38 @@ class CancelMany:
                 decisions[chosen[row]] = (
                     CancelDecision.TOO_LATE if too_late else CancelDecision.UNKNOWN
                 )
-            cancels = await self._cancels(copies, page)
+            await self._search.look_for_cancels(cancels)
         waiting = {
             key: copies[key]
             for key, decided in decisions.items()
             if decided in {CancelDecision.WRITE, CancelDecision.WAIT, CancelDecision.CONFIRM}
         }
         if waiting:
-            decisions |= await self._wait(waiting, cancels, page)
+            decisions |= await self._wait(waiting, cancels)
         return decisions
 
     async def _known(self, page: Page) -> dict[bytes, CancelDecision]:
         """Returns decisions on messages that were cancelled before."""
         copies = _places(page, pb.MESSAGE_STATE_CANCELLED)
-        return await self._confirmed(copies, page) if copies else {}
+        return await self._confirmed(copies, PageCancels(copies)) if copies else {}
 
     async def _confirmed(
-        self, copies: Mapping[bytes, Position], page: Page
+        self, copies: Mapping[bytes, Position], cancels: PageCancels
     ) -> dict[bytes, CancelDecision]:
-        """Decides by a scan that has every frame up to V of the progress by which it decides."""
+        """Decides by a look that has every frame up to V of the progress by which it decides."""
         status = self._view.cleaner.status
         if status is None or not holds_progress(status.control, self._view.status().heartbeat):
             return dict.fromkeys(copies, CancelDecision.WAIT)
-        cancels = await self._cancels(copies, page)
+        readable = await self._search.look_for_cancels(cancels)
         return after_writing_many(
             {
-                key: self._sight(key, place, cancels[key], status, confirmed=True)
+                key: self._sight(key, place, cancels, status, confirmed=True, readable=readable)
                 for key, place in copies.items()
             }
         )
 
-    async def _cancels(
-        self, copies: Mapping[bytes, Position], page: Page
-    ) -> dict[bytes, Withdrawals]:
-        slots = {message.due_ms // 1000 for message in page.messages}
-        return await self._search.cancels(set(copies), slots)
-
     async def _wait(
-        self, waiting: Mapping[bytes, Position], cancels: Mapping[bytes, Withdrawals], page: Page
+        self, waiting: Mapping[bytes, Position], cancels: PageCancels
     ) -> dict[bytes, CancelDecision]:
         """Follows committed progress until all are decided, or time is over."""
         self._ask(CommitSoon())
@@ -164,7 +169,7 @@ class CancelMany:
                     status = self._view.cleaner.status
                     decisions |= after_writing_many(
                         {
-                            key: self._sight(key, place, cancels[key], status)
+                            key: self._sight(key, place, cancels, status)
                             for key, place in waiting.items()
                             if decisions[key] is CancelDecision.WAIT
                         }
@@ -175,7 +180,7 @@ class CancelMany:
                         if decided is CancelDecision.CONFIRM
                     }
                     if doubtful:
-                        decisions |= await self._confirmed(doubtful, page)
+                        decisions |= await self._confirmed(doubtful, cancels)
                     if CancelDecision.WAIT not in decisions.values():
                         return decisions
                     await self._next_word()
@@ -186,21 +191,24 @@ class CancelMany:
         self,
         key: bytes,
         copy: Position,
-        cancels: Withdrawals,
+        cancels: PageCancels,
         status: CleanerStatus | None,
         *,
         confirmed: bool = False,
+        readable: bool = True,
     ) -> CancelView:
         due_ms = int.from_bytes(key[ID_LENGTH_BYTES:], "little")
+        found = cancels.found[key]
         return CancelView(
             due_ms=due_ms,
             now_ms=wall_ms(),
             leading=self._view.cleaner.leading() is not None,
             progress=None if status is None else status.progress,
             copies=(copy,),
-            cancels=cancels.places,
+            cancels=found.places,
             complete=False,  # of other copies nothing is known
-            rescheduled=cancels.rescheduled
+            readable=readable,
+            rescheduled=found.rescheduled
             or (status is not None and (key[:ID_LENGTH_BYTES], due_ms) in status.reschedules),
             confirmed=confirmed,
         )

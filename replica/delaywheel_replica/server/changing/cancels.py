@@ -7,7 +7,6 @@ A node that does not lead passes the call on (``calls_to_nodes.py``).
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -18,19 +17,15 @@ from delaywheel.storage.frames.format import Kind
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.leader.cancel import CancelDecision
 from delaywheel_replica.link import CommitSoon
-from delaywheel_replica.process.logs import get_logger
-from delaywheel_replica.server.changing.sights import Sights, due_of
+from delaywheel_replica.server.changing.sights import Decided, Sights, Subject
 from delaywheel_replica.server.commit.writing import Writing
 from delaywheel_replica.server.lookup.queries import Queries
-from delaywheel_replica.server.lookup.references import Reference, reference_of
-from delaywheel_replica.server.lookup.scan import Found
+from delaywheel_replica.server.lookup.references import reference_of
 from delaywheel_replica.server.node.calls_to_nodes import Passing
 from delaywheel_replica.server.node.node_view import NodeView
 from delaywheel_replica.server.node.refusals import RefusedError
 
 _WAIT_S: Final = 10.0
-
-_log = get_logger(__name__)
 
 _OUTCOMES: Final = {
     CancelDecision.CANCELLED: pb.CANCEL_OUTCOME_CANCELLED,
@@ -63,8 +58,6 @@ class Cancels:
             ask: asks the cleaner to commit soon.
             next_word: waits for the next reading of the cleaner's row.
         """
-        self._view = view
-        self._queries = queries
         self._sights = Sights(view, queries, passing)
         self._writing = writing
         self._passing = passing
@@ -82,55 +75,46 @@ class Cancels:
             RefusedError: NO_LEADER, NOT_UP_TO_DATE, HANDLE_AMBIGUOUS, CANCEL_UNKNOWN, or that of
                 the writing.
         """
-        reference = reference_of(request.message)
-        if self._view.cleaner.leading() is None and not passed:
-            address = self._passing.leader_address()
-            if address is not None:
-                return await self._passing.cancel(address, request)
-        return await self._cancel(reference, request.message)
-
-    async def _cancel(self, reference: Reference, named: pb.MessageRef) -> pb.CancelResponse:
-        found = await self._queries.find(reference)
-        due_ms = due_of(reference, found)
-        # From here on it is this message, whatever else comes to lie in that second.
-        reference = replace(reference, due_ms=due_ms)
-        decision = await self._sights.decide(reference, named, found, written=False)
-        if decision is CancelDecision.WRITE:
-            written = await self._writing.submit(_cancel_of(reference.id, due_ms), Kind.CANCELS)
-            for refusal in written.failed.values():
-                raise RefusedError(refusal.reason, refusal.detail)
-            found = await self._queries.find(reference)
-            decision = CancelDecision.WAIT
-        elif decision is CancelDecision.UNKNOWN:  # nothing was written
-            raise RefusedError(Reason.NOT_UP_TO_DATE)
-        if decision is CancelDecision.WAIT:
-            decision = await self._wait(reference, named, found)
+        reference_of(request.message)  # refused here, if it is none
+        answer = await self._sights.elsewhere(
+            passed=passed, call=lambda address: self._passing.cancel(address, request)
+        )
+        if answer is not None:
+            return answer
+        decision, moved_ms = await self._cancel(await self._sights.find(request.message))
         if decision is CancelDecision.NO_LEADER:
             raise RefusedError(Reason.NO_LEADER)
         if decision is CancelDecision.RESCHEDULED:
-            moved_ms = self._sights.moved_ms((reference.id, due_ms), found)
             return pb.CancelResponse(outcome=pb.CANCEL_OUTCOME_RESCHEDULED, due_ms=moved_ms)
         outcome = _OUTCOMES.get(decision)
         if outcome is None:
             raise RefusedError(Reason.CANCEL_UNKNOWN)
         return pb.CancelResponse(outcome=outcome)
 
-    async def _wait(
-        self, reference: Reference, named: pb.MessageRef, found: Found
-    ) -> CancelDecision:
+    async def _cancel(self, subject: Subject) -> Decided:
+        decided = await self._sights.decide(subject, written=False)
+        if decided.decision is CancelDecision.WRITE:
+            written = await self._writing.submit(_cancel_of(*subject.key), Kind.CANCELS)
+            for refusal in written.failed.values():
+                raise RefusedError(refusal.reason, refusal.detail)
+            await self._sights.find_again(subject)
+            return await self._wait(subject)
+        if decided.decision is CancelDecision.UNKNOWN:  # nothing was written
+            raise RefusedError(Reason.NOT_UP_TO_DATE)
+        return await self._wait(subject) if decided.decision is CancelDecision.WAIT else decided
+
+    async def _wait(self, subject: Subject) -> Decided:
         """Looks at each committed progress until one decides."""
         self._ask(CommitSoon())
         try:
             async with asyncio.timeout(_WAIT_S):
                 while True:
-                    decision = await self._sights.decide(reference, named, found, written=True)
-                    if decision is CancelDecision.RESCHEDULED:
-                        await self._queries.look_for_cancels(reference, found)
-                    if decision is not CancelDecision.WAIT:
-                        return decision
+                    decided = await self._sights.decide(subject, written=True)
+                    if decided.decision is not CancelDecision.WAIT:
+                        return decided
                     await self._next_word()
         except TimeoutError:
-            return CancelDecision.UNKNOWN
+            return Decided(CancelDecision.UNKNOWN)
 
 
 def _cancel_of(id_: bytes, due_ms: int) -> Columns:

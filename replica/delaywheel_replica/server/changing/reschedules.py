@@ -2,8 +2,10 @@
 
 Two things, which know nothing of one another. A caller's wish is told to the cleaner, word after
 word, until a record decides it, or until it is known that none will. And what is decided is
-written, whoever wished it, by the node that leads: the copy, then the cancel with its mark; that is
-told until the record is gone, or says that it is written.
+written, whoever wished it, by the node that leads (decided.py).
+
+Of a wish that would not be decided none is told, and the caller hears at once why: while as many
+are told, and records stand, as may stand at once; and while what was done early is still to come.
 
 | once the wish was told | is answered |
 |---|---|
@@ -13,31 +15,21 @@ told until the record is gone, or says that it is written.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
-
 from delaywheel.reasons import Reason
-from delaywheel.storage.frames.columns import ID_LENGTH_BYTES, Columns
-from delaywheel.storage.frames.format import Frame, Kind
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.leader.cancel import CancelDecision
-from delaywheel_replica.core.leader.rescheduling import nodes_behind
+from delaywheel_replica.core.leader.rescheduling import MOST, nodes_behind
 from delaywheel_replica.core.protocol.control import ControlState
 from delaywheel_replica.core.protocol.progress import Position
-from delaywheel_replica.core.protocol.reschedules import (
-    MessageKey,
-    Reschedule,
-    RescheduleWish,
-    RescheduleWritten,
-    mark_of,
-)
-from delaywheel_replica.core.protocol.status_files import CleanerStatus
+from delaywheel_replica.core.protocol.reschedules import MessageKey, Reschedule, RescheduleWish
 from delaywheel_replica.process.logs import get_logger
-from delaywheel_replica.server.changing.sights import Sights, due_of
-from delaywheel_replica.server.commit.writing import Writing
+from delaywheel_replica.server.changing.decided import Decisions
+from delaywheel_replica.server.changing.sights import Decided, Sights, Subject
 from delaywheel_replica.server.lookup.queries import Queries
 from delaywheel_replica.server.lookup.references import Reference, reference_of
 from delaywheel_replica.server.lookup.scan import Found
@@ -52,14 +44,14 @@ _NEAREST_MS: Final = 500
 
 _log = get_logger(__name__)
 
-Word = RescheduleWish | RescheduleWritten
-
 _OUTCOMES: Final = {
     CancelDecision.CANCELLED: pb.RESCHEDULE_OUTCOME_CANCELLED,
     CancelDecision.ALREADY_DELIVERED: pb.RESCHEDULE_OUTCOME_ALREADY_DELIVERED,
     CancelDecision.TOO_LATE: pb.RESCHEDULE_OUTCOME_TOO_LATE,
     CancelDecision.NOT_FOUND: pb.RESCHEDULE_OUTCOME_NOT_FOUND,
 }
+_CERTAIN: Final = _OUTCOMES.keys() - {CancelDecision.TOO_LATE}
+"""What is true though a wish was told: it may have been decided before it was too late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,19 +81,19 @@ class Reschedules:
         self,
         view: NodeView,
         queries: Queries,
-        writing: Writing,
+        decisions: Decisions,
         passing: Passing,
         *,
         span: Span,
-        tell: Callable[[Word], object],
+        tell: Callable[[RescheduleWish], object],
         next_word: Callable[[], Awaitable[object]],
     ) -> None:
-        """Prepares; `run` writes what is decided.
+        """Prepares.
 
         Args:
             view: what the parts know of the node.
             queries: finds messages.
-            writing: writes copies and cancels.
+            decisions: writes what is decided.
             passing: knows the way to the leader's node.
             span: how far ahead a due may be.
             tell: tells the cleaner.
@@ -110,15 +102,12 @@ class Reschedules:
         self._view = view
         self._queries = queries
         self._sights = Sights(view, queries, passing)
-        self._writing = writing
+        self._decisions = decisions
         self._passing = passing
         self._span = span
         self._tell = tell
         self._next_word = next_word
-        self._tasks: dict[MessageKey, asyncio.Task[None]] = {}
-        self._written: dict[MessageKey, RescheduleWritten] = {}
-
-    # --- wishes
+        self._wished: Counter[MessageKey] = Counter()
 
     async def reschedule(
         self, request: pb.RescheduleRequest, *, passed: bool
@@ -131,64 +120,85 @@ class Reschedules:
 
         Raises:
             RefusedError: NO_LEADER, NOT_UP_TO_DATE, HANDLE_AMBIGUOUS, DUE_INVALID,
-                DUE_BEYOND_SPAN, DUE_TAKEN, RELEASE_TOO_OLD, RESCHEDULE_UNKNOWN.
+                DUE_BEYOND_SPAN, DUE_TAKEN, RELEASE_TOO_OLD, RESCHEDULES_BUSY,
+                RESCHEDULES_RESTING, RESCHEDULE_UNKNOWN.
         """
-        reference = reference_of(request.message)
+        reference_of(request.message)  # refused here, if it is none
         to_ms = self._span.checked(request.deliver_at_ms, wall_ms())
-        if self._view.cleaner.leading() is None:
-            address = None if passed else self._passing.leader_address()
-            if address is None:
-                raise RefusedError(Reason.NO_LEADER)
-            return await self._passing.reschedule(address, request)
-        found = await self._queries.find(reference)
-        due_ms = due_of(reference, found)
-        key = reference.id, due_ms
-        decision, moved_ms = await self._decide(
-            replace(reference, due_ms=due_ms), request.message, found, to_ms
+        answer = await self._sights.elsewhere(
+            passed=passed, call=lambda address: self._passing.reschedule(address, request)
         )
-        if decision is CancelDecision.RESCHEDULED:
-            moved_ms = await self._until_written(key, moved_ms)
-            slot, wheel = moved_ms // 1000, self._view.status().heartbeat.open
-            return pb.RescheduleResponse(
-                outcome=pb.RESCHEDULE_OUTCOME_RESCHEDULED,
-                due_ms=moved_ms,
-                handle="" if wheel is None else f"{wheel}:{slot}:{reference.id.hex()}",
-            )
-        return pb.RescheduleResponse(outcome=_OUTCOMES[decision])
+        if answer is not None:
+            return answer
+        if self._view.cleaner.leading() is None:
+            raise RefusedError(Reason.NO_LEADER)
+        subject = await self._sights.find(request.message)
+        decision, moved_ms = await self._decide(subject, to_ms)
+        if decision is not CancelDecision.RESCHEDULED:
+            return pb.RescheduleResponse(outcome=_OUTCOMES[decision])
+        if moved_ms is None:
+            raise RefusedError(Reason.RESCHEDULE_UNKNOWN, "It was lost before it had another due")
+        moved_ms = await self._until_written(subject.key, moved_ms)
+        return pb.RescheduleResponse(
+            outcome=pb.RESCHEDULE_OUTCOME_RESCHEDULED,
+            due_ms=moved_ms,
+            handle=self._handle(subject, moved_ms),
+        )
 
-    async def _decide(
-        self, reference: Reference, named: pb.MessageRef, found: Found, to_ms: int
-    ) -> tuple[CancelDecision, int]:
-        """What became of the wish; and which due the message has, if it was rescheduled."""
-        assert reference.due_ms is not None
-        key, wish = (reference.id, reference.due_ms), None
+    async def _decide(self, subject: Subject, to_ms: int) -> Decided:
+        """What became of the wish."""
+        wish: RescheduleWish | None = None
         try:
             async with asyncio.timeout(_WAIT_S):
                 while True:
-                    decision = await self._sights.decide(reference, named, found, written=False)
+                    decided = await self._sights.decide(subject, written=False)
+                    decision = decided.decision
                     if decision is CancelDecision.RESCHEDULED:
-                        return decision, self._sights.moved_ms(key, found)
+                        return decided
                     if decision is CancelDecision.WRITE:
-                        if wish is None:
-                            self._check_releases()
-                            await self._check_free(reference.id, to_ms)
-                            wish = RescheduleWish(key, to_ms, self._place(found))
+                        if to_ms == subject.key[1]:  # it has it, perhaps since an earlier attempt
+                            return Decided(CancelDecision.RESCHEDULED, to_ms)
+                        wish = wish or await self._wish(subject, to_ms)
                         self._tell(wish)
-                    elif decision is CancelDecision.NO_LEADER:
-                        raise RefusedError(
-                            Reason.NO_LEADER if wish is None else Reason.RESCHEDULE_UNKNOWN
-                        )
-                    elif decision in _OUTCOMES and not (
-                        wish is not None and decision is CancelDecision.TOO_LATE
-                    ):
-                        return decision, 0
-                    elif decision is CancelDecision.UNKNOWN and wish is None:
-                        raise RefusedError(Reason.NOT_UP_TO_DATE)
+                    elif decision in _OUTCOMES and (wish is None or decision in _CERTAIN):
+                        return decided
+                    else:
+                        _check_goes_on(decision, was_told=wish is not None)
                     await self._next_word()
-                    await self._queries.look_for_cancels(reference, found)
+                    await self._sights.look_for_cancels(subject)
         except TimeoutError:
             reason = Reason.NOT_UP_TO_DATE if wish is None else Reason.RESCHEDULE_UNKNOWN
             raise RefusedError(reason) from None
+        finally:
+            if wish is not None:
+                self._wished.subtract([subject.key])
+                self._wished += Counter()  # without those that nobody wishes any more
+
+    async def _wish(self, subject: Subject, to_ms: int) -> RescheduleWish:
+        """Returns a wish that may be told: nothing is known by which none would be decided."""
+        self._check_releases()
+        await self._check_free(subject.reference.id, to_ms)
+        self._check_room(subject.key)
+        self._wished[subject.key] += 1
+        return RescheduleWish(subject.key, to_ms, self._place(subject.found))
+
+    def _check_room(self, key: MessageKey) -> None:
+        """As the leader will: what it decides nothing of now is not told at all."""
+        status = self._view.cleaner.status
+        if status is None:
+            return
+        if status.progress is not None and status.progress.ahead:
+            raise RefusedError(Reason.RESCHEDULES_RESTING)
+        taken = self._wished.keys() | status.reschedules.keys()
+        if key not in taken and len(taken) >= MOST:
+            raise RefusedError(Reason.RESCHEDULES_BUSY)
+
+    def _handle(self, subject: Subject, moved_ms: int) -> str:
+        """Returns a handle of what lies at the new due: any wheel finds it."""
+        wheel = self._view.status().heartbeat.open
+        if wheel is None or moved_ms == subject.key[1]:
+            wheel = self._place(subject.found).wheel
+        return f"{wheel}:{moved_ms // 1000}:{subject.reference.id.hex()}"
 
     def _check_releases(self) -> None:
         """As the leader will, which has no way to say why it decides nothing."""
@@ -228,12 +238,15 @@ class Reschedules:
         """
         try:
             async with asyncio.timeout(_WRITTEN_S):
-                while key not in self._written and (stands := self._stands(key)) is not None:
+                while (
+                    self._decisions.written(key) is None
+                    and (stands := self._stands(key)) is not None
+                ):
                     moved_ms = stands.to_ms
                     await self._next_word()
         except TimeoutError:
             _log.warning("a reschedule is decided, and not written yet", due_ms=key[1])
-        written = self._written.get(key)
+        written = self._decisions.written(key)
         return moved_ms if written is None else written.to_ms
 
     def _stands(self, key: MessageKey) -> Reschedule | None:
@@ -241,66 +254,10 @@ class Reschedules:
         stands = None if status is None else status.reschedules.get(key)
         return None if stands is None or stands.is_written else stands
 
-    # --- what is decided
 
-    async def run(self) -> None:
-        """Writes what is decided, while this node's cleaner leads; until it is cancelled."""
-        try:
-            while True:
-                leading = self._view.cleaner.leading()
-                if leading is not None:
-                    self._write_all(leading)
-                await self._next_word()
-        finally:
-            for task in self._tasks.values():
-                task.cancel()
-
-    def _write_all(self, status: CleanerStatus) -> None:
-        for key in self._written.keys() - status.reschedules.keys():
-            del self._written[key]
-        for key, stands in status.reschedules.items():
-            written = self._written.get(key)
-            if stands.is_written or key in self._tasks:
-                continue
-            if written is not None and written.to_ms == stands.to_ms:
-                self._tell(written)
-            else:
-                self._tasks[key] = asyncio.create_task(self._write(key, stands))
-
-    async def _write(self, key: MessageKey, stands: Reschedule) -> None:
-        """The copy first: a cancel alone would be one."""
-        try:
-            frame = await self._queries.frame(stands.place)
-            if frame is None:
-                return  # it is looked for, and asked for again
-            copied = await self._writing.submit(_copy_of(frame, stands))
-            if copied.failed:
-                return  # it is too late for this due: the leader puts it off
-            columns = _cancel_of(key, stands.to_ms)
-            cancelled = await self._writing.submit(columns, Kind.CANCELS)
-            reasons = {refusal.reason for refusal in cancelled.failed.values()}
-            if reasons <= {Reason.DUE_TOO_OLD}:
-                self._written[key] = RescheduleWritten(
-                    key,
-                    stands.to_ms,
-                    (copied.wheel, copied.seq),
-                    None if reasons else (cancelled.wheel, cancelled.seq),
-                )
-                self._tell(self._written[key])
-        except RefusedError as error:
-            _log.info("a reschedule is not written", reason=error.refusal.reason.value)
-        finally:
-            del self._tasks[key]
-
-
-def _copy_of(frame: Frame, stands: Reschedule) -> Columns:
-    columns = frame.columns.take(np.array([stands.place.row])).compacted()
-    return replace(columns, due_ms=np.array([stands.to_ms], dtype=np.int64))
-
-
-def _cancel_of(key: MessageKey, to_ms: int) -> Columns:
-    """The cancel and its mark: two rows of one second, so of one frame."""
-    id_, due_ms = key
-    ids = np.frombuffer(id_ + mark_of(key, to_ms), dtype=np.uint8)
-    dues_ms = np.array([due_ms, due_ms], dtype=np.int64)
-    return Columns.of_cancels(dues_ms, ids.reshape(2, ID_LENGTH_BYTES))
+def _check_goes_on(decision: CancelDecision, *, was_told: bool) -> None:
+    """Refuses where waiting for the next word tells a caller no more than this one does."""
+    if decision is CancelDecision.NO_LEADER:
+        raise RefusedError(Reason.RESCHEDULE_UNKNOWN if was_told else Reason.NO_LEADER)
+    if decision is CancelDecision.UNKNOWN and not was_told:
+        raise RefusedError(Reason.NOT_UP_TO_DATE)

@@ -1,4 +1,12 @@
-"""What this node knows of one message, and what that decides (core/leader/cancel.py)."""
+"""What this node knows of a message that is to be changed, and what that decides.
+
+A cancel and a reschedule begin alike: the caller's reference is read, whoever does not lead passes
+the call on, the message is looked for, and core/leader/cancel.py decides by what was found.
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import NamedTuple, TypeVar
 
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.leader.cancel import (
@@ -9,13 +17,49 @@ from delaywheel_replica.core.leader.cancel import (
     others_to_ask,
 )
 from delaywheel_replica.core.leader.holders import holds_progress
-from delaywheel_replica.core.protocol.reschedules import MessageKey
+from delaywheel_replica.core.protocol.reschedules import MessageKey, known_due_ms
 from delaywheel_replica.core.protocol.status_files import CleanerStatus
 from delaywheel_replica.server.lookup.queries import Queries
-from delaywheel_replica.server.lookup.references import Reference
+from delaywheel_replica.server.lookup.references import Reference, reference_of
 from delaywheel_replica.server.lookup.scan import Found
 from delaywheel_replica.server.node.calls_to_nodes import Passing
 from delaywheel_replica.server.node.node_view import NodeView, wall_ms
+
+_Answer = TypeVar("_Answer")
+
+
+@dataclass(slots=True)
+class Subject:
+    """A message that a caller means.
+
+    Attributes:
+        reference: which one, with its due: whatever else comes to lie in that second later.
+        named: the same, as its caller named it.
+        found: where it and its cancels lie.
+    """
+
+    reference: Reference
+    named: pb.MessageRef
+    found: Found
+
+    @property
+    def key(self) -> MessageKey:
+        """Its id and due."""
+        assert self.reference.due_ms is not None
+        return self.reference.id, self.reference.due_ms
+
+
+class Decided(NamedTuple):
+    """What is decided of a message.
+
+    Attributes:
+        decision: by one look at it.
+        moved_ms: the due that it has by that look, if it was rescheduled; None also where it was
+            lost with its frame before it had one.
+    """
+
+    decision: CancelDecision
+    moved_ms: int | None = None
 
 
 class Sights:
@@ -26,55 +70,79 @@ class Sights:
         self._queries = queries
         self._passing = passing
 
-    async def decide(
-        self, reference: Reference, named: pb.MessageRef, found: Found, *, written: bool
-    ) -> CancelDecision:
-        """What is decided of a message now.
+    async def elsewhere(
+        self, *, passed: bool, call: Callable[[str], Awaitable[_Answer]]
+    ) -> _Answer | None:
+        """Returns what the leader's node answers; None: this one leads, or nobody is known to.
 
         Args:
-            reference: which one, with its due.
-            named: the same, as its caller named it.
-            found: where it and its cancels lie.
+            passed: another node has passed the call on: it is not passed on once more.
+            call: makes the same call at an address.
+        """
+        if passed or self._view.cleaner.leading() is not None:
+            return None
+        address = self._passing.leader_address()
+        return None if address is None else await call(address)
+
+    async def find(self, named: pb.MessageRef) -> Subject:
+        """Finds the message that a caller means.
+
+        Raises:
+            RefusedError: those of references; HANDLE_AMBIGUOUS, NOT_UP_TO_DATE.
+        """
+        reference = reference_of(named)
+        found = await self._queries.find(reference)
+        return Subject(replace(reference, due_ms=_due_of(reference, found)), named, found)
+
+    async def find_again(self, subject: Subject) -> None:
+        """Finds the same message as it lies there now."""
+        subject.found = await self._queries.find(subject.reference)
+
+    async def look_for_cancels(self, subject: Subject) -> None:
+        """Looks for cancels of it that are new, and for its mark."""
+        await self._queries.look_for_cancels(subject.reference, subject.found)
+
+    async def decide(self, subject: Subject, *, written: bool) -> Decided:
+        """Returns what is decided of a message now.
+
+        Args:
+            subject: which one.
             written: a cancel was written, or lay there.
         """
-        sight = self._sight(reference, found, self._view.cleaner.status)
-        decision = after_writing(sight) if written else before_writing(sight)
-        match decision:
+        decided = self._decided(subject.reference, subject.found, written=written)
+        match decided.decision:
             case CancelDecision.CONFIRM:
-                return await self._held(reference, CancelDecision.WAIT)
+                return await self._held(subject, CancelDecision.WAIT)
             case CancelDecision.ALREADY_DELIVERED:
                 # Since the last scan a cancel of another caller may have been written and taken:
                 # here, or by a next leader, in a wheel of which this node may lack frames.
-                decision = await self._held(reference, CancelDecision.UNKNOWN)
+                decided = await self._held(subject, CancelDecision.UNKNOWN)
                 # It is done: not to be found any more it is when its second was deleted meanwhile.
-                is_open = decision is CancelDecision.WAIT
-                return CancelDecision.UNKNOWN if is_open else decision
-            case CancelDecision.NOT_FOUND if not await self._nobody_has(named):
-                return CancelDecision.UNKNOWN
+                is_open = decided.decision is CancelDecision.WAIT
+                return Decided(CancelDecision.UNKNOWN) if is_open else decided
+            case CancelDecision.NOT_FOUND if not await self._nobody_has(subject.named):
+                return Decided(CancelDecision.UNKNOWN)
             case _:
-                return decision
+                return decided
 
-    def moved_ms(self, key: MessageKey, found: Found) -> int:
-        """The due of a message that was rescheduled."""
-        status = self._view.cleaner.status
-        stands = None if status is None else status.reschedules.get(key)
-        moved_ms = found.rescheduled_to_ms if stands is None else stands.to_ms
-        assert moved_ms is not None
-        return moved_ms
-
-    async def _held(self, reference: Reference, otherwise: CancelDecision) -> CancelDecision:
+    async def _held(self, subject: Subject, otherwise: CancelDecision) -> Decided:
         """Decides by a scan that has every frame up to V of the progress by which it decides."""
         status = self._view.cleaner.status
         if status is None or not holds_progress(status.control, self._view.status().heartbeat):
-            return otherwise
-        found = await self._queries.find(reference)
-        return after_writing(self._sight(reference, found, status, confirmed=True))
+            return Decided(otherwise)
+        found = await self._queries.find(subject.reference)
+        sight, moved_ms = self._sight(subject.reference, found, status, confirmed=True)
+        return Decided(after_writing(sight), moved_ms)
 
     async def _nobody_has(self, named: pb.MessageRef) -> bool:
         """What others acknowledged since their last heartbeats, this node has not heard of."""
         cleaner = self._view.cleaner.status
         wheels = () if cleaner is None else cleaner.wheels.values()
         return await self._passing.others_have_none(named, wanted=others_to_ask(wheels))
+
+    def _decided(self, reference: Reference, found: Found, *, written: bool) -> Decided:
+        sight, moved_ms = self._sight(reference, found, self._view.cleaner.status)
+        return Decided(after_writing(sight) if written else before_writing(sight), moved_ms)
 
     def _sight(
         self,
@@ -83,10 +151,13 @@ class Sights:
         status: CleanerStatus | None,
         *,
         confirmed: bool = False,
-    ) -> CancelView:
+    ) -> tuple[CancelView, int | None]:
+        """Returns what is known of a message, and the due that it went to, by the same record."""
         assert reference.due_ms is not None
-        key = reference.id, reference.due_ms
-        return CancelView(
+        stands = None
+        if status is not None:
+            stands = status.reschedules.get((reference.id, reference.due_ms))
+        view = CancelView(
             due_ms=reference.due_ms,
             now_ms=wall_ms(),
             leading=self._view.cleaner.leading() is not None,
@@ -94,13 +165,14 @@ class Sights:
             copies=found.copies,
             cancels=found.cancels,
             complete=found.complete,
-            rescheduled=found.rescheduled_to_ms is not None
-            or (status is not None and key in status.reschedules),
+            readable=found.readable,
+            rescheduled=stands is not None or found.rescheduled_to_ms is not None,
             confirmed=confirmed,
         )
+        return view, known_due_ms(stands, found.rescheduled_to_ms)
 
 
-def due_of(reference: Reference, found: Found) -> int:
+def _due_of(reference: Reference, found: Found) -> int:
     """The due of what a caller means; where nothing is found, one of its second."""
     if reference.due_ms is not None:
         return reference.due_ms

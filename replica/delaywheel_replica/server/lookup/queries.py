@@ -17,6 +17,7 @@ from typing import Final, TypeVar
 from delaywheel.identity import NameInvalidError, WheelId
 from delaywheel.reasons import Reason
 from delaywheel.storage.folder.disk import Disk
+from delaywheel.storage.frames.columns import Columns
 from delaywheel.storage.frames.format import Frame
 from delaywheel.storage.writing.dial import DialView
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
@@ -25,6 +26,7 @@ from delaywheel_replica.core.leader.holders import knows_all
 from delaywheel_replica.core.protocol.control import ControlState
 from delaywheel_replica.core.protocol.frames import NO_FRAMES
 from delaywheel_replica.core.protocol.progress import Position, Progress
+from delaywheel_replica.core.protocol.reschedules import known_due_ms
 from delaywheel_replica.core.protocol.status_files import ServerStatus
 from delaywheel_replica.server.lookup.describe import wheels_of
 from delaywheel_replica.server.lookup.fates import Fates
@@ -94,7 +96,15 @@ class Queries:
             # Its rows may still be in an index, its file is gone: nothing that others could hold.
             return Found()
         status, cleaner = self._view.status(), self._view.cleaner.status
-        find = partial(self._scanner.find, lost=NO_FRAMES if cleaner is None else cleaner.lost)
+        find = partial(
+            self._scanner.find,
+            lost=NO_FRAMES if cleaner is None else cleaner.lost,
+            reschedules={
+                due_ms: stands
+                for (id_, due_ms), stands in (cleaner.reschedules.items() if cleaner else ())
+                if id_ == reference.id
+            },
+        )
         found = await asyncio.get_running_loop().run_in_executor(
             self._thread,
             find,
@@ -118,10 +128,18 @@ class Queries:
         """Looks once more for cancels of a message that was found, and for where it went."""
         assert reference.due_ms is not None
         status, cleaner = self._view.status(), self._view.cleaner.status
-        look = partial(self._scanner.cancels, lost=NO_FRAMES if cleaner is None else cleaner.lost)
+        look = partial(
+            self._scanner.look_for_cancels, lost=NO_FRAMES if cleaner is None else cleaner.lost
+        )
         key = reference.id, reference.due_ms
-        found.cancels, found.rescheduled_to_ms = await asyncio.get_running_loop().run_in_executor(
-            self._thread, look, reference.slot, key, limits_of(status)
+        await asyncio.get_running_loop().run_in_executor(
+            self._thread, look, reference.slot, key, limits_of(status), found
+        )
+
+    async def message(self, place: Position) -> Columns | None:
+        """One message by itself; None: its frame cannot be read, or is there no more."""
+        return await asyncio.get_running_loop().run_in_executor(
+            self._thread, self._scanner.message, place
         )
 
     async def frame(self, place: Position) -> Frame | None:
@@ -164,9 +182,7 @@ class Queries:
         """The due that a message was rescheduled to: the record knows before frames do."""
         status, (due_ms,) = self._view.cleaner.status, found.dues_ms
         stands = None if status is None else status.reschedules.get((id_, due_ms))
-        if stands is None or stands.to_ms in stands.passed:  # it was lost with its frame
-            return found.rescheduled_to_ms
-        return stands.to_ms
+        return known_due_ms(stands, found.rescheduled_to_ms)
 
     def _was_delivered(self, found: Found) -> bool:
         """Whether a message that is done was delivered; None unless a loss would be known.

@@ -4,9 +4,11 @@ There is no index of ids: a slot's id column is compared as a whole. Every wheel
 a retry may have gone to another wheel than the first attempt. Used by one thread.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,15 +18,22 @@ from delaywheel.storage.files.index import OpenIndexes
 from delaywheel.storage.folder.disk import Disk
 from delaywheel.storage.frames.columns import ID_LENGTH_BYTES, Columns
 from delaywheel.storage.frames.format import Frame, Kind
+from delaywheel.storage.reading.cancels import BEGIN_BYTES, Budget, CancelLook
 from delaywheel.storage.reading.reader import WheelReader
 from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameSet
 from delaywheel_replica.core.protocol.progress import Position
 from delaywheel_replica.core.protocol.reschedules import (
-    MARK_HASH_BYTES,
     MessageKey,
-    mark_of,
+    Reschedule,
+    known_due_ms,
+    mark_begin,
     marked_due_ms,
 )
+
+_LOOK_FRAMES: Final = 1 << 12
+_LOOK_BYTES: Final = 16 << 20
+"""So much is read at once for a caller who waits for cancels of one message."""
+_NONE: Final[Mapping[int, Reschedule]] = {}
 
 
 @dataclass(slots=True)
@@ -36,17 +45,21 @@ class Found:
             fits several messages. Of several nothing else is told.
         copies: in the order of positions; more than one after a retry.
         in_wheel: the wheel that the handle names has a copy, or none is named.
-        complete: every frame of the slot could be read, of every wheel, and of none it is unknown
+        readable: every frame of the slot could be read, of every wheel, and of none it is unknown
             whether it is of this slot.
+        complete: the same, and the node holds all that was acknowledged.
         rescheduled_to_ms: the message has this due by now, as the mark of that says.
+        look: goes on looking for its cancels; None: nobody has asked for that yet.
     """
 
     dues_ms: tuple[int, ...] = ()
     copies: list[Position] = field(default_factory=list)
     cancels: list[Position] = field(default_factory=list)
     in_wheel: bool = True
+    readable: bool = True
     complete: bool = True
     rescheduled_to_ms: int | None = None
+    look: CancelLook | None = None
 
 
 class Scanner:
@@ -82,6 +95,7 @@ class Scanner:
         wheel: WheelId | None = None,
         *,
         lost: FrameSet = NO_FRAMES,
+        reschedules: Mapping[int, Reschedule] = _NONE,
     ) -> Found:
         """Finds a message.
 
@@ -89,11 +103,13 @@ class Scanner:
             slot: its second.
             id_: its 16 bytes.
             limits: the wheels to look at, each up to a seq.
-            due_ms: its due; None: any within the second.
+            due_ms: its due; None: any within the second, and of a message that was given another
+                one there, the one that it has by now.
             wheel: which one took it; None: any. It decides when the id was sent with several dues
                 of one second. It need not have it any more: another attempt may lie elsewhere.
             lost: frames that nobody can read any more. Of those whose second nobody knows either
                 none is taken for one of this second.
+            reschedules: what is decided of this id, and may not be in frames yet, by due.
         """
         found = Found()
         wanted = np.frombuffer(id_, dtype=np.uint8)
@@ -103,59 +119,100 @@ class Scanner:
             for row in _rows_of(frame.columns, wanted, due_ms):
                 place = Position(frame.wheel, frame.seq, row)
                 named[frame.kind].append((place, int(frame.columns.due_ms[row])))
-        copies = named[Kind.MESSAGES]
-        dues_ms = {due_ms for _, due_ms in copies}
+        copies, cancels = named[Kind.MESSAGES], named[Kind.CANCELS]
+        all_dues_ms = {due_ms for _, due_ms in copies}
+        dues_ms, marked = all_dues_ms, dict[int, int]()
+        if all_dues_ms and (cancels or len(all_dues_ms) > 1):
+            marked = self._marked(slot, id_, all_dues_ms, limits, lost)
         if wheel is not None:
             there = {due_ms for place, due_ms in copies if place.wheel == wheel}
             found.in_wheel = bool(there)
-            dues_ms = there or dues_ms
+            dues_ms = _by_now(there or all_dues_ms, all_dues_ms, marked, reschedules)
         found.dues_ms = tuple(sorted(dues_ms))
         if len(dues_ms) == 1:
             (due_ms,) = dues_ms
             found.copies = [place for place, its_due_ms in copies if its_due_ms == due_ms]
-            cancels = named[Kind.CANCELS]
             found.cancels = [place for place, its_due_ms in cancels if its_due_ms == due_ms]
-            if found.cancels:
-                found.rescheduled_to_ms = self.cancels(slot, (id_, due_ms), limits)[1]
+            found.rescheduled_to_ms = marked.get(due_ms)
         return found
 
-    def cancels(
+    def _marked(
+        self,
+        slot: int,
+        id_: bytes,
+        dues_ms: Collection[int],
+        limits: Mapping[WheelId, int],
+        lost: FrameSet,
+    ) -> dict[int, int]:
+        """Returns where messages of one id and second went to, as their marks say."""
+        look = CancelLook(slot, [mark_begin((id_, due_ms)) for due_ms in dues_ms])
+        self.look(look, limits, Budget(sys.maxsize, sys.maxsize), lost=lost)
+        return {
+            due_ms: to_ms
+            for due_ms in dues_ms
+            if (to_ms := marked_due_ms((id_, due_ms), _ids_of(look, due_ms))) is not None
+        }
+
+    def look_for_cancels(
         self,
         slot: int,
         key: MessageKey,
         limits: Mapping[WheelId, int],
+        found: Found,
         *,
-        found: Found | None = None,
         lost: FrameSet = NO_FRAMES,
-    ) -> tuple[list[Position], int | None]:
-        """Where cancels of one message lie, and where it went to, if it was rescheduled.
+    ) -> None:
+        """Looks for cancels of a message that was found, and for its mark: for what is new.
 
         Args:
             slot: its second.
             key: its id and due.
             limits: the wheels to look at, each up to a seq.
-            found: as in `frames`.
+            found: gets what is found.
             lost: as in `find`.
         """
         id_, due_ms = key
-        wanted = np.frombuffer(id_, dtype=np.uint8)
-        places: list[Position] = []
-        ids: list[bytes] = []
-        begin = np.frombuffer(mark_of(key, 0)[:MARK_HASH_BYTES], dtype=np.uint8)
-        for frame in self.frames(slot, limits, kind=Kind.CANCELS, found=found, lost=lost):
-            columns = frame.columns
-            rows = _rows_of(columns, wanted, due_ms)
-            places += [Position(frame.wheel, frame.seq, row) for row in rows]
-            marked = (columns.ids[:, :MARK_HASH_BYTES] == begin).all(axis=1)
-            marked &= columns.due_ms == due_ms
-            ids += [columns.ids[row].tobytes() for row in np.flatnonzero(marked).tolist()]
-        return places, marked_due_ms(key, ids)
+        if found.look is None:
+            found.look = CancelLook(slot, [id_[:BEGIN_BYTES], mark_begin(key)])
+        self.look(found.look, limits, Budget(_LOOK_FRAMES, _LOOK_BYTES), lost=lost)
+        cancels = {
+            Position(row.wheel, row.seq, row.row)
+            for row in found.look.rows
+            if (row.id, row.due_ms) == key
+        }
+        found.cancels = sorted({*found.cancels, *cancels}, key=_order)
+        marked_ms = marked_due_ms(key, _ids_of(found.look, due_ms))
+        if marked_ms is not None:
+            found.rescheduled_to_ms = marked_ms
+
+    def look(
+        self,
+        look: CancelLook,
+        limits: Mapping[WheelId, int],
+        budget: Budget,
+        *,
+        lost: FrameSet = NO_FRAMES,
+    ) -> bool:
+        """Goes on with a look; returns whether everything up to the limits was read."""
+        self._forget(limits)
+        return look.go_on(
+            {wheel: self._reader(wheel) for wheel in limits},
+            limits,
+            budget,
+            lost=lost.seqs,
+            on_damaged=lambda wheel, seq: self._lacks(wheel, seq, look.slot, None),
+        )
 
     def frame(self, wheel: WheelId, seq: int) -> Frame | None:
         """Returns one frame; None if it is unreadable, gone, or not mirrored here yet."""
         reader = self._reader(wheel)
         frame = reader.frame(seq) if reader.has(seq) else None
         return frame if isinstance(frame, Frame) else None
+
+    def message(self, place: Position) -> Columns | None:
+        """Returns one message by itself, without the frame in which it lies; None as of `frame`."""
+        frame = self.frame(place.wheel, place.seq)
+        return None if frame is None else frame.columns.take(np.array([place.row])).compacted()
 
     def frames(
         self,
@@ -198,7 +255,7 @@ class Scanner:
 
     def _lacks(self, wheel: WheelId, seq: int, slot: int, found: Found | None) -> None:
         if found is not None:
-            found.complete = False
+            found.readable = found.complete = False
         if self._on_damaged is not None:
             self._on_damaged(wheel, seq, slot)
 
@@ -212,6 +269,43 @@ class Scanner:
     def _forget(self, wheels: Iterable[WheelId]) -> None:
         for wheel in self._readers.keys() - set(wheels):
             self._readers.pop(wheel).close()
+
+
+def _by_now(
+    named: Collection[int],
+    dues_ms: Collection[int],
+    marked: Mapping[int, int],
+    reschedules: Mapping[int, Reschedule],
+) -> set[int]:
+    """Returns the dues that messages have by now, if they were given others within their second.
+
+    A handle names a second: that of a new due of the same second is the one of the old due, and
+    the message is meant, not what it was.
+
+    Args:
+        named: the dues of what a handle fits.
+        dues_ms: those of all that is there.
+        marked: where messages went to, as their marks say.
+        reschedules: where they went to, as it is decided.
+    """
+    went = {due_ms: known_due_ms(reschedules.get(due_ms), marked.get(due_ms)) for due_ms in dues_ms}
+    by_now = set(named)
+    for _ in went:  # no message went further than there are dues
+        by_now = {
+            due_ms if (to_ms := went[due_ms]) is None or to_ms not in went else to_ms
+            for due_ms in by_now
+        }
+    # One that passed before its copy was there is none that a message has.
+    passed = {due_ms for stands in reschedules.values() for due_ms in stands.passed}
+    return by_now - passed or by_now
+
+
+def _ids_of(look: CancelLook, due_ms: int) -> list[bytes]:
+    return [row.id for row in look.rows if row.due_ms == due_ms]
+
+
+def _order(place: Position) -> tuple[WheelId, int, int]:
+    return place.wheel, place.seq, place.row
 
 
 def cancelled_keys(frames: Iterable[Frame]) -> set[bytes]:

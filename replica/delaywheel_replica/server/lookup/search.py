@@ -16,7 +16,7 @@ sends, looks for one message or cancels one; who finds too many waiting is refus
 import asyncio
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,11 +27,12 @@ from delaywheel.reasons import Reason
 from delaywheel.storage.folder.disk import Disk
 from delaywheel.storage.frames.columns import ID_LENGTH_BYTES
 from delaywheel.storage.frames.format import Frame, Kind
+from delaywheel.storage.reading.cancels import BEGIN_BYTES, Budget, CancelLook
 from delaywheel.storage.writing.dial import DialView
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameSet
 from delaywheel_replica.core.protocol.progress import Position, Progress
-from delaywheel_replica.core.protocol.reschedules import MARK_HASH_BYTES, mark_of
+from delaywheel_replica.core.protocol.reschedules import mark_begin
 from delaywheel_replica.core.protocol.status_files import ServerStatus
 from delaywheel_replica.server.lookup.filters import Wanted
 from delaywheel_replica.server.lookup.queries import limits_of
@@ -54,6 +55,8 @@ READ_BYTES: Final = 128 << 20
 """One call reads no more than this of slot files, and the frame with which it gets there."""
 READ_S: Final = 2.0
 """Nor for longer than this."""
+# Nor does one look for cancels read more frames of them.
+_LOOK_FRAMES: Final = 1 << 16
 # So many callers may wait for those before them.
 _WAITING: Final = 8
 _SLOT_BEYOND: Final = 1 << 32
@@ -107,8 +110,38 @@ class Withdrawals:
         rescheduled: the mark of its going to another due lies there.
     """
 
-    places: list[Position] = field(default_factory=list)
+    places: set[Position] = field(default_factory=set)
     rescheduled: bool = False
+
+
+class PageCancels:
+    """Looks for what withdraws the messages of a page, and afterwards only for what is new.
+
+    Attributes:
+        found: by message, as `message_key` names it.
+    """
+
+    def __init__(self, keys: Collection[bytes]) -> None:
+        self.found = {key: Withdrawals() for key in keys}
+        begins: dict[int, set[bytes]] = {}
+        self._marked: dict[tuple[bytes, int], Withdrawals] = {}
+        for key, withdrawals in self.found.items():
+            id_, due_ms = key[:ID_LENGTH_BYTES], int.from_bytes(key[ID_LENGTH_BYTES:], "little")
+            mark = mark_begin((id_, due_ms))
+            self._marked[mark, due_ms] = withdrawals
+            begins.setdefault(due_ms // 1000, set()).update((id_[:BEGIN_BYTES], mark))
+        self.looks = [CancelLook(slot, begins[slot]) for slot in sorted(begins)]
+
+    def note(self) -> None:
+        """Takes over what the looks have found."""
+        for look in self.looks:
+            for row in look.rows:
+                named = self.found.get(message_key(row.id, row.due_ms))
+                if named is not None:
+                    named.places.add(Position(row.wheel, row.seq, row.row))
+                marked = self._marked.get((row.id[:BEGIN_BYTES], row.due_ms))
+                if marked is not None:
+                    marked.rescheduled = True
 
 
 @dataclass(slots=True)
@@ -212,18 +245,17 @@ class Search:
         page.complete = page.complete and self._knows_all(status)
         return page
 
-    async def cancels(self, keys: set[bytes], slots: set[int]) -> dict[bytes, Withdrawals]:
-        """What withdraws these messages now.
+    async def look_for_cancels(self, cancels: PageCancels) -> bool:
+        """Goes on looking for what withdraws the messages of a page, a bounded piece of it.
 
-        Args:
-            keys: ids and dues, as `key_of` gives them.
-            slots: the seconds that they are of.
+        Nobody is refused: something may be written already, and is to be answered.
 
-        Raises:
-            RefusedError: SEARCHES_BUSY.
+        Returns:
+            Whether everything was read that this node holds.
         """
-        limits = limits_of(self._view.status())
-        return await self.on_thread(lambda: self._walk.cancels(keys, slots, limits))
+        limits, cleaner = limits_of(self._view.status()), self._view.cleaner.status
+        lost = NO_FRAMES if cleaner is None else cleaner.lost
+        return await self._on_thread(lambda: self._walk.look_for_cancels(cancels, limits, lost))
 
     async def on_thread(self, work: Callable[[], _Made]) -> _Made:
         """Runs a function on the thread, after earlier ones.
@@ -233,6 +265,9 @@ class Search:
         """
         if self._callers > _WAITING:
             raise RefusedError(Reason.SEARCHES_BUSY)
+        return await self._on_thread(work)
+
+    async def _on_thread(self, work: Callable[[], _Made]) -> _Made:
         self._callers += 1
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, work)
@@ -294,22 +329,16 @@ class Walk:
                 return page
         return page
 
-    def cancels(
-        self, keys: set[bytes], slots: set[int], limits: Mapping[WheelId, int]
-    ) -> dict[bytes, Withdrawals]:
-        """What withdraws these messages."""
-        found = {key: Withdrawals() for key in keys}
-        marks = {_mark_begin(key): found[key] for key in keys}
-        for slot in sorted(slots):
-            for frame in self._scanner.frames(slot, limits, kind=Kind.CANCELS):
-                for row in range(len(frame.columns)):
-                    named = key_of(frame.columns, row)
-                    if named in found:
-                        found[named].places.append(Position(frame.wheel, frame.seq, row))
-                    marked = marks.get(named[:MARK_HASH_BYTES])
-                    if marked is not None:
-                        marked.rescheduled = True
-        return found
+    def look_for_cancels(
+        self, cancels: PageCancels, limits: Mapping[WheelId, int], lost: FrameSet
+    ) -> bool:
+        """Goes on looking; returns whether everything up to the limits was read."""
+        budget = Budget(_LOOK_FRAMES, self._read_bytes)
+        is_whole = True
+        for look in cancels.looks:
+            is_whole &= self._scanner.look(look, limits, budget, lost=lost)
+        cancels.note()
+        return is_whole
 
     def _matches(
         self, page: Page, asked: Asked, begin: Place, held: Held
@@ -354,11 +383,6 @@ class Walk:
                 )
             yield None, Position(frame.wheel, frame.seq, len(frame.columns))
         page.complete = page.complete and scan.complete
-
-
-def _mark_begin(key: bytes) -> bytes:
-    due_ms = int.from_bytes(key[ID_LENGTH_BYTES:], "little")
-    return mark_of((key[:ID_LENGTH_BYTES], due_ms), 0)[:MARK_HASH_BYTES]
 
 
 def _counted(frames: Iterator[Frame], page: Page) -> Iterator[Frame]:

@@ -28,6 +28,7 @@ _RETRY_DELAY_MS = {
     Reason.NOT_UP_TO_DATE: 200,
     Reason.CANCEL_UNKNOWN: 200,
     Reason.RESCHEDULE_UNKNOWN: 200,
+    Reason.RESCHEDULES_BUSY: 500,
 }
 # How much of a caller's text is quoted back.
 _QUOTED_LENGTH: Final = 60

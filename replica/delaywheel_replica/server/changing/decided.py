@@ -1,0 +1,181 @@
+"""Writes what is decided of other dues: the copy, then the cancel with its mark.
+
+Whoever leads does it, whoever wished it (core/leader/rescheduling.py). What is written is told to
+the cleaner until the record is gone, or says that it is written.
+
+A copy is read out of its frame by itself, one at a time, and of those that are being written there
+are only so many bytes. Where the cancel fails, the copy that is there is not written again.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from delaywheel.identity import WheelId
+from delaywheel.reasons import Reason
+from delaywheel.storage.frames.columns import ID_LENGTH_BYTES, Columns
+from delaywheel.storage.frames.format import Kind
+from delaywheel_replica.core.protocol.reschedules import (
+    MessageKey,
+    Reschedule,
+    RescheduleWritten,
+    mark_of,
+)
+from delaywheel_replica.core.protocol.status_files import CleanerStatus
+from delaywheel_replica.process.logs import get_logger
+from delaywheel_replica.server.commit.writing import Writing
+from delaywheel_replica.server.lookup.queries import Queries
+from delaywheel_replica.server.node.node_view import NodeView
+from delaywheel_replica.server.node.refusals import RefusedError
+
+COPIES_BYTES: Final = 4 << 20
+"""Copies that are being written hold no more than this together, or are one."""
+
+_log = get_logger(__name__)
+
+
+class _Copy(NamedTuple):
+    """A copy that is written: for this due, in this frame."""
+
+    to_ms: int
+    wheel: WheelId
+    seq: int
+
+
+class Decisions:
+    """Writes what is decided, while this node's cleaner leads. For the event loop's thread."""
+
+    def __init__(
+        self,
+        view: NodeView,
+        queries: Queries,
+        writing: Writing,
+        *,
+        tell: Callable[[RescheduleWritten], object],
+        next_word: Callable[[], Awaitable[object]],
+    ) -> None:
+        """Prepares; `run` writes.
+
+        Args:
+            view: what the parts know of the node.
+            queries: reads what is to be copied.
+            writing: writes copies and cancels.
+            tell: tells the cleaner.
+            next_word: waits for the next reading of the cleaner's row.
+        """
+        self._view = view
+        self._queries = queries
+        self._writing = writing
+        self._tell = tell
+        self._next_word = next_word
+        self._tasks: dict[MessageKey, asyncio.Task[None]] = {}
+        self._copies: dict[MessageKey, _Copy] = {}
+        self._written: dict[MessageKey, RescheduleWritten] = {}
+        self._reading = asyncio.Lock()
+        self._room = _Room(COPIES_BYTES)
+
+    async def run(self) -> None:
+        """Writes what is decided, until it is cancelled."""
+        try:
+            while True:
+                leading = self._view.cleaner.leading()
+                if leading is not None:
+                    self._write_all(leading)
+                await self._next_word()
+        finally:
+            for task in self._tasks.values():
+                task.cancel()
+
+    def written(self, key: MessageKey) -> RescheduleWritten | None:
+        """What is in frames of a message whose record stands."""
+        return self._written.get(key)
+
+    def _write_all(self, status: CleanerStatus) -> None:
+        for known in (self._written, self._copies):
+            for key in known.keys() - status.reschedules.keys():
+                del known[key]
+        for key, stands in status.reschedules.items():
+            written = self._written.get(key)
+            if stands.is_written or key in self._tasks:
+                continue
+            if written is not None and written.to_ms == stands.to_ms:
+                self._tell(written)
+            else:
+                self._tasks[key] = asyncio.create_task(self._write(key, stands))
+
+    async def _write(self, key: MessageKey, stands: Reschedule) -> None:
+        """The copy first: a cancel alone would be one. What fails is tried at the next word."""
+        try:
+            copy = self._copies.get(key)
+            if copy is None or copy.to_ms != stands.to_ms:
+                copy = await self._write_copy(stands)
+            if copy is None:
+                return
+            self._copies[key] = copy
+            columns = _cancel_of(key, stands.to_ms)
+            cancelled = await self._writing.submit(columns, Kind.CANCELS)
+            reasons = {refusal.reason for refusal in cancelled.failed.values()}
+            if reasons <= {Reason.DUE_TOO_OLD}:
+                self._written[key] = RescheduleWritten(
+                    key,
+                    stands.to_ms,
+                    (copy.wheel, copy.seq),
+                    None if reasons else (cancelled.wheel, cancelled.seq),
+                )
+                self._tell(self._written[key])
+        except RefusedError as error:
+            _log.info("a reschedule is not written", reason=error.refusal.reason.value)
+        finally:
+            del self._tasks[key]
+
+    async def _write_copy(self, stands: Reschedule) -> _Copy | None:
+        """None: its frame cannot be read and is looked for; or it is too late for this due."""
+        async with self._reading:  # who waits for room holds one message
+            columns = await self._queries.message(stands.place)
+            if columns is None:
+                return None
+            length_bytes = int(columns.lengths_bytes.sum())
+            await self._room.wait_for(length_bytes)
+        async with self._room.taken(length_bytes):
+            due_ms = np.array([stands.to_ms], dtype=np.int64)
+            written = await self._writing.submit(replace(columns, due_ms=due_ms))
+        if written.failed:
+            return None  # the leader puts it off
+        return _Copy(stands.to_ms, written.wheel, written.seq)
+
+
+class _Room:
+    """Room for so many bytes; for one at least, however long it is."""
+
+    def __init__(self, length_bytes: int) -> None:
+        self._length_bytes = length_bytes
+        self._taken_bytes = 0
+        self._given_back = asyncio.Event()
+
+    async def wait_for(self, length_bytes: int) -> None:
+        """Waits until there is room. For one caller at a time, who takes it at once."""
+        while self._taken_bytes and self._taken_bytes + length_bytes > self._length_bytes:
+            self._given_back.clear()
+            await self._given_back.wait()
+
+    @asynccontextmanager
+    async def taken(self, length_bytes: int) -> AsyncIterator[None]:
+        """Takes it, and gives it back."""
+        self._taken_bytes += length_bytes
+        try:
+            yield
+        finally:
+            self._taken_bytes -= length_bytes
+            self._given_back.set()
+
+
+def _cancel_of(key: MessageKey, to_ms: int) -> Columns:
+    """The cancel and its mark: two rows of one second, so of one frame."""
+    id_, due_ms = key
+    ids = np.frombuffer(id_ + mark_of(key, to_ms), dtype=np.uint8)
+    dues_ms = np.array([due_ms, due_ms], dtype=np.int64)
+    return Columns.of_cancels(dues_ms, ids.reshape(2, ID_LENGTH_BYTES))

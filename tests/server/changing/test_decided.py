@@ -1,0 +1,134 @@
+"""What is decided of other dues is written: within so many bytes, and no copy twice."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from delaywheel.identity import WheelId
+from delaywheel.reasons import Reason
+from delaywheel.storage.frames.columns import Columns
+from delaywheel.storage.frames.format import Kind
+from delaywheel_replica.core.protocol.progress import Position
+from delaywheel_replica.core.protocol.reschedules import Reschedule, RescheduleWritten
+from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role
+from delaywheel_replica.server.changing.decided import COPIES_BYTES, Decisions
+from delaywheel_replica.server.node.node_view import Cleaner, NodeView, monotonic_ms
+from delaywheel_replica.server.node.refusals import RefusedError
+from support.wheels.messages import BASE_SLOT, columns_of, message
+
+OWN = WheelId("a", 1)
+DUE_MS, TO_MS = BASE_SLOT * 1000, BASE_SLOT * 1000 + 60_000
+
+
+@dataclass
+class Site:
+    """A node that leads, with messages of one length, and a writing that tests hold up.
+
+    Attributes:
+        length_bytes: of each message.
+        copies: how many were written, or are being written.
+        cancels: how many were.
+        held_bytes: of copies that were read and are not written.
+        most_bytes: the most of that there was.
+        refuses: what the writing says of a cancel.
+    """
+
+    length_bytes: int = 10
+    copies: int = 0
+    cancels: int = 0
+    held_bytes: int = 0
+    most_bytes: int = 0
+    refuses: list[Exception] = field(default_factory=list)
+    told: list[RescheduleWritten] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.goes_on = asyncio.Event()
+        self.goes_on.set()
+        self.word = asyncio.Event()
+        self.cleaner = Cleaner(
+            CleanerStatus("a", "boot", 1, monotonic_ms() + 60_000, 0, role=Role.LEADING)
+        )
+
+    def decide(self, count: int) -> None:
+        """So many messages have another due."""
+        assert self.cleaner.status is not None
+        stand = {
+            (n.to_bytes(16, "big"), DUE_MS): Reschedule(TO_MS, Position(OWN, 1 + n, 0))
+            for n in range(count)
+        }
+        self.cleaner.status = replace(self.cleaner.status, reschedules=stand)
+        self.word.set()
+
+    async def next_word(self) -> None:
+        await self.word.wait()
+        self.word.clear()
+
+    async def message(self, place: Position) -> Columns:
+        self.held_bytes += self.length_bytes
+        self.most_bytes = max(self.most_bytes, self.held_bytes)
+        return columns_of([message(place.seq, value=bytes(self.length_bytes))])
+
+    async def submit(self, columns: Columns, kind: Kind = Kind.MESSAGES) -> Any:
+        await self.goes_on.wait()
+        if kind is Kind.MESSAGES:
+            self.copies += 1
+            self.held_bytes -= self.length_bytes
+            assert columns.due_ms.tolist() == [TO_MS]
+        else:
+            self.cancels += 1
+            if self.refuses:
+                raise self.refuses.pop()
+        return SimpleNamespace(failed={}, wheel=OWN, seq=self.copies + self.cancels)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        site = cast("Any", self)
+        view = NodeView(status=lambda: cast("Any", None), cleaner=self.cleaner)
+        decisions = Decisions(view, site, site, tell=self.told.append, next_word=self.next_word)
+        task = asyncio.create_task(decisions.run())
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():  # noqa: ASYNC110  fakes answer at once: nothing tells of it
+            await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("length_bytes", [COPIES_BYTES // 4, 3 * COPIES_BYTES])
+async def test_copies_that_are_written_hold_so_many_bytes(length_bytes: int) -> None:
+    site = Site(length_bytes=length_bytes)
+    site.goes_on.clear()
+    site.decide(40)
+    async with site.running():
+        for _ in range(1_000):
+            await asyncio.sleep(0)
+        site.goes_on.set()
+        await until(lambda: len(site.told) == 40)
+    # Those, and the one that waits for room.
+    assert site.most_bytes <= max(COPIES_BYTES, length_bytes) + length_bytes
+    assert (site.copies, site.cancels) == (40, 40)
+
+
+async def test_where_the_cancel_fails_its_copy_is_not_written_again() -> None:
+    site = Site(refuses=[RefusedError(Reason.BACKPRESSURE), RefusedError(Reason.WHEEL_LOST)])
+    site.decide(1)
+    async with site.running():
+        for cancels in (1, 2, 3):
+            await until(lambda cancels=cancels: site.cancels == cancels)  # type: ignore[misc]
+            await asyncio.sleep(0)
+            site.word.set()
+        await until(lambda: bool(site.told))
+    assert site.copies == 1
+    assert site.told[0].copy == (OWN, 1)
