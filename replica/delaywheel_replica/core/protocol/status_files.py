@@ -152,15 +152,17 @@ class ServerStatus:
 class IngressStatus:
     """How far a leader has taken in the ingress topics.
 
-    node: Its id.
+    Counted beside it, in `CleanerStatus.counters`, of committed transactions: `ingress_settled`
+    offsets, and of those `ingress_held` by W members, `ingress_forwarded` directly,
+    `ingress_dead_letters` and `ingress_deleted` before they were read; and `ingress_announced`.
 
     Attributes:
-        boot: The machine's boot id.
-        pid: The cleaner process.
-        monotonic_ms: CLOCK_MONOTONIC when it was written.
-        wall_ms: Its wall clock then.
-        role: What it is doing.
-        epoch: The epoch of its own leadership, while it rests or leads.
+        partitions: so many are read.
+        lag: offsets of all of them that are not settled.
+        lags: "<topic>/<partition>" -> the same of each; of many partitions the greatest.
+        held_bytes: what is under way takes about so much memory.
+        cut_off: partitions that are not read, since they end before what was read of them.
+        faults: why topics are not read, or the records not handed over, for people.
     """
 
     partitions: int = 0
@@ -171,7 +173,7 @@ class IngressStatus:
     faults: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """leader: The leader, as far as it has read the control topic."""
+        """Returns a JSON object."""
         return {
             "partitions": self.partitions,
             "lag": self.lag,
@@ -183,10 +185,10 @@ class IngressStatus:
 
     @classmethod
     def from_json(cls, document: Any) -> Self:
-        """progress: The committed one; None before the first leader.
+        """Reads what `to_json` wrote.
 
         Raises:
-            control_offset: How far it has read the control topic; -1: never.
+            MalformedError: It is something else.
         """
         fields = document if isinstance(document, Fields) else Fields(document)
         return cls(
@@ -201,9 +203,20 @@ class IngressStatus:
 
 @dataclass(frozen=True, slots=True)
 class CleanerStatus:
-    """wheels: The registered wheels.
+    """The cleaner's status.
 
     Attributes:
+        node: Its id.
+        boot: The machine's boot id.
+        pid: The cleaner process.
+        monotonic_ms: CLOCK_MONOTONIC when it was written.
+        wall_ms: Its wall clock then.
+        role: What it is doing.
+        epoch: The epoch of its own leadership, while it rests or leads.
+        leader: The leader, as far as it has read the control topic.
+        progress: The committed one; None before the first leader.
+        control_offset: How far it has read the control topic; -1: never.
+        wheels: The registered wheels.
         nodes: Every node that was ever given a wheel, or removed.
         lateness_ms: Wall clock minus the oldest due not done yet; 0: nothing is overdue.
         kafka_error: Why it does not lead or forward, for people.
@@ -227,20 +240,9 @@ class CleanerStatus:
         lost: Frames that are committed as lost.
         ingress_slot: While this node is in office, the seals of its wheels must not pass this slot,
             so that they accept again what was announced; 0: they rest; None: no limit.
+        ingress: how far it takes in the ingress topics; None: it does not lead, or has none.
         reschedules: Messages that have another due by now, while frames do not express it yet.
         needs: The version of control records that a leader must know.
-        unavailable_topics: topics that are dead-lettered until they answer again.
-        fences: promises that it wants of every member, while it is in office.
-        fills: what an office tells as `fills`.
-        vote_wish: set while it asks for votes.
-        stands: it is a candidate, and Kafka has answered it.
-        Returns a JSON object.
-        unreadable: frames that it came upon and could not read.
-        document: What was written.
-        known: Earlier documents: unchanged parts are the same objects.
-        MalformedError: It is something else.
-        reschedules: messages that have another due by now, of which frames do not say so yet.
-        needs: the version of control records that whoever leads has to know.
     """
 
     node: str
@@ -309,7 +311,7 @@ class CleanerStatus:
         return self.has_office and self.is_fresh(now_monotonic_ms)
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
+        """Returns a JSON object."""
         leader = self.leader
         return {
             "node": self.node,
@@ -358,11 +360,11 @@ class CleanerStatus:
         """Reads what `to_json` wrote.
 
         Args:
-            document: what was written.
-            known: of the documents before: parts that are as they were are the same objects.
+            document: What was written.
+            known: Earlier documents: unchanged parts are the same objects.
 
         Raises:
-            MalformedError: it is something else.
+            MalformedError: It is something else.
         """
         fields, known = Fields(document), known or Unchanged()
         leader = fields.optional_object("leader")
