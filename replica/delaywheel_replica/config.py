@@ -78,6 +78,11 @@ class Config:
         topic_replication_factor: of topics made so; none: the broker's default
         control_replication_factor: of our own three topics; none: one a broker, three at most.
             `min.insync.replicas` is one less, at least 1
+        ingress: take records from the topic `delaywheel-<cluster>-ingress`, which is made if it is
+            missing: [delay through Kafka alone](INGRESS.md)
+        ingress_topics: further topics that records are taken from, also without `ingress`; made if
+            they are missing
+        ingress_partitions: of ingress topics made so. They have as many copies as our own topics
         transaction_messages: messages in one transaction, and in one frame, at most
         transaction_bytes: the same in bytes. Peers take messages of the greater of this and 64 MiB,
             and 16 MiB more: lower it from above 64 MiB only when nothing is pending
@@ -124,6 +129,9 @@ class Config:
     topic_partitions: Positive = 1
     topic_replication_factor: Positive | None = None
     control_replication_factor: Positive | None = None
+    ingress: bool = True
+    ingress_topics: list[str] = field(default_factory=list)
+    ingress_partitions: Annotated[int, Ge(1), Le(1_000)] = 6
     transaction_messages: Annotated[int, Ge(1), Le(1_000_000)] = 10_000
     transaction_bytes: Annotated[int, Ge(1024), Le(512 * _MIB)] = 16 * _MIB
     max_clock_skew_ms: Positive = 500
@@ -171,6 +179,18 @@ class Config:
             client=self.kafka,
             max_record_bytes=self.max_message_bytes + DEAD_ROOM_BYTES,
         )
+
+    @property
+    def taken_topics(self) -> frozenset[str]:
+        """All topics that records to be delayed are taken from."""
+        own = [self.kafka_settings.names.ingress] if self.ingress else []
+        return frozenset([*own, *self.ingress_topics])
+
+    @property
+    def own_topics(self) -> frozenset[str]:
+        """The service's own topics, which no message may go to."""
+        names = self.kafka_settings.names
+        return self.taken_topics | {names.control, names.outcomes, names.dead, names.ingress}
 
     @property
     def min_insync_members(self) -> int:

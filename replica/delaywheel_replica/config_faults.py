@@ -9,6 +9,7 @@ from pathlib import Path
 
 from delaywheel.client.exchange.channel import leads_elsewhere
 from delaywheel_replica.config import Config
+from delaywheel_replica.core.ingress.reading import is_topic_name
 from delaywheel_replica.kafka_settings import refused
 
 
@@ -32,6 +33,7 @@ def faults(config: Config) -> Iterator[Fault]:
     yield from _members(config)
     yield from _addresses(config)
     yield from _bounds(config)
+    yield from _ingress(config)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
@@ -131,3 +133,16 @@ def _bounds(config: Config) -> Iterator[Fault]:
             " 0: what is still pending, or was just forwarded, could not be reconciled",
             ("ledger_retention_hours", "span_seconds", "late_window_seconds", "ledger_uri"),
         )
+
+
+def _ingress(config: Config) -> Iterator[Fault]:
+    """Checks the topics that records are taken from."""
+    names = config.kafka_settings.names
+    for topic in config.ingress_topics:
+        if not is_topic_name(topic):
+            yield Fault(f"ingress_topics {topic!r}: no name of a topic", ("ingress_topics",))
+        if topic in {names.control, names.outcomes, names.dead}:
+            yield Fault(
+                f"ingress_topics {topic}: the service's own, which nobody else writes to",
+                ("ingress_topics", "cluster_id"),
+            )

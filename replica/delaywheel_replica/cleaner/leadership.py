@@ -21,11 +21,13 @@ from dataclasses import replace
 from delaywheel.identity import WheelId
 from delaywheel_replica.cleaner.candidacy import Candidacy
 from delaywheel_replica.cleaner.delivery.forward import Forwarder, Planned, Transacted
+from delaywheel_replica.cleaner.ingress.term import Ingress
 from delaywheel_replica.cleaner.kafka.follower import ControlFollower
 from delaywheel_replica.cleaner.office_log import OfficeLog
 from delaywheel_replica.cleaner.outside.clocks import Clock, SystemClock
 from delaywheel_replica.cleaner.outside.ports import ProducersPort
 from delaywheel_replica.cleaner.row_keeper import READING_MS, Waiting
+from delaywheel_replica.cleaner.surroundings import heartbeats_of, is_older, uses_of
 from delaywheel_replica.cleaner.tallies import Tallies
 from delaywheel_replica.cleaner.view import View
 from delaywheel_replica.core.election.eligibility import Eligibility, heard_heartbeats
@@ -238,7 +240,7 @@ class Leadership:
                 if self._server is not None:
                     # Whoever stood in vain is no leader: the topic is to have it all again.
                     self._lacking = self._lacking and contradiction(
-                        self._follower.state, _heartbeats(self._server)
+                        self._follower.state, heartbeats_of(self._server)
                     )
         elif not self._config.alone:
             self._candidacy.follow()
@@ -252,7 +254,7 @@ class Leadership:
         forwarder = self._forwarder
         if forwarder is not None:
             self._shown = forwarder.state
-        elif not _is_older(self._follower.state, self._shown):
+        elif not is_older(self._follower.state, self._shown):
             self._shown = self._follower.state
         return View(
             role=self._election.phase.role,
@@ -267,14 +269,25 @@ class Leadership:
             or self._error
             if forwarder is None
             else self._error or forwarder.held or self._candidacy.objection,
-            warnings=self._candidacy.warnings,
+            warnings=(*self._candidacy.warnings, *self._ingress_faults),
             unreadable=NO_FRAMES if forwarder is None else forwarder.unreadable,
             fences=self._fences,
             fills=self._fills,
             vote_wish=self._election.vote_wish,
             stands=self._election.phase in CANDIDATE and self._candidacy.is_answered,
-            ingress_slot=unread_bound(self._shown.ingress.values()),
+            ingress_slot=unread_bound(self._shown.ingress.values())
+            if forwarder is None
+            else forwarder.ingress_slot,
         )
+
+    @property
+    def ingress(self) -> Ingress | None:
+        """What takes in the ingress topics while this node leads."""
+        return None if self._forwarder is None else self._forwarder.ingress
+
+    @property
+    def _ingress_faults(self) -> tuple[str, ...]:
+        return () if self.ingress is None else self.ingress.faults
 
     def _lateness_ms(self) -> int:
         """Returns how late the oldest unfinished due is; while nothing is forwarded, at most.
@@ -298,7 +311,7 @@ class Leadership:
         if server is self._server:
             return
         self._server = server
-        before, self._uses = self._uses, None if server is None else _uses(server)
+        before, self._uses = self._uses, None if server is None else uses_of(server)
         if server is None:
             return
         if before != self._uses:
@@ -322,7 +335,7 @@ class Leadership:
             due_ms=None if state.progress is None else state.progress.due_ms,
             heard_ms=server.leader_heard_ms,
             overtaken=self._forwarder is not None
-            and contradiction(state, _heartbeats(server)) is not None,
+            and contradiction(state, heartbeats_of(server)) is not None,
             hears_enough=len(heard_heartbeats(server, now_ms)) + 1 >= self._config.required,
             unfit=self._eligibility.look(
                 state, server, now_ms, wall_ms, self._candidacy.broker_clock
@@ -354,7 +367,7 @@ class Leadership:
             case CommitMark():
                 self._candidacy.mark(effect.token, effect.index)
             case ReadControl():
-                self._witnesses = {} if self._server is None else _heartbeats(self._server)
+                self._witnesses = {} if self._server is None else heartbeats_of(self._server)
                 self._candidacy.read(effect.token)
             case BecomeLeader():
                 self._take_office(effect.state)
@@ -386,6 +399,7 @@ class Leadership:
 
     def _leave_office(self) -> None:
         if self._forwarder is not None:
+            self._forwarder.close()
             self._shown = self._forwarder.state
             self._counters += self._forwarder.counters
             self._forwarder = None
@@ -400,11 +414,12 @@ class Leadership:
         forwarder, server = self._forwarder, self._server
         assert forwarder is not None
         assert server is not None  # without one, the machine has left office
+        forwarder.take_in(server.heartbeat.node, heartbeats_of(server))
         if forwarder.pause_s > 0:
             return forwarder.pause_s
         now_ms = self._clock.wall_ms()
         planned, was_long = self._plan(forwarder, server, now_ms)
-        if not (self._commit_wanted or was_long or (planned is not None and planned.step)):
+        if not (self._commit_wanted or was_long or planned):
             return self._rest(forwarder, now_ms)
         done = self._transact(forwarder, planned, server, now_ms)
         if self._election.phase not in IN_OFFICE:
@@ -418,7 +433,7 @@ class Leadership:
 
         Whoever only reads does not commit meanwhile: its office is not to end for that.
         """
-        limits = takeable(forwarder.state, server.heartbeat, _heartbeats(server))
+        limits = takeable(forwarder.state, server.heartbeat, heartbeats_of(server))
         began_ms = self._clock.monotonic_ms()
         self._waiting = Waiting(None, began_ms + READING_MS)
         try:
@@ -439,7 +454,7 @@ class Leadership:
         situation = Situation(
             now_ms=now_ms,
             node=server.heartbeat.node,
-            heartbeats=_heartbeats(server),
+            heartbeats=heartbeats_of(server),
             answers=server.answers,
             looked_for=server.looked_for,
             lacks=server.lacks,
@@ -473,10 +488,11 @@ class Leadership:
             self.tallies.committed(
                 done.forwarded,
                 done.dead,
+                done.unfit,
                 commit_ms=done.commit_ms,
                 visible_ms=self._clock.wall_ms(),
             )
-            self._log.committed(len(done.dead), done.duties.lost)
+            self._log.committed(len(done.dead) + done.unfit.total(), done.duties.lost)
             self._on_dead(
                 DeadLetter(each.message.id, each.message.due_ms, each.reason.value)
                 for each in done.dead
@@ -500,32 +516,3 @@ class Leadership:
         return heartbeat.open is None and not wheels_to_close(
             forwarder.state, {heartbeat.node: heartbeat}
         )
-
-
-def _heartbeats(server: ServerStatus) -> dict[str, Heartbeat]:
-    """Returns the newest heartbeat of each node, including its own."""
-    others = {node: sight.heartbeat for node, sight in server.peers.items()}
-    return {**others, server.heartbeat.node: server.heartbeat}
-
-
-def _uses(server: ServerStatus) -> list[tuple[object, ...]]:
-    """Returns the inputs of a leader's duties."""
-    return [
-        (
-            heartbeat.open,
-            heartbeat.spare,
-            heartbeat.draining,
-            heartbeat.last_number,
-            heartbeat.storage,
-        )
-        for _, heartbeat in sorted(_heartbeats(server).items())
-    ]
-
-
-def _is_older(state: ControlState, than: ControlState) -> bool:
-    """Whether a state was read before another was committed."""
-    if than.progress is None:
-        return False
-    if state.progress is None:
-        return True
-    return state.progress.order < than.progress.order

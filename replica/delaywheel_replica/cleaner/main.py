@@ -28,8 +28,10 @@ from delaywheel_replica.cleaner.delivery.forward import Forwarder
 from delaywheel_replica.cleaner.delivery.topic_news import TopicNews
 from delaywheel_replica.cleaner.delivery.topics import CreateTopics, KnownTopics
 from delaywheel_replica.cleaner.due.reader import DueReader
+from delaywheel_replica.cleaner.ingress.term import Ingress, IngressSettings
 from delaywheel_replica.cleaner.kafka.clients import KafkaClients
 from delaywheel_replica.cleaner.kafka.follower import ControlFollower
+from delaywheel_replica.cleaner.kafka.ingress_finding import IngressTopics
 from delaywheel_replica.cleaner.kafka.places import Places
 from delaywheel_replica.cleaner.kafka.producers import TransactionalProducer
 from delaywheel_replica.cleaner.kafka.topic_admin import KafkaTopicAdmin
@@ -42,12 +44,14 @@ from delaywheel_replica.cleaner.server_row import ServerRow
 from delaywheel_replica.config import Config
 from delaywheel_replica.core.election.events import Phase
 from delaywheel_replica.core.election.machine import ElectionConfig
+from delaywheel_replica.core.ingress.reading import Rules
 from delaywheel_replica.core.leader.duties import Cluster
 from delaywheel_replica.core.leader.pacing import CapLimits
 from delaywheel_replica.core.protocol.control import ControlState
 from delaywheel_replica.core.protocol.quorum import required_answers
 from delaywheel_replica.core.protocol.reschedules import RescheduleWish, RescheduleWritten
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role, ServerStatus
+from delaywheel_replica.handover.sending import Handover
 from delaywheel_replica.kafka_settings import (
     DEFAULT_BATCH_BYTES,
 )
@@ -127,7 +131,18 @@ class Cleaner:
         )
         self._reader = DueReader(PosixDisk(), config.data_dir)
         self._names = settings.names
-        kafka = KafkaClients(settings, replication_factor=config.control_replication_factor)
+        self._kafka = kafka = KafkaClients(
+            settings,
+            replication_factor=config.control_replication_factor,
+            ingress_topics=IngressTopics(
+                config.taken_topics,
+                config.ingress_partitions,
+                config.control_replication_factor,
+                settings.max_record_bytes,
+            ),
+        )
+        self._levels_ms = dict(config.levels)
+        self._ingress_runner = ThreadRunner(1, job="ingress", call="ingress")
         follower = ControlFollower(kafka, self._clock)
         self._leadership = Leadership(
             _election_config(config),
@@ -159,8 +174,10 @@ class Cleaner:
         poller = select.poll()
         poller.register(self._link.fileno(), select.POLLIN)
         poller.register(self._wake, select.POLLIN)
+        answers: int | None = None
         while True:
             self._read_server()
+            self._take_levels()
             rest_s = self._leadership.turn(self._server)
             self._news.tell(self._topics.news())
             self._dead_news.tell()
@@ -169,6 +186,7 @@ class Cleaner:
             if self._leadership.phase is Phase.STOPPED:
                 return
             rest_s = min(rest_s, self._row_news.rest_s(self._clock.monotonic()))
+            answers = _watched(poller, answers, self._leadership.ingress)
             # A rest is rounded up: what is due must not be looked for before it is.
             if poller.poll(int(rest_s * 1000 + 0.999)):
                 self._receive()
@@ -180,6 +198,7 @@ class Cleaner:
         self._leadership.close()
         self._write_row(now=True)
         self._bisection.close()
+        self._ingress_runner.close()
         self._topics.close()
         self._reader.close()
         os.close(self._wake)
@@ -194,7 +213,7 @@ class Cleaner:
     def _forwarder(self, state: ControlState, producers: ProducersPort) -> Forwarder:
         config = self._config
         self._dead_letters.begin_office()
-        return Forwarder(
+        forwarder = Forwarder(
             state,
             producers,
             self._reader,
@@ -213,6 +232,34 @@ class Cleaner:
             ),
             monotonic=self._clock.monotonic,
         )
+        forwarder.ingress = self._ingress()
+        return forwarder
+
+    def _ingress(self) -> Ingress:
+        config = self._config
+        settings = IngressSettings(
+            self._names,
+            topics=config.taken_topics,
+            rules=Rules(dict(config.levels), config.max_message_bytes, config.own_topics),
+            # A producer whose clock runs ahead by so much may still use the whole span.
+            span_ms=config.span_seconds * 1000 + config.max_clock_skew_ms,
+            letter_bytes=config.kafka_settings.max_record_bytes,
+        )
+        return Ingress(
+            self._kafka,
+            lambda: Handover.begun(self._link.send),
+            settings,
+            runner=self._ingress_runner,
+            clock=self._clock,
+            on_news=self._awake,
+        )
+
+    def _take_levels(self) -> None:
+        """Has ingress count by the levels that were reloaded."""
+        if self._levels_ms != self._config.levels:
+            self._levels_ms = dict(self._config.levels)
+            if self._leadership.ingress is not None:
+                self._leadership.ingress.take_levels(self._levels_ms)
 
     def _read_server(self) -> None:
         self._server = self._server_row.read() or self._server
@@ -289,6 +336,7 @@ class Cleaner:
             unreadable=view.unreadable,
             lost=view.state.lost,
             ingress_slot=view.ingress_slot,
+            ingress=None if self._leadership.ingress is None else self._leadership.ingress.status(),
             reschedules=view.state.reschedules,
             needs=view.state.needs,
         )
@@ -310,10 +358,22 @@ def _election_config(config: Config) -> ElectionConfig:
     )
 
 
-def _reload(_number: int, _frame: object) -> None:
+def _watched(poller: select.poll, before: int | None, ingress: Ingress | None) -> int | None:
+    """Has the poller wait for the server's answers to what is handed over; returns where."""
+    now = None if ingress is None else ingress.fileno
+    if now != before:
+        if before is not None:
+            poller.unregister(before)
+        if now is not None:
+            poller.register(now, select.POLLIN)
+    return now
+
+
+def _reload(config: Config) -> None:
     settings = reloaded()
     if settings is not None:
         set_level(settings["log_level"])
+        config.take_levels(settings["levels"])
 
 
 def main() -> int:
@@ -322,8 +382,8 @@ def main() -> int:
     exit_with_supervisor()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    signal.signal(signal.SIGHUP, _reload)
     config = Config.inherited()
+    signal.signal(signal.SIGHUP, lambda _number, _frame: _reload(config))
     set_up_logging("cleaner", log_format=config.log_format, level=config.log_level)
     take_hangups()
     end_with_any_thread()

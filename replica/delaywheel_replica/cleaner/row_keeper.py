@@ -2,9 +2,10 @@
 
 | what changed since it was written | it is written |
 |---|---|
-| anything but progress and lateness | at the next turn |
+| anything but progress, ingress and lateness | at the next turn |
 | progress, and within `HASTE_S` somebody asked for a commit | at the next turn |
-| progress | after `ROW_S`: a row costs both processes as much as a transaction's messages |
+| progress, or ingress | after `ROW_S`: a row costs both processes as much as a transaction's
+|   | messages |
 | nothing, or the lateness | after `QUIET_ROW_S` |
 
 | the main thread | the row is written | by |
@@ -98,11 +99,17 @@ class News:
 
     def _is_urgent(self, view: View) -> bool:
         told = self._told
-        return told is None or _without_progress(view) != _without_progress(told)
+        return told is None or _without_haste(view) != _without_haste(told)
 
 
-def _without_progress(view: View) -> View:
-    return replace(view, state=replace(view.state, progress=None))
+def _without_haste(view: View) -> View:
+    """Returns what is told at once: without what most transactions change.
+
+    Nor is there haste with the slot that seals wait for: where they must not pass it, they rest
+    from the moment at which this node begins to lead.
+    """
+    state = replace(view.state, progress=None, ingress={})
+    return replace(view, state=state, ingress_slot=None)
 
 
 class RowKeeper:

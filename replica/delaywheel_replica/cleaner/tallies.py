@@ -6,12 +6,13 @@ Counted by batches: a transaction's messages in columns, its few dead letters on
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from delaywheel_replica.cleaner.delivery.dead_letters import Condemned
 from delaywheel_replica.cleaner.delivery.outcomes import DeadReason
 from delaywheel_replica.cleaner.due.rows import DueRows
 from delaywheel_replica.cleaner.lateness import Lateness
+from delaywheel_replica.core.ingress.reading import UnfitReason
 from delaywheel_replica.core.protocol.histogram import COMMIT_BOUNDS_US, Tally
 from delaywheel_replica.process.topic_counts import TopicCounts
 
@@ -33,12 +34,14 @@ class Tallies:
         self.commit_times = Tally(COMMIT_BOUNDS_US)
         self.forwarded = TopicCounts()
         self.dead = TopicCounts()
-        self.dead_reasons = Counter({reason.value: 0 for reason in DeadReason})
+        reasons = [reason.value for kind in (DeadReason, UnfitReason) for reason in kind]
+        self.dead_reasons = Counter(dict.fromkeys(reasons, 0))
 
     def committed(
         self,
         forwarded: Iterable[DueRows],
         dead: Iterable[Condemned],
+        unfit: Mapping[str, int],
         *,
         commit_ms: int,
         visible_ms: int,
@@ -48,6 +51,7 @@ class Tallies:
         Args:
             forwarded: what went to its topics.
             dead: what went to the dead letters.
+            unfit: ingress records that went there: reason -> how many.
             commit_ms: how long it took.
             visible_ms: the wall clock when the commit was answered.
         """
@@ -58,3 +62,4 @@ class Tallies:
         for letter in dead:
             self.dead.add_one(letter.message.topic)
             self.dead_reasons[letter.reason.value] += 1
+        self.dead_reasons.update(unfit)

@@ -19,12 +19,13 @@ from delaywheel.identity import WheelId
 from delaywheel.storage.frames.format import Kind
 from delaywheel_replica.cleaner.delivery.dead_letters import Condemned, DeadLetters, Plan
 from delaywheel_replica.cleaner.delivery.forward import Forwarder
-from delaywheel_replica.cleaner.delivery.outcomes import DeadReason, batch_bytes
+from delaywheel_replica.cleaner.delivery.outcomes import DeadReason
 from delaywheel_replica.cleaner.delivery.outcomes import dead_letter as dead_letter_of
 from delaywheel_replica.cleaner.delivery.outcomes import forwarded as forwarded_of
 from delaywheel_replica.cleaner.due.reader import DueReader
 from delaywheel_replica.cleaner.due.rows import DueMessage, DueRows
 from delaywheel_replica.cleaner.outside.ports import Record
+from delaywheel_replica.cleaner.outside.sizes import batch_bytes
 from delaywheel_replica.core.leader.duties import Cluster, Situation
 from delaywheel_replica.core.leader.pacing import CapLimits
 from delaywheel_replica.core.protocol.control import (

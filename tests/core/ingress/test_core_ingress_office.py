@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from delaywheel import ingress
 from delaywheel.seqset import SeqSet
 from delaywheel_replica.core.ingress.office import HELD_BYTES_MOST, Office, OfficeStep
-from delaywheel_replica.core.ingress.partition import Answer, Gone, Moment
+from delaywheel_replica.core.ingress.partition import Answer, Gone, Moment, Room
 from delaywheel_replica.core.ingress.place import Place
 from delaywheel_replica.core.ingress.reading import Incoming, Rules
 from delaywheel_replica.core.protocol.control import IngressRecord
@@ -73,6 +73,46 @@ def test_what_a_former_topic_announced_is_told_once() -> None:
     assert office.plan(NOW, room=9).abandoned
     office.committed(step)
     assert office.plan(NOW, room=9) == OfficeStep()
+
+
+def test_a_topic_made_anew_may_have_fewer_partitions() -> None:
+    """What the former one had announced of the others is told, and holds up nothing."""
+    announced = IngressRecord("id", 7, SeqSet.of([8]))
+    office = Office({AT: announced, THIRD: announced}, RULES)
+    assert office.found("in", "another", 2) == {AT: 0, BESIDE: 0}
+    assert office.bound() is None
+    step = office.plan(NOW, room=9)
+    assert step.abandoned == {AT: announced, THIRD: announced}
+    assert {at: each.topic_id for at, each in step.records.items()} == {
+        AT: "another", THIRD: "another",
+    }  # fmt: skip
+    assert [office.is_another("in", id_) for id_ in ("another", "id")] == [False, True]
+    assert not office.is_another("unheard of", "id")
+
+
+def test_of_a_topic_that_is_given_up_only_what_was_announced_is_taken() -> None:
+    announced = IngressRecord("id", 7, SeqSet.of([8]))
+    office = Office({AT: announced, BESIDE: IngressRecord("id", 3)}, RULES)
+    assert office.found("in", "id", 3, only_announced=True) == {AT: 7}
+    office.read(AT, [record(AT, offset) for offset in (7, 8, 9)], 10)
+    transact(office)
+    for handed in office.to_hand(9):
+        office.answered(handed, Answer.HELD)
+    assert (transact(office).records[AT].next_offset, office.bound()) == (9, None)
+    office.read(AT, [record(AT, 10)], 11)
+    assert (office.held_bytes, office.plan(NOW, room=9)) == (0, OfficeStep())
+
+
+def test_partitions_take_turns() -> None:
+    """However little room there is, none is always the last."""
+    office = reading(*[record(at, n, 0) for n in range(2) for at in (AT, BESIDE)])
+    order = [place for _ in range(4) for place in places(transact(office, LATER, room=1))]
+    assert [place.partition for place in order] == [0, 1, 0, 1]
+    office = reading(*[record(at, n) for n in range(2) for at in (AT, BESIDE)])
+    transact(office)
+    each = record(AT, 0).length_bytes
+    handed = [office.to_hand(Room(9, each)) for _ in range(4)]
+    assert [only.at for (only,) in handed] == [AT, BESIDE, AT, BESIDE]
 
 
 def test_floor_and_seals_wait_for_the_least_of_all() -> None:

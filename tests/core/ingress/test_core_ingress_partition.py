@@ -19,6 +19,7 @@ from delaywheel_replica.core.ingress.partition import (
     Intake,
     IntakeStep,
     Moment,
+    Room,
     Settled,
     begun,
 )
@@ -141,6 +142,51 @@ def test_nothing_is_handed_over_while_the_node_takes_nothing() -> None:
     step = transact(intake, replace(NOW, least_slot=None))
     assert told(step.settled) == [(0, UnfitReason.DUE_MISSING)]
     assert not step.announced
+
+
+def test_what_is_due_needs_no_server_to_go_out() -> None:
+    """Unless one may have it: also where it was announced, but not taken."""
+    away = replace(LATER, least_slot=None)
+    intake = reading(delayed(0, 1_000), delayed(1, 700_000))
+    assert told(transact(intake, away).settled) == [(0, None)]
+    for answer, goes in ((Answer.NOT_NOW, [(0, None)]), (Answer.UNKNOWN, [])):
+        intake = reading(record(0))
+        transact(intake)
+        hand(intake, answer)
+        assert told(intake.plan(away, room=9).settled) == goes
+        assert intake.plan(NOW, room=9).settled == ()  # before its due
+
+
+def test_what_goes_to_a_topic_that_takes_nothing_waits_with_what_follows() -> None:
+    to_u = record(1, (ingress.TOPIC, b"u"), (ingress.DELAY_MS, b"1"))
+    intake = reading(delayed(0, 1), to_u, delayed(2, 1), delayed(3, 700_000))
+    blocked = replace(LATER, blocked=frozenset(["u"]))
+    step = transact(intake, blocked)
+    assert told(step.settled) == [(0, None)]
+    assert [taken.offset for taken in step.announced] == [3]
+    assert told(transact(intake, LATER).settled) == [(1, None), (2, None)]
+
+
+def test_no_more_bytes_go_out_than_there_is_room_for() -> None:
+    """But one record, however large it is."""
+    intake = reading(*[delayed(n, 1) for n in range(4)])
+    each = delayed(0, 1).length_bytes
+    assert len(intake.plan(LATER, room=Room(9, 2 * each)).settled) == 2
+    assert len(intake.plan(LATER, room=Room(9, 2 * each - 1)).settled) == 1
+    assert len(intake.plan(LATER, room=Room(9, 1)).settled) == 1
+    assert intake.plan(LATER, room=Room(0)).settled == ()
+    intake = reading(*[record(n) for n in range(3)])
+    transact(intake)
+    each = record(0).length_bytes
+    handed = [len(intake.to_hand(Room(9, length))) for length in (each - 1, 2 * each, 2 * each)]
+    assert handed == [0, 2, 1]
+
+
+def test_what_is_read_again_is_left_out() -> None:
+    intake = reading(record(0), record(1))
+    intake.read([record(1), record(2)], 3)
+    assert transact(intake).record.announced == SeqSet([(0, 2)])
+    assert (hand(intake, Answer.HELD), intake.position) == ([0, 1, 2], 3)
 
 
 def test_no_more_goes_out_than_there_is_room_for() -> None:

@@ -16,7 +16,9 @@ from delaywheel_replica.core.leader.duties import (
 )
 from delaywheel_replica.core.leader.floor import FloorWatch
 from delaywheel_replica.core.leader.registration import Refusal
+from delaywheel_replica.core.leader.rescheduling import KNOWN_SINCE
 from delaywheel_replica.core.protocol.control import (
+    NEEDS_KEY,
     REMOVED,
     ControlState,
     IngressRecord,
@@ -82,9 +84,11 @@ def test_the_floor_waits_for_announced_ingress_records() -> None:
     partition, announced = ("in", 0), IngressRecord("id", 3, SeqSet.of([4]))
     found = look(state, told, ingress={partition: announced}, ingress_slot=1_300)
     assert floor_of(found) == 1_300
-    assert keys(found)[0] == "ingress/in/0"
+    # Releases that know nothing of it come to lead no more.
+    assert keys(found)[:2] == [NEEDS_KEY, "ingress/in/0"]
     after = state.apply_all(found.all_records)
-    assert after.ingress == {partition: announced}
+    assert (after.ingress, after.needs) == ({partition: announced}, KNOWN_SINCE)
+    assert keys(look(after, told, ingress={partition: announced}))[0] == "ingress/in/0"
     assert floor_of(look(after, told)) == 1_300
     settled = replace(announced, next_offset=5, announced=NO_SEQS)
     assert floor_of(look(after, told, ingress={partition: settled})) == 1_400

@@ -12,7 +12,7 @@ def due_rows(messages: Sequence[DueMessage]) -> DueRows:
     """Rows that iterate as these messages."""
     records = np.zeros(len(messages), RECORD)
     topics = sorted({message.topic for message in messages})
-    wheels = sorted({message.wheel for message in messages})
+    wheels = sorted({message.wheel for message in messages}, key=str)
     blob = b""
     for record, message in zip(records, messages, strict=True):
         headers = encode_headers(message.headers)

@@ -109,11 +109,16 @@ class Hold:
 
     Attributes:
         why: In words.
-        for_topics: Topics are waited for, which has a bound.
+        topics: Those that are waited for, which has a bound; none: it is not for a topic.
     """
 
     why: str
-    for_topics: bool = False
+    topics: frozenset[str] = frozenset()
+
+    @property
+    def for_topics(self) -> bool:
+        """Whether topics are waited for."""
+        return bool(self.topics)
 
 
 class _Questions:
@@ -380,7 +385,7 @@ class DeadLetters:
     def _hold(why: str, names: Iterable[str]) -> Hold:
         first, *others = sorted(names)
         more = f" and {len(others)} more" if others else ""
-        return Hold(f"{why} topic {first}{more}", for_topics=True)
+        return Hold(f"{why} topic {first}{more}", frozenset([first, *others]))
 
     # --- messages
 

@@ -2,6 +2,10 @@
 
 begin -> messages, dead letters, outcomes -> control records -> flush -> progress, last -> commit
 
+What ingress topics have to go out directly joins what wheels have that is due: at most half of a
+transaction, so that neither waits for the other. It is planned together with it; only where it has
+to wait for a topic, all else goes on without it.
+
 Two transactional ids take turns, so that a transaction need not wait for the markers of the one
 before; each commit is waited for before the next transaction begins. How far begins are apart is
 core/leader/pacing.py's to say.
@@ -15,7 +19,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from time import monotonic as monotonic_clock
 from typing import Protocol
 
@@ -35,7 +39,11 @@ from delaywheel_replica.cleaner.delivery.wishes import Wishes
 from delaywheel_replica.cleaner.due.given_up import Looked, LostFrames, joined
 from delaywheel_replica.cleaner.due.rows import DueRows, Outcome
 from delaywheel_replica.cleaner.due.steps import Step
+from delaywheel_replica.cleaner.ingress.direct import joined_with
+from delaywheel_replica.cleaner.ingress.taken import NOTHING, Taken
+from delaywheel_replica.cleaner.ingress.term import Ingress
 from delaywheel_replica.cleaner.outside.ports import IDS, ProducersPort, Record, is_aftermath
+from delaywheel_replica.core.ingress.partition import Room, unread_bound
 from delaywheel_replica.core.leader.duties import Cluster, Duties, Situation, duties
 from delaywheel_replica.core.leader.floor import FloorWatch
 from delaywheel_replica.core.leader.pacing import CapLimits, Pace, first_pace
@@ -47,12 +55,15 @@ from delaywheel_replica.core.leader.rescheduling import (
 )
 from delaywheel_replica.core.protocol.control import ControlRecord, ControlState
 from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameSet
+from delaywheel_replica.core.protocol.heartbeat import Heartbeat
 from delaywheel_replica.core.protocol.progress import Progress
 from delaywheel_replica.core.protocol.reschedules import MessageKey
 from delaywheel_replica.core.protocol.transaction_outcomes import Verdict
 from delaywheel_replica.kafka_settings import FORWARD_ROOM_BYTES, KafkaNames
 
 WARM_MS = 1_000
+
+_NO_ROOM = Room(0)
 
 
 class ReaderPort(Protocol):
@@ -97,10 +108,28 @@ class ReaderPort(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """What is forwarded next, and how."""
+    """What is forwarded next, and how.
 
-    step: Step
+    Attributes:
+        step: What is taken of the wheels; None: nothing can be forwarded now.
+        plan: How it is forwarded, with what goes out directly.
+        taken: What goes with it of the ingress.
+    """
+
+    step: Step | None
     plan: Plan
+    taken: Taken = NOTHING
+
+    @property
+    def rows(self) -> DueRows:
+        """The messages that are forwarded, or would be."""
+        return (
+            NOTHING.rows if self.step is None else joined_with(self.step.messages, self.taken.rows)
+        )
+
+    def __bool__(self) -> bool:
+        """Whether a transaction should not wait for another reason."""
+        return bool(self.step) or self.taken.is_urgent
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +146,19 @@ class Transacted:
     """The messages that went to their topics, if it was committed."""
     dead: Sequence[Condemned] = ()
     """Those that went to the dead letters, if it was committed."""
+    unfit: Counter[str] = field(default_factory=Counter)
+    """Why ingress records went there, if it was committed."""
 
 
 class Forwarder:
-    """Forwards during one term; each term has its own."""
+    """Forwards during one term; each term has its own.
+
+    Attributes:
+        state: what is committed.
+        counters: of what was committed.
+        held: why nothing is forwarded now.
+        ingress: what is taken in; set by whoever makes the forwarder. None: nothing is.
+    """
 
     def __init__(
         self,
@@ -147,6 +185,7 @@ class Forwarder:
             monotonic: The clock.
         """
         self.state = state
+        self.ingress: Ingress | None = None
         self.counters: Counter[str] = Counter()
         self.held: str | None = None
         self._producers = producers
@@ -187,8 +226,30 @@ class Forwarder:
         """Returns the earliest unfinished due among loaded messages."""
         return self._reader.next_due_ms() if self._reading else None
 
+    @property
+    def ingress_slot(self) -> int | None:
+        """Returns the slot that seals of this node must not pass, for the sake of the ingress."""
+        if self.ingress is None:
+            return unread_bound(self.state.ingress.values())
+        return self.ingress.bound(self.state)
+
+    def take_in(self, node: str, heartbeats: Mapping[str, Heartbeat]) -> None:
+        """Takes what has come of the ingress.
+
+        Args:
+            node: This one.
+            heartbeats: The newest of each node, its own included.
+        """
+        if self.ingress is not None and self._forwarding:
+            self.ingress.turn(self.state, node, heartbeats)
+
+    def close(self) -> None:
+        """Ends the term."""
+        if self.ingress is not None:
+            self.ingress.close()
+
     def next_step(self, now_ms: int, limits: Mapping[WheelId, int]) -> Planned | None:
-        """Returns what to forward next; None if nothing can be, with any reason in `held`.
+        """Returns what to do next; of what cannot be forwarded, the reason is in `held`.
 
         Args:
             now_ms: The wall clock; nothing due later goes out.
@@ -201,20 +262,50 @@ class Forwarder:
             self._reader.start(self.state.progress)
             self._reading = True
         self._reader.update(limits, self.state.lost, withdrawn(self.state))
-        step = self._reader.next_step(now_ms, self._pace.cap_messages, self._pace.cap_bytes)
-        plan = self._dead_letters.plan(step.messages, self._reader.topics_ahead)
+        pace = self._pace
+        room = Room(-(-pace.cap_messages // 2), -(-pace.cap_bytes // 2))
+        taken = self._take(now_ms, room)
+        step = self._reader.next_step(
+            now_ms,
+            pace.cap_messages - len(taken.step.settled),
+            pace.cap_bytes - taken.step.length_bytes,
+        )
+        return self._planned(step, taken, now_ms, room)
+
+    def _take(self, now_ms: int, room: Room, blocked: frozenset[str] = frozenset()) -> Taken:
+        return NOTHING if self.ingress is None else self.ingress.plan(now_ms, room, blocked)
+
+    def _planned(self, step: Step, taken: Taken, now_ms: int, room: Room) -> Planned:
+        """Judges what is to be forwarded; what goes out directly holds up nothing else."""
+        plan = self._judge(step, taken)
+        if isinstance(plan, Hold) and plan.topics and len(taken.rows):
+            taken = self._take(now_ms, room, plan.topics)
+            plan = self._judge(step, taken)
+            if isinstance(plan, Hold) and len(taken.rows):
+                taken = self._take(now_ms, _NO_ROOM)
+                plan = self._judge(step, taken)
         if isinstance(plan, Hold):
             self.held = plan.why
-            return None
-        return Planned(step, plan)
+            return Planned(None, Plan(NOTHING.rows), self._take(now_ms, _NO_ROOM))
+        return Planned(step, plan, taken)
+
+    def _judge(self, step: Step, taken: Taken) -> Plan | Hold:
+        rows = joined_with(step.messages, taken.rows)
+        return self._dead_letters.plan(rows, self._reader.topics_ahead)
 
     def transact(
         self, planned: Planned | None, situation: Situation, timeout_ms: int
     ) -> Transacted:
         """Runs one transaction: what was planned with all duties, or the duties alone."""
         step = None if planned is None else planned.step
+        taken = NOTHING if planned is None else planned.taken
         progress = self.state.progress if step is None else step.after
-        situation = replace(situation, rescheduling=self._rescheduling(step, situation))
+        situation = replace(
+            situation,
+            rescheduling=self._rescheduling(step, situation),
+            ingress=taken.records,
+            ingress_slot=None if self.ingress is None else self.ingress.bound(self.state, taken),
+        )
         todo, lost = self._duties(progress, situation)
         began = self._monotonic()
         number, self._turn = self._turn, (self._turn + 1) % IDS
@@ -223,26 +314,39 @@ class Forwarder:
         self._producers.begin(number)
         counted: Counter[str] = Counter(transactions=1)
         forwarded, dead = list[DueRows](), list[Condemned]()
-        if planned is not None:
-            forwarded, dead, written = self._write(number, planned, situation.now_ms, timeout_ms)
+        if step is not None and planned is not None:
+            forwarded, dead, written = self._write(
+                number, step, planned.plan, situation.now_ms, timeout_ms
+            )
             counted += written
+        if self.ingress is not None:
+            self._producers.write_own(number, self.ingress.written(taken))
         self._producers.write_own(number, outcomes.lost(self._names, lost))
         counted["lost_frames"] += sum(run.frames for run in lost)
         control = [self._control(record) for record in todo.all_records]
         self._producers.write_own(number, control[:-1])
         ended = self._producers.commit(number, control[-1], timeout_ms)
         commit_ms = round((self._monotonic() - began) * 1000)
-        behind = step is not None and step.behind
+        behind = bool(taken.step.settled) or (step is not None and step.behind)
+        unfit = Counter[str]()
         if ended.verdict is Verdict.COMMITTED:
             self._committed(step, todo)
-            self._pace = self._pace.after_commit(commit_ms, full=behind)
+            is_full = taken.is_full or (step is not None and step.behind)
+            self._pace = self._pace.after_commit(commit_ms, full=is_full)
             self.counters += counted
+            if self.ingress is not None:
+                self.counters += self.ingress.committed(taken, self.state)
+                unfit = taken.unfit
         else:
             self.counters["failed_transactions"] += 1
-            if step is not None and not is_aftermath(ended.cause):
-                self._dead_letters.failed(step.messages)
+            if self.ingress is not None:
+                self.ingress.failed()
+            if planned is not None and step is not None and not is_aftermath(ended.cause):
+                self._dead_letters.failed(planned.rows)
         self._next_begin = began + self._pace.pause_ms / 1000
-        return Transacted(ended.verdict, ended.cause, commit_ms, todo, behind, forwarded, dead)
+        return Transacted(
+            ended.verdict, ended.cause, commit_ms, todo, behind, forwarded, dead, unfit
+        )
 
     def _rescheduling(self, step: Step | None, situation: Situation) -> Rescheduling:
         """What is wished and known of it; only who reads what is due can tell."""
@@ -289,14 +393,13 @@ class Forwarder:
             self._reading = False  # its progress stands elsewhere: begin anew
 
     def _write(
-        self, number: int, planned: Planned, now_ms: int, timeout_ms: int
+        self, number: int, step: Step, plan: Plan, now_ms: int, timeout_ms: int
     ) -> tuple[list[DueRows], list[Condemned], Counter[str]]:
         """Writes everything of a step; what the client itself refuses becomes a dead letter too.
 
         Returns:
             What goes to its topic, what does not, and how much of what there is.
         """
-        step, plan = planned.step, planned.plan
         dead = list(plan.dead)
         forwarded = list[DueRows]()
         for rows, ends_batch in _batches(plan.rows, plan.batch_limits):
@@ -319,7 +422,7 @@ class Forwarder:
         self._producers.write_own(number, outcomes.dropped(names, step.dropped))
         cancelled = int(np.count_nonzero(step.dropped.outcomes == Outcome.CANCELLED))
         counted = Counter(
-            forwarded=len(step.messages) - len(dead),
+            forwarded=sum(map(len, forwarded)),
             dead_lettered=len(dead),
             cancelled=cancelled,
             duplicates=len(step.dropped) - cancelled,

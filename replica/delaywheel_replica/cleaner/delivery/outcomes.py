@@ -3,10 +3,12 @@
 Forwarded messages carry four headers behind the caller's own: `dw-id` (32 hex digits), `dw-due`
 and `dw-accepted` (decimal Unix milliseconds), `dw-wheel`. The time of the record is that of its
 forwarding, unless the caller gave the message one of its own: then a fifth header, `dw-forwarded`,
-tells when that was. A dead letter is the message as it was to be forwarded, with headers that say
-why it was not, so that it can be sent again from there.
+tells when that was. Of a message that was in no wheel `dw-wheel` is `ingress`: it went out
+directly, and was accepted when it did. A dead letter is the message as it was to be forwarded, with
+headers that say why it was not, so that it can be sent again from there.
 The outcomes topic gets one JSON record for each message that was done without being forwarded,
-and one for lost frames in a row; its key is the message's id, or the first frame's name.
+and one for lost frames in a row; its key is the message's id, or the first frame's name. What
+ingress topics had, and no wheel, is told in records of other kinds (ingress/letters.py).
 """
 
 from __future__ import annotations
@@ -16,11 +18,19 @@ from collections.abc import Iterable, Iterator
 from enum import StrEnum
 from functools import lru_cache
 
-from delaywheel.identity import WheelId
 from delaywheel_replica.cleaner.due.given_up import LostFrames
-from delaywheel_replica.cleaner.due.rows import Dropped, DueMessage, DueRows, Outcome
+from delaywheel_replica.cleaner.due.rows import (
+    Direct,
+    Dropped,
+    DueMessage,
+    DueRows,
+    Outcome,
+    Source,
+)
+from delaywheel_replica.cleaner.ingress.letters import dead_outcome
 from delaywheel_replica.cleaner.outside.ports import ANY_PARTITION, NOW, Record
-from delaywheel_replica.kafka_settings import BATCH_HEADER_BYTES, KafkaNames
+from delaywheel_replica.core.ingress.place import Place
+from delaywheel_replica.kafka_settings import KafkaNames
 
 DETAIL_LENGTH = 200
 """Characters of Kafka's own words that a dead letter carries."""
@@ -49,9 +59,12 @@ class DeadReason(StrEnum):
     """Kafka refused this message; the detail says how."""
 
 
+_NO_WHEEL = b"ingress"
+
+
 @lru_cache(maxsize=1024)
-def _wheel_text(wheel: WheelId) -> bytes:
-    return str(wheel).encode()
+def _wheel_text(wheel: Source) -> bytes:
+    return _NO_WHEEL if isinstance(wheel, Direct) else str(wheel).encode()
 
 
 def forwarded(rows: DueRows, now_ms: int) -> Iterator[Record]:
@@ -123,6 +136,9 @@ def dead_letter(
     letter = record._replace(
         topic=names.dead, headers=headers, partition=ANY_PARTITION, timestamp_ms=NOW
     )
+    if isinstance(message.wheel, Direct):
+        origin = Place(message.wheel.topic, message.wheel.partition, message.seq)
+        return [letter, dead_outcome(names, origin, reason.value, (message.id, message.due_ms))]
     outcome = {"outcome": "dead-lettered", "reason": reason.value, **_place(message)}
     return [letter, _outcome(names, message.id, outcome)]
 
@@ -152,14 +168,6 @@ def lost(names: KafkaNames, runs: Iterable[LostFrames]) -> Iterator[Record]:
         yield _outcome(names, f"{run.wheel}/{run.seq}".encode(), outcome)
 
 
-def batch_bytes(record: Record) -> int:
-    """Returns how large Kafka counts an uncompressed record batch with only this record."""
-    body = 1 + 1 + 1 + _sized(record.key) + _sized(record.value) + _varint(len(record.headers))
-    for name, value in record.headers:
-        body += _sized(name.encode()) + _sized(value)
-    return BATCH_HEADER_BYTES + _varint(body) + body
-
-
 _OUTCOMES = {Outcome.CANCELLED: "cancelled", Outcome.DUPLICATE: "duplicate"}
 
 
@@ -177,13 +185,3 @@ def _place(message: DueMessage | Dropped) -> dict[str, object]:
 
 def _outcome(names: KafkaNames, key: bytes, outcome: dict[str, object]) -> Record:
     return Record(names.outcomes, key, json.dumps(outcome, separators=(",", ":")).encode(), [])
-
-
-def _sized(value: bytes | None) -> int:
-    return _varint(-1) if value is None else _varint(len(value)) + len(value)
-
-
-def _varint(number: int) -> int:
-    """Returns the length of a zigzag varint in bytes."""
-    zigzag = number * 2 if number >= 0 else -number * 2 - 1
-    return max(1, (zigzag.bit_length() + 6) // 7)

@@ -11,10 +11,11 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from delaywheel_replica.cleaner.delivery.outcomes import DeadReason, batch_bytes, forwarded
+from delaywheel_replica.cleaner.delivery.outcomes import DeadReason, forwarded
 from delaywheel_replica.cleaner.delivery.topics import Topic
 from delaywheel_replica.cleaner.due.rows import DueRows
 from delaywheel_replica.cleaner.outside.ports import NOW
+from delaywheel_replica.cleaner.outside.sizes import batch_bytes
 from delaywheel_replica.kafka_settings import FORWARD_ROOM_BYTES
 
 Unsuited = dict[int, tuple[DeadReason, str | None]]

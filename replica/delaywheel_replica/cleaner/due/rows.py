@@ -60,6 +60,21 @@ Content: TypeAlias = tuple[
 """Topic, key, value, headers, partition (or ABSENT), timestamp in Unix milliseconds (or ABSENT)."""
 
 
+@dataclass(frozen=True, slots=True)
+class Direct:
+    """An ingress partition: stands in for the wheel of a message that was in none."""
+
+    topic: str
+    partition: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}/{self.partition}"
+
+
+Source: TypeAlias = WheelId | Direct
+"""Where a message comes from; it has its seq there. In an ingress partition that is its offset."""
+
+
 class DueMessage(NamedTuple):
     """One message to forward, as it was accepted."""
 
@@ -72,7 +87,7 @@ class DueMessage(NamedTuple):
     due_ms: int
     id: bytes
     accepted_at_ms: int
-    wheel: WheelId
+    wheel: Source
     seq: int
     row: int
 
@@ -84,7 +99,7 @@ class DueRows:
     records: Records
     topics: Sequence[str]
     """Topic names; `topic_numbers` index them. May hold more names than these rows use."""
-    wheels: Sequence[WheelId]
+    wheels: Sequence[Source]
     blobs: Sequence[Blob]
 
     def __len__(self) -> int:
@@ -193,7 +208,7 @@ class Dropped(NamedTuple):
     due_ms: int
     id: bytes
     accepted_at_ms: int
-    wheel: WheelId
+    wheel: Source
     seq: int
     row: int
 
@@ -228,7 +243,7 @@ def record_lengths_bytes(records: Records) -> NDArray[np.int64]:
     return lengths
 
 
-def join_rows(parts: Sequence[DueRows], wheels: Sequence[WheelId]) -> DueRows:
+def join_rows(parts: Sequence[DueRows], wheels: Sequence[Source]) -> DueRows:
     """Concatenates rows of several seconds."""
     if len(parts) == 1:
         return parts[0]

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
+from collections.abc import Set as AbstractSet
+
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
 from delaywheel_replica.cleaner.kafka.brokers import check_brokers, ensure_topics, look_over
 from delaywheel_replica.cleaner.kafka.client_log import LOGGER
 from delaywheel_replica.cleaner.kafka.control_topic import ControlReader
+from delaywheel_replica.cleaner.kafka.ingress_finding import IngressTopics, find_ingress
+from delaywheel_replica.cleaner.kafka.ingress_thread import IngressThread
 from delaywheel_replica.cleaner.kafka.producers import LeaderProducers
-from delaywheel_replica.cleaner.outside.ports import KafkaAway
+from delaywheel_replica.cleaner.outside.ports import IngressFound, KafkaAway
 from delaywheel_replica.kafka_settings import KafkaSettings
 
 ANSWER_S = 2.0
@@ -18,17 +24,33 @@ ANSWER_S = 2.0
 class KafkaClients:
     """Makes clients for one cluster."""
 
-    def __init__(self, settings: KafkaSettings, *, replication_factor: int | None = None) -> None:
+    def __init__(
+        self,
+        settings: KafkaSettings,
+        *,
+        replication_factor: int | None = None,
+        ingress_topics: IngressTopics | None = None,
+    ) -> None:
         """Connects when first asked.
 
         Args:
             settings: How to reach Kafka.
             replication_factor: Of our topics, if they have to be made.
+            ingress_topics: Those that records are taken from; None: none.
         """
         self._settings = settings
         self._replication_factor = replication_factor
-        self._admin: AdminClient | None = None
+        self._ingress_topics = ingress_topics or IngressTopics()
+        self._lock = threading.Lock()
+        self._made_admin: AdminClient | None = None
         self._brokers_checked = False
+
+    @property
+    def _admin(self) -> AdminClient:
+        with self._lock:
+            if self._made_admin is None:
+                self._made_admin = AdminClient(self._settings.admin(), logger=LOGGER)
+            return self._made_admin
 
     def check(self, *, has_wheels: bool) -> tuple[str, ...]:
         """Checks that Kafka answers, has our topics and, once, that this node can lead on it.
@@ -38,8 +60,6 @@ class KafkaClients:
         Returns:
             What endangers the control topic.
         """
-        if self._admin is None:
-            self._admin = AdminClient(self._settings.admin(), logger=LOGGER)
         self._admin.poll(0)  # what the client has to say meanwhile is logged
         try:
             self._admin.describe_cluster(request_timeout=ANSWER_S).result()
@@ -65,3 +85,11 @@ class KafkaClients:
     def control(self) -> ControlReader:
         """Makes a new reader of the control topic."""
         return ControlReader(self._settings)
+
+    def find_ingress(self, also: AbstractSet[str] = frozenset()) -> IngressFound:
+        """Finds the ingress topics, and makes those of the settings that are missing."""
+        return find_ingress(self._admin, self._ingress_topics, also)
+
+    def ingress(self, on_news: Callable[[], None]) -> IngressThread:
+        """Makes a new reader of the ingress topics."""
+        return IngressThread(self._settings, on_news)

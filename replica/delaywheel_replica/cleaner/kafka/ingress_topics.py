@@ -1,7 +1,8 @@
 """Reading the ingress topics: all partitions, assigned by hand, committed records only.
 
-One thread at a time calls a reader. What it holds is bounded: librdkafka fetches no more than
-`INGRESS_FETCHED_KBYTES` ahead, and what `poll` returns is the caller's to bound, by not calling it.
+One thread at a time calls a reader (ingress_thread.py has one). What it holds is bounded:
+librdkafka fetches no more than `INGRESS_FETCHED_KBYTES` ahead, and what `poll` returns is the
+caller's to bound, by not calling it.
 
 Where Kafka no longer has what comes next, the reader goes on with the first record that it has,
 and says so. Where it has less than was read before, the topic was cut off: then records may come
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from confluent_kafka import (
@@ -21,42 +22,21 @@ from confluent_kafka import (
     KafkaError,
     KafkaException,
     Message,
-    TopicCollection,
     TopicPartition,
 )
-from confluent_kafka.admin import AdminClient
 
 from delaywheel.record_headers import headers_of
 from delaywheel_replica.cleaner.kafka.client_log import LOGGER
-from delaywheel_replica.cleaner.outside.ports import Fetched, KafkaAway, TopicPartitions
+from delaywheel_replica.cleaner.outside.ports import Fetched, KafkaAway
 from delaywheel_replica.core.ingress.place import NO_TIMESTAMP, Place
 from delaywheel_replica.core.ingress.reading import Incoming
 from delaywheel_replica.core.protocol.control import IngressPartition
 from delaywheel_replica.kafka_settings import KafkaSettings
 from delaywheel_replica.process.logs import get_logger
 
-CALL_S: Final = 5.0
+LOOK_S: Final = 5.0
 
 log = get_logger(__name__)
-
-
-def partitions_of(admin: AdminClient, topics: Iterable[str]) -> dict[str, TopicPartitions]:
-    """Returns Kafka's id and the number of partitions of each of these topics that exists.
-
-    Raises:
-        KafkaAway: it does not answer.
-    """
-    futures = admin.describe_topics(TopicCollection(list(topics)), request_timeout=CALL_S)
-    found: dict[str, TopicPartitions] = {}
-    for name, future in futures.items():
-        try:
-            topic = future.result()
-        except KafkaException as exception:
-            if exception.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
-                raise KafkaAway(f"{name}: {exception.args[0].str()}") from exception
-        else:
-            found[name] = TopicPartitions(str(topic.topic_id), len(topic.partitions))
-    return found
 
 
 class IngressReader:
@@ -75,6 +55,7 @@ class IngressReader:
         self._positions: dict[IngressPartition, int] = {}
         self._to_look_at: set[IngressPartition] = set()
         self._cut_off: set[IngressPartition] = set()
+        self._refused: str | None = None
 
     @property
     def cut_off(self) -> frozenset[IngressPartition]:
@@ -91,13 +72,20 @@ class IngressReader:
             )
 
     def poll(self, most: int, wait_s: float = 0) -> list[Fetched]:
-        """Returns the records of each partition, up to a total number.
+        """Returns the records of each partition, up to a total number; waits for the first one.
 
         Raises:
-            KafkaAway: Kafka refuses to be read, and says why.
+            KafkaAway: Kafka refuses to be read, and says why. What came before was returned.
         """
+        if self._refused is not None:
+            refused, self._refused = self._refused, None
+            raise KafkaAway(refused)
         records: dict[IngressPartition, list[Incoming]] = {}
-        for message in self._consumer.consume(most, wait_s):
+        # With a time to wait, the library waits for all of them.
+        messages = self._consumer.consume(1, wait_s)
+        if messages and most > 1:
+            messages += self._consumer.consume(most - 1, 0)
+        for message in messages:
             at = _partition(message)
             if message.error() is not None:
                 self._take_error(at, message)
@@ -137,7 +125,7 @@ class IngressReader:
         if code == KafkaError._AUTO_OFFSET_RESET and at is not None:  # noqa: SLF001 - its names
             self._to_look_at.add(at)
         elif not (error.retriable() or code in _PASSING):
-            raise KafkaAway(f"{at}: {error.str()}")
+            self._refused = f"{at}: {error.str()}" if at is not None else error.str()
 
     def _looked_at(self) -> list[Fetched]:
         """Finds where partitions continue whose next offset Kafka does not have."""
@@ -145,7 +133,7 @@ class IngressReader:
         for at in sorted(self._to_look_at):
             partition = TopicPartition(*at)
             try:
-                first, end = self._consumer.get_watermark_offsets(partition, CALL_S)
+                first, end = self._consumer.get_watermark_offsets(partition, LOOK_S)
             except KafkaException:
                 continue  # looked at again with the next poll
             self._to_look_at.discard(at)

@@ -16,6 +16,7 @@ from delaywheel_replica.core.ingress.partition import (
     Intake,
     IntakeStep,
     Moment,
+    Room,
     Settled,
     Taken,
     begun,
@@ -47,11 +48,17 @@ class OfficeStep:
         settled: what goes with it.
         abandoned: partitions of topics that were made anew, as they were committed before: what
             they announced may have been accepted, or is lost, which goes with it as well.
+        length_bytes: of the records that go with it.
     """
 
     steps: Mapping[IngressPartition, IntakeStep] = field(default_factory=dict)
     settled: tuple[Settled, ...] = ()
     abandoned: Mapping[IngressPartition, IngressRecord] = field(default_factory=dict)
+    length_bytes: int = 0
+
+    def __bool__(self) -> bool:
+        """Whether it carries anything."""
+        return bool(self.steps)
 
     @property
     def records(self) -> dict[IngressPartition, IngressRecord]:
@@ -74,29 +81,74 @@ class Office:
         self._intakes: dict[IngressPartition, Intake] = {}
         self._abandoned: dict[IngressPartition, IngressRecord] = {}
         self._held_bytes: dict[IngressPartition, int] = {}
+        self._ends: dict[IngressPartition, int] = {}
+        self._topic_ids: dict[str, str] = {}
+        # Which one has its turn: the room of a transaction is not always for the same partitions.
+        self._turn = 0
 
-    def found(self, topic: str, topic_id: str, partitions: int) -> dict[IngressPartition, int]:
+    def found(
+        self, topic: str, topic_id: str, partitions: int, *, only_announced: bool = False
+    ) -> dict[IngressPartition, int]:
         """Takes a topic with so many partitions; returns where to read the new ones from.
 
         A topic that was made anew while this office lasts is found by the next one.
+
+        Args:
+            topic: its name.
+            topic_id: Kafka's.
+            partitions: how many it has.
+            only_announced: no more is taken of it than what was announced before.
         """
+        assert self._topic_ids.setdefault(topic, topic_id) == topic_id
         new: dict[IngressPartition, int] = {}
         for number in range(partitions):
             at = topic, number
             if at in self._intakes:
                 continue
-            committed = self._waited_for.pop(at, None)
-            record = begun(committed, topic_id, self._rules)
-            if committed is not None and committed.topic_id != topic_id:
-                self._abandoned[at] = committed
-            self._intakes[at] = Intake(record, self._rules)
+            committed = self._waited_for.get(at)
+            if only_announced and (committed is None or not committed.announced):
+                continue
+            record = self._begin(at, topic_id)
             new[at] = record.next_offset
+            if only_announced:
+                self._ends[at] = record.announced.last + 1 if record.announced else 0
+        # One that was made anew may have fewer partitions than the former one.
+        for at, committed in list(self._waited_for.items()):
+            if at[0] == topic and committed.announced and committed.topic_id != topic_id:
+                self._begin(at, topic_id)
         return new
+
+    def is_another(self, topic: str, topic_id: str) -> bool:
+        """Whether a topic was found before, and was made anew since."""
+        return self._topic_ids.get(topic, topic_id) != topic_id
+
+    def _begin(self, at: IngressPartition, topic_id: str) -> IngressRecord:
+        committed = self._waited_for.pop(at, None)
+        record = begun(committed, topic_id, self._rules)
+        if committed is not None and committed.topic_id != topic_id:
+            self._abandoned[at] = committed
+        self._intakes[at] = Intake(record, self._rules)
+        return record
 
     @property
     def wants_more(self) -> bool:
         """Returns whether more may be read."""
-        return sum(self._held_bytes.values()) < HELD_BYTES_MOST
+        return self.held_bytes < HELD_BYTES_MOST
+
+    @property
+    def held_bytes(self) -> int:
+        """Returns about how much memory takes what is under way."""
+        return sum(self._held_bytes.values())
+
+    @property
+    def partitions(self) -> int:
+        """Returns how many partitions are read."""
+        return len(self._intakes)
+
+    @property
+    def topics(self) -> frozenset[str]:
+        """Returns the topics that were found."""
+        return frozenset(self._topic_ids)
 
     def read(
         self,
@@ -113,31 +165,44 @@ class Office:
             position: the offset behind them.
             first_kept: Kafka has deleted what came before; None: nothing that was next.
         """
-        intake = self._intakes[at]
+        intake, end = self._intakes[at], self._ends.get(at)
         if first_kept is not None:
-            intake.deleted(first_kept)
-        records = tuple(records)
-        intake.read(records, position)
-        self._held_bytes[at] = self._held_bytes.get(at, 0) + sum(map(_bytes_of, records))
+            intake.deleted(first_kept if end is None else min(first_kept, end))
+        taken = [each for each in records if each.place.offset >= intake.position]
+        if end is not None:
+            taken = [each for each in taken if each.place.offset < end]
+            position = min(position, end)
+        intake.read(taken, position)
+        self._held_bytes[at] = self._held_bytes.get(at, 0) + sum(map(_bytes_of, taken))
 
-    def plan(self, moment: Moment, *, room: int) -> OfficeStep:
+    def plan(self, moment: Moment, *, room: Room | int) -> OfficeStep:
         """Returns what the next transaction can carry; nothing changes until it is committed.
 
         Args:
             moment: when.
-            room: so many messages may go with it.
+            room: so much may go with it, or so many messages.
         """
+        messages, length_bytes = room if isinstance(room, Room) else Room(room)
         steps: dict[IngressPartition, IntakeStep] = {}
         settled: list[Settled] = []
-        for at, intake in self._intakes.items():
-            step = intake.plan(moment, room=room - len(settled))
+        used_bytes = 0
+        for at, intake in self._in_turn():
+            left = Room(messages - len(settled), length_bytes - used_bytes)
+            step = intake.plan(moment, room=left if used_bytes < length_bytes else Room(0))
             if step.record != intake.record or at in self._abandoned:
                 steps[at] = step
                 settled += step.settled
-        return OfficeStep(steps, tuple(settled), dict(self._abandoned))
+                used_bytes += step.length_bytes
+        return OfficeStep(steps, tuple(settled), dict(self._abandoned), used_bytes)
+
+    def _in_turn(self) -> list[tuple[IngressPartition, Intake]]:
+        intakes = list(self._intakes.items())
+        begin = self._turn % len(intakes) if intakes else 0
+        return intakes[begin:] + intakes[:begin]
 
     def committed(self, step: OfficeStep) -> None:
         """Notes that the transaction with the newest step is committed."""
+        self._turn += bool(step.settled)
         for at in step.abandoned:
             self._abandoned.pop(at, None)
         for at, each in step.steps.items():
@@ -146,13 +211,17 @@ class Office:
             intake.committed(each)
             self._held_bytes[at] = self._held_bytes.get(at, 0) - gone
 
-    def to_hand(self, most: int) -> list[Handed]:
-        """Returns at most so many records for the server, a share of each partition."""
+    def to_hand(self, room: Room | int) -> list[Handed]:
+        """Returns records for the server for which there is room, a share of each partition."""
+        most, left_bytes = room if isinstance(room, Room) else Room(room)
         handed: list[Handed] = []
-        waiting = list(self._intakes.items())
+        waiting = self._in_turn()
         for left, (at, intake) in zip(range(len(waiting), 0, -1), waiting, strict=True):
             share = -(-(most - len(handed)) // left)
-            handed += [Handed(at, taken) for taken in intake.to_hand(share)]
+            taken = intake.to_hand(Room(share, left_bytes))
+            left_bytes -= sum(each.record.length_bytes for each in taken if each.record)
+            handed += [Handed(at, each) for each in taken]
+        self._turn += bool(handed)
         return handed
 
     def answered(self, handed: Handed, answer: Answer) -> None:
@@ -185,5 +254,4 @@ def _bytes_of(record: Incoming | None) -> int:
     """Returns about how much memory a record takes."""
     if record is None:
         return 0
-    headers = sum(len(name) + len(value or b"") for name, value in record.headers or ())
-    return _RECORD_BYTES + len(record.key or b"") + len(record.value or b"") + headers
+    return _RECORD_BYTES + record.length_bytes

@@ -17,7 +17,7 @@ A record is settled in the transaction that moves next beyond it:
 |---|---|
 | W members hold | nothing more to do |
 | is unfit | a dead letter |
-| is due, too late to be handed over, and no server has | a message that goes out with it |
+| is due, and no server has or may have | a message that goes out with it |
 | a server may have, and lies below the floor | a dead letter, WHEEL_LOST |
 
 The last is a way out for what cannot be decided any more: a leader leads to it that does not know
@@ -27,7 +27,7 @@ Invariants:
 
 - Offset after acceptance: next passes a record only in a transaction that settles it.
 - Announced before handed: its announcement is known to be committed when a record is handed over.
-- What a server was asked to take, and did not refuse for good, goes out through a wheel alone.
+- What a server was asked to take, and did not say that it did not, goes out through a wheel alone.
 - The floor waits (`bound`): it does not pass the slot of what is announced and not settled, and
   while some of that is unread, it does not move. So the second of what is read again still knows
   its duplicate, and a wheel can take it: the seals of the leader's own wheel wait as well, and one
@@ -40,6 +40,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import islice
@@ -153,12 +154,21 @@ class Moment:
             takes nothing now. Well above the seal of its wheel.
         span_end_ms: no due may be later.
         floor: the committed one: no wheel takes anything below.
+        blocked: topics that no message can go to now, though others can.
     """
 
     now_ms: int
     least_slot: int | None
     span_end_ms: int
     floor: int
+    blocked: AbstractSet[str] = frozenset()
+
+
+class Room(NamedTuple):
+    """How much may go with a transaction; of a record that is larger, it alone."""
+
+    messages: int
+    length_bytes: int = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,12 +180,14 @@ class IntakeStep:
         settled: what goes with it, in order; what is held has nothing to go with it.
         passed: so many of the first are settled by it.
         announced: those that it announces.
+        length_bytes: of the records that go with it.
     """
 
     record: IngressRecord
     settled: tuple[Settled, ...] = ()
     passed: int = 0
     announced: tuple[Taken, ...] = ()
+    length_bytes: int = 0
 
 
 @dataclass(slots=True)
@@ -185,6 +197,18 @@ class _Draft:
     passed: int = 0
     next_offset: int = 0
     settled: list[Settled] = field(default_factory=list)
+    length_bytes: int = 0
+
+    def take(self, settled: Settled, room: Room) -> bool:
+        """Takes what goes with it, if there is room."""
+        length_bytes = 0 if settled.taken.record is None else settled.taken.record.length_bytes
+        if len(self.settled) >= room.messages:
+            return False
+        if self.settled and self.length_bytes + length_bytes > room.length_bytes:
+            return False
+        self.settled.append(settled)
+        self.length_bytes += length_bytes
+        return True
 
 
 class Intake:
@@ -218,16 +242,19 @@ class Intake:
         """Takes records that were read, in order.
 
         Args:
-            records: committed ones, from `position` of before on.
+            records: committed ones; those before `position` were read already.
             position: the offset behind them, and behind what is no record.
         """
         for record in records:
             offset = record.place.offset
+            if offset < self.position:
+                continue
             is_inherited = offset in self._inherited
             rules = self._inherited_rules if is_inherited else self._rules
             stage = _Stage.ANNOUNCED if is_inherited else _Stage.READ
             taken = Taken(offset, read(record, rules), record, stage, perhaps_held=is_inherited)
             self._taken.append(taken)
+            self.position = offset + 1
         self.position = max(self.position, position)
 
     def deleted(self, first_kept: int) -> None:
@@ -237,14 +264,14 @@ class Intake:
             self._taken.append(Taken(gap.last_offset, gap, None))
             self.position = first_kept
 
-    def plan(self, moment: Moment, *, room: int) -> IntakeStep:
+    def plan(self, moment: Moment, *, room: Room | int) -> IntakeStep:
         """Returns what the next transaction can carry; nothing changes until it is committed.
 
         Args:
             moment: when.
-            room: so many messages may go with it.
+            room: so much may go with it, or so many messages.
         """
-        draft = self._settle(moment, room)
+        draft = self._settle(moment, Room(room) if isinstance(room, int) else room)
         before = self.record.announced
         before = before.within(draft.next_offset, before.last) if before else before
         is_inheriting = bool(self._inherited) and self._inherited.last >= draft.next_offset
@@ -258,7 +285,9 @@ class Intake:
             announced=spans,
             levels_ms=self.record.levels_ms if is_inheriting else self._rules.levels_ms,
         )
-        return IntakeStep(record, tuple(draft.settled), draft.passed, tuple(announced))
+        return IntakeStep(
+            record, tuple(draft.settled), draft.passed, tuple(announced), draft.length_bytes
+        )
 
     def committed(self, step: IntakeStep) -> None:
         """Notes that the transaction with the newest step is committed."""
@@ -272,12 +301,18 @@ class Intake:
         """Returns the first so many records under way, in order."""
         return islice(self._taken, count)
 
-    def to_hand(self, most: int) -> list[Taken]:
-        """Returns at most so many records for the server; each is to be answered."""
+    def to_hand(self, room: Room | int) -> list[Taken]:
+        """Returns records for the server for which there is room; each is to be answered."""
+        messages, left_bytes = Room(room) if isinstance(room, int) else room
         found = (each for each in self._taken if each.stage is _Stage.ANNOUNCED)
-        handed = list(islice((each for each in found if each.slot is not None), most))
-        for taken in handed:
+        handed: list[Taken] = []
+        for taken in islice((each for each in found if each.slot is not None), messages):
+            assert taken.record is not None
+            left_bytes -= taken.record.length_bytes
+            if left_bytes < 0:
+                break
             taken.stage = _Stage.HANDED
+            handed.append(taken)
         return handed
 
     def answered(self, taken: Taken, answer: Answer) -> None:
@@ -307,14 +342,13 @@ class Intake:
         slots = (each.slot for each in rest if each.offset in record.announced)
         return min((slot for slot in slots if slot is not None), default=None)
 
-    def _settle(self, moment: Moment, room: int) -> _Draft:
+    def _settle(self, moment: Moment, room: Room) -> _Draft:
         draft = _Draft(next_offset=self.record.next_offset)
         for taken in self._taken:
             if taken.stage is not _Stage.HELD:
                 settled = self._settled(taken, moment)
-                if settled is None or len(draft.settled) >= room:
+                if settled is None or not draft.take(settled, room):
                     return draft
-                draft.settled.append(settled)
             draft.passed += 1
             draft.next_offset = taken.offset + 1
         draft.next_offset = self.position
@@ -330,10 +364,9 @@ class Intake:
         unfit = _unfit(taken, wish, moment)
         if unfit is not None:
             return Dies(taken, unfit)
-        is_late = taken.stage is _Stage.REFUSED or _is_late(taken, moment)
-        if not is_late or not isinstance(wish, Delayed) or wish.due_ms > moment.now_ms:
+        if taken.perhaps_held or not isinstance(wish, Delayed) or wish.due_ms > moment.now_ms:
             return None
-        return Goes(taken, wish)
+        return None if wish.topic in moment.blocked else Goes(taken, wish)
 
     def _announce(self, moment: Moment, passed: int, spans: SeqSet) -> tuple[list[Taken], SeqSet]:
         """Returns records to hand over from now on, and everything announced with that.

@@ -41,6 +41,12 @@ class Incoming(NamedTuple):
     headers: Sequence[tuple[str, bytes | None]] | None
     """None: the client cannot read them, for a name is no UTF-8."""
 
+    @property
+    def length_bytes(self) -> int:
+        """The length of key, value and headers."""
+        headers = sum(len(name) + len(value or b"") for name, value in self.headers or ())
+        return len(self.key or b"") + len(self.value or b"") + headers
+
 
 @dataclass(frozen=True, slots=True)
 class Rules:
@@ -115,6 +121,11 @@ class _UnfitError(Exception):
     def __init__(self, reason: UnfitReason, detail: str) -> None:
         super().__init__(detail)
         self.unfit = Unfit(reason, detail)
+
+
+def is_topic_name(name: str) -> bool:
+    """Whether Kafka takes this as a topic's name."""
+    return _TOPIC.fullmatch(name) is not None
 
 
 def read(record: Incoming, rules: Rules) -> Wish:
@@ -192,7 +203,7 @@ def _topic(asked: _Asked, rules: Rules) -> str:
     if value is None:
         raise _UnfitError(UnfitReason.TOPIC_INVALID, f"No {ingress.TOPIC}")
     topic = value.decode(errors="replace")
-    if not _TOPIC.fullmatch(topic):
+    if not is_topic_name(topic):
         raise _UnfitError(UnfitReason.TOPIC_INVALID, f"{ingress.TOPIC} {_shown(topic)}")
     if topic in rules.own_topics:
         raise _UnfitError(UnfitReason.TOPIC_INVALID, f"{topic} belongs to the service")

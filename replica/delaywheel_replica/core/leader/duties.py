@@ -51,6 +51,7 @@ from delaywheel_replica.core.leader.floor import (
 from delaywheel_replica.core.leader.lost_frames import Sought, frames_lost, frames_missing
 from delaywheel_replica.core.leader.registration import Refusal, register
 from delaywheel_replica.core.leader.rescheduling import (
+    KNOWN_SINCE,
     Rescheduling,
     floor_below,
     reschedule_records,
@@ -64,6 +65,7 @@ from delaywheel_replica.core.protocol.control import (
     NodeRecord,
     ingress_record,
     lost_records,
+    needs_record,
     node_record,
     progress_record,
     unregister_records,
@@ -187,7 +189,7 @@ def duties(
     for wheel in sorted(unregistered):
         records += unregister_records(after, wheel)
     progress = progress.without(unregistered)
-    records += [ingress_record(at, taken) for at, taken in sorted(situation.ingress.items())]
+    records += _ingress_records(after, situation)
     records += reschedule_records(
         state, progress, situation.rescheduling, situation.heartbeats, situation.now_ms
     )
@@ -217,6 +219,15 @@ def duties(
         unregistered=unregistered,
         refused=refused,
     )
+
+
+def _ingress_records(after: ControlState, situation: Situation) -> list[ControlRecord]:
+    """The first of them keeps releases from leading whose floor would not wait."""
+    taken = sorted(situation.ingress.items())
+    records = [ingress_record(*each) for each in taken]
+    if records and after.needs < KNOWN_SINCE:
+        records.insert(0, needs_record(KNOWN_SINCE))
+    return records
 
 
 def _ingress_slot(after: ControlState, situation: Situation) -> int | None:

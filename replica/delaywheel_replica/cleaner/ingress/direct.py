@@ -1,0 +1,82 @@
+"""Messages that go out directly, as rows beside those that wheels have.
+
+A record that is due when it is read, and that no server was given, is forwarded in the transaction
+that settles it. As a row it is looked at like any other: its topic, its size, its time to live; and
+what Kafka refuses is searched for among all rows together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from delaywheel.ttl import TTL_HEADER
+from delaywheel_replica.cleaner.due.rows import (
+    ABSENT,
+    AS_BYTES,
+    RECORD,
+    Direct,
+    DueRows,
+    Records,
+    Source,
+)
+from delaywheel_replica.core.ingress.partition import Goes
+
+_TTL = TTL_HEADER.encode()
+
+
+def direct_rows(messages: Sequence[Goes], accepted_at_ms: int) -> DueRows:
+    """Returns rows of these messages, in order.
+
+    Args:
+        messages: that go out directly.
+        accepted_at_ms: when they were taken: now.
+    """
+    records: Records = np.zeros(len(messages), RECORD)
+    topics: dict[str, int] = {}
+    sources: dict[Source, int] = {}
+    parts: list[bytes] = []
+    start = 0
+    for row, (taken, message) in enumerate(messages):
+        assert taken.record is not None
+        place = taken.record.place
+        key, value, headers = message.key, message.value, message.headers
+        lengths = _length(key), _length(value), len(headers)
+        parts += (key or b"", value or b"", headers)
+        low, high = np.frombuffer(message.id, "<u8")
+        record = records[row]
+        record["due_ms"] = message.due_ms
+        record["id_low"], record["id_high"] = low, high
+        record["seq"] = place.offset
+        record["start"] = start
+        record["key_length"], record["value_length"], record["headers_length"] = lengths
+        record["topic"] = topics.setdefault(message.topic, len(topics))
+        record["wheel"] = sources.setdefault(Direct(place.topic, place.partition), len(sources))
+        record["partition"], record["timestamp_ms"] = message.partition, message.timestamp_ms
+        record["ttl"] = _TTL in headers
+        start += sum(max(length, 0) for length in lengths)
+    records["accepted_at_ms"] = accepted_at_ms
+    return DueRows(records, tuple(topics), tuple(sources), [b"".join(parts)])
+
+
+def joined_with(rows: DueRows, more: DueRows) -> DueRows:
+    """Returns rows of wheels and, behind them, others of other sources."""
+    if not len(more):
+        return rows
+    records = np.empty(len(rows) + len(more), RECORD)
+    records.view(AS_BYTES)[: len(rows)] = rows.records.view(AS_BYTES)
+    records.view(AS_BYTES)[len(rows) :] = more.records.view(AS_BYTES)
+    behind = records[len(rows) :]
+    behind["wheel"] += len(rows.wheels)
+    behind["blob"] += len(rows.blobs)
+    numbers = {topic: number for number, topic in enumerate(rows.topics)}
+    renumbered = [numbers.setdefault(topic, len(numbers)) for topic in more.topics]
+    behind["topic"] = np.array(renumbered, np.int32)[behind["topic"]]
+    return DueRows(
+        records, tuple(numbers), [*rows.wheels, *more.wheels], [*rows.blobs, *more.blobs]
+    )
+
+
+def _length(content: bytes | None) -> int:
+    return ABSENT if content is None else len(content)

@@ -1,0 +1,105 @@
+"""Hands announced records to the server, as fast as it takes them.
+
+| the server | then |
+|---|---|
+| answers that W members hold a record | the next ones follow at once |
+| did not take one, or perhaps did | nothing is handed over for a while, longer each time |
+| is gone | the same, and then by a new connection |
+
+What is unanswered when the office ends is announced: whoever leads next hands it over again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from delaywheel_replica.cleaner.outside.clocks import Clock
+from delaywheel_replica.cleaner.outside.ports import HandoverPort, MakeHandover
+from delaywheel_replica.core.ingress.office import Handed
+from delaywheel_replica.core.ingress.partition import Answer, Room
+
+MESSAGES_MOST: Final = 5_000
+"""Of one hand-over."""
+
+FIRST_PAUSE_S: Final = 0.05
+LAST_PAUSE_S: Final = 1.0
+
+
+class Handing:
+    """The hand-over during one term."""
+
+    def __init__(self, make: MakeHandover, clock: Clock) -> None:
+        """Begins without a connection.
+
+        Args:
+            make: Makes one.
+            clock: Says when to try again.
+        """
+        self._make = make
+        self._clock = clock
+        self._port: HandoverPort | None = None
+        self._unanswered: set[Handed] = set()
+        self._pause_s = FIRST_PAUSE_S
+        self._again_at = 0.0
+
+    @property
+    def fileno(self) -> int | None:
+        """To wait for answers with poll; None: there is no connection."""
+        return None if self._port is None else self._port.fileno()
+
+    @property
+    def unanswered(self) -> int:
+        """Returns how many records the server has not answered for."""
+        return len(self._unanswered)
+
+    def answers(self) -> list[tuple[Handed, Answer]]:
+        """Returns what was answered since the last call."""
+        if self._port is None:
+            return []
+        is_broken = self._port.is_broken
+        answers = [each for each in self._port.answers() if each[0] in self._unanswered]
+        self._unanswered.difference_update(handed for handed, _ in answers)
+        if is_broken:
+            answers += [(handed, Answer.UNKNOWN) for handed in self._unanswered]
+            self._unanswered.clear()
+            self._port.close()
+            self._port = None
+        if is_broken or any(answer in _IN_VAIN for _, answer in answers):
+            self._again_at = self._clock.monotonic() + self._pause_s
+            self._pause_s = min(2 * self._pause_s, LAST_PAUSE_S)
+        elif answers:
+            self._pause_s = FIRST_PAUSE_S
+        return answers
+
+    def hand(self, choose: Callable[[Room], Sequence[Handed]]) -> None:
+        """Hands over as much as there is room for.
+
+        Args:
+            choose: Returns records for so much room.
+        """
+        if self._clock.monotonic() < self._again_at:
+            return
+        if self._port is None:
+            self._port = self._make()
+            if self._port is None:
+                self._again_at = self._clock.monotonic() + self._pause_s
+                return
+        room_bytes = self._port.room_bytes
+        if room_bytes <= 0:
+            return
+        handed = choose(Room(MESSAGES_MOST, room_bytes))
+        if not handed and not self._unanswered:
+            handed = choose(Room(1))  # larger than all the room there ever is
+        if handed:
+            self._unanswered.update(handed)
+            self._port.hand(handed)
+
+    def close(self) -> None:
+        """Ends it; what is unanswered stays so."""
+        if self._port is not None:
+            self._port.close()
+            self._port = None
+
+
+_IN_VAIN = frozenset({Answer.NOT_NOW, Answer.UNKNOWN, Answer.SEALED})

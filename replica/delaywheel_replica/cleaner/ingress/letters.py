@@ -1,0 +1,117 @@
+"""What Kafka gets of ingress records that do not become messages: dead letters, and outcomes.
+
+A dead letter is the record as it came, without headers of an earlier dead letter, and with three or
+four of ours behind its own. The topic of the letters takes what the greatest message needs, and a
+record may be larger: then its value is left out of the letter, or its headers too, or its key; the
+detail says so. The record itself lies where `dw-dead-origin` says, as long as Kafka keeps it.
+
+| outcome | of |
+|---|---|
+| `ingress-dead-lettered` | a record whose dead letter is in the same transaction |
+| `ingress-deleted` | offsets that Kafka no longer had when they were to be read |
+| `ingress-abandoned` | what was announced of a topic that was made anew: accepted, or lost |
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+from delaywheel_replica.cleaner.outside.ports import Record
+from delaywheel_replica.cleaner.outside.sizes import batch_bytes
+from delaywheel_replica.core.ingress.partition import Dies, Gone
+from delaywheel_replica.core.ingress.place import Place
+from delaywheel_replica.core.ingress.reading import Delayed, Incoming, Unfit, Withdrawn
+from delaywheel_replica.core.protocol.control import IngressPartition, IngressRecord
+from delaywheel_replica.kafka_settings import KafkaNames
+
+DEAD_PREFIX = "dw-dead-"
+DETAIL_LENGTH = 200
+"""Characters of a detail that a dead letter carries."""
+
+
+def letter(names: KafkaNames, settled: Dies, most_bytes: int) -> list[Record]:
+    """Returns the dead letter of a record, and its outcome.
+
+    Args:
+        names: of our topics.
+        settled: why it is none of a message.
+        most_bytes: the dead-letter topic takes no more of one record.
+    """
+    record, wish = settled.taken.record, settled.taken.wish
+    assert record is not None
+    key = (wish.id, wish.due_ms) if isinstance(wish, Delayed | Withdrawn) else None
+    *whole, smallest = _letters(names, record, settled.unfit)
+    fitting = next((each for each in whole if batch_bytes(each) <= most_bytes), smallest)
+    return [fitting, dead_outcome(names, record.place, settled.unfit.reason.value, key)]
+
+
+def dead_outcome(
+    names: KafkaNames, origin: Place, reason: str, key: tuple[bytes, int] | None
+) -> Record:
+    """Returns the outcome of a record that became a dead letter.
+
+    Args:
+        names: of our topics.
+        origin: where it lies.
+        reason: why.
+        key: id and due, if it has them.
+    """
+    told: dict[str, object] = {
+        "outcome": "ingress-dead-lettered",
+        "reason": reason,
+        "origin": str(origin),
+    }
+    if key is not None:
+        told |= {"id": key[0].hex(), "due_ms": key[1]}
+    return _outcome(names, origin.topic, origin.partition, told)
+
+
+def deleted(names: KafkaNames, at: IngressPartition, gone: Gone) -> Record:
+    """Returns the outcome of offsets that were deleted before they were read."""
+    told = {"outcome": "ingress-deleted", "topic": at[0], "partition": at[1]}
+    told |= gone.deleted._asdict()
+    return _outcome(names, *at, told)
+
+
+def abandoned(names: KafkaNames, at: IngressPartition, record: IngressRecord) -> Record:
+    """Returns the outcome of what a topic had announced that was made anew."""
+    told = {
+        "outcome": "ingress-abandoned",
+        "topic": at[0],
+        "partition": at[1],
+        "topic_id": record.topic_id,
+        "next_offset": record.next_offset,
+        "announced": record.announced.to_json(),
+    }
+    return _outcome(names, *at, told)
+
+
+def _letters(names: KafkaNames, record: Incoming, unfit: Unfit) -> Iterator[Record]:
+    """Yields the whole letter, then smaller ones, the last of which always fits."""
+    headers: list[tuple[str, bytes | None]] = [
+        (name.replace("\0", "\u2400"), value)
+        for name, value in record.headers or ()
+        if name and not name.startswith(DEAD_PREFIX)
+    ]
+    place = str(record.place).encode()
+    for key, value, own, without in (
+        (record.key, record.value, headers, ""),
+        (record.key, None, headers, "; here without its value"),
+        (record.key, None, [], "; here without its value and headers"),
+        (None, None, [], "; here without its content"),
+    ):
+        detail = unfit.detail[: DETAIL_LENGTH - len(without)] + without
+        told: list[tuple[str, bytes | None]] = [
+            ("dw-dead-reason", unfit.reason.encode()),
+            ("dw-dead-detail", detail.encode(errors="replace")),
+            ("dw-dead-origin", place),
+        ]
+        if record.timestamp_ms >= 0:
+            told.append(("dw-dead-origin-timestamp", b"%d" % record.timestamp_ms))
+        yield Record(names.dead, key, value, [*own, *told])
+
+
+def _outcome(names: KafkaNames, topic: str, partition: int, told: dict[str, object]) -> Record:
+    content = json.dumps(told, separators=(",", ":")).encode()
+    return Record(names.outcomes, f"{topic}/{partition}".encode(), content, [])

@@ -1,0 +1,94 @@
+"""Finds the ingress topics now and then, in the background."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable
+from collections.abc import Set as AbstractSet
+from typing import Final
+
+from delaywheel_replica.cleaner.outside.clocks import Clock
+from delaywheel_replica.cleaner.outside.ports import IngressFound, IngressKafkaPort, KafkaAway
+from delaywheel_replica.cleaner.outside.runner import Runner
+from delaywheel_replica.process.logs import get_logger
+
+AGAIN_S: Final = 10.0
+"""A topic may have got more partitions, or have been made anew."""
+
+FAULTY_S: Final = 1.0
+"""So soon it is looked again where not all could be found."""
+
+log = get_logger(__name__)
+
+
+class TopicSearch:
+    """Looks for topics, one search at a time. For one thread, but for the search itself."""
+
+    def __init__(
+        self,
+        kafka: IngressKafkaPort,
+        *,
+        runner: Runner,
+        clock: Clock,
+        on_found: Callable[[], None],
+    ) -> None:
+        """Begins without a search.
+
+        Args:
+            kafka: Where the topics are.
+            runner: Runs the searches.
+            clock: Says when to look again.
+            on_found: Called in the background when one has ended.
+        """
+        self._kafka = kafka
+        self._runner = runner
+        self._clock = clock
+        self._on_found = on_found
+        self._found: queue.SimpleQueue[IngressFound | BaseException] = queue.SimpleQueue()
+        self._is_busy = False
+        self._again_at = 0.0
+        self.faults: tuple[str, ...] = ()
+
+    def look(self, also: AbstractSet[str]) -> None:
+        """Begins a search if it is time.
+
+        Args:
+            also: topics to be found beside those of the settings.
+        """
+        if self._is_busy or self._clock.monotonic() < self._again_at:
+            return
+        self._is_busy = True
+
+        def search() -> None:
+            try:
+                self._found.put(self._kafka.find_ingress(also))
+            except BaseException as error:  # noqa: BLE001 - raised again where it is heard
+                self._found.put(error)
+            self._on_found()
+
+        self._runner.start(search)
+
+    def look_soon(self) -> None:
+        """Does not wait until the next search."""
+        self._again_at = 0.0
+
+    def found(self) -> IngressFound | None:
+        """Returns what a search has found since the last call.
+
+        Raises:
+            BaseException: whatever a search was not prepared for.
+        """
+        if self._found.empty():
+            return None
+        found = self._found.get()
+        self._is_busy = False
+        if isinstance(found, KafkaAway):
+            found = IngressFound({}, (f"the ingress topics cannot be looked for: {found}",))
+        if isinstance(found, BaseException):
+            raise found
+        for fault in found.faults:
+            if fault not in self.faults:
+                log.warning("ingress", fault=fault)
+        self.faults = found.faults
+        self._again_at = self._clock.monotonic() + (FAULTY_S if found.faults else AGAIN_S)
+        return found

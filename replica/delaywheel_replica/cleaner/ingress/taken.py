@@ -1,0 +1,96 @@
+"""What a transaction of the leader's carries of the ingress, and how it is counted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from delaywheel_replica.cleaner.due.rows import DueRows
+from delaywheel_replica.cleaner.ingress.direct import direct_rows
+from delaywheel_replica.core.ingress.office import Office, OfficeStep
+from delaywheel_replica.core.ingress.partition import Dies, Goes, Gone
+from delaywheel_replica.core.protocol.control import IngressPartition, IngressRecord
+from delaywheel_replica.process.logs import get_logger
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What a transaction carries of the ingress.
+
+    Attributes:
+        step: how far each partition comes with it.
+        rows: messages that go out directly.
+        is_urgent: it should not wait for another reason to commit.
+        is_full: there was no room for more.
+    """
+
+    step: OfficeStep
+    rows: DueRows
+    is_urgent: bool = False
+    is_full: bool = False
+
+    @property
+    def records(self) -> Mapping[IngressPartition, IngressRecord]:
+        """Returns the control records."""
+        return self.step.records
+
+    @property
+    def unfit(self) -> Counter[str]:
+        """Returns why records of it become dead letters."""
+        dead = (each for each in self.step.settled if isinstance(each, Dies))
+        return Counter(each.unfit.reason.value for each in dead)
+
+
+NOTHING: Final = Taken(OfficeStep(), direct_rows([], 0))
+
+
+def counted_of(office: Office, step: OfficeStep) -> Counter[str]:
+    """Counts what a transaction settles and announces, before it is noted."""
+    counted: Counter[str] = Counter()
+    offsets = office.offsets
+    for at, each in step.steps.items():
+        counted["ingress_settled"] += each.record.next_offset - offsets[at]
+        counted["ingress_held"] += each.passed - len(each.settled)
+        counted["ingress_announced"] += len(each.announced)
+    for settled in step.settled:
+        match settled:
+            case Goes():
+                counted["ingress_forwarded"] += 1
+            case Dies():
+                counted["ingress_dead_letters"] += 1
+                counted["dead_lettered"] += 1
+            case Gone():
+                first, last = settled.deleted
+                counted["ingress_deleted"] += last - first + 1
+    return counted
+
+
+def tell(step: OfficeStep) -> None:
+    """Logs what is lost, or perhaps is."""
+    for at, each in step.steps.items():
+        for settled in each.settled:
+            if isinstance(settled, Gone):
+                first, last = settled.deleted
+                log.warning(
+                    "ingress records were deleted before they were read",
+                    at=name_of(at),
+                    first_offset=first,
+                    last_offset=last,
+                )
+    for at, record in step.abandoned.items():
+        if record.announced:
+            log.warning(
+                "an ingress topic was made anew: what it had announced was accepted, or is lost",
+                at=name_of(at),
+                offsets=record.announced.to_json(),
+            )
+
+
+def name_of(at: IngressPartition) -> str:
+    """Returns a partition as text."""
+    topic, partition = at
+    return f"{topic}/{partition}"

@@ -1,0 +1,156 @@
+"""Reads the ingress topics on a thread of its own, so that the leader's never waits for Kafka.
+
+The thread waits for records, and wakes the leader when there are some; it reads on once they are
+taken. So beside what librdkafka fetches ahead, one batch waits at most, and while nothing comes
+nobody turns.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from confluent_kafka import KafkaException
+
+from delaywheel_replica.cleaner.kafka.ingress_topics import IngressReader
+from delaywheel_replica.cleaner.outside.ports import Fetched, KafkaAway
+from delaywheel_replica.core.protocol.control import IngressPartition
+from delaywheel_replica.kafka_settings import KafkaSettings
+
+BATCH: Final = 2_000
+"""Records that are read at once."""
+
+WAIT_S: Final = 0.2
+"""For so long the thread waits for records; then it looks whether something else is wanted."""
+
+LAGS_S: Final = 0.5
+FAULT_PAUSE_S: Final = 0.5
+
+
+class IngressThread:
+    """Reads partitions in the background: `IngressPort`."""
+
+    def __init__(self, settings: KafkaSettings, on_news: Callable[[], None]) -> None:
+        """Begins to read once there are partitions.
+
+        Args:
+            settings: How to reach Kafka.
+            on_news: Called on the thread when `poll` has something.
+        """
+        self._settings = settings
+        self._on_news = on_news
+        self._changed = threading.Condition()
+        self._closing = False
+        # For the thread.
+        self._positions: dict[IngressPartition, int] = {}
+        self._told: Mapping[IngressPartition, int] = {}
+        # For the leader.
+        self._fetched: list[Fetched] = []
+        self._fault: str | None = None
+        self._lags: dict[IngressPartition, int] = {}
+        self._cut_off: frozenset[IngressPartition] = frozenset()
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="ingress", daemon=True)
+        self._thread.start()
+
+    @property
+    def cut_off(self) -> frozenset[IngressPartition]:
+        """Returns the partitions that are not read, since they end before what was read of them."""
+        return self._cut_off
+
+    def assign(self, positions: Mapping[IngressPartition, int]) -> None:
+        """Reads these partitions from these offsets on, and those that it reads already go on."""
+        with self._changed:
+            self._positions = {**positions, **self._positions}
+            self._changed.notify()
+
+    def poll(self, most: int, wait_s: float = 0) -> list[Fetched]:  # noqa: ARG002 - the port's
+        """Returns what was read since the last call, without waiting.
+
+        Raises:
+            KafkaAway: Kafka refuses to be read, and says why.
+        """
+        if self._failure is not None:
+            raise self._failure
+        with self._changed:
+            fetched, self._fetched = self._fetched, []
+            fault, self._fault = self._fault, None
+            self._changed.notify()
+        if fault is not None and not fetched:
+            raise KafkaAway(fault)
+        return fetched
+
+    def lags(self) -> dict[IngressPartition, int]:
+        """Returns how many offsets follow what was read of each partition, as far as was heard."""
+        return self._lags
+
+    def tell_group(self, offsets: Mapping[IngressPartition, int]) -> None:
+        """Has the consumer group show how far things are: for people, nothing reads it."""
+        with self._changed:
+            self._told = dict(offsets)
+            self._changed.notify()
+
+    def close(self) -> None:
+        """Ends the thread, which may take it until Kafka answers."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+
+    # --- on the thread
+
+    def _run(self) -> None:
+        try:
+            while not self._closing:
+                reader = IngressReader(self._settings)
+                try:
+                    self._read(reader)
+                except KafkaException as exception:
+                    self._tell_fault(exception.args[0].str())  # and another reader goes on
+                finally:
+                    reader.close()
+        except BaseException as failure:  # noqa: BLE001 - raised again where it is heard
+            self._failure = failure
+            self._on_news()
+
+    def _read(self, reader: IngressReader) -> None:
+        lags_at = 0.0
+        while True:
+            with self._changed:
+                while not (self._closing or self._told or (self._positions and self._is_taken)):
+                    self._changed.wait()
+                if self._closing:
+                    return
+                positions, told, self._told = dict(self._positions), self._told, {}
+                reads = self._is_taken and bool(positions)
+            reader.assign(positions)
+            reader.tell_group(told)
+            if reads:
+                self._fetch(reader)
+            if time.monotonic() >= lags_at:
+                lags_at = time.monotonic() + LAGS_S
+                self._lags = reader.lags()
+
+    @property
+    def _is_taken(self) -> bool:
+        return not self._fetched and self._fault is None
+
+    def _fetch(self, reader: IngressReader) -> None:
+        try:
+            fetched = reader.poll(BATCH, WAIT_S)
+        except KafkaAway as away:
+            self._tell_fault(str(away))
+            return
+        self._cut_off = reader.cut_off
+        if fetched:
+            with self._changed:
+                self._positions |= {each.at: each.position for each in fetched}
+                self._fetched += fetched
+            self._on_news()
+
+    def _tell_fault(self, fault: str) -> None:
+        with self._changed:
+            self._fault = fault
+            self._changed.wait(FAULT_PAUSE_S)
+        self._on_news()

@@ -1,0 +1,36 @@
+"""What a leader is told of the nodes, its own included."""
+
+from __future__ import annotations
+
+from delaywheel_replica.core.protocol.control import ControlState
+from delaywheel_replica.core.protocol.heartbeat import Heartbeat
+from delaywheel_replica.core.protocol.status_files import ServerStatus
+
+
+def heartbeats_of(server: ServerStatus) -> dict[str, Heartbeat]:
+    """Returns the newest heartbeat of each node, including its own."""
+    others = {node: sight.heartbeat for node, sight in server.peers.items()}
+    return {**others, server.heartbeat.node: server.heartbeat}
+
+
+def uses_of(server: ServerStatus) -> list[tuple[object, ...]]:
+    """Returns the inputs of a leader's duties."""
+    return [
+        (
+            heartbeat.open,
+            heartbeat.spare,
+            heartbeat.draining,
+            heartbeat.last_number,
+            heartbeat.storage,
+        )
+        for _, heartbeat in sorted(heartbeats_of(server).items())
+    ]
+
+
+def is_older(state: ControlState, than: ControlState) -> bool:
+    """Whether a state was read before another was committed."""
+    if than.progress is None:
+        return False
+    if state.progress is None:
+        return True
+    return state.progress.order < than.progress.order
