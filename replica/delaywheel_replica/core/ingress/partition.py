@@ -425,8 +425,10 @@ def _unfit(taken: Taken, wish: Wish, moment: Moment) -> Unfit | None:
 
 
 def _can_be_handed(taken: Taken, moment: Moment) -> bool:
-    """Whether a record that was only read may be announced."""
+    """Whether a record that was only read may be announced; one that is due need not be."""
     slot = taken.slot
+    if isinstance(taken.wish, Delayed) and taken.wish.due_ms <= moment.now_ms:
+        return False
     return (
         slot is not None
         and isinstance(taken.wish, Delayed | Withdrawn)

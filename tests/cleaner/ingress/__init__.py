@@ -1,0 +1,1 @@
+"""Taking in the ingress topics, beside a pretended Kafka and server."""

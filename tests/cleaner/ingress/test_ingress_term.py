@@ -1,0 +1,433 @@
+"""A leader takes in ingress topics: what its transactions carry, and what it hands over when."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from structlog.testing import capture_logs
+
+from delaywheel import ingress
+from delaywheel.identity import WheelId
+from delaywheel.seqset import SeqSet
+from delaywheel_replica.core.ingress.partition import Answer
+from delaywheel_replica.core.ingress.place import message_id
+from delaywheel_replica.core.protocol.control import NEEDS_KEY, IngressRecord, ingress_record
+from delaywheel_replica.core.protocol.seal import REST
+from delaywheel_replica.core.protocol.transaction_outcomes import Verdict
+from support.cleaner.ingress_site import AT, NAMES, NOW_MS, TOPIC, Site, asked
+from support.due.wheels import Sent, Wheels, wheels_in_memory
+
+NOW = NOW_MS // 1000
+BESIDE = (TOPIC, 1)
+
+
+@pytest.fixture
+def wheels() -> Iterator[Wheels]:
+    with wheels_in_memory() as made:
+        yield made
+
+
+@pytest.fixture
+def site(wheels: Wheels) -> Iterator[Site]:
+    made = Site(wheels)
+    made.topics.make()
+    yield made
+    made.close()
+
+
+def test_a_delayed_record_is_announced_then_handed_over_then_settled(site: Site) -> None:
+    place = site.topics.send(*asked(5_000), key=b"k")
+    site.take_in()
+    assert site.handed == []
+    announced = site.transact()
+    assert announced.verdict is Verdict.COMMITTED
+    assert site.forwarder.state.ingress[AT].announced == SeqSet.of([0])
+    assert site.slot() == NOW + 5
+    assert site.handed == [0]
+    assert site.server is not None
+    site.server.answer(Answer.HELD)
+    assert site.turn() is None  # what is held settles with the next transaction, whenever that is
+    site.transact()
+    assert site.offsets[AT] == 1
+    assert site.slot() is None
+    assert site.topics.told[AT] in {0, 1}
+    site.pass_ms(5_000)
+    site.rest()
+    (record,) = site.delivered()
+    assert (record.topic, record.key, record.value) == ("orders", b"k", b"v")
+    assert record.headers == [
+        ("dw-id", message_id(place, NOW_MS).hex().encode()),
+        ("dw-due", b"%d" % (NOW_MS + 5_000)),
+        ("dw-accepted", b"%d" % NOW_MS),
+        ("dw-wheel", b"a.1"),
+    ]
+    assert site.forwarder.counters["ingress_held"] == 1
+
+
+def test_what_is_due_goes_out_in_the_transaction_that_settles_it(site: Site) -> None:
+    place = site.topics.send(*asked(0, "orders", ("trace", b"1"), ("dw-timestamp", b"7")))
+    done = site.turn()
+    assert done is not None
+    (record,) = site.delivered()
+    assert (record.timestamp_ms, record.headers) == (
+        7,
+        [
+            ("trace", b"1"),
+            ("dw-id", message_id(place, NOW_MS).hex().encode()),
+            ("dw-due", b"%d" % NOW_MS),
+            ("dw-accepted", b"%d" % NOW_MS),
+            ("dw-wheel", b"ingress"),
+            ("dw-forwarded", b"%d" % NOW_MS),
+        ],
+    )
+    assert site.offsets[AT] == 1
+    assert [len(rows) for rows in done.forwarded] == [1]
+    assert site.handed == []
+    counters = site.forwarder.counters
+    assert (counters["ingress_forwarded"], counters["forwarded"]) == (1, 1)
+    site.rest()
+    assert len(site.delivered()) == 1
+
+
+def test_the_first_record_keeps_older_releases_from_leading(site: Site) -> None:
+    site.control_versions["b"] = 1
+    site.topics.send(*asked())
+    assert site.turn() is None
+    (fault,) = site.ingress.faults
+    assert "node b has not" in fault
+    site.control_versions["b"] = 2
+    site.turn()
+    assert site.ingress.faults == ()
+    keys = [record.key for record in site.written_to(NAMES.control)]
+    assert keys.index(NEEDS_KEY.encode()) + 1 == keys.index(f"ingress/{TOPIC}/0".encode())
+    site.control_versions["b"] = 1  # it leads no more, wherever it is started
+    site.topics.send(*asked())
+    assert site.turn() is not None
+
+
+def test_an_aborted_transaction_changes_nothing(site: Site) -> None:
+    site.topics.send(*asked())
+    site.topics.send(*asked(5_000))
+    site.producers.verdict = Verdict.ABORTED
+    for _ in range(3):
+        done = site.turn()
+        assert done is not None
+        assert done.verdict is Verdict.ABORTED
+    assert (site.delivered(), site.offsets, site.handed) == ([], {}, [])
+    site.producers.verdict = Verdict.COMMITTED
+    site.turn()
+    assert (len(site.delivered()), site.offsets[AT], site.handed) == (1, 1, [1])
+
+
+def test_what_cannot_be_delayed_becomes_a_dead_letter_and_the_next_ones_go_on(site: Site) -> None:
+    unfit = [("x", b"1"), ("dw-topic", b"orders"), ("dw-dead-reason", b"earlier")]
+    place = site.topics.send(*unfit, key=b"k")
+    site.topics.send(*asked())
+    done = site.turn()
+    assert done is not None
+    assert done.unfit == {"DUE_MISSING": 1}
+    (letter,) = site.written_to(NAMES.dead)
+    assert (letter.key, letter.value) == (b"k", b"v")
+    assert letter.headers == [
+        ("x", b"1"),
+        ("dw-topic", b"orders"),
+        ("dw-dead-reason", b"DUE_MISSING"),
+        ("dw-dead-detail", b"None of dw-delay-ms, dw-deliver-at, dw-level"),
+        ("dw-dead-origin", str(place).encode()),
+        ("dw-dead-origin-timestamp", b"%d" % NOW_MS),
+    ]
+    (outcome,) = site.written_to(NAMES.outcomes)
+    assert json.loads(outcome.value or b"") == {
+        "outcome": "ingress-dead-lettered",
+        "reason": "DUE_MISSING",
+        "origin": str(place),
+    }
+    assert (len(site.delivered()), site.offsets[AT]) == (1, 2)
+    assert site.forwarder.counters["dead_lettered"] == 1
+
+
+@pytest.mark.parametrize(
+    ("value_bytes", "header_bytes", "key_bytes", "left"),
+    [
+        (3_000, 10, 10, ("v", "h", "k")),
+        (5_000, 10, 10, ("h", "k")),
+        (10, 5_000, 10, ("k",)),
+        (10, 10, 5_000, ()),
+    ],
+)
+def test_a_letter_that_is_too_large_is_told_without_its_content(
+    site: Site, value_bytes: int, header_bytes: int, key_bytes: int, left: tuple[str, ...]
+) -> None:
+    """What the topic of the letters does not take must not stop anything."""
+    site.topics.send(
+        *asked(0, "orders", ("h", bytes(header_bytes))), value=bytes(value_bytes),
+        key=bytes(key_bytes),
+    )  # fmt: skip
+    site.turn()
+    (letter,) = site.written_to(NAMES.dead)
+    headers = dict(letter.headers)
+    assert headers["dw-dead-reason"] == b"MESSAGE_TOO_LARGE"
+    has = (("v", bool(letter.value)), ("h", "h" in headers), ("k", bool(letter.key)))
+    assert tuple(name for name, there in has if there) == left
+    assert (b"without" in (headers["dw-dead-detail"] or b"")) is (len(left) < 3)
+    assert site.offsets[AT] == 1
+
+
+def test_a_full_disk_does_not_hold_up_what_is_due(site: Site) -> None:
+    site.takes = False
+    site.topics.send(*asked(5_000))
+    site.topics.send(*asked(0))
+    assert site.turn() is None
+    site.pass_ms(5_000)
+    site.turn()
+    assert (len(site.delivered()), site.offsets[AT], site.handed) == (2, 2, [])
+
+
+def test_a_message_without_a_server_waits_and_is_handed_over_once_there_is_one(site: Site) -> None:
+    site.has_server = False
+    site.topics.send(*asked(5_000))
+    site.turn()
+    site.has_server = True
+    assert site.handed == []
+    site.pass_ms(1_000)
+    site.take_in()
+    assert site.handed == [0]
+
+
+def test_what_is_not_held_is_handed_over_again_after_a_while(site: Site) -> None:
+    site.topics.send(*asked(5_000))
+    site.turn()
+    assert site.server is not None
+    for answer in (Answer.NOT_NOW, Answer.UNKNOWN):
+        site.server.answer(answer)
+        site.take_in()
+        assert site.server.waiting == []
+        site.pass_ms(2_000)
+        site.take_in()
+        assert len(site.server.waiting) == 1
+
+
+def test_a_broken_hand_over_is_made_anew_and_nothing_of_it_goes_directly(site: Site) -> None:
+    site.topics.send(*asked(2_000))
+    site.turn()
+    first = site.server
+    assert first is not None
+    first.break_off()
+    site.pass_ms(3_000)
+    site.take_in()
+    assert first.closed
+    assert site.delivered() == []
+    site.pass_ms(100)
+    site.take_in()
+    assert site.server is not first
+    assert site.server is not None
+    assert len(site.server.waiting) == 1
+    assert site.turn() is None
+    site.server.answer(Answer.HELD)
+    site.rest()
+    site.transact()
+    site.rest()
+    assert list(site.out().values()) == [1]
+
+
+def test_a_larger_record_than_there_is_room_for_is_handed_over_alone(site: Site) -> None:
+    site.settings = replace(
+        site.settings, rules=replace(site.settings.rules, max_message_bytes=10_000)
+    )
+    site.lead("a")
+    for _ in range(2):
+        site.topics.send(*asked(5_000), value=bytes(5_000))
+    site.topics.send(*asked(5_000))
+    site.turn()
+    assert site.server is not None
+    site.server.answer(Answer.HELD)
+    site.server.room_bytes = 1_000
+    for _ in range(2):
+        site.topics.send(*asked(5_000), value=bytes(5_000))
+    site.turn()
+    assert len(site.server.waiting) == 1
+    site.take_in()
+    assert len(site.server.waiting) == 1
+    site.server.answer(Answer.HELD)
+    site.take_in()
+    assert len(site.server.waiting) == 1
+
+
+def test_a_new_leader_hands_over_what_was_announced_and_delivers_it_once(site: Site) -> None:
+    """Though the former one's server had it: the wheel shows the copy."""
+    site.topics.send(*asked(5_000))
+    site.turn()
+    assert site.server is not None
+    site.server.answer(Answer.HELD)
+    site.lead("b")
+    assert site.slot() == REST
+    site.take_in()
+    assert site.slot() == NOW + 5
+    assert site.server is not None
+    site.server.answer(Answer.HELD)
+    site.rest()
+    site.transact()
+    assert site.offsets[AT] == 1
+    assert site.slot() is None
+    site.pass_ms(5_000)
+    site.rest()
+    assert list(site.out().values()) == [1]
+    assert site.forwarder.counters["duplicates"] == 1
+
+
+def test_what_a_former_leader_announced_waits_for_a_server_though_it_is_due(site: Site) -> None:
+    site.topics.send(*asked(1_000))
+    site.turn()
+    site.lead("b")
+    site.has_server = False
+    site.pass_ms(10_000)
+    site.take_in()
+    site.transact()
+    assert (site.delivered(), site.offsets[AT]) == ([], 0)
+    site.has_server = True
+    site.pass_ms(1_000)
+    site.take_in()
+    assert site.server is not None
+    site.server.answer(Answer.HELD)
+    site.rest()
+    site.transact()
+    assert (len(site.delivered()), site.offsets[AT]) == (1, 1)
+
+
+def test_a_withdrawal_cancels_what_a_wheel_has(site: Site) -> None:
+    id_ = bytes(range(16))
+    site.topics.send(*asked(5_000, "orders", (ingress.ID, id_)))
+    due = b"%d" % (NOW_MS + 5_000)
+    site.topics.send((ingress.CANCEL, id_), (ingress.DELIVER_AT, due))
+    site.turn()
+    assert site.server is not None
+    site.server.answer(Answer.HELD)
+    site.pass_ms(5_000)
+    site.rest()
+    assert site.delivered() == []
+    assert site.forwarder.counters["cancelled"] == 1
+
+
+def test_rows_of_wheels_and_direct_ones_share_a_transaction(wheels: Wheels, site: Site) -> None:
+    """At most half of it is for the ingress, in turn of the partitions."""
+    for number in range(30):
+        site.topics.send(*asked(), at=BESIDE if number % 2 else AT)
+    sent = [Sent(NOW_MS - 500, number.to_bytes(16, "big")) for number in range(8)]
+    wheels.write(WheelId("a", 1), sent, now_ms=NOW_MS - 600)
+    first = site.turn()
+    assert first is not None
+    kinds = [dict(record.headers)["dw-wheel"] for record in site.delivered()]
+    assert kinds.count(b"ingress") == 4
+    assert first.behind
+    site.rest()
+    assert len(site.delivered()) == 38
+    assert all(count == 1 for count in site.out().values())
+
+
+def test_what_kafka_deleted_is_told(site: Site) -> None:
+    for _ in range(3):
+        site.topics.send(*asked())
+    site.topics.first_kept[AT] = 2
+    with capture_logs() as logs:
+        site.turn()
+    (outcome,) = site.written_to(NAMES.outcomes)
+    assert json.loads(outcome.value or b"") == {
+        "outcome": "ingress-deleted",
+        "topic": TOPIC,
+        "partition": 0,
+        "first_offset": 0,
+        "last_offset": 1,
+    }
+    assert any("deleted" in each["event"] for each in logs)
+    assert (len(site.delivered()), site.offsets[AT]) == (1, 3)
+    assert site.forwarder.counters["ingress_deleted"] == 2
+
+
+def test_a_topic_that_is_made_anew_begins_anew(site: Site) -> None:
+    site.topics.send(*asked(5_000))
+    site.topics.send(*asked())
+    site.turn()
+    site.topics.make(id_="another")
+    site.topics.send(*asked())
+    site.pass_ms(11_000)
+    with capture_logs() as logs:
+        site.rest()
+    outcomes = [json.loads(record.value or b"") for record in site.written_to(NAMES.outcomes)]
+    assert [each["outcome"] for each in outcomes] == ["ingress-abandoned"]
+    assert outcomes[0]["announced"] == [0]
+    assert any("made anew" in each["event"] for each in logs)
+    assert site.forwarder.state.ingress[AT] == IngressRecord(
+        "another", 1, levels_ms=site.settings.rules.levels_ms
+    )
+    assert site.topics.readers == 2
+    assert len(site.delivered()) == 1
+
+
+def test_without_topics_nothing_is_read_but_what_was_announced(site: Site) -> None:
+    site.settings = replace(site.settings, topics=frozenset())
+    site.lead("a")
+    site.topics.send(*asked(2_000))
+    site.topics.send(*asked(2_000))
+    assert site.turn() is None
+    assert (site.topics.readers, site.ingress.status()) == (0, None)
+    announced = IngressRecord("id", 0, SeqSet.of([0]), {})
+    site.state = site.state.apply_all([ingress_record(AT, announced)])
+    site.lead("a")
+    site.take_in()
+    assert site.topics.asked_for[-1] == {TOPIC}
+    assert site.server is not None
+    site.server.answer(Answer.HELD)
+    site.turn()
+    site.transact()
+    site.pass_ms(3_000)
+    site.rest()
+    assert (len(site.delivered()), site.offsets[AT]) == (1, 1)
+
+
+def test_other_levels_count_for_what_comes_then(site: Site) -> None:
+    site.topics.send((ingress.TOPIC, b"orders"), (ingress.LEVEL, b"1m"))
+    site.turn()
+    assert site.server is not None
+    site.server.answer(Answer.HELD)
+    site.rest()
+    site.transact()
+    site.ingress.take_levels({"1m": 61_000})
+    site.topics.send((ingress.TOPIC, b"orders"), (ingress.LEVEL, b"1m"))
+    site.pass_ms(11_000)
+    site.turn()
+    assert site.server is not None
+    (handed,) = site.server.waiting
+    assert handed.taken.slot == NOW + 61
+
+
+def test_faults_are_told_and_stop_nothing_else(site: Site) -> None:
+    site.topics.faults = ("the ingress topic x is compacted",)
+    site.topics.refuses = "denied"
+    site.take_in()
+    told = site.ingress.faults
+    assert told[0] == "the ingress topic x is compacted"
+    assert "denied" in told[1]
+    assert site.transact().verdict is Verdict.COMMITTED
+    site.topics.faults, site.topics.refuses = (), None
+    site.topics.send(*asked())
+    site.pass_ms(2_000)
+    site.rest()
+    assert (site.ingress.faults, len(site.delivered())) == ((), 1)
+
+
+def test_lag_is_what_is_not_settled(site: Site) -> None:
+    site.topics.send(*asked(5_000))
+    site.topics.send(*asked(5_000), at=BESIDE)
+    site.take_in()
+    site.topics.send(*asked(5_000))
+    status = site.ingress.status()
+    assert status is not None
+    assert (status.partitions, status.lag) == (2, 3)
+    assert status.lags == {f"{TOPIC}/0": 2, f"{TOPIC}/1": 1}
+    assert status.held_bytes > 0
+    assert site.ingress.fileno == 99
+    site.forwarder.close()
+    assert site.ingress.fileno is None

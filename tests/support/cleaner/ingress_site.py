@@ -1,0 +1,455 @@
+"""A leader that takes in ingress topics, beside a Kafka and a server that only pretend.
+
+Ingress, forwarder, reader and wheels are the real ones. The pretended server writes what it is
+handed into a wheel of the leader's node, when a test lets it, and answers; the pretended Kafka
+keeps what is sent to its ingress topics, and commits or not, as a test says.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+from delaywheel import ingress as headers_of_ingress
+from delaywheel.headers import decode_headers
+from delaywheel.identity import WheelId
+from delaywheel_replica.cleaner.delivery.dead_letters import DeadLetters, Plan
+from delaywheel_replica.cleaner.delivery.forward import Forwarder, Planned, Transacted
+from delaywheel_replica.cleaner.due.reader import DueReader
+from delaywheel_replica.cleaner.due.rows import DueRows
+from delaywheel_replica.cleaner.ingress.term import Ingress, IngressSettings
+from delaywheel_replica.cleaner.outside.ports import (
+    Ended,
+    Fetched,
+    IngressFound,
+    KafkaAway,
+    Record,
+    TopicPartitions,
+)
+from delaywheel_replica.core.ingress.office import Handed
+from delaywheel_replica.core.ingress.partition import Answer
+from delaywheel_replica.core.ingress.place import Place
+from delaywheel_replica.core.ingress.reading import Delayed, Incoming, Rules
+from delaywheel_replica.core.leader.duties import Cluster, Situation
+from delaywheel_replica.core.leader.pacing import CapLimits
+from delaywheel_replica.core.protocol.control import (
+    CONTROL_VERSION,
+    ControlState,
+    IngressPartition,
+    NodeRecord,
+    node_record,
+    wheel_record,
+)
+from delaywheel_replica.core.protocol.heartbeat import Heartbeat
+from delaywheel_replica.core.protocol.progress import Progress
+from delaywheel_replica.core.protocol.transaction_outcomes import Verdict
+from delaywheel_replica.kafka_settings import KafkaNames
+from support.cleaner.committing import CommittingProducers
+from support.core.values import heartbeat, wheel_heartbeat, wheel_record_of
+from support.due.wheels import Sent, Wheels
+
+T = TypeVar("T")
+
+NAMES = KafkaNames("c")
+TOPIC = NAMES.ingress
+NOW_MS = 1_900_000_000_000
+LATE_WINDOW_S = 60
+LETTER_BYTES = 4_000
+AT = (TOPIC, 0)
+
+
+class ManualClock:
+    """Time passes when a test says so."""
+
+    def __init__(self) -> None:
+        self.now_ms = NOW_MS
+
+    def wall_ms(self) -> int:
+        return self.now_ms
+
+    def monotonic_ms(self) -> int:
+        return self.now_ms
+
+    def monotonic(self) -> float:
+        return self.now_ms / 1000
+
+
+class AtOnce:
+    """Runs background calls where they are started."""
+
+    def start(self, job: Callable[[], None]) -> None:
+        job()
+
+    def together(self, calls: Iterable[Callable[[], T]]) -> list[T]:
+        return [call() for call in calls]
+
+    def pause(self, seconds: float) -> None:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Nothing runs."""
+
+
+@dataclass
+class PretendedTopics:
+    """The ingress topics.
+
+    Attributes:
+        partitions: topic -> what each partition has.
+        ids: topic -> Kafka's id of it.
+        first_kept: of partitions of which something was deleted.
+        faults: of topics that cannot be read.
+        refuses: why Kafka refuses to be read.
+        told: what the group was told last.
+        readers: how many were made.
+    """
+
+    partitions: dict[str, list[list[Incoming]]] = field(default_factory=dict)
+    ids: dict[str, str] = field(default_factory=dict)
+    first_kept: dict[IngressPartition, int] = field(default_factory=dict)
+    faults: tuple[str, ...] = ()
+    refuses: str | None = None
+    told: Mapping[IngressPartition, int] = field(default_factory=dict)
+    readers: int = 0
+    asked_for: list[AbstractSet[str]] = field(default_factory=list)
+
+    def make(self, topic: str = TOPIC, partitions: int = 2, id_: str = "id") -> None:
+        """Makes a topic, or makes it anew."""
+        self.partitions[topic] = [[] for _ in range(partitions)]
+        self.ids[topic] = id_
+
+    def send(
+        self,
+        *headers: tuple[str, bytes | None],
+        at: IngressPartition = AT,
+        timestamp_ms: int = NOW_MS,
+        value: bytes | None = b"v",
+        key: bytes | None = None,
+    ) -> Place:
+        """Adds a record with these headers."""
+        records = self.partitions[at[0]][at[1]]
+        place = Place(*at, len(records))
+        records.append(Incoming(place, timestamp_ms, key, value, list(headers)))
+        return place
+
+    def find_ingress(self, also: AbstractSet[str] = frozenset()) -> IngressFound:
+        self.asked_for.append(also)
+        found = {
+            name: TopicPartitions(self.ids[name], len(partitions))
+            for name, partitions in self.partitions.items()
+        }
+        return IngressFound(found, self.faults)
+
+    def ingress(self, on_news: Callable[[], None]) -> PretendedReader:
+        del on_news
+        self.readers += 1
+        return PretendedReader(self)
+
+
+class PretendedReader:
+    """Reads them: `IngressPort`."""
+
+    def __init__(self, topics: PretendedTopics) -> None:
+        self._topics = topics
+        self._positions: dict[IngressPartition, int] = {}
+        self.cut_off: frozenset[IngressPartition] = frozenset()
+
+    def assign(self, positions: Mapping[IngressPartition, int]) -> None:
+        self._positions = {**positions, **self._positions}
+
+    def poll(self, most: int, wait_s: float = 0) -> list[Fetched]:
+        del most, wait_s
+        if self._topics.refuses is not None:
+            raise KafkaAway(self._topics.refuses)
+        fetched = []
+        for at, position in list(self._positions.items()):
+            kept = self._topics.first_kept.get(at, 0)
+            records = self._topics.partitions[at[0]][at[1]][max(position, kept) :]
+            if records or kept > position:
+                end = max(position, kept) + len(records)
+                first_kept = kept if kept > position else None
+                fetched.append(Fetched(at, tuple(records), end, first_kept))
+                self._positions[at] = end
+        return fetched
+
+    def lags(self) -> dict[IngressPartition, int]:
+        return {
+            at: len(self._topics.partitions[at[0]][at[1]]) - position
+            for at, position in self._positions.items()
+        }
+
+    def tell_group(self, offsets: Mapping[IngressPartition, int]) -> None:
+        self._topics.told = dict(offsets)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class PretendedServer:
+    """A node's server, as the hand-over of a term sees it: `HandoverPort`."""
+
+    def __init__(self, wheels: Wheels, wheel: WheelId, clock: ManualClock) -> None:
+        self._wheels = wheels
+        self._wheel = wheel
+        self._clock = clock
+        self.waiting: list[Handed] = []
+        self._answers: list[tuple[Handed, Answer]] = []
+        self.room_bytes = 4 << 20
+        self.is_broken = False
+        self.closed = False
+
+    def hand(self, records: Sequence[Handed]) -> None:
+        self.waiting += records
+
+    def answers(self) -> list[tuple[Handed, Answer]]:
+        answers, self._answers = self._answers, []
+        return answers
+
+    def answer(self, answer: Answer, count: int = 99, *, writes: bool | None = None) -> int:
+        """Answers so many; writes them if the answer says so, or a test does."""
+        served, self.waiting = self.waiting[:count], self.waiting[count:]
+        for handed in served:
+            if answer is Answer.HELD if writes is None else writes:
+                self._write(handed)
+            self._answers.append((handed, answer))
+        return len(served)
+
+    def break_off(self) -> None:
+        """The server is gone."""
+        self.answer(Answer.UNKNOWN, writes=False)
+        self.is_broken, self.room_bytes = True, 0
+
+    def fileno(self) -> int:
+        return 99
+
+    def close(self) -> None:
+        self.closed = True
+
+    def _write(self, handed: Handed) -> None:
+        wish = handed.taken.wish
+        if isinstance(wish, Delayed):
+            row = Sent(
+                wish.due_ms,
+                wish.id,
+                wish.topic,
+                wish.key,
+                wish.value,
+                tuple(decode_headers(wish.headers)),
+                wish.partition,
+                wish.timestamp_ms,
+            )
+            self._wheels.write(self._wheel, [row], now_ms=self._clock.now_ms)
+        else:
+            assert handed.taken.slot is not None
+            row = Sent(wish.due_ms, wish.id)  # type: ignore[union-attr]
+            self._wheels.cancel(self._wheel, [row], now_ms=self._clock.now_ms)
+
+
+class Producers(CommittingProducers):
+    """Commits everything unless it is told otherwise.
+
+    Attributes:
+        verdict: how the next transactions end.
+        commits: of one whose end is unknown: whether it is committed.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.verdict = Verdict.COMMITTED
+        self.commits = True
+
+    def commit(self, number: int, last: Record, timeout_ms: int) -> Ended:
+        if self.verdict is Verdict.COMMITTED or (self.verdict is Verdict.UNKNOWN and self.commits):
+            super().commit(number, last, timeout_ms)
+        return Ended(self.verdict, None if self.verdict is Verdict.COMMITTED else "as told")
+
+
+class AllGoes(DeadLetters):
+    """Everything can go out."""
+
+    def __init__(self) -> None:
+        """Nothing is known."""
+
+    def plan(self, rows: DueRows, ahead: object = None) -> Plan:
+        del ahead
+        return Plan(rows)
+
+    def committed(self) -> None:
+        """Nothing was tried."""
+
+    def failed(self, rows: DueRows) -> None:
+        """The next one tries the same."""
+
+
+class Site:
+    """Nodes a and b, of which one leads; each has one wheel.
+
+    Attributes:
+        leads: the leader's node.
+        topics: its Kafka's ingress topics.
+        server: of the leader's node, once something is handed over.
+        forwarder: the leader's.
+    """
+
+    def __init__(self, wheels: Wheels, *, dead_letters: DeadLetters | None = None) -> None:
+        self.wheels = wheels
+        self.clock = ManualClock()
+        self.topics = PretendedTopics()
+        self.producers = Producers()
+        self.settings = IngressSettings(
+            NAMES,
+            topics=frozenset([TOPIC]),
+            rules=Rules({"1m": 60_000}, 2_000, frozenset([TOPIC, NAMES.control])),
+            span_ms=3_600_000,
+            letter_bytes=LETTER_BYTES,
+        )
+        self.takes = True
+        self.has_server = True
+        self.control_versions = dict.fromkeys("ab", CONTROL_VERSION)
+        self._dead_letters = dead_letters or AllGoes()
+        progress = Progress(NOW_MS - 1_000, None, {}, NOW_MS // 1000 - LATE_WINDOW_S - 10)
+        self.state = ControlState(progress=progress).apply_all(
+            [
+                record
+                for node in "ab"
+                for record in (
+                    node_record(node, NodeRecord(f"disk-{node}", 1)),
+                    wheel_record(WheelId(node, 1), wheel_record_of("a", "b")),
+                )
+            ]
+        )
+        self.readers: list[DueReader] = []
+        self.lead("a")
+
+    def lead(self, node: str) -> None:
+        """A node comes to lead, by what is committed."""
+        self.leads = node
+        self.server: PretendedServer | None = None
+        for record in self.producers.committed:
+            if record.topic == NAMES.control:
+                self.state = self.state.apply(record.key, record.value, 0)
+        self.producers.committed = [
+            record for record in self.producers.committed if record.topic != NAMES.control
+        ] + [r for r in self.producers.committed if r.topic == NAMES.control][-50:]
+        reader = DueReader(self.wheels.disk, self.wheels.data, preload_thread=False)
+        self.readers.append(reader)
+        self.forwarder = Forwarder(
+            self.state,
+            self.producers,
+            reader,
+            self._dead_letters,
+            names=NAMES,
+            cluster=Cluster(("a", "b"), 1, LATE_WINDOW_S),
+            caps=CapLimits(8, 1 << 20, 64, 1 << 20),
+            monotonic=self.clock.monotonic,
+        )
+        self.ingress = Ingress(
+            self.topics, self._made_server, self.settings, runner=AtOnce(), clock=self.clock
+        )
+        self.forwarder.ingress = self.ingress
+        self.forwarder.start_forwarding()
+
+    def close(self) -> None:
+        for reader in self.readers:
+            reader.close()
+
+    def pass_ms(self, milliseconds: int) -> None:
+        """Time passes."""
+        self.clock.now_ms += milliseconds
+
+    def take_in(self) -> None:
+        """What comes is taken."""
+        self.forwarder.take_in(self.leads, self._heartbeats())
+
+    def plan(self) -> Planned | None:
+        """What the next transaction would do."""
+        return self.forwarder.next_step(self.clock.now_ms, self.wheels.last_seqs())
+
+    def turn(self) -> Transacted | None:
+        """A turn as the leader has it: with a transaction, if something is to be committed."""
+        self.take_in()
+        planned = self.plan()
+        return self.transact(planned) if planned else None
+
+    def transact(self, planned: Planned | None = None) -> Transacted:
+        """A transaction, whether there is a reason or not."""
+        planned = planned or self.plan()
+        situation = Situation(self.clock.now_ms, self.leads, self._heartbeats())
+        return self.forwarder.transact(planned, situation, 1_000)
+
+    def rest(self, turns: int = 20) -> None:
+        """Turns until nothing is left to be done at once."""
+        for _ in range(turns):
+            if self.turn() is None:
+                return
+        raise AssertionError("it never rests")
+
+    def slot(self) -> int | None:
+        """The slot that seals of the leader's node must not pass."""
+        return self.forwarder.ingress_slot
+
+    @property
+    def handed(self) -> list[int]:
+        """The offsets of what the server has been handed and not answered."""
+        return [] if self.server is None else [each.taken.offset for each in self.server.waiting]
+
+    def out(self) -> Counter[str]:
+        """The ids of what went to its topics."""
+        return Counter(
+            dict(record.headers)["dw-id"].decode()  # type: ignore[union-attr]
+            for record in self.delivered()
+        )
+
+    def delivered(self) -> list[Record]:
+        own = {NAMES.control, NAMES.outcomes, NAMES.dead}
+        return [record for record in self.producers.committed if record.topic not in own]
+
+    def written_to(self, topic: str) -> list[Record]:
+        return [record for record in self.producers.committed if record.topic == topic]
+
+    @property
+    def offsets(self) -> dict[IngressPartition, int]:
+        """How far each partition is settled, as committed."""
+        state = self.forwarder.state
+        return {at: record.next_offset for at, record in state.ingress.items()}
+
+    def _made_server(self) -> PretendedServer | None:
+        if not self.has_server:
+            return None
+        self.server = PretendedServer(self.wheels, WheelId(self.leads, 1), self.clock)
+        return self.server
+
+    def _heartbeats(self) -> dict[str, Heartbeat]:
+        seqs = self.wheels.last_seqs()
+        seal = (self.clock.now_ms // 1000 - LATE_WINDOW_S - 5, 0)
+        told = {
+            WheelId(node, 1): wheel_heartbeat(seqs.get(WheelId(node, 1), 0), seal=seal)
+            for node in "ab"
+        }
+        return {
+            node: replace(
+                heartbeat(
+                    node,
+                    open_=WheelId(node, 1) if self.takes else None,
+                    spare=WheelId(node, 2),
+                    wheels=told,
+                    draining=not self.takes,
+                ),
+                control_version=self.control_versions[node],
+            )
+            for node in "ab"
+        }
+
+
+def asked(
+    delay_ms: int = 0, topic: str = "orders", *more: tuple[str, bytes | None]
+) -> list[tuple[str, bytes | None]]:
+    """The headers of a record with a delay."""
+    return [
+        (headers_of_ingress.TOPIC, topic.encode()),
+        (headers_of_ingress.DELAY_MS, b"%d" % delay_ms),
+        *more,
+    ]
