@@ -10,8 +10,8 @@ A node agrees when all of these hold:
 | it does not ask itself | or the other comes before it in order: then it gives up its own round |
 
 Agreeing counts as having heard a leader, for this node and so for any node that asks it next; the
-same round of the same node is answered again without counting anew, because the answer may be lost.
-A leader that asks has left office, and nothing is disturbed if it stands again. If two ask at once
+same round of the same node is answered again without counting anew, as the answer may be lost. A
+leader that asks has left office, and nothing is disturbed if it stands again. If two ask at once
 one gives way, and a node that asks in vain blocks the others no longer than once per round.
 """
 
