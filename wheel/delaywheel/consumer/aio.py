@@ -7,17 +7,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from types import TracebackType
 from typing import Self, Unpack
 
-from delaywheel.consumer.book import Counts
-from delaywheel.consumer.engine import Engine
-from delaywheel.consumer.kafka import KafkaBroker
 from delaywheel.consumer.message import Batch, ReceivedMessage
-from delaywheel.consumer.records import Partition
-from delaywheel.consumer.settings import Options, read_settings
-
-_WAIT_S = 0.5
+from delaywheel.consumer.settings import Options
+from delaywheel.consumer.sync import WAIT_S, BaseConsumer
 
 
-class AsyncRetryConsumer:
+class AsyncRetryConsumer(BaseConsumer):
     """`RetryConsumer` for the coroutines of one loop: `async for`, `async with`.
 
     Messages may be settled in any order, from any coroutine or thread.
@@ -38,8 +33,7 @@ class AsyncRetryConsumer:
         bootstrap: str,
         **options: Unpack[Options],
     ) -> None:
-        self._settings = read_settings(topics, group, bootstrap, options)
-        self._engine = Engine(self._settings, KafkaBroker(self._settings))
+        super().__init__(topics, group=group, bootstrap=bootstrap, **options)
         self._ready = asyncio.Event()
 
     async def __aenter__(self) -> Self:
@@ -67,7 +61,7 @@ class AsyncRetryConsumer:
     async def __aiter__(self) -> AsyncIterator[ReceivedMessage]:
         """Yields messages until `stop`."""
         while True:
-            message = await self.receive(_WAIT_S)
+            message = await self.receive(WAIT_S)
             if message is not None:
                 yield message
             elif self._engine.has_ended:
@@ -94,7 +88,7 @@ class AsyncRetryConsumer:
         async with asyncio.TaskGroup() as handlers:
             while not self._engine.has_ended:
                 await room.acquire()
-                message = await self.receive(_WAIT_S)
+                message = await self.receive(WAIT_S)
                 if message is None:
                     room.release()
                 else:
@@ -112,11 +106,11 @@ class AsyncRetryConsumer:
         while True:
             self._ready.clear()
             batch = self._engine.hand_out(most)
-            left_s = _WAIT_S if deadline is None else deadline - loop.time()
+            left_s = WAIT_S if deadline is None else deadline - loop.time()
             if batch or left_s <= 0 or self._engine.has_ended:
                 return batch
             try:
-                async with asyncio.timeout(min(left_s, _WAIT_S)):
+                async with asyncio.timeout(min(left_s, WAIT_S)):
                     await self._ready.wait()
             except TimeoutError:
                 continue
@@ -124,30 +118,3 @@ class AsyncRetryConsumer:
     async def flush(self, timeout_s: float = 30.0) -> bool:
         """See `RetryConsumer.flush`."""
         return await asyncio.to_thread(self._engine.flush, timeout_s)
-
-    def pause(self) -> None:
-        """See `RetryConsumer.pause`."""
-        self._engine.pause(on=True)
-
-    def resume(self) -> None:
-        """See `RetryConsumer.resume`."""
-        self._engine.pause(on=False)
-
-    def stop(self) -> None:
-        """See `RetryConsumer.stop`."""
-        self._engine.stop()
-
-    @property
-    def counts(self) -> Counts:
-        """The numbers of records by outcome."""
-        return self._engine.counts
-
-    @property
-    def partitions(self) -> list[Partition]:
-        """The partitions that this consumer has now."""
-        return self._engine.partitions
-
-    @property
-    def trouble(self) -> str | None:
-        """Why nothing can be read or committed now; None if it can."""
-        return self._engine.trouble

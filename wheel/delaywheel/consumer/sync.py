@@ -14,39 +14,12 @@ from delaywheel.consumer.message import Batch, ReceivedMessage
 from delaywheel.consumer.records import Partition
 from delaywheel.consumer.settings import Duration, Options, delay_ms, read_settings
 
-_WAIT_S = 0.5
+WAIT_S = 0.5
 """A stop requested by a signal handler is noticed this soon."""
 
 
-class RetryConsumer:
-    """Reads topics, with the group's retry topics, as one stream; sends back what fails.
-
-    Each record ends as exactly one of done, retried and dead, committed in one Kafka transaction
-    with its offset. Handlers run at least once: what was being handled when a consumer dies is
-    handled again.
-
-    Several threads may take messages from one consumer.
-
-    Args:
-        topics: One topic, or several.
-        group: The consumer group. Its name is part of the names of its topics:
-            `<topic>-retry-<group>` and `<topic>-dead-<group>`.
-        bootstrap: Kafka's addresses.
-        **options: See `Options`.
-
-    Raises:
-        ValueError: An argument is invalid; `RoutePatternError` for a pattern is one.
-        ConsumerError: Raised later, where messages are taken: why the consumer has stopped.
-
-    Example:
-        With three retries::
-
-            with RetryConsumer("orders", group="billing", bootstrap="localhost:9092",
-                               retry=("5s", "30s", "5m")) as consumer:
-                for message in consumer:
-                    with message:
-                        charge(message.value)
-    """
+class BaseConsumer:
+    """What both consumers have in common: their options, and all that does not wait."""
 
     def __init__(
         self,
@@ -58,75 +31,6 @@ class RetryConsumer:
     ) -> None:
         self._settings = read_settings(topics, group, bootstrap, options)
         self._engine = Engine(self._settings, KafkaBroker(self._settings))
-
-    def __enter__(self) -> Self:
-        self._engine.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._engine.stop()
-        if error is None:
-            self._engine.join()
-        else:
-            self._engine.join_quietly()
-
-    def __iter__(self) -> Iterator[ReceivedMessage]:
-        """Yields messages until `stop`."""
-        while True:
-            message = self.receive(_WAIT_S)
-            if message is not None:
-                yield message
-            elif self._engine.has_ended:
-                return
-
-    def batches(self, most: int = 100, *, wait: Duration = "100ms") -> Iterator[Batch]:
-        """Yields batches of messages until `stop`.
-
-        Args:
-            most: The most messages in one batch.
-            wait: How long to wait for a batch to fill, from its first message on.
-        """
-        wait_s = delay_ms(wait) / 1000
-        while True:
-            batch = self.receive_batch(most, _WAIT_S)
-            deadline = time.monotonic() + wait_s
-            while batch and len(batch) < most and not self._engine.has_ended:
-                left_s = deadline - time.monotonic()
-                if left_s <= 0:
-                    break
-                batch += self.receive_batch(most - len(batch), left_s)
-            if batch:
-                yield batch
-            elif self._engine.has_ended:
-                return
-
-    def receive(self, timeout_s: float | None = None) -> ReceivedMessage | None:
-        """Returns the next message; None if none came in time, or none will come."""
-        batch = self.receive_batch(1, timeout_s)
-        return batch[0] if batch else None
-
-    def receive_batch(self, most: int, timeout_s: float | None = None) -> Batch:
-        """Returns available messages, as soon as there are any, up to this number."""
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        while True:
-            batch = self._engine.hand_out(most)
-            left_s = _WAIT_S if deadline is None else deadline - time.monotonic()
-            if batch or left_s <= 0 or self._engine.has_ended:
-                return batch
-            self._engine.wait(min(left_s, _WAIT_S))
-
-    def flush(self, timeout_s: float = 30.0) -> bool:
-        """Waits until settled records are committed; returns whether they are.
-
-        A settled record behind an unsettled one of its partition cannot be committed, and is not
-        waited for.
-        """
-        return self._engine.flush(timeout_s)
 
     def pause(self) -> None:
         """Stops handing out and fetching until `resume`; the consumer stays in its group."""
@@ -158,3 +62,103 @@ class RetryConsumer:
     def trouble(self) -> str | None:
         """Why nothing can be read or committed now; None if it can."""
         return self._engine.trouble
+
+
+class RetryConsumer(BaseConsumer):
+    """Reads topics, with the group's retry topics, as one stream; sends back what fails.
+
+    Each record ends as exactly one of done, retried and dead, committed in one Kafka transaction
+    with its offset. Handlers run at least once: what was being handled when a consumer dies is
+    handled again.
+
+    Several threads may take messages from one consumer.
+
+    Args:
+        topics: One topic, or several.
+        group: The consumer group. Its name is part of the names of its topics:
+            `<topic>-retry-<group>` and `<topic>-dead-<group>`.
+        bootstrap: Kafka's addresses.
+        **options: See `Options`.
+
+    Raises:
+        ValueError: An argument is invalid; `RoutePatternError` for a pattern is one.
+        ConsumerError: Raised later, where messages are taken: why the consumer has stopped.
+
+    Example:
+        With three retries::
+
+            with RetryConsumer("orders", group="billing", bootstrap="localhost:9092",
+                               retry=("5s", "30s", "5m")) as consumer:
+                for message in consumer:
+                    with message:
+                        charge(message.value)
+    """
+
+    def __enter__(self) -> Self:
+        self._engine.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._engine.stop()
+        if error is None:
+            self._engine.join()
+        else:
+            self._engine.join_quietly()
+
+    def __iter__(self) -> Iterator[ReceivedMessage]:
+        """Yields messages until `stop`."""
+        while True:
+            message = self.receive(WAIT_S)
+            if message is not None:
+                yield message
+            elif self._engine.has_ended:
+                return
+
+    def batches(self, most: int = 100, *, wait: Duration = "100ms") -> Iterator[Batch]:
+        """Yields batches of messages until `stop`.
+
+        Args:
+            most: The most messages in one batch.
+            wait: How long to wait for a batch to fill, from its first message on.
+        """
+        wait_s = delay_ms(wait) / 1000
+        while True:
+            batch = self.receive_batch(most, WAIT_S)
+            deadline = time.monotonic() + wait_s
+            while batch and len(batch) < most and not self._engine.has_ended:
+                left_s = deadline - time.monotonic()
+                if left_s <= 0:
+                    break
+                batch += self.receive_batch(most - len(batch), left_s)
+            if batch:
+                yield batch
+            elif self._engine.has_ended:
+                return
+
+    def receive(self, timeout_s: float | None = None) -> ReceivedMessage | None:
+        """Returns the next message; None if none came in time, or none will come."""
+        batch = self.receive_batch(1, timeout_s)
+        return batch[0] if batch else None
+
+    def receive_batch(self, most: int, timeout_s: float | None = None) -> Batch:
+        """Returns available messages, as soon as there are any, up to this number."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            batch = self._engine.hand_out(most)
+            left_s = WAIT_S if deadline is None else deadline - time.monotonic()
+            if batch or left_s <= 0 or self._engine.has_ended:
+                return batch
+            self._engine.wait(min(left_s, WAIT_S))
+
+    def flush(self, timeout_s: float = 30.0) -> bool:
+        """Waits until settled records are committed; returns whether they are.
+
+        A settled record behind an unsettled one of its partition cannot be committed, and is not
+        waited for.
+        """
+        return self._engine.flush(timeout_s)
