@@ -126,12 +126,7 @@ class Member:
     """The state machine of one node's server."""
 
     def __init__(self, config: MemberConfig, started: Started) -> None:
-        """Begins with what the data folder has.
-
-        Args:
-            config: The node's configuration.
-            started: What was recovered.
-        """
+        """Begins with what the data folder has."""
         parts = Parts.of(config, started)
         self._known = parts.known
         self._awaiting = parts.awaiting

@@ -35,16 +35,7 @@ class OwnHeartbeat:
         line: Line,
         verifying: Verifying,
     ) -> None:
-        """Begins before the first heartbeat.
-
-        Args:
-            known: What the parts of the machine know.
-            hearing: What was heard of the others.
-            keeping: The durable state.
-            holdings: What is held.
-            line: The current own wheel.
-            verifying: Wheels of which nothing is known yet.
-        """
+        """Begins before the first heartbeat."""
         self._known = known
         self._hearing = hearing
         self._keeping = keeping

@@ -40,12 +40,7 @@ class Parts:
 
     @classmethod
     def of(cls, config: MemberConfig, started: Started) -> Self:
-        """Makes the parts of a node that has just started.
-
-        Args:
-            config: The node's configuration.
-            started: What was recovered.
-        """
+        """Makes the parts of a node that has just started."""
         known = Known(config, started.state, started.now_ms)
         awaiting = Awaiting()
         hearing = HeardHeartbeats(config)

@@ -35,11 +35,7 @@ class PeerMessages:
     """Takes messages of other nodes, and changes the parts of the machine accordingly."""
 
     def __init__(self, parts: Parts) -> None:
-        """Begins with nothing heard.
-
-        Args:
-            parts: The parts of the machine.
-        """
+        """Begins with nothing heard."""
         self._known = parts.known
         self._hearing = parts.hearing
         self._prevote = parts.prevote

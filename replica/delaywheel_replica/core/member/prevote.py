@@ -32,12 +32,7 @@ class Prevote:
     """What one node knows of leaders, and the votes it has received."""
 
     def __init__(self, node: str, now_ms: int) -> None:
-        """Begins without having heard a leader.
-
-        Args:
-            node: This node.
-            now_ms: The monotonic clock at its start.
-        """
+        """Begins without having heard a leader."""
         self._node = node
         # None: the leader is gone, which counts as any length of silence.
         self._quiet_since_ms: int | None = now_ms

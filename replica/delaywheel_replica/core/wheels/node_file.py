@@ -41,16 +41,7 @@ class Keeping:
         line: Line,
         awaiting: Awaiting,
     ) -> None:
-        """Begins with no work under way.
-
-        Args:
-            known: What the parts of the machine know.
-            promises: What is to be promised.
-            completeness: What may have been lost.
-            holdings: What is held.
-            line: The current own wheel.
-            awaiting: What was requested of the store.
-        """
+        """Begins with no work under way."""
         self._known = known
         self._fencing = promises
         self._completeness = completeness

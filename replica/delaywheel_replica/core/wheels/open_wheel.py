@@ -62,12 +62,7 @@ class Line:
     """The current wheel of one node, if there is one."""
 
     def __init__(self, known: Known, hearing: HeardHeartbeats) -> None:
-        """Begins without a wheel.
-
-        Args:
-            known: What the parts of the machine know.
-            hearing: What was heard of the others.
-        """
+        """Begins without a wheel."""
         self._known = known
         self._hearing = hearing
         self._spare: Spare | None = None

@@ -41,14 +41,7 @@ class Source:
     """One pass over the rows of one wheel."""
 
     def __init__(self, disk: Disk, data: Path, wheel: WheelId, files: Sequence[Path]) -> None:
-        """Prepares.
-
-        Args:
-            disk: Where the data folder lies.
-            data: The data folder.
-            wheel: The wheel's name.
-            files: Its local rows, in order.
-        """
+        """Prepares."""
         self._disk = disk
         self._data = data
         self._wheel = wheel
