@@ -167,18 +167,18 @@ def test_what_is_no_message_is_named(data: bytes) -> None:
 
 def test_what_an_older_node_lacks_is_read() -> None:
     told = pb.WheelBeat(wheel="a.1", applied=999, lacking=[3, 4, 9])
-    assert lacking_of(told) == SeqSet([(3, 4), (9, 9)])
+    assert missing_of(told) == SeqSet([(3, 4), (9, 9)])
 
 
 def test_behind_as_many_as_an_older_node_tells_nothing_is_known_to_be_held() -> None:
     told = pb.WheelBeat(wheel="a.1", applied=999, lacking=range(2, 202, 2))
-    assert lacking_of(told) == SeqSet.of([*range(2, 200, 2), *range(200, 1000)])
+    assert missing_of(told) == SeqSet.of([*range(2, 200, 2), *range(200, 1000)])
 
 
-def test_an_older_node_reads_the_first_frames_that_are_lacking() -> None:
-    lacking = SeqSet([(5, 10**12), (10**12 + 5, 10**12 + 5)])
+def test_an_older_node_reads_the_first_frames_that_are_missing() -> None:
+    missing = SeqSet([(5, 10**12), (10**12 + 5, 10**12 + 5)])
     heartbeat = replace(
-        heartbeat_of("a"), wheels={WheelId("a", 1): wheel_heartbeat(10**13, lacking=lacking)}
+        heartbeat_of("a"), wheels={WheelId("a", 1): wheel_heartbeat(10**13, missing=missing)}
     )
     written = encode(Gossip(heartbeat))
     (told,) = pb.ToPeer.FromString(written).gossip.beat.wheels
@@ -198,15 +198,15 @@ def test_lacks_of_and_for_an_older_node() -> None:
 
 def test_half_a_span_is_malformed() -> None:
     with pytest.raises(MalformedError, match="half a span"):
-        lacking_of(pb.WheelBeat(wheel="a.1", applied=9, lacking_spans=[3]))
+        missing_of(pb.WheelBeat(wheel="a.1", applied=9, lacking_spans=[3]))
 
 
-def lacking_of(told: pb.WheelBeat) -> SeqSet:
+def missing_of(told: pb.WheelBeat) -> SeqSet:
     """What is read of one wheel of a beat."""
     heartbeat = pb.Beat(node="a", wheels=[told])
     gossip = decode(pb.ToPeer(gossip=pb.Gossip(beat=heartbeat)).SerializeToString())
     assert isinstance(gossip, Gossip)
-    return gossip.heartbeat.wheels[WheelId("a", 1)].lacking
+    return gossip.heartbeat.wheels[WheelId("a", 1)].missing
 
 
 def test_a_release_that_tells_no_version_of_control_records_knows_the_first() -> None:

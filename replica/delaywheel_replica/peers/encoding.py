@@ -45,7 +45,7 @@ _FRAMES: Final = bytes([pb.ToPeer.FRAMES_FIELD_NUMBER << 3 | _DELIMITED])
 _CONTENT: Final = bytes([pb.Frames.CONTENT_FIELD_NUMBER << 3 | _DELIMITED])
 _MOST_SEQ: Final = 1 << 62
 
-_LACKING_BEFORE: Final = 100
+_MISSING_BEFORE: Final = 100
 _SEQS_BEFORE: Final = 512
 """How many frames of `lacking`, and of `Lacks`, are also listed one by one, for older releases."""
 
@@ -175,8 +175,8 @@ def _heartbeat(heartbeat: Heartbeat) -> pb.Beat:
                 seal_seq=held.seal_seq,
                 ledger_seq=held.ledger_seq,
                 top_slot=held.top_slot,
-                lacking_spans=chain.from_iterable(held.lacking.spans),
-                lacking=islice(held.lacking, _LACKING_BEFORE),
+                lacking_spans=chain.from_iterable(held.missing.spans),
+                lacking=islice(held.missing, _MISSING_BEFORE),
             )
             for wheel, held in heartbeat.wheels.items()
         ],
@@ -215,7 +215,7 @@ def _read_heartbeat(told: pb.Beat) -> Heartbeat:
                 held.seal_seq,
                 held.ledger_seq,
                 held.top_slot,
-                _read_lacking(held) if held.lacking or held.lacking_spans else NO_SEQS,
+                _read_missing(held) if held.lacking or held.lacking_spans else NO_SEQS,
             )
             for held in told.wheels
         },
@@ -250,17 +250,17 @@ def _read_reached(told: pb.Reached) -> Reached:
     )
 
 
-def _read_lacking(told: pb.WheelBeat) -> SeqSet:
+def _read_missing(told: pb.WheelBeat) -> SeqSet:
     """Reads missing frames; older releases report only the first of them."""
     spans = told.lacking_spans
     if len(spans) % 2:
         raise MalformedError(f"{told.wheel} lacks half a span")
     if spans:
         return SeqSet(zip(spans[::2], spans[1::2], strict=True))
-    lacking = SeqSet.of(told.lacking)
-    if len(told.lacking) < _LACKING_BEFORE:
-        return lacking
-    return lacking.with_span(lacking.last, max(lacking.last, told.applied))
+    missing = SeqSet.of(told.lacking)
+    if len(told.lacking) < _MISSING_BEFORE:
+        return missing
+    return missing.with_span(missing.last, max(missing.last, told.applied))
 
 
 def _office(office: Office) -> pb.Office:

@@ -414,7 +414,7 @@ class Server:
     def _written(self) -> object:
         """A value that changes with everything a checkpoint should put on the medium."""
         wheels = self._view.status().heartbeat.wheels
-        return {wheel: (told.applied, told.lacking) for wheel, told in wheels.items()}
+        return {wheel: (told.applied, told.missing) for wheel, told in wheels.items()}
 
 
 def _open_store(

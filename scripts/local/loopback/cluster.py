@@ -232,14 +232,14 @@ class LocalCluster:
         return bool(reports) and not reports[0].ledger.lag_frames
 
     def _wait_until_all(
-        self, holds: Callable[[Node], bool], lacking: str, timeout_s: float
+        self, holds: Callable[[Node], bool], missing: str, timeout_s: float
     ) -> None:
         """Waits until a condition holds for every node, while watching them."""
         deadline = time.monotonic() + timeout_s
         while not all(map(holds, self.nodes)):
             self.watch()
             if time.monotonic() > deadline:
-                raise ClusterError(f"{lacking}; see {self.folder}/*.log")
+                raise ClusterError(f"{missing}; see {self.folder}/*.log")
             time.sleep(WATCH_EVERY_S)
 
     def leader(self) -> Node | None:
@@ -339,8 +339,8 @@ def next_commands(cluster: LocalCluster, topics: Sequence[str]) -> str:
             "delaywheel slots",
         ]
     told = "".join(f"  {line}\n" for line in lines)
-    lacking = "" if topics else "A topic to send to: `--topic orders` makes one.\n"
-    return f"\nNext, in another terminal:\n\n{told}\n{lacking}Ctrl-C ends everything."
+    missing = "" if topics else "A topic to send to: `--topic orders` makes one.\n"
+    return f"\nNext, in another terminal:\n\n{told}\n{missing}Ctrl-C ends everything."
 
 
 def argument_parser() -> argparse.ArgumentParser:

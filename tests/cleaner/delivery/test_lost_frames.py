@@ -119,9 +119,9 @@ def wheels() -> Iterator[Wheels]:
         yield made
 
 
-def telling(applied: int, *lacking: int, node: str = "a") -> Heartbeat:
+def telling(applied: int, *missing: int, node: str = "a") -> Heartbeat:
     used = {"open_": A1} if node == "a" else {}
-    wheels = {A1: wheel_heartbeat(applied, lacking=lacking)}
+    wheels = {A1: wheel_heartbeat(applied, missing=missing)}
     return heartbeat(node, wheels=wheels, last_number=2, **used)  # type: ignore[arg-type]
 
 

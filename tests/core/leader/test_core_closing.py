@@ -171,7 +171,7 @@ def test_an_old_answer_does_not_end_a_wheel_below_what_was_filled_since() -> Non
         (holding(a=7, b=6), HoldersWanted(7)),
         (holding(a=7), HoldersWanted(7)),
         # A hole below is not held; nor is what another storage holds, or no member.
-        ({**holding(a=7), "b": heartbeat("b", wheels={A1: wheel_heartbeat(7, lacking=(3,))})},
+        ({**holding(a=7), "b": heartbeat("b", wheels={A1: wheel_heartbeat(7, missing=(3,))})},
          HoldersWanted(7)),
         ({**holding(a=7), "b": heartbeat("b", storage="x", wheels={A1: wheel_heartbeat(7)})},
          HoldersWanted(7)),
@@ -189,7 +189,7 @@ def test_of_an_empty_wheel_there_is_nothing_to_hold() -> None:
 def test_what_is_lost_is_not_waited_for() -> None:
     heartbeats = {
         **holding(a=5),
-        "b": heartbeat("b", wheels={A1: wheel_heartbeat(7, lacking=(6,))}),
+        "b": heartbeat("b", wheels={A1: wheel_heartbeat(7, missing=(6,))}),
     }
     answers = [answer("a", 5), answer("b", 7)]
     assert closing(A1, THREE, answers, heartbeats, taken=0) == HoldersWanted(7)

@@ -326,7 +326,7 @@ def test_a_leader_whose_settings_name_a_node_taken_out_makes_no_wheel_that_waits
 def test_what_all_members_lack_is_lost_and_holds_up_no_end() -> None:
     state = nodes_of().apply_all([wheel_record(A1, ABC)])
     answers = [FenceAnswer(n, f"disk-{n}", Fence("a", 1), {A1: 7}) for n in "bc"]
-    held = {A1: wheel_heartbeat(7, lacking=(3,))}
+    held = {A1: wheel_heartbeat(7, missing=(3,))}
     told = [using(n, 2 if n == "a" else 1, wheels=held) for n in "abc"]
     found = look_at(state, *told, answers=answers)
     assert (found.closed, found.lost) == ({}, NO_FRAMES)

@@ -254,7 +254,7 @@ def test_wholly_below_needs_one_who_holds_all_of_it() -> None:
         assert below(wheel_heartbeat(applied, top_slot=top_slot)) is is_below
         assert below(wheel_heartbeat(0), wheel_heartbeat(applied, top_slot=top_slot)) is is_below
     # Rows with a hole among them do not tell of every slot; lost frames do not matter.
-    hole = wheel_heartbeat(5, top_slot=99, lacking=(3,))
+    hole = wheel_heartbeat(5, top_slot=99, missing=(3,))
     assert not below(hole)
     assert below(hole, state=replace(MEMBERS, lost=FrameSet.of({(A1, 3)})))
     # Whoever still has files of it above the floor holds it up, though it is no member.

@@ -9,7 +9,7 @@ from delaywheel.seqset import SeqSet
 from delaywheel_replica.core.leader.holders import held_prefix, holds_progress, knows_all, takeable
 from delaywheel_replica.core.protocol.control import REMOVED, ControlState, NodeRecord
 from delaywheel_replica.core.protocol.frames import FrameRange, FrameSet
-from delaywheel_replica.core.protocol.heartbeat import MAX_LACKING, Heartbeat, WheelHeartbeat
+from delaywheel_replica.core.protocol.heartbeat import MAX_MISSING, Heartbeat, WheelHeartbeat
 from delaywheel_replica.core.protocol.progress import Progress
 from support.core.values import heartbeat, wheel_heartbeat, wheel_record_of
 
@@ -83,8 +83,8 @@ def told(node: str, applied: int, high_watermark: int = 0, **more: object) -> He
         (told("b", 9, 4), [told("a", 3, 6)], 6),
         (told("b", 9), [replace(told("d", 0, 5), storage="x")], 5),
         # What is held is held without a hole.
-        (told("b", 9), [told("c", 8, lacking=(6, 7))], 5),
-        (told("b", 9, lacking=(3,)), [told("c", 8)], 2),
+        (told("b", 9), [told("c", 8, missing=(6, 7))], 5),
+        (told("b", 9, missing=(3,)), [told("c", 8)], 2),
         # Only the members' storages count.
         (told("b", 9), [told("d", 9)], 0),
         (told("b", 9), [replace(told("c", 9), storage="disk-new")], 0),
@@ -112,14 +112,14 @@ def test_a_replaced_members_old_copy_counts_no_more() -> None:
     assert takeable(state, told("b", 9), {"c": told("c", 9)}) == {A1: 0}
 
 
-def test_lost_frames_are_not_lacking() -> None:
+def test_lost_frames_are_not_missing() -> None:
     lost = FrameSet.of({(A1, 3), (A1, 6), (A1, 10), (A1, 11), (A2, 7)})
     state = ControlState(progress=Progress(0, None, {A1: 11}), wheels=THREE.wheels, lost=lost)
-    for lacking, prefix in (((), 11), ((3,), 11), ((3, 6), 11), ((3, 7), 6), ((4,), 3)):
-        own = told("b", 9, lacking=lacking)
+    for missing, prefix in (((), 11), ((3,), 11), ((3, 6), 11), ((3, 7), 6), ((4,), 3)):
+        own = told("b", 9, missing=missing)
         assert held_prefix(state, A1, own) == prefix
         assert holds_progress(state, own) == (prefix == 11)
-    assert takeable(state, told("b", 9, lacking=(6,)), {"c": told("c", 9)}) == {A1: 11}
+    assert takeable(state, told("b", 9, missing=(6,)), {"c": told("c", 9)}) == {A1: 11}
 
 
 @pytest.mark.parametrize(
@@ -129,9 +129,9 @@ def test_lost_frames_are_not_lacking() -> None:
         (told("b", 7), [], 2, False),
         (told("b", 7), [told("c", 7)], 2, True),
         (told("b", 7), [told("c", 8)], 2, False),
-        (told("b", 7, lacking=(3,)), [told("c", 7)], 2, False),
+        (told("b", 7, missing=(3,)), [told("c", 7)], 2, False),
         # What it lacks it may have acknowledged before it went bad.
-        (told("b", 7), [told("c", 8, lacking=(3,))], 2, False),
+        (told("b", 7), [told("c", 8, missing=(3,))], 2, False),
         (told("b", 7), [heartbeat("c")], 2, True),
         (heartbeat("b"), [told("c", 1)], 2, False),
         # Who may have forgotten, or is none of the members, says nothing.
@@ -165,7 +165,7 @@ def test_who_knows_all_that_was_acknowledged(
     )
 
 
-def test_who_was_taken_out_is_not_heard_and_lost_frames_are_not_lacking() -> None:
+def test_who_was_taken_out_is_not_heard_and_lost_frames_are_not_missing() -> None:
     out = replace(THREE, nodes={**THREE.nodes, "c": NodeRecord(REMOVED, 9)})
     assert not knows_all(out, told("b", 7), {"c": told("c", 7)})
     lost = replace(THREE, lost=FrameSet.of({(A1, 8)}))
@@ -174,26 +174,26 @@ def test_who_was_taken_out_is_not_heard_and_lost_frames_are_not_lacking() -> Non
 
 @given(
     applied=st.integers(0, 12),
-    lacking=st.sets(st.integers(1, 12)),
+    missing=st.sets(st.integers(1, 12)),
     lost=st.sets(st.integers(1, 15)),
 )
-def test_the_prefix_is_what_counting_finds(applied: int, lacking: set[int], lost: set[int]) -> None:
-    there = sorted(seq for seq in lacking if seq <= applied)
+def test_the_prefix_is_what_counting_finds(applied: int, missing: set[int], lost: set[int]) -> None:
+    there = sorted(seq for seq in missing if seq <= applied)
     state = ControlState(lost=FrameSet.of((A1, seq) for seq in lost))
     expected = 0
     while expected + 1 in lost or (expected < applied and expected + 1 not in there):
         expected += 1
-    assert held_prefix(state, A1, told("a", applied, lacking=tuple(there))) == expected
+    assert held_prefix(state, A1, told("a", applied, missing=tuple(there))) == expected
 
 
 def test_of_many_spans_the_last_one_told_takes_in_the_others() -> None:
-    scattered = tuple(range(1, 4 * MAX_LACKING, 2))
-    state = ControlState(lost=FrameSet.of((A1, seq) for seq in scattered[: MAX_LACKING - 1]))
-    own = told("a", 999, lacking=SeqSet.of(scattered).condensed(MAX_LACKING))
-    assert held_prefix(state, A1, own) == 2 * MAX_LACKING - 2
+    scattered = tuple(range(1, 4 * MAX_MISSING, 2))
+    state = ControlState(lost=FrameSet.of((A1, seq) for seq in scattered[: MAX_MISSING - 1]))
+    own = told("a", 999, missing=SeqSet.of(scattered).condensed(MAX_MISSING))
+    assert held_prefix(state, A1, own) == 2 * MAX_MISSING - 2
 
 
 def test_millions_in_a_row_are_one_span() -> None:
     lost = FrameSet([FrameRange(A1, 3, 10**9)])
-    own = told("a", 10**9 + 5, lacking=SeqSet([(3, 10**9 - 1), (10**9 + 2, 10**9 + 2)]))
+    own = told("a", 10**9 + 5, missing=SeqSet([(3, 10**9 - 1), (10**9 + 2, 10**9 + 2)]))
     assert held_prefix(ControlState(lost=lost), A1, own) == 10**9 + 1

@@ -19,8 +19,8 @@ STATE = ControlState(
 ALL = frozenset("abc")
 
 
-def lacking(node: str, *seqs: int, applied: int = 9) -> Heartbeat:
-    return heartbeat(node, wheels={A1: wheel_heartbeat(applied, lacking=seqs)})
+def holder(node: str, *seqs: int, applied: int = 9) -> Heartbeat:
+    return heartbeat(node, wheels={A1: wheel_heartbeat(applied, missing=seqs)})
 
 
 def sought(
@@ -36,7 +36,7 @@ def of_a1(*seqs: int) -> FrameSet:
 
 
 FOUR = of_a1(4)
-NOBODY = (lacking("a", 4), lacking("b", 4), lacking("c", 4))
+NOBODY = (holder("a", 4), holder("b", 4), holder("c", 4))
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_a_replaced_member_lacks_everything() -> None:
         nodes={**STATE.nodes, "c": NodeRecord("disk-new", 9)}, wheels=STATE.wheels
     )
     # What its old storage holds does not matter any more.
-    heartbeats = (lacking("a", 4), lacking("b", 4), lacking("c"))
+    heartbeats = (holder("a", 4), holder("b", 4), holder("c"))
     lacks = {(A1, 4): frozenset("ab")}
     assert frames_lost(replaced, {}, sought(*heartbeats, lacks=lacks)) == of_a1(4)
     assert frames_lost(STATE, {}, sought(*heartbeats, lacks=lacks)) == NO_FRAMES
@@ -62,10 +62,10 @@ def test_a_replaced_member_lacks_everything() -> None:
 @pytest.mark.parametrize(
     ("shown", "lost"),
     [
-        (lacking("c"), False),
-        (lacking("c", 3), False),
-        (lacking("c", 3, 4), True),
-        (lacking("c", applied=3), True),
+        (holder("c"), False),
+        (holder("c", 3), False),
+        (holder("c", 3, 4), True),
+        (holder("c", applied=3), True),
         # It has files of the wheel, and does not know yet what they hold.
         (replace(heartbeat("c"), verifying=frozenset({A1})), False),
         (replace(heartbeat("c"), verifying=frozenset({A2})), True),
@@ -75,19 +75,19 @@ def test_a_replaced_member_lacks_everything() -> None:
 )
 def test_what_a_members_newest_beat_shows_is_not_lost(shown: Heartbeat, lost: bool) -> None:
     found = frames_lost(
-        STATE, {}, sought(lacking("a", 4), lacking("b", 4), shown, lacks={(A1, 4): ALL})
+        STATE, {}, sought(holder("a", 4), holder("b", 4), shown, lacks={(A1, 4): ALL})
     )
     assert found == (FOUR if lost else NO_FRAMES)
 
 
 def test_the_own_beat_is_not_asked_for_it_was_told_together() -> None:
-    heartbeats = (lacking("a", 4), lacking("b"), lacking("c", 4))
+    heartbeats = (holder("a", 4), holder("b"), holder("c", 4))
     assert frames_lost(STATE, {}, sought(*heartbeats, lacks={(A1, 4): ALL})) == of_a1(4)
 
 
 def test_what_was_never_written_may_still_come() -> None:
     lacks = {(A1, 10): ALL}
-    heartbeats = (lacking("a"), lacking("b"), lacking("c"))
+    heartbeats = (holder("a"), holder("b"), holder("c"))
     assert frames_lost(STATE, {}, sought(*heartbeats, lacks=lacks)) == NO_FRAMES
     assert frames_lost(STATE, {A1: 9}, sought(*heartbeats, lacks=lacks)) == NO_FRAMES
     assert frames_lost(STATE, {A1: 10}, sought(*heartbeats, lacks=lacks)) == of_a1(10)
@@ -98,7 +98,7 @@ def test_what_was_never_written_may_still_come() -> None:
 def test_a_committed_fill_says_that_it_was_written() -> None:
     """Who held it is gone, and no end was committed: the wheel could never be closed."""
     lacks = {(A1, 5): ALL, (A1, 6): ALL}
-    heartbeats = [lacking(node, applied=3) for node in "abc"]
+    heartbeats = [holder(node, applied=3) for node in "abc"]
     assert frames_lost(STATE, {}, sought(*heartbeats, lacks=lacks)) == NO_FRAMES
     filled = replace(STATE, wheels={A1: replace(STATE.wheels[A1], fill=5)})
     assert frames_lost(filled, {}, sought(*heartbeats, lacks=lacks)) == of_a1(5)
@@ -106,7 +106,7 @@ def test_a_committed_fill_says_that_it_was_written() -> None:
 
 def test_each_is_recorded_once_in_order_and_only_of_registered_wheels() -> None:
     lacks = {(A1, 4): ALL, (A1, 3): ALL, (A2, 1): ALL, (A1, 2): ALL}
-    heartbeats = (lacking("a", 2, 3, 4), lacking("b", 2, 3, 4), lacking("c", 2, 3, 4))
+    heartbeats = (holder("a", 2, 3, 4), holder("b", 2, 3, 4), holder("c", 2, 3, 4))
     state = ControlState(nodes=STATE.nodes, wheels=STATE.wheels, lost=FrameSet.of({(A1, 2)}))
     assert frames_lost(state, {A2: 1}, sought(*heartbeats, lacks=lacks)) == of_a1(3, 4)
 
@@ -122,16 +122,16 @@ def test_missing_is_what_must_be_there_and_no_member_shows(
     state = ControlState(
         nodes=STATE.nodes, wheels=STATE.wheels, lost=FrameSet.of((A1, seq) for seq in lost)
     )
-    heartbeats = {node: lacking(node, applied=seq) for node, seq in applied.items()}
+    heartbeats = {node: holder(node, applied=seq) for node, seq in applied.items()}
     shown = max((seq for node, seq in applied.items() if node != "d"), default=0)
     expected = {(A1, seq) for seq in range(1, end + 1) if seq > shown and seq not in lost}
     assert frames_missing(state, {A1: end}, heartbeats) == expected
 
 
 def test_millions_in_a_row_are_sought_and_lost_at_once() -> None:
-    missing = frames_missing(STATE, {A1: 10**9}, {"a": lacking("a", applied=5)})
+    missing = frames_missing(STATE, {A1: 10**9}, {"a": holder("a", applied=5)})
     assert missing == FrameSet([FrameRange(A1, 6, 10**9)])
-    heartbeats = {node: lacking(node, applied=5) for node in "abc"}
+    heartbeats = {node: holder(node, applied=5) for node in "abc"}
     lacks = dict.fromkeys("abc", missing)
     found = frames_lost(STATE, {A1: 10**9}, Sought("b", heartbeats, (), missing, lacks))
     assert found == missing
@@ -141,7 +141,7 @@ def test_of_many_ranges_so_many_are_sought_and_lost_at_once() -> None:
     scattered = of_a1(*range(1, 4 * MAX_LOST, 2))
     state = replace(STATE, lost=scattered)
     assert len([*frames_missing(state, {A1: 10**9}, {}).ranges()]) == MAX_SOUGHT
-    heartbeats = {node: lacking(node, applied=0) for node in "abc"}
+    heartbeats = {node: holder(node, applied=0) for node in "abc"}
     lacks = dict.fromkeys("abc", scattered)
     found = frames_lost(STATE, {A1: 10**9}, Sought("b", heartbeats, (), scattered, lacks))
     assert found == of_a1(*range(1, 2 * MAX_LOST, 2))
@@ -150,8 +150,8 @@ def test_of_many_ranges_so_many_are_sought_and_lost_at_once() -> None:
 def test_no_beat_but_the_origins_says_what_was_written() -> None:
     """One wrong number of anybody else would give up all that is still to come."""
     lacks = {(A1, 10): ALL}
-    at_b, at_a = lacking("b", *range(1, 99), applied=99), lacking("a", 10, applied=10)
-    assert frames_lost(STATE, {}, sought(lacking("a"), at_b, lacks=lacks)) == NO_FRAMES
+    at_b, at_a = holder("b", *range(1, 99), applied=99), holder("a", 10, applied=10)
+    assert frames_lost(STATE, {}, sought(holder("a"), at_b, lacks=lacks)) == NO_FRAMES
     assert frames_lost(STATE, {}, sought(at_a, at_b, lacks=lacks)) == of_a1(10)
     other_disk = replace(at_a, storage="disk-new")
     assert frames_lost(STATE, {}, sought(other_disk, at_b, lacks=lacks)) == NO_FRAMES

@@ -39,10 +39,10 @@ RECORD = WheelRecord(THREE, 2, 0)
         (state_of(RECORD, taken=7), {"b": wheel_heartbeat(7)}, 0),
         (state_of(RECORD, taken=7), {"b": wheel_heartbeat(5)}, 2),
         (state_of(RECORD, taken=7), {"b": wheel_heartbeat(5), "c": wheel_heartbeat(6)}, 1),
-        (state_of(RECORD, taken=7), {"b": wheel_heartbeat(7, lacking=(5,))}, 3),
+        (state_of(RECORD, taken=7), {"b": wheel_heartbeat(7, missing=(5,))}, 3),
         (
             state_of(RECORD, taken=7, lost=frozenset({5})),
-            {"b": wheel_heartbeat(7, lacking=(5,))},
+            {"b": wheel_heartbeat(7, missing=(5,))},
             0,
         ),
         (state_of(RECORD, taken=7, lost=frozenset({1, 7})), {}, 5),

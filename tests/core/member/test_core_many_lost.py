@@ -34,7 +34,7 @@ B1 = WheelId("b", 1)
 MILLION = 1_000_000
 RECORD = record_of()
 LOST = FrameSet([FrameRange(B1, 1, MILLION)])
-NONE_HELD = wheel_heartbeat(MILLION, lacking=SeqSet([(1, MILLION)]))
+NONE_HELD = wheel_heartbeat(MILLION, missing=SeqSet([(1, MILLION)]))
 
 
 class Node:
@@ -123,7 +123,7 @@ def given_up(node: Node, progress: Progress) -> ControlState:
 
 
 def test_frames_that_are_held_as_holes_are_given_up_at_once() -> None:
-    node = Node({B1: held_of(B1, MILLION, lacking=SeqSet([(1, MILLION)]))})
+    node = Node({B1: held_of(B1, MILLION, missing=SeqSet([(1, MILLION)]))})
     progress = Progress(node.wall_ms, None, {}, 0)
     node.told(Role.LEADING, progress)
     for peer in "bc":
@@ -136,7 +136,7 @@ def test_frames_that_are_held_as_holes_are_given_up_at_once() -> None:
         *node.machine.step(Tick(node.now_ms, node.wall_ms)),
     ]
     row = node.machine.status(node.now_ms, node.wall_ms, 1)
-    assert (row.heartbeat.wheels[B1].lacking.spans, row.looked_for) == ((), NO_FRAMES)
+    assert (row.heartbeat.wheels[B1].missing.spans, row.looked_for) == ((), NO_FRAMES)
     assert holds_progress(after, replace(row.heartbeat, wheels={B1: wheel_heartbeat(MILLION)}))
 
 
@@ -157,7 +157,7 @@ def test_an_enormous_number_of_frames_takes_no_more() -> None:
     node = Node({})
     progress = Progress(node.wall_ms, None, {}, 0)
     for peer in "bc":
-        wheels = {B1: wheel_heartbeat(MOST, lacking=SeqSet([(1, MOST)]))}
+        wheels = {B1: wheel_heartbeat(MOST, missing=SeqSet([(1, MOST)]))}
         node.receive(peer, Gossip(heartbeat_of(peer, wheels=wheels)))
     node.told(Role.LEADING, progress)
     node.tick()

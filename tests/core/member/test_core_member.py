@@ -43,7 +43,7 @@ from support.core.member_world import (
     state_of,
 )
 from support.core.values import heartbeat as plain_beat
-from support.core.values import lacking_members
+from support.core.values import missing_members
 
 A1, A2, A3 = (WheelId("a", number) for number in (1, 2, 3))
 SLOT = WALL_MS // 1000
@@ -202,7 +202,7 @@ def test_an_origin_that_cannot_read_its_own_frame_goes_on_with_its_spare() -> No
     node.step(Unreadable(A1, SeqSet.of([2])))
     heartbeat = node.status().heartbeat
     assert heartbeat.open == A2
-    assert heartbeat.wheels[A1].lacking == SeqSet.of([2])
+    assert heartbeat.wheels[A1].missing == SeqSet.of([2])
 
 
 def test_a_leave_that_failed_is_asked_for_again_and_nothing_is_let_in_meanwhile() -> None:
@@ -413,34 +413,34 @@ def test_what_was_read_of_progress_is_told_on_though_the_topic_lost_it() -> None
     assert node.status().heartbeat.floor == 10
 
 
-def test_lost_frames_are_not_lacking_and_the_store_is_told() -> None:
+def test_lost_frames_are_not_missing_and_the_store_is_told() -> None:
     node = FakeNode("a", "a", store=_holding(held=3))
     node.store.damaged.add((A1, 2))
     node.step(Unreadable(A1, SeqSet.of([2])))
-    assert node.status().heartbeat.wheels[A1].lacking == SeqSet.of([2])
-    assert lacking_members(node.status()) == {(A1, 2): "a"}
+    assert node.status().heartbeat.wheels[A1].missing == SeqSet.of([2])
+    assert missing_members(node.status()) == {(A1, 2): "a"}
     node.told(node.cleaner({A1: record_of("a")}, lost=FrameSet.of({(A1, 2)})))
     assert ForgetLost(FrameSet.of([(A1, 2)])) in node.tick()
-    assert node.status().heartbeat.wheels[A1].lacking == NO_SEQS
-    assert lacking_members(node.status()) == {}
+    assert node.status().heartbeat.wheels[A1].missing == NO_SEQS
+    assert missing_members(node.status()) == {}
 
 
-def test_what_a_leader_cannot_read_is_lacking_here_until_a_leader_takes_it_back() -> None:
+def test_what_a_leader_cannot_read_is_missing_here_until_a_leader_takes_it_back() -> None:
     node = FakeNode("a", "a", store=_holding(held=3))
     wheels = {A1: record_of("a")}
     bad = FrameSet.of({(A1, 2), (A1, 7)})
     node.told(node.cleaner(wheels, role=Role.RESTING, unreadable=bad))
-    assert node.status().heartbeat.wheels[A1].lacking == SeqSet.of([2])
-    assert lacking_members(node.status()) == {(A1, 2): "a", (A1, 7): "a"}
+    assert node.status().heartbeat.wheels[A1].missing == SeqSet.of([2])
+    assert missing_members(node.status()) == {(A1, 2): "a", (A1, 7): "a"}
     node.told(node.cleaner(wheels, role=Role.STANDBY))
-    assert node.status().heartbeat.wheels[A1].lacking == SeqSet.of([2])
+    assert node.status().heartbeat.wheels[A1].missing == SeqSet.of([2])
     node.told(node.cleaner(wheels, role=Role.RESTING))
-    assert node.status().heartbeat.wheels[A1].lacking == SeqSet.of([2])
+    assert node.status().heartbeat.wheels[A1].missing == SeqSet.of([2])
     node.tick(READ_AGAIN_MS)
     node.told(node.cleaner(wheels, role=Role.STANDBY))
-    assert node.status().heartbeat.wheels[A1].lacking == SeqSet.of([2])
+    assert node.status().heartbeat.wheels[A1].missing == SeqSet.of([2])
     node.told(node.cleaner(wheels, role=Role.RESTING))
-    assert node.status().heartbeat.wheels[A1].lacking == NO_SEQS
+    assert node.status().heartbeat.wheels[A1].missing == NO_SEQS
 
 
 def test_an_origin_leaves_its_wheel_once_however_many_frames_cannot_be_read() -> None:
@@ -453,7 +453,7 @@ def test_an_origin_leaves_its_wheel_once_however_many_frames_cannot_be_read() ->
     assert node.status().heartbeat.open == A2
     node.tick(2_000)
     node.told(node.cleaner(wheels, role=Role.LEADING, unreadable=bad))
-    assert node.status().heartbeat.wheels[A1].lacking == SeqSet.of([1, 3])
+    assert node.status().heartbeat.wheels[A1].missing == SeqSet.of([1, 3])
 
 
 def test_what_is_acknowledged_by_the_last_tick_of_a_draining_node_is_told() -> None:

@@ -45,7 +45,7 @@ from support.core.member_world import (
     record_of,
     state_of,
 )
-from support.core.values import lacking_members
+from support.core.values import missing_members
 
 A1, A2, A3 = (WheelId("a", number) for number in (1, 2, 3))
 B1, B2, B3 = (WheelId("b", number) for number in (1, 2, 3))
@@ -190,7 +190,7 @@ def test_a_long_way_is_caught_up_without_waiting_for_ticks() -> None:
     assert messages(node, Fetch) == [("b", Fetch(2, B1, 4, 4))]
 
 
-def test_lacking_frames_are_fetched_and_repaired() -> None:
+def test_missing_frames_are_fetched_and_repaired() -> None:
     node = _mirror_of_b(held=3)
     node.store.damaged.add((B1, 2))
     node.step(Unreadable(B1, SeqSet.of([2])))
@@ -199,7 +199,7 @@ def test_lacking_frames_are_fetched_and_repaired() -> None:
     assert messages(node, Fetch) == [("c", Fetch(1, B1, 2, 2))]
     effects = node.receive("c", frames_of(B1, 2, 2, request=1))
     assert [type(effect) for effect in effects if isinstance(effect, Repair)] == [Repair]
-    assert node.status().heartbeat.wheels[B1].lacking == NO_SEQS
+    assert node.status().heartbeat.wheels[B1].missing == NO_SEQS
 
 
 def test_what_all_members_lack_is_told_with_who_said_so() -> None:
@@ -213,7 +213,7 @@ def test_what_all_members_lack_is_told_with_who_said_so() -> None:
         ((peer, fetch),) = messages(node, Fetch)
         assert fetch == Fetch(request, B1, 2, 2)
         node.receive(peer, Lacks(request, B1, disk_of(peer), 2, 2))
-    assert lacking_members(node.status()) == {(B1, 2): "abc"}
+    assert missing_members(node.status()) == {(B1, 2): "abc"}
 
 
 def test_frames_that_nobody_shows_are_looked_for_when_the_cleaner_asks() -> None:
@@ -226,7 +226,7 @@ def test_frames_that_nobody_shows_are_looked_for_when_the_cleaner_asks() -> None
     ((peer, fetch),) = messages(node, Fetch)
     assert fetch == Fetch(1, B1, 2, 2)
     node.receive(peer, Lacks(1, B1, disk_of(peer), 2, 2))
-    assert lacking_members(node.status()) == {(B1, 2): "a" + peer}
+    assert missing_members(node.status()) == {(B1, 2): "a" + peer}
 
 
 def test_a_disk_put_in_the_place_of_a_members_says_nothing_of_what_that_one_held() -> None:
@@ -237,7 +237,7 @@ def test_a_disk_put_in_the_place_of_a_members_says_nothing_of_what_that_one_held
     sought = FrameSet.of({(B1, 1)})
     node.told(node.cleaner({B1: other}, role=Role.LEADING, unreadable=sought))
     node.tick()
-    assert lacking_members(node.status()) == {(B1, 1): ""}
+    assert missing_members(node.status()) == {(B1, 1): ""}
 
 
 def test_what_is_held_is_served_and_the_rest_is_said_to_lack() -> None:

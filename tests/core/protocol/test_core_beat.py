@@ -51,9 +51,9 @@ def test_a_row_that_lacks_a_field_or_has_a_wrong_one_is_named(
         (ServerStatus.from_json, server.to_json()),
     ):
         for name in document:
-            lacking = {key: value for key, value in document.items() if key != name}
+            missing = {key: value for key, value in document.items() if key != name}
             with pytest.raises(MalformedError, match=f"{name} is missing"):
-                read(lacking)
+                read(missing)
             with pytest.raises(MalformedError):
                 read({**document, name: object()})
 

@@ -281,8 +281,8 @@ def test_lost_frames() -> None:
     for who, seqs, result in table("all members, but for replaced ones,")[1:]:
         said, _, but = who.partition(", but one")
         seq = SEQS[seqs]
-        lacking = {n: heartbeat(n, wheels={A1: wheel_heartbeat(5, lacking=(3,))}) for n in "abcde"}
-        heartbeats = lacking | (holding("b", 5) if "newest beat" in but else {})
+        missing = {n: heartbeat(n, wheels={A1: wheel_heartbeat(5, missing=(3,))}) for n in "abcde"}
+        heartbeats = missing | (holding("b", 5) if "newest beat" in but else {})
         if "is verifying" in but:
             heartbeats["b"] = replace(heartbeat("b"), verifying=frozenset({A1}))
         sought = Sought("a", heartbeats, (), *looked_for({(A1, seq): SAID[said]}))

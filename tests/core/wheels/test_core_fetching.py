@@ -26,13 +26,13 @@ def want_of(
     shown: Mapping[str, int] | None = None,
     *,
     applied: int = 0,
-    lacking: Iterable[int] = (),
+    missing: Iterable[int] = (),
     limit: int = 0,
 ) -> Want:
     """What node `e` wants of a wheel whose other members are a, b and c."""
     return Want(
         applied=applied,
-        lacking=SeqSet.of(lacking),
+        missing=SeqSet.of(missing),
         limit=limit,
         heartbeats={node: wheel_heartbeat(seq) for node, seq in (shown or {}).items()},
         members={node: f"disk-{node}" for node in "abce"},
@@ -75,7 +75,7 @@ class Fetcher:
         message = Lacks(fetch.request, A1, storage or f"disk-{peer}", first, last or first)
         self.fetching.lacks(peer, message.storage, message)
 
-    def lacking(self, wheel: WheelId = A1) -> dict[int, str]:
+    def missing(self, wheel: WheelId = A1) -> dict[int, str]:
         told = sorted(self.fetching.lacks_told().get(wheel, {}).items())
         seqs = {seq for _, lacks in told for seq in lacks}
         return {seq: "".join(node for node, lacks in told if seq in lacks) for seq in seqs}
@@ -98,19 +98,19 @@ def test_all_that_is_behind_is_asked_for_at_once_of_who_helps() -> None:
 
 
 def test_holes_come_first_in_runs() -> None:
-    want = want_of({"b": 9}, applied=8, lacking=(2, 3, 4, 6), limit=9)
+    want = want_of({"b": 9}, applied=8, missing=(2, 3, 4, 6), limit=9)
     assert list(want.runs()) == [(2, 4), (6, 6), (9, 9)]
     assert Fetcher().asks(want) == ("b", 2, 4)
 
 
 def test_holes_alone_are_asked_for_whatever_the_limit() -> None:
-    want = want_of({"b": 9}, applied=8, lacking=(2,), limit=0)
+    want = want_of({"b": 9}, applied=8, missing=(2,), limit=0)
     assert list(want.runs()) == [(2, 2)]
 
 
 def test_only_so_many_holes_are_looked_at_at_once() -> None:
-    lacking = tuple(range(1, 4 * MAX_SOUGHT, 2))
-    runs = list(want_of(applied=9000, lacking=lacking, limit=9001).runs())
+    missing = tuple(range(1, 4 * MAX_SOUGHT, 2))
+    runs = list(want_of(applied=9000, missing=missing, limit=9001).runs())
     assert len(runs) == MAX_SOUGHT + 1
     assert runs[-1] == (9001, 9001)
 
@@ -121,9 +121,9 @@ def test_nothing_is_asked_for_when_nothing_is_wanted() -> None:
 
 def test_a_frame_that_nobody_has_holds_up_no_other() -> None:
     fetcher = Fetcher()
-    want = want_of({"a": 9, "b": 9, "c": 9}, applied=8, lacking=(2, 6), limit=9)
+    want = want_of({"a": 9, "b": 9, "c": 9}, applied=8, missing=(2, 6), limit=9)
     damaged = {
-        node: replace(told, lacking=SeqSet.of([2])) for node, told in want.heartbeats.items()
+        node: replace(told, missing=SeqSet.of([2])) for node, told in want.heartbeats.items()
     }
     want = replace(want, heartbeats=damaged)
     for node in "abc":
@@ -132,7 +132,7 @@ def test_a_frame_that_nobody_has_holds_up_no_other() -> None:
     asked = fetcher.asks(want)
     assert asked is not None
     assert asked[1:] == (6, 6)
-    assert fetcher.lacking() == {2: "abc"}
+    assert fetcher.missing() == {2: "abc"}
 
 
 # --- when
@@ -166,7 +166,7 @@ def test_an_answer_to_an_older_request_is_none_to_the_newest() -> None:
     fetcher.fetching.answered(old.request)
     fetcher.fetching.lacks("b", "disk-b", Lacks(old.request, A1, "disk-b", 1, 1))
     assert fetcher.asks(want) is None
-    assert fetcher.lacking() == {}
+    assert fetcher.missing() == {}
 
 
 # --- whom
@@ -180,7 +180,7 @@ def test_who_shows_a_frame_comes_before_who_does_not() -> None:
 
 def test_a_hole_is_not_shown() -> None:
     want = want_of({"b": 9, "c": 9}, applied=4, limit=9)
-    want = replace(want, heartbeats={**want.heartbeats, "b": wheel_heartbeat(9, lacking=(5,))})
+    want = replace(want, heartbeats={**want.heartbeats, "b": wheel_heartbeat(9, missing=(5,))})
     assert Fetcher().asks(want) == ("c", 5, 9)
 
 
@@ -242,17 +242,17 @@ def test_who_is_no_member_is_not_asked() -> None:
 
 def test_what_nobody_shows_is_asked_of_every_other_member_once() -> None:
     fetcher = Fetcher()
-    want = want_of(lacking=(7, 8))
+    want = want_of(missing=(7, 8))
     for node in "abc":
         assert fetcher.asks(want) == (node, 7, 8)
         fetcher.told_lacks(7, 8)
-    assert fetcher.lacking() == {7: "abc", 8: "abc"}
+    assert fetcher.missing() == {7: "abc", 8: "abc"}
     assert fetcher.asks(want) is None
 
 
 def test_a_run_is_gone_on_with_behind_what_nobody_has() -> None:
     fetcher = Fetcher()
-    want = want_of(lacking=(7, 8))
+    want = want_of(missing=(7, 8))
     for _ in "abc":
         fetcher.asks(want)
         fetcher.told_lacks(7)
@@ -271,18 +271,18 @@ def test_nothing_is_asked_for_behind_a_frame_that_cannot_be_got() -> None:
 
 def test_who_lacks_a_frame_is_asked_again_as_soon_as_it_shows_it() -> None:
     fetcher = Fetcher()
-    want = want_of({"b": 4}, lacking=(5,))
+    want = want_of({"b": 4}, missing=(5,))
     for node in "abc":
         assert fetcher.asks(want) == (node, 5, 5)
         fetcher.told_lacks(5)
     assert fetcher.asks(want) is None
-    assert fetcher.asks(want_of({"b": 4, "c": 5}, lacking=(5,))) == ("c", 5, 5)
-    assert fetcher.lacking() == {5: "ab"}
+    assert fetcher.asks(want_of({"b": 4, "c": 5}, missing=(5,))) == ("c", 5, 5)
+    assert fetcher.missing() == {5: "ab"}
 
 
 def test_who_lacks_what_it_still_shows_is_not_asked_for_it_at_once() -> None:
     fetcher = Fetcher()
-    want = want_of({"b": 5}, lacking=(5,))
+    want = want_of({"b": 5}, missing=(5,))
     asked = []
     for _ in range(6):
         found = fetcher.asks(want)
@@ -296,29 +296,29 @@ def test_who_lacks_what_it_still_shows_is_not_asked_for_it_at_once() -> None:
 
 def test_who_is_not_heard_any_more_is_not_believed() -> None:
     fetcher = Fetcher()
-    want = want_of(lacking=(5,))
+    want = want_of(missing=(5,))
     for _ in "abc":
         fetcher.asks(want)
         fetcher.told_lacks(5)
-    assert fetcher.lacking() == {5: "abc"}
+    assert fetcher.missing() == {5: "abc"}
     fetcher.asks(want, reachable="ac")
-    assert fetcher.lacking() == {5: "ac"}
+    assert fetcher.missing() == {5: "ac"}
     fetcher.asks(want, reachable="ac", wheel=A2)
-    assert fetcher.lacking() == {5: "ac"}
+    assert fetcher.missing() == {5: "ac"}
 
 
 def test_what_another_disk_lacks_says_nothing() -> None:
     fetcher = Fetcher()
     fetcher.asks(want_of({"b": 5}, limit=5))
     fetcher.told_lacks(1, storage="new")
-    assert fetcher.lacking() == {}
+    assert fetcher.missing() == {}
 
 
 def test_only_what_was_asked_for_is_believed() -> None:
     fetcher = Fetcher()
     fetcher.asks(want_of({"b": 4}, applied=2, limit=4))
     fetcher.told_lacks(2, 5)
-    assert fetcher.lacking() == {3: "b", 4: "b"}
+    assert fetcher.missing() == {3: "b", 4: "b"}
 
 
 def test_only_who_was_asked_is_believed() -> None:
@@ -327,20 +327,20 @@ def test_only_who_was_asked_is_believed() -> None:
     _, fetch = fetcher.sent[A1]
     fetcher.fetching.lacks("c", "disk-c", Lacks(fetch.request, A1, "disk-c", 1, 1))
     fetcher.fetching.lacks("b", "disk-b", Lacks(fetch.request, A2, "disk-b", 1, 1))
-    assert fetcher.lacking() == {}
+    assert fetcher.missing() == {}
     assert fetcher.asks(want_of({"b": 4}, limit=4)) is None
 
 
-def test_what_is_found_or_over_is_lacking_no_more() -> None:
+def test_what_is_found_or_over_is_missing_no_more() -> None:
     fetcher = Fetcher()
     fetcher.asks(want_of({"b": 4}, limit=4))
     fetcher.told_lacks(1, 2)
     fetcher.fetching.look_only_for(A1, SeqSet([(2, 9)]))
     fetcher.fetching.look_only_for(A2, NO_SEQS)
-    assert fetcher.lacking() == {2: "b"}
+    assert fetcher.missing() == {2: "b"}
     fetcher.fetching.forget(A1)
     fetcher.fetching.forget(A2)
-    assert fetcher.lacking() == {}
+    assert fetcher.missing() == {}
 
 
 def test_what_is_wanted_no_more_is_forgotten_after_a_while() -> None:
@@ -397,7 +397,7 @@ def test_what_anyone_has_is_got_and_of_the_rest_all_are_known_to_lack_it(
             fetcher.told_lacks(min(lacks), max(lacks))
     for first, _ in _want_of_all(held, limit).runs():
         assert not any(first in holds[node] for node in answering)
-        assert "".join(answering) == fetcher.lacking().get(first, "")
+        assert "".join(answering) == fetcher.missing().get(first, "")
 
 
 def _leading(run: set[int], held: set[int]) -> set[int]:
@@ -406,11 +406,11 @@ def _leading(run: set[int], held: set[int]) -> set[int]:
 
 def _want_of_all(held: set[int], limit: int) -> Want:
     applied = max(held, default=0)
-    return want_of(applied=applied, lacking=_holes(held), limit=limit)
+    return want_of(applied=applied, missing=_holes(held), limit=limit)
 
 
 def _heartbeat_of(held: set[int]) -> WheelHeartbeat:
-    return wheel_heartbeat(max(held, default=0), lacking=_holes(held))
+    return wheel_heartbeat(max(held, default=0), missing=_holes(held))
 
 
 def _holes(held: set[int]) -> tuple[int, ...]:

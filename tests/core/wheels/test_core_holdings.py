@@ -5,7 +5,7 @@ from dataclasses import replace
 from delaywheel.identity import WheelId
 from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameSet
-from delaywheel_replica.core.protocol.heartbeat import MAX_LACKING, WheelHeartbeat
+from delaywheel_replica.core.protocol.heartbeat import MAX_MISSING, WheelHeartbeat
 from delaywheel_replica.core.wheels.inventory import READ_AGAIN_MS, Inventory
 from support.core.member_world import held_of
 from support.core.values import heartbeat, wheel_heartbeat
@@ -14,11 +14,11 @@ B1 = WheelId("b", 1)
 B2 = WheelId("b", 2)
 
 
-def holding(applied: int, lacking: tuple[int, ...] = ()) -> Inventory:
-    return Inventory({B1: held_of(B1, applied, lacking=lacking)})
+def holding(applied: int, missing: tuple[int, ...] = ()) -> Inventory:
+    return Inventory({B1: held_of(B1, applied, missing=missing)})
 
 
-def test_the_prefix_ends_before_the_first_frame_that_is_lacking_and_not_lost() -> None:
+def test_the_prefix_ends_before_the_first_frame_that_is_missing_and_not_lost() -> None:
     holdings = holding(5, (2, 4))
     assert holdings.prefix(B1) == 1
     holdings.lost(FrameSet.of({(B1, 2)}))
@@ -28,15 +28,15 @@ def test_the_prefix_ends_before_the_first_frame_that_is_lacking_and_not_lost() -
     assert holdings.prefix(WheelId("c", 1)) == 0
 
 
-def test_a_frame_that_could_not_be_read_is_lacking_until_it_is_repaired() -> None:
+def test_a_frame_that_could_not_be_read_is_missing_until_it_is_repaired() -> None:
     holdings = holding(5)
     holdings.unreadable(B1, SeqSet.of([3]))
     holdings.unreadable(B1, SeqSet.of([6]))
     holdings.put(held_of(B1, 6))
-    assert holdings.heartbeats()[B1].lacking == SeqSet.of([3])
+    assert holdings.heartbeats()[B1].missing == SeqSet.of([3])
     holdings.repaired(B1, SeqSet.of([3]), 0)
     holdings.put(held_of(B1, 6))
-    assert holdings.heartbeats()[B1].lacking == NO_SEQS
+    assert holdings.heartbeats()[B1].missing == NO_SEQS
 
 
 def test_what_lies_beyond_the_end_is_cut_with_its_marks() -> None:
@@ -46,32 +46,32 @@ def test_what_lies_beyond_the_end_is_cut_with_its_marks() -> None:
     holdings.put(held_of(B1, 3, final_seq=3))
     held = holdings.get(B1)
     assert held is not None
-    assert held.lacking == SeqSet.of([2])
+    assert held.missing == SeqSet.of([2])
 
 
 def test_the_cleaners_word_may_be_older_than_the_repair() -> None:
     holdings = holding(5)
     bad = FrameSet.of({(B1, 3)})
     holdings.reported(bad, 1_000)
-    assert holdings.heartbeats()[B1].lacking == SeqSet.of([3])
+    assert holdings.heartbeats()[B1].missing == SeqSet.of([3])
     holdings.repaired(B1, SeqSet.of([3]), 1_100)
     holdings.put(held_of(B1, 5))
     holdings.reported(bad, 1_100 + READ_AGAIN_MS - 1)
-    assert holdings.heartbeats()[B1].lacking == NO_SEQS
+    assert holdings.heartbeats()[B1].missing == NO_SEQS
     holdings.reported(bad, 1_100 + READ_AGAIN_MS)
-    assert holdings.heartbeats()[B1].lacking == SeqSet.of([3])
+    assert holdings.heartbeats()[B1].missing == SeqSet.of([3])
 
 
 def test_what_no_leader_waits_for_any_more_is_taken_back_in_time() -> None:
     holdings = holding(5)
     holdings.unreadable(B1, SeqSet.of([2]))
     holdings.reported(FrameSet.of({(B1, 3), (B1, 6), (B2, 1)}), 1_000)
-    assert holdings.heartbeats()[B1].lacking == SeqSet.of([2, 3])
+    assert holdings.heartbeats()[B1].missing == SeqSet.of([2, 3])
     holdings.reported(FrameSet.of({(B1, 4)}), 1_100)
     holdings.reported(NO_FRAMES, 1_100 + READ_AGAIN_MS - 1)
-    assert holdings.heartbeats()[B1].lacking == SeqSet.of([2, 3, 4])
+    assert holdings.heartbeats()[B1].missing == SeqSet.of([2, 3, 4])
     holdings.reported(NO_FRAMES, 1_100 + READ_AGAIN_MS)
-    assert holdings.heartbeats()[B1].lacking == SeqSet.of([2])
+    assert holdings.heartbeats()[B1].missing == SeqSet.of([2])
 
 
 def test_of_several_words_the_greatest_counts() -> None:
@@ -98,9 +98,9 @@ def test_what_was_told_is_never_changed_afterwards() -> None:
 
 
 def test_a_beat_has_a_bounded_size() -> None:
-    """What is not told to be lacking is held."""
+    """What is not told to be missing is held."""
     scattered = tuple(range(2, 400, 2))
-    told = holding(500, scattered).heartbeats()[B1].lacking
-    assert len(told.spans) == MAX_LACKING
-    assert told.spans[-1] == (2 * MAX_LACKING, 398)
-    assert told - SeqSet.of(scattered) == SeqSet.of(range(2 * MAX_LACKING + 1, 398, 2))
+    told = holding(500, scattered).heartbeats()[B1].missing
+    assert len(told.spans) == MAX_MISSING
+    assert told.spans[-1] == (2 * MAX_MISSING, 398)
+    assert told - SeqSet.of(scattered) == SeqSet.of(range(2 * MAX_MISSING + 1, 398, 2))

@@ -28,7 +28,7 @@ def judged(
     request: int = PUSHED,
     *,
     applied: int | None = 0,
-    lacking: tuple[int, ...] = (),
+    missing: tuple[int, ...] = (),
     storage: str = "disk-b",
     node: str = "b",
     own_open: WheelId | None = None,
@@ -36,7 +36,7 @@ def judged(
     fill: int | None = None,
     closed_at: int | None = None,
 ) -> Verdict:
-    held = None if applied is None else Held(CARD, applied, 0, SeqSet.of(lacking))
+    held = None if applied is None else Held(CARD, applied, 0, SeqSet.of(missing))
     return judge(
         frames_of(seqs, request),
         held,
@@ -77,8 +77,8 @@ def test_what_comes_behind_a_gap_within_a_message_is_dropped() -> None:
     assert seqs_of(judged([4, 6, 7], applied=3).mirror) == [4]
 
 
-def test_lacking_frames_are_put_in_their_places() -> None:
-    verdict = judged([1, 2, 3, 4, 5], applied=4, lacking=(2, 4))
+def test_missing_frames_are_put_in_their_places() -> None:
+    verdict = judged([1, 2, 3, 4, 5], applied=4, missing=(2, 4))
     assert seqs_of(verdict.repair) == [2, 4]
     assert seqs_of(verdict.mirror) == [5]
 
@@ -99,7 +99,7 @@ def test_an_own_wheel_that_was_left_takes_what_it_lacks() -> None:
         storage="disk-a",
         own_open=WheelId("a", 3),
         applied=3,
-        lacking=(3,),
+        missing=(3,),
     )
     assert (seqs_of(own.repair), seqs_of(own.mirror)) == ([3], [4])
 
@@ -152,12 +152,12 @@ def test_a_closed_wheel_is_taken_to_its_end(
 
 
 def test_what_was_held_before_the_promise_may_be_repaired() -> None:
-    verdict = judged([2, 4], FETCHED, applied=3, lacking=(2,), fenced_upto=2)
+    verdict = judged([2, 4], FETCHED, applied=3, missing=(2,), fenced_upto=2)
     assert verdict == Verdict(repair=frames_of([2], FETCHED).frames)
 
 
 def test_nothing_beyond_the_end_is_repaired() -> None:
-    verdict = judged([2, 3], FETCHED, applied=3, lacking=(2, 3), closed_at=2)
+    verdict = judged([2, 3], FETCHED, applied=3, missing=(2, 3), closed_at=2)
     assert seqs_of(verdict.repair) == [2]
 
 
@@ -169,7 +169,7 @@ seq_sets = st.sets(st.integers(1, 9))
 @given(
     seqs=seq_sets,
     applied=st.integers(0, 7),
-    lacking=seq_sets,
+    missing=seq_sets,
     fenced=st.booleans(),
     fill=st.none() | st.integers(0, 9),
     closed_at=st.none() | st.integers(0, 9),
@@ -178,32 +178,32 @@ seq_sets = st.sets(st.integers(1, 9))
 def test_frames_one_by_one(
     seqs: set[int],
     applied: int,
-    lacking: set[int],
+    missing: set[int],
     fenced: bool,
     fill: int | None,
     closed_at: int | None,
     pushed: bool,
 ) -> None:
-    lacking = {seq for seq in lacking if seq <= applied}
+    missing = {seq for seq in missing if seq <= applied}
     verdict = judged(
         sorted(seqs),
         PUSHED if pushed else FETCHED,
         applied=applied,
-        lacking=tuple(sorted(lacking)),
+        missing=tuple(sorted(missing)),
         fenced_upto=2 if fenced else 1,
         fill=fill,
         closed_at=closed_at,
     )
-    rows, held, refused = applied, set(range(1, applied + 1)) - lacking, False
+    rows, held, refused = applied, set(range(1, applied + 1)) - missing, False
     for seq in sorted(seqs):
         is_free = closed_at is None and not fenced
         is_allowed = is_free or seq <= (fill or 0 if closed_at is None else closed_at)
         refused |= pushed and not is_allowed
-        is_hole = seq in lacking and (closed_at is None or seq <= closed_at)
+        is_hole = seq in missing and (closed_at is None or seq <= closed_at)
         if is_hole or (is_allowed and seq == rows + 1):
             held.add(seq)
             rows = max(rows, seq)
-    before = set(range(1, applied + 1)) - lacking
+    before = set(range(1, applied + 1)) - missing
     taken = seqs_of(verdict.mirror) + seqs_of(verdict.repair)
     assert before.isdisjoint(taken)
     assert before.union(taken) == held

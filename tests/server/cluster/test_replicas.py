@@ -45,8 +45,8 @@ def told(
 
 
 def of_b(applied: int, **changes: object) -> Heartbeat:
-    lacking = changes.pop("lacking", ())
-    made = heartbeat("b", wheels={A1: wheel_heartbeat(applied, lacking=lacking)})  # type: ignore[arg-type]
+    missing = changes.pop("missing", ())
+    made = heartbeat("b", wheels={A1: wheel_heartbeat(applied, missing=missing)})  # type: ignore[arg-type]
     return replace(made, **changes)  # type: ignore[arg-type]
 
 
@@ -64,12 +64,12 @@ def test_whom_it_does_not_wait_for_is_behind_though_it_holds_all() -> None:
 
 
 def test_frames_that_cannot_be_read_or_may_be_lost_are_incomplete() -> None:
-    row = told(of_b(20, lacking=(5, 9)))
+    row = told(of_b(20, missing=(5, 9)))
     assert (row.state, row.held_seq, row.lag_frames) == (INCOMPLETE, 4, 16)
     assert told(of_b(18, complete=False)).state == INCOMPLETE
     # What is known to be lost, nobody lacks.
     lost = ControlState(lost=FrameSet.of({(A1, 5), (A1, 9)}))
-    assert told(of_b(20, lacking=(5, 9)), control=lost).lag_frames == 0
+    assert told(of_b(20, missing=(5, 9)), control=lost).lag_frames == 0
 
 
 def test_who_is_not_heard_is_away_and_its_word_old() -> None:

@@ -47,7 +47,7 @@ from delaywheel_replica.core.protocol.status_files import Role
 from delaywheel_replica.core.wheels.verifying import AGAIN_MS
 from delaywheel_replica.server.commit.committer import Request
 from sim.machine.disk import Crash, Fault, SimulatedDisk
-from support.core.values import lacking_members
+from support.core.values import missing_members
 from support.server.driven import DATA, LATE_WINDOW_S, NOW_MS, Driven
 from support.wheels.copies import bundled, copies_of
 from support.wheels.messages import BASE_SLOT, Message, columns_of, message
@@ -283,11 +283,11 @@ def test_a_closed_wheel_is_noted_and_deleted_once_it_is_registered_no_more(ready
 
 def test_alone_it_lacks_what_its_cleaner_could_not_read(ready: Driven) -> None:
     ready.produce(message(), message(1, slot=BASE_SLOT + 1))
-    assert lacking_members(ready.row) == {}
+    assert missing_members(ready.row) == {}
     bad = FrameSet.of({(ONE, 1), (ONE, 3), (TWO, 5)})
     ready.hear(w1=None, w2=None, unreadable=bad)
     # The wheel was left, for its origin cannot serve it. What is not written yet may still come.
-    assert lacking_members(ready.row)[ONE, 1] == "n1"
+    assert missing_members(ready.row)[ONE, 1] == "n1"
     assert (TWO, 5) not in ready.row.looked_for
     assert ready.row.heartbeat.open == TWO
     ready.hear(w1=None, w2=None, unreadable=bad, lost=FrameSet.of({(ONE, 1)}))

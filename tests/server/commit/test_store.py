@@ -204,7 +204,7 @@ def test_what_a_crash_took_is_found_though_the_process_ends_before_it_is_looked_
             verified(store)
             assert effects > 3
             break
-        assert restarted(disk, "boot-2").held(WHEEL).lacking == SeqSet.of([4])
+        assert restarted(disk, "boot-2").held(WHEEL).missing == SeqSet.of([4])
 
 
 def lose_slot_files(disk: SimulatedDisk, slot: int) -> None:
@@ -256,7 +256,7 @@ def test_the_open_wheel_is_written_read_and_left() -> None:
     assert read(store, OWN, 1, 5) == ([1, 2], [])
     assert store.card(OWN).members == MEMBERS
     held = left(store)
-    assert (held.applied, held.top_slot, held.lacking) == (2, BASE_SLOT + 3, NO_SEQS)
+    assert (held.applied, held.top_slot, held.missing) == (2, BASE_SLOT + 3, NO_SEQS)
     assert store.wheel is None
     with pytest.raises(WheelMissing):
         store.leave_wheel()
@@ -308,7 +308,7 @@ def test_a_wheel_whose_index_cannot_be_opened_lacks_all_its_frames_for_so_long()
     write(store, 0, 1)
     disk.faults += [Fault("open", path_part="index") for _ in range(99)]
     held = left(store)
-    assert (held.applied, list(held.lacking)) == (2, [1, 2])
+    assert (held.applied, list(held.missing)) == (2, [1, 2])
     frames = bundled(copies_of_own())
     with pytest.raises(OSError, match="Input/output"):
         store.repair(held.card, frames)
@@ -465,7 +465,7 @@ def test_what_the_medium_took_counts_after_a_refusal() -> None:
     assert store.mirror(CARD, bundled(copies)).applied == 5
 
 
-def test_damage_is_lacking_until_it_is_repaired_also_after_restarts() -> None:
+def test_damage_is_missing_until_it_is_repaired_also_after_restarts() -> None:
     disk = SimulatedDisk()
     store = opened(disk)
     copies = written_elsewhere()
@@ -473,15 +473,15 @@ def test_damage_is_lacking_until_it_is_repaired_also_after_restarts() -> None:
     disk.flip_bit(layout.slot_path(layout.wheel_folder(DATA, WHEEL), BASE_SLOT + 1), 300)
     assert read(store, WHEEL, 1, 5) == ([1], [2])
     assert read(store, WHEEL, 2, 5) == ([], [2])
-    assert store.held(WHEEL).lacking == SeqSet.of([2])
+    assert store.held(WHEEL).missing == SeqSet.of([2])
     store.checkpoint(ignored)
     store = restarted(disk)
-    assert store.held(WHEEL).lacking == SeqSet.of([2])
-    assert store.repair(CARD, bundled(copies[1:2])).lacking == NO_SEQS
-    assert restarted(disk).held(WHEEL).lacking == NO_SEQS
+    assert store.held(WHEEL).missing == SeqSet.of([2])
+    assert store.repair(CARD, bundled(copies[1:2])).missing == NO_SEQS
+    assert restarted(disk).held(WHEEL).missing == NO_SEQS
 
 
-def test_what_is_not_here_is_told_as_lacking() -> None:
+def test_what_is_not_here_is_told_as_missing() -> None:
     store = opened(SimulatedDisk())
     assert read(store, WHEEL, 3, 100) == ([], list(range(3, 101)))
     store.mirror(CARD, bundled(written_elsewhere()))
@@ -523,9 +523,9 @@ def test_a_frame_without_content_tells_the_floor() -> None:
     store = opened(SimulatedDisk())
     copies = written_elsewhere()
     finished = [copies[0]._replace(content=b""), *copies[1:]]
-    assert store.mirror(CARD, bundled(finished)).lacking == NO_SEQS
+    assert store.mirror(CARD, bundled(finished)).missing == NO_SEQS
     assert read(store, WHEEL, 1, 3) == ([1, 2, 3], [])
-    assert store.held(WHEEL).lacking == NO_SEQS
+    assert store.held(WHEEL).missing == NO_SEQS
 
 
 def test_lost_frames_are_passed_on_as_holes() -> None:
@@ -533,10 +533,10 @@ def test_lost_frames_are_passed_on_as_holes() -> None:
     store = opened(disk)
     copies = written_elsewhere()
     holed = [copies[0], FrameCopy(2, HOLE_ROW, b""), *copies[2:]]
-    assert store.mirror(CARD, bundled(holed)).lacking == SeqSet.of([2])
+    assert store.mirror(CARD, bundled(holed)).missing == SeqSet.of([2])
     assert read(store, WHEEL, 1, 3) == ([1], [2])
     store.forget_lost(FrameSet.of([(WHEEL, 2), (WHEEL, 1)]))
-    assert store.held(WHEEL).lacking == NO_SEQS
+    assert store.held(WHEEL).missing == NO_SEQS
     frames, absent = store.outgoing.read(WHEEL, 1, 3, max_bytes=9999, max_frames=9, floor=0)
     assert (frames, absent) == (bundled(holed[:3]), NO_SEQS), "what is here goes on, lost or not"
 
@@ -547,7 +547,7 @@ def test_many_lost_frames_are_gone_through_once(monkeypatch: pytest.MonkeyPatch)
     holes = [FrameCopy(seq, HOLE_ROW, b"") for seq in range(1, 301)]
     store.mirror(CARD, bundled(holes[:200]))
     store.forget_lost(FrameSet([FrameRange(WHEEL, 1, 150)]))
-    assert store.held(WHEEL).lacking == SeqSet.of(range(151, 201))
+    assert store.held(WHEEL).missing == SeqSet.of(range(151, 201))
     looked: list[object] = []
     contains = FrameSet.__contains__
 
@@ -557,12 +557,12 @@ def test_many_lost_frames_are_gone_through_once(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(FrameSet, "__contains__", watched)
     for _ in range(3):
-        assert len(store.held(WHEEL).lacking) == 50
+        assert len(store.held(WHEEL).missing) == 50
     assert looked == []
     # What changes is seen: holes that come, frames that are lost.
-    assert store.mirror(CARD, bundled(holes[200:])).lacking == SeqSet.of(range(151, 301))
+    assert store.mirror(CARD, bundled(holes[200:])).missing == SeqSet.of(range(151, 301))
     store.forget_lost(FrameSet([FrameRange(WHEEL, 200, 400)]))
-    assert store.held(WHEEL).lacking == SeqSet.of(range(151, 200))
+    assert store.held(WHEEL).missing == SeqSet.of(range(151, 200))
 
 
 def test_a_million_lost_frames_in_a_row_are_a_few_numbers() -> None:
@@ -580,7 +580,7 @@ def test_a_million_lost_frames_in_a_row_are_a_few_numbers() -> None:
         disk.set_content(layout.index_path(folder, segment), rows[begin : begin + SEGMENT_BYTES])
     for boot_id in ("boot-1", "boot-1", "boot-2"):
         store = restarted(disk, boot_id)
-        assert store.held(WHEEL).lacking == SeqSet([(2, million + 1)])
+        assert store.held(WHEEL).missing == SeqSet([(2, million + 1)])
         store.checkpoint(ignored)
         assert load_checkpoint(disk, folder) == (million + 1, SeqSet([(2, million + 1)]))
         assert len(disk.content(layout.checkpoint_path(folder))) < 100
@@ -598,9 +598,9 @@ def test_a_million_lost_frames_in_a_row_are_a_few_numbers() -> None:
     held = store.repair(
         CARD, bundled([copies[1]._replace(seq=million)])
     )  # which is another frame's
-    assert held.lacking == SeqSet([(2, million + 1)])
+    assert held.missing == SeqSet([(2, million + 1)])
     store.forget_lost(FrameSet([FrameRange(WHEEL, 2, million + 1)]))
-    assert store.held(WHEEL).lacking == NO_SEQS
+    assert store.held(WHEEL).missing == NO_SEQS
     frames, absent = store.outgoing.read(WHEEL, 2, million, max_bytes=9999, max_frames=512, floor=0)
     assert (len(frames), absent) == (512, NO_SEQS)
 
@@ -716,7 +716,7 @@ def test_what_a_failed_sync_dropped_is_written_again_also_by_the_next_process() 
     restarted(disk).checkpoint(ignored)
     lose_unsynced(disk)
     store = restarted(disk, "boot-2")
-    assert store.held(WHEEL).lacking == NO_SEQS
+    assert store.held(WHEEL).missing == NO_SEQS
     assert read(store, WHEEL, 1, 4) == ([1, 2, 3, 4], [])
 
 
@@ -731,8 +731,8 @@ def test_what_cannot_be_written_again_after_a_failed_sync_is_told_as_damaged() -
     told: list[tuple[object, ...]] = []
     store.checkpoint(lambda *frame: told.append(frame))
     assert told == [(WHEEL, SeqSet.of([2]))]
-    assert store.held(WHEEL).lacking == SeqSet.of([2])
-    assert restarted(disk).held(WHEEL).lacking == SeqSet.of([2])
+    assert store.held(WHEEL).missing == SeqSet.of([2])
+    assert restarted(disk).held(WHEEL).missing == SeqSet.of([2])
 
 
 def test_a_checkpoint_of_synced_groups_syncs_nothing() -> None:

@@ -115,7 +115,7 @@ class Node:
         """This was told to others."""
         wheel = held.card.wheel
         self.promised |= {
-            (wheel, seq) for seq in range(1, held.applied + 1) if seq not in held.lacking
+            (wheel, seq) for seq in range(1, held.applied + 1) if seq not in held.missing
         }
 
     def forget(self, wheel: WheelId, seq: int) -> None:
@@ -185,7 +185,7 @@ class StoreMachine(RuleBasedStateMachine):
         """The node fetches from the other what it lacks."""
         taker, giver = self._pair(name)
         held = taker.store.held_wheels().get(wheel)
-        for seq in () if held is None else held.lacking:
+        for seq in () if held is None else held.missing:
             frames, _ = self._read(giver, wheel, seq, seq)
             if len(frames):
                 self._hold(name, taker.store.repair(giver.store.card(wheel), frames))
@@ -224,7 +224,7 @@ class StoreMachine(RuleBasedStateMachine):
     def _is_told(self, node: Node, frame: FrameName) -> bool:
         wheel, seq = frame
         held = node.store.held_wheels().get(wheel)
-        return held is None or (seq <= held.applied and seq not in held.lacking)
+        return held is None or (seq <= held.applied and seq not in held.missing)
 
     @rule(number=st.integers(0, 9))
     def close(self, number: int) -> None:
@@ -276,7 +276,7 @@ class StoreMachine(RuleBasedStateMachine):
         node.forget(wheel, seq)
         frames, missing = self._read(node, wheel, seq, seq)
         assert (len(frames), missing) == (0, [seq])
-        assert seq in node.store.held(wheel).lacking
+        assert seq in node.store.held(wheel).missing
         self._mend(name, wheel)
 
     # --- what befalls them
@@ -375,7 +375,7 @@ class StoreMachine(RuleBasedStateMachine):
             for found, seq in sorted(kept):
                 if found == wheel and self._is_alive((found, seq)) and self._is_within(found, seq):
                     assert seq <= held.applied, "what was told to be held is there"
-                    assert seq not in held.lacking, "what was told to be held is there"
+                    assert seq not in held.missing, "what was told to be held is there"
         if seed is not None and not self.sync_groups:
             node.promised = set(node.synced)
         for held in node.store.held_wheels().values():
@@ -407,10 +407,10 @@ class StoreMachine(RuleBasedStateMachine):
 
     def _lose(self, wheel: WheelId) -> bool:
         """What no node can read is committed to be lost."""
-        lacking = {seq for held in self._state_of(wheel) if held for seq in held.lacking}
+        missing = {seq for held in self._state_of(wheel) if held for seq in held.missing}
         lost = [
             (wheel, seq)
-            for seq in lacking
+            for seq in missing
             if not any(self._read(node, wheel, seq, seq)[0] for node in self.nodes.values())
         ]
         self.lost.update(lost)
@@ -425,10 +425,10 @@ class StoreMachine(RuleBasedStateMachine):
             last_seq = one.last_seq
         else:
             held = one.held_wheels().get(wheel)
-            assert held is None or not held.lacking
+            assert held is None or not held.missing
             last_seq = 0 if held is None else held.applied
         assert last_seq == (mirrored.applied if mirrored is not None else 0)
-        assert mirrored is None or not mirrored.lacking
+        assert mirrored is None or not mirrored.missing
         if any(found == wheel for found, _ in self.lost):
             return
         if last_seq:
@@ -485,12 +485,12 @@ class StoreMachine(RuleBasedStateMachine):
         folder = layout.wheel_folder(DATA, wheel)
         rows = rows_of(node.disk, DATA, wheel)
         held = node.store.held_wheels().get(wheel)
-        lacking = set() if held is None else set(held.lacking)
+        missing = set() if held is None else set(held.missing)
         if held is not None:
             assert len(rows) == held.applied
             assert held.applied <= self.ends.get(wheel, 1 << 40) or held.final_seq is None
         for seq, row in enumerate(rows, 1):
-            if seq in lacking or (wheel, seq) in self.lost:
+            if seq in missing or (wheel, seq) in self.lost:
                 continue
             assert row != HOLE_ROW
             slot, offset, length, _ = np.frombuffer(row, dtype=INDEX_ROW)[0].item()

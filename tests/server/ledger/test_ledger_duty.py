@@ -30,8 +30,8 @@ MEMBERS = {"n1": "s1", "n2": "s2", "n3": "s3"}
 NOW_MS = 10_000_000
 
 
-def held(applied: int, high_watermark: int, *lacking: int, ledger: int = 0) -> WheelHeartbeat:
-    return WheelHeartbeat(applied, high_watermark, 0, 0, ledger, 0, SeqSet.of(lacking))
+def held(applied: int, high_watermark: int, *missing: int, ledger: int = 0) -> WheelHeartbeat:
+    return WheelHeartbeat(applied, high_watermark, 0, 0, ledger, 0, SeqSet.of(missing))
 
 
 def heartbeat_of(node: str, storage: str | None = None, **wheels: WheelHeartbeat) -> Heartbeat:
@@ -75,7 +75,7 @@ def test_own_wheels_are_published_as_far_as_they_are_acknowledged_or_closed() ->
     assert found == {
         OPEN: Publishable(7, told_seq=3),
         LEFT: Publishable(8, born_ms=70_000),
-        # What is lacking may still come; what is lost does not.
+        # What is missing may still come; what is lost does not.
         CLOSED: Publishable(5, born_ms=70_000, is_sole=False),
         ENDED: Publishable(6, born_ms=70_000, is_sole=False, lost=lost),
     }

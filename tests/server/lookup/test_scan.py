@@ -59,7 +59,7 @@ class Site:
     """Node a, with its own wheel a.1 and what it holds of b.1, which is closed.
 
     Attributes:
-        lacking: so many frames of b.1 never came here.
+        missing: so many frames of b.1 never came here.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Site:
     ) -> None:
         self.disk = SimulatedDisk()
         Dial(self.disk, DATA, 100)
-        self.lacking = 0
+        self.missing = 0
         self.applied = {A1: 0, B1: 0}
         self._cleaner = Cleaner()
         view = NodeView(status=self._status, cleaner=self._cleaner)
@@ -108,7 +108,7 @@ class Site:
         return found.dues_ms[0] if found.copies else Reason.MESSAGE_NOT_FOUND
 
     async def find(self, wheel: WheelId) -> Found:
-        closed_at = self.applied[B1] + self.lacking
+        closed_at = self.applied[B1] + self.missing
         self._cleaner.status = CleanerStatus(
             node="a",
             boot="boot",
@@ -218,7 +218,7 @@ async def test_another_attempt_may_lie_elsewhere(site: Site) -> None:
 async def test_what_this_node_lacks_may_be_what_is_meant(site: Site) -> None:
     """The handle's own message may be in a frame that never came here: the other is not it."""
     site.write(A1, sent(LATE_MS))
-    site.lacking = 1
+    site.missing = 1
     assert await site.due_of(B1) == Reason.NOT_UP_TO_DATE
 
 

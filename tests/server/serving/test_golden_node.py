@@ -50,7 +50,7 @@ def test_a_node_goes_on_where_an_earlier_release_was_killed(golden: Path, tmp_pa
     assert (state.storage, state.open, state.spare) == (STORAGE, OWN, SPARE)
     assert (state.last_number, dict(state.fenced)) == (4, {"golden-2": 6})
     held = store.held_wheels()
-    assert {wheel: (each.applied, each.lacking) for wheel, each in held.items()} == {
+    assert {wheel: (each.applied, each.missing) for wheel, each in held.items()} == {
         OWN: (2, NO_SEQS),
         MIRROR: (1, NO_SEQS),
     }

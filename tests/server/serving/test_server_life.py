@@ -379,7 +379,7 @@ def test_frames_of_a_closed_wheel_that_a_crash_of_the_machine_took_hold_up_nothi
     _change_boot(server)
     server.start()
     wait_until("they are lost", lambda: {(ONE, 2), (ONE, 3)} <= server.cleaner.state.lost)
-    wait_until("nothing is waited for", lambda: not _told(server).lacking)
+    wait_until("nothing is waited for", lambda: not _told(server).missing)
     wait_until("its end is noted", lambda: _final_seq(server) == 3)
     wait_until("the books go on", lambda: _is_published(server, 3))
 

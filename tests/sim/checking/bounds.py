@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from delaywheel.storage.frames.rows import HOLE_ROW
 from delaywheel_replica.cleaner.due.unreadable import TOLD_RANGES
-from delaywheel_replica.core.protocol.heartbeat import MAX_LACKING, MAX_SOUGHT
+from delaywheel_replica.core.protocol.heartbeat import MAX_MISSING, MAX_SOUGHT
 from delaywheel_replica.core.protocol.status_files import ServerStatus
 from sim.checking.truth import FrameTruth, index_of, row_on
 from sim.nodes.node import CLEANER, SERVER
@@ -35,7 +35,7 @@ One is being synced, which may take long, and one is rewritten or looked at mean
 """
 
 ROW_BYTES = 3_000
-"""A row without wheels, nodes and what is told of lost and lacking frames."""
+"""A row without wheels, nodes and what is told of lost and missing frames."""
 
 ROW_BYTES_A_NODE = 300
 """Of each node that is heard."""
@@ -97,9 +97,9 @@ def _too_much_told(world: World, name: str, row: ServerStatus) -> Iterator[str]:
     if len(row.answers) > nodes * nodes:
         yield f"{name} tells {len(row.answers)} answers"
     for wheel, told in row.heartbeat.wheels.items():
-        spans = len(told.lacking.spans)
-        if spans > MAX_LACKING:
-            yield f"{name} tells {spans} spans of {wheel} to be lacking"
+        spans = len(told.missing.spans)
+        if spans > MAX_MISSING:
+            yield f"{name} tells {spans} spans of {wheel} to be missing"
 
 
 def _not_copies(world: World, node: SimNode) -> Iterator[str]:
@@ -116,7 +116,7 @@ def _not_copies(world: World, node: SimNode) -> Iterator[str]:
         if not row or row == HOLE_ROW or is_lost:
             continue
         held = copies.get(frame.wheel)
-        if held is not None and frame.seq in held.lacking:
+        if held is not None and frame.seq in held.missing:
             continue
         if not _is_copy(node, frame, row):
             yield f"{node.name} has another {frame.wheel}/{frame.seq} than its origin wrote"

@@ -156,10 +156,10 @@ class Checks:
             self._truth.held(*place, self._prefix(held))
 
     def _prefix(self, held: Held) -> int:
-        """Up to where it holds a wheel; a frame that is given up is not lacking."""
+        """Up to where it holds a wheel; a frame that is given up is not missing."""
         wheel = held.card.wheel
-        lacking = held.lacking - self.given_up.seqs(wheel)
-        return lacking.first - 1 if lacking else held.applied
+        missing = held.missing - self.given_up.seqs(wheel)
+        return missing.first - 1 if missing else held.applied
 
     def turned(self, node: SimNode, role: Role) -> None:
         """A cleaner has turned: it does not stand before its own server has told anything."""

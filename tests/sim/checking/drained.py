@@ -55,9 +55,9 @@ def _node_left(world: World, node: SimNode, heartbeat: Heartbeat) -> Iterator[st
         yield f"{name} has open {heartbeat.open}, spare {heartbeat.spare}"
     if not heartbeat.complete:
         yield f"{name} is incomplete"
-    lacking = {str(wheel): told.lacking for wheel, told in heartbeat.wheels.items() if told.lacking}
-    if lacking:
-        yield f"{name} lacks {lacking}"
+    missing = {str(wheel): told.missing for wheel, told in heartbeat.wheels.items() if told.missing}
+    if missing:
+        yield f"{name} lacks {missing}"
     foreign = sorted(
         str(wheel) for wheel in heartbeat.wheels if wheel not in world.checks.control.wheels
     )

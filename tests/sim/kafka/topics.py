@@ -76,7 +76,7 @@ def _described(kafka: SimKafka, name: str) -> Described:
     if not kafka.has(name):
         return Described(TopicState.MISSING)
     state = TopicState.PRESENT if trouble is None else _STATES.get(trouble, TopicState.PRESENT)
-    lacking = (
+    missing = (
         frozenset({(1, 3)}) if trouble is TopicTrouble.SHRUNK else frozenset[tuple[int, int]]()
     )
-    return Described(state, len(kafka.partitions(name)), lacking)
+    return Described(state, len(kafka.partitions(name)), missing)

@@ -72,7 +72,7 @@ WHEEL: dict[str, Mutant] = {
         ("links",),
     ),
     "a second is what its file holds": Mutant(
-        "neither slot table nor index is asked whether a frame is lacking in a slot's file",
+        "neither slot table nor index is asked whether a frame is missing in a slot's file",
         trusts_the_file,
         "progress is ahead|never delivered|pending",
         ("deleted_copy", "bad_copy", "deleted_slot"),

@@ -103,13 +103,13 @@ def held_of(
     *,
     nodes: str = "abc",
     top_slot: int = 0,
-    lacking: Iterable[int] = (),
+    missing: Iterable[int] = (),
     final_seq: int | None = None,
 ) -> Held:
     """What a store holds of a wheel."""
     record = record_of(nodes)
     card = WheelCard(wheel, record.members, record.min_insync, SPAN_S)
-    seqs = lacking if isinstance(lacking, SeqSet) else SeqSet.of(lacking)
+    seqs = missing if isinstance(missing, SeqSet) else SeqSet.of(missing)
     return Held(card, applied, top_slot, seqs, final_seq)
 
 
@@ -154,11 +154,11 @@ class FakeStore:
         """What there is of a wheel."""
         seqs = self.frames[wheel]
         applied = max(seqs, default=0)
-        lacking = SeqSet.of(
+        missing = SeqSet.of(
             seq for seq in range(1, applied + 1) if seq not in seqs or (wheel, seq) in self.damaged
         )
         top_slot = 0 if seqs else -1
-        return Held(self.cards[wheel], applied, top_slot, lacking, self.ends.get(wheel))
+        return Held(self.cards[wheel], applied, top_slot, missing, self.ends.get(wheel))
 
     def all_held(self) -> dict[WheelId, Held]:
         """What recovery finds."""
@@ -408,16 +408,16 @@ class FakeNode:
             assert message.prefix <= max(self.store.frames.get(message.wheel, {}), default=0)
 
     def _serve(self, effect: Serve) -> Event | None:
-        frames, lacking = self.store.read(effect)
+        frames, missing = self.store.read(effect)
         if frames:
             card = self.store.cards[effect.wheel]
             message: PeerMessage = Frames(card, bundled(frames), effect.request)
             self.sent.append((effect.peer, message))
         elif effect.request:
             storage = self.store.state.storage
-            message = Lacks(effect.request, effect.wheel, storage, lacking[0], lacking[-1])
+            message = Lacks(effect.request, effect.wheel, storage, missing[0], missing[-1])
             self.sent.append((effect.peer, message))
-        return Unreadable(effect.wheel, SeqSet.of(lacking)) if lacking else None
+        return Unreadable(effect.wheel, SeqSet.of(missing)) if missing else None
 
 
 class FakeCluster:

@@ -54,7 +54,7 @@ wheel_beats = st.builds(
     seal_seq=seqs,
     ledger_seq=seqs,
     top_slot=st.integers(-1, 2**33),
-    lacking=st.sets(st.integers(1, 99), max_size=9).map(SeqSet.of),
+    missing=st.sets(st.integers(1, 99), max_size=9).map(SeqSet.of),
 )
 fences = st.builds(Fence, node_ids, st.integers(1, 9))
 frame_names = st.tuples(wheel_ids, st.integers(1, 99))
@@ -210,7 +210,7 @@ def wheel_heartbeat(
     seal: tuple[int, int] = (0, 0),
     ledger_seq: int | None = None,
     top_slot: int = -1,
-    lacking: Iterable[int] = (),
+    missing: Iterable[int] = (),
     high_watermark: int | None = None,
 ) -> WheelHeartbeat:
     """How far a wheel is held; published and acknowledged as far unless told otherwise."""
@@ -221,7 +221,7 @@ def wheel_heartbeat(
         seal_seq=seal[1],
         ledger_seq=applied if ledger_seq is None else ledger_seq,
         top_slot=top_slot,
-        lacking=lacking if isinstance(lacking, SeqSet) else SeqSet.of(lacking),
+        missing=missing if isinstance(missing, SeqSet) else SeqSet.of(missing),
     )
 
 
@@ -256,7 +256,7 @@ def looked_for(lacks: Mapping[FrameName, Collection[str]]) -> tuple[FrameSet, di
     return FrameSet.of(lacks), by_member
 
 
-def lacking_members(status: ServerStatus) -> dict[FrameName, str]:
+def missing_members(status: ServerStatus) -> dict[FrameName, str]:
     """Of each frame that is looked for the members that do not have it."""
     return {
         frame: "".join(node for node, frames in status.lacks.items() if frame in frames)

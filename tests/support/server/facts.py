@@ -59,7 +59,7 @@ def server_status() -> ServerStatus:
             A1: wheel_heartbeat(10),
             A2: replace(wheel_heartbeat(20), high_watermark=17, ledger_seq=15),
             A3: wheel_heartbeat(0),
-            B1: wheel_heartbeat(7, lacking=(3, 4)),
+            B1: wheel_heartbeat(7, missing=(3, 4)),
         },
     )
     other = heartbeat(

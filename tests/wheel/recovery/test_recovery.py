@@ -134,7 +134,7 @@ def test_a_frame_lost_with_its_row_leaves_a_hole() -> None:
     del frames[2]
     assert read_all(disk, DATA, wheel.wheel) == frames
     again = recover_wheel(disk, DATA, wheel.wheel, os_crashed=False)
-    assert again == Recovered(3, [], SeqSet.of([2])), "no start forgets what is lacking"
+    assert again == Recovered(3, [], SeqSet.of([2])), "no start forgets what is missing"
 
 
 def test_frames_without_rows_are_found_behind_a_damaged_one_that_has_its_row() -> None:

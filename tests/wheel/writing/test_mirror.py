@@ -98,7 +98,7 @@ def test_a_copy_has_the_same_bytes_at_the_same_places() -> None:
     assert pair.append(pair.copies) is None
     pair.assert_same()
     assert (pair.mirror.last_seq, pair.mirror.top_slot) == (5, BASE_SLOT + 2)
-    assert not pair.mirror.lacking
+    assert not pair.mirror.missing
     assert pair.counted() == {0: 3, 1: 1, 2: 1}
     assert pair.reopened() == Recovered(5, [], NO_SEQS)
     assert (pair.mirror.last_seq, pair.mirror.top_slot) == (5, BASE_SLOT + 2)
@@ -199,7 +199,7 @@ def test_finished_slots_have_rows_only() -> None:
     pair.append(finished)
     assert rows_of(pair.disk, DATA, pair.wheel) == [copy.row for copy in pair.copies]
     assert not pair.disk.exists(pair.slot_path())
-    assert not pair.mirror.lacking
+    assert not pair.mirror.missing
     assert pair.counted() == {1: 1, 2: 1}
 
 
@@ -218,7 +218,7 @@ def test_rows_of_deleted_segments_are_taken_as_they_are() -> None:
     zeros = [FrameCopy(seq, bytes(16), b"") for seq in (1, 2)]
     pair.append([*zeros, *pair.copies[2:]])
     assert rows_of(pair.disk, DATA, pair.wheel)[:3] == [bytes(16), bytes(16), pair.copies[2].row]
-    assert not pair.mirror.lacking
+    assert not pair.mirror.missing
     # The file is sparse: what came before is finished, and nobody knows how long it was.
     offset = np.frombuffer(pair.copies[2].row, dtype=INDEX_ROW)["offset"][0]
     assert pair.disk.content(pair.slot_path())[:offset] == bytes(offset)
@@ -226,16 +226,16 @@ def test_rows_of_deleted_segments_are_taken_as_they_are() -> None:
     assert pair.reopened() == Recovered(5, [], NO_SEQS)
 
 
-def test_a_hole_is_lacking_until_it_is_repaired() -> None:
+def test_a_hole_is_missing_until_it_is_repaired() -> None:
     pair = Pair()
     hole = FrameCopy(1, HOLE_ROW, b"")
     pair.append([hole, *pair.copies[1:]])
-    assert list(pair.mirror.lacking) == [1]
+    assert list(pair.mirror.missing) == [1]
     assert pair.reopened() == Recovered(5, [], SeqSet.of([1])), "no restart forgets it"
     assert pair.repair([hole]) == []
-    assert list(pair.mirror.lacking) == [1]
+    assert list(pair.mirror.missing) == [1]
     assert pair.repair(pair.copies[:1]) == []
-    assert not pair.mirror.lacking
+    assert not pair.mirror.missing
     pair.assert_same()
     assert pair.counted() == {0: 3, 1: 1, 2: 1}
     assert pair.reopened() == Recovered(5, [], NO_SEQS)
@@ -246,7 +246,7 @@ def test_a_hole_of_a_finished_slot_is_filled_by_a_row() -> None:
         pair = Pair()
         pair.append([FrameCopy(1, HOLE_ROW, b""), *pair.copies[1:]])
         assert pair.repair([FrameCopy(1, row, b"")]) == []
-        assert not pair.mirror.lacking
+        assert not pair.mirror.missing
         assert rows_of(pair.disk, DATA, pair.wheel)[0] == row
 
 
@@ -263,9 +263,9 @@ def test_a_damaged_frame_is_repaired_in_its_place(number: int) -> None:
     pair.mirror.checkpoint()
     assert pair.reopened().damaged == SeqSet.of([seq]), "no restart forgets it"
     assert len(pair.repair(flipped(pair.copies, number, 70))) == 1
-    assert list(pair.mirror.lacking) == [seq]
+    assert list(pair.mirror.missing) == [seq]
     assert pair.repair(pair.copies) == []
-    assert not pair.mirror.lacking
+    assert not pair.mirror.missing
     pair.assert_same()
     assert pair.reopened() == Recovered(5, [], NO_SEQS)
 
@@ -287,7 +287,7 @@ def test_a_repair_goes_to_the_file_that_has_the_name() -> None:
     pair.mirror.note_damaged(2)
     for copy in pair.copies:
         assert pair.repair([copy]) == []
-    assert not pair.mirror.lacking
+    assert not pair.mirror.missing
     pair.assert_same()
 
 
@@ -317,8 +317,8 @@ def test_the_end_cuts_rows_frames_and_counts(final_seq: int) -> None:
     assert (meta.state, meta.final_seq) == (WheelState.CLOSED, final_seq)
     pair.append(pair.copies)
     assert pair.mirror.last_seq == final_seq, "nothing comes behind the end"
-    lacking = [5] if final_seq == 5 else []
-    assert pair.mirror.lacking == SeqSet.of(lacking)
+    missing = [5] if final_seq == 5 else []
+    assert pair.mirror.missing == SeqSet.of(missing)
     for os_crashed in (False, True):
         assert pair.reopened(os_crashed=os_crashed).last_seq == final_seq
     pair.mirror.end_at(final_seq)
@@ -412,7 +412,7 @@ def test_what_is_written_again_is_synced_again_whatever_a_sync_had_covered() -> 
     assert not any(content.unsynced for content in slots)
 
 
-def test_a_repair_that_a_crash_of_the_machine_undoes_is_lacking_again() -> None:
+def test_a_repair_that_a_crash_of_the_machine_undoes_is_missing_again() -> None:
     pair = Pair()
     pair.append(pair.copies)
     pair.mirror.checkpoint()
@@ -458,10 +458,10 @@ def test_segments_with_a_hole_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     assert pair.reopened() == Recovered(5, [], NO_SEQS)
 
 
-def test_lacking_frames_below_the_floor_are_finished() -> None:
+def test_missing_frames_below_the_floor_are_finished() -> None:
     pair = Pair()
     pair.append(pair.copies)
     pair.mirror.note_damaged(1)
     pair.mirror.note_damaged(2)
     delete_below(pair.mirror, BASE_SLOT + 1)
-    assert pair.mirror.lacking == SeqSet.of([2])
+    assert pair.mirror.missing == SeqSet.of([2])

@@ -100,8 +100,8 @@ def _described(topic: Any) -> Described:
     if allowed and AclOperation.WRITE not in allowed and AclOperation.ALL not in allowed:
         state = TopicState.DENIED
     copies = ((len(partition.isr), len(partition.replicas)) for partition in topic.partitions)
-    lacking = frozenset((in_sync, replicas) for in_sync, replicas in copies if in_sync < replicas)
-    return Described(state, len(topic.partitions), lacking)
+    missing = frozenset((in_sync, replicas) for in_sync, replicas in copies if in_sync < replicas)
+    return Described(state, len(topic.partitions), missing)
 
 
 def _limits_of(config: Mapping[str, Any]) -> Limits:

@@ -12,7 +12,7 @@ lacks it could not tell from a retry.
 
 V <= T always: an end is never found below what was taken account of (core/leader/closing.py). "Held
 up to a seq" means every frame up to there; those that are committed as lost, or whose slots are
-finished, are not lacking.
+finished, are not missing.
 """
 
 from collections.abc import Mapping
@@ -28,8 +28,8 @@ _NOTHING = WheelHeartbeat(0, 0, 0, 0, 0, -1)
 def held_prefix(state: ControlState, wheel: WheelId, heartbeat: Heartbeat) -> int:
     """Returns the seq up to which a node holds every frame of a wheel, except lost ones."""
     told, lost = heartbeat.wheels.get(wheel, _NOTHING), state.lost.seqs(wheel)
-    lacking = told.lacking - lost
-    return lacking.first - 1 if lacking else lost.end_from(told.applied)
+    missing = told.missing - lost
+    return missing.first - 1 if missing else lost.end_from(told.applied)
 
 
 def member_heartbeats(

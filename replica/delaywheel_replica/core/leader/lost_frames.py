@@ -13,7 +13,7 @@ and holds back neither V nor an end nor the floor.
 | that all members lack otherwise | lost |
 
 What was taken account of, or belongs below an end, but that no member shows, has to be asked for:
-nobody would fetch it by itself, so nobody would say that it is lacking.
+nobody would fetch it by itself, so nobody would say that it is missing.
 
 All of it goes by ranges: a million frames in a row are given up as quickly as one.
 """

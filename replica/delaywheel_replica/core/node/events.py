@@ -112,14 +112,14 @@ class Held:
         card: The wheel's identity.
         applied: The greatest seq that has a row.
         top_slot: The greatest slot of a frame; -1: none.
-        lacking: Seqs up to `applied` that cannot be read.
+        missing: Seqs up to `applied` that cannot be read.
         final_seq: T once it is closed.
     """
 
     card: WheelCard
     applied: int
     top_slot: int
-    lacking: SeqSet = NO_SEQS
+    missing: SeqSet = NO_SEQS
     final_seq: int | None = None
 
 

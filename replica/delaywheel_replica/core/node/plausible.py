@@ -31,7 +31,7 @@ from typing import Final
 from delaywheel.identity import NameInvalidError, WheelId, check_name
 from delaywheel_replica.core.protocol.fields import MalformedError
 from delaywheel_replica.core.protocol.heartbeat import (
-    MAX_LACKING,
+    MAX_MISSING,
     Fence,
     FenceAnswer,
     Heartbeat,
@@ -212,12 +212,12 @@ def _check_wheel(wheel: WheelId, told: WheelHeartbeat) -> None:
         and -1 <= told.top_slot <= MOST_SLOT
     ):
         raise MalformedError(f"{wheel}: {told} has numbers that no wheel has")
-    lacking = told.lacking
-    if not lacking:
+    missing = told.missing
+    if not missing:
         return
-    _at_most("spans of lacking frames", len(lacking.spans), MAX_LACKING)
-    if lacking.first < 1 or lacking.last > told.applied:
-        raise MalformedError(f"lacking frames of {wheel} are none up to {told.applied}")
+    _at_most("spans of missing frames", len(missing.spans), MAX_MISSING)
+    if missing.first < 1 or missing.last > told.applied:
+        raise MalformedError(f"missing frames of {wheel} are none up to {told.applied}")
 
 
 def _check_frames(sender: str, message: Frames) -> None:

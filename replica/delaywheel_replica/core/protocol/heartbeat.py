@@ -19,7 +19,7 @@ from delaywheel_replica.core.protocol.seal import Seal
 
 _NUMBERS_OF_A_WHEEL = 6  # the spans of missing frames follow
 
-MAX_LACKING = 50
+MAX_MISSING = 50
 """Missing frames of one wheel are reported in this many spans: the sizes of reports are bounded."""
 
 MAX_SOUGHT = 512
@@ -38,8 +38,8 @@ class WheelHeartbeat:
         seal_seq: See `seal_slot`.
         ledger_seq: Frames up to here are in the published ledger.
         top_slot: The greatest slot of any of its frames; -1: it has none.
-        lacking: Seqs up to `applied` that cannot be read here and are not known to be lost or
-            finished. If there are more than `MAX_LACKING` spans, the last one reported covers all
+        missing: Seqs up to `applied` that cannot be read here and are not known to be lost or
+            finished. If there are more than `MAX_MISSING` spans, the last one reported covers all
             behind it, so that everything outside the spans is held.
     """
 
@@ -49,21 +49,21 @@ class WheelHeartbeat:
     seal_seq: int
     ledger_seq: int
     top_slot: int
-    lacking: SeqSet = NO_SEQS
+    missing: SeqSet = NO_SEQS
 
     @property
     def prefix(self) -> int:
         """The seq up to which every frame is held: what counts for "W members hold it"."""
-        return self.lacking.first - 1 if self.lacking else self.applied
+        return self.missing.first - 1 if self.missing else self.applied
 
     @property
     def shown(self) -> SeqSet:
         """The frames that the node reports to hold."""
-        return NO_SEQS.with_span(1, self.applied) - self.lacking
+        return NO_SEQS.with_span(1, self.applied) - self.missing
 
     def shows(self, seq: int) -> bool:
         """Whether the node reports to hold a frame."""
-        return seq <= self.applied and seq not in self.lacking
+        return seq <= self.applied and seq not in self.missing
 
     @property
     def seal(self) -> Seal:
@@ -79,7 +79,7 @@ class WheelHeartbeat:
             self.seal_seq,
             self.ledger_seq,
             self.top_slot,
-            *chain.from_iterable(self.lacking.spans),
+            *chain.from_iterable(self.missing.spans),
         ]
 
     @classmethod
@@ -366,10 +366,10 @@ def _office(document: Any) -> Office | None:
 @lru_cache(maxsize=4_096)
 def _wheel_heartbeat(numbers: tuple[int, ...]) -> WheelHeartbeat:
     """Parses a wheel's entry; cached, since a status repeats the same numbers."""
-    applied, high_watermark, seal_slot, seal_seq, ledger_seq, top_slot, *lacking = numbers
+    applied, high_watermark, seal_slot, seal_seq, ledger_seq, top_slot, *missing = numbers
     if min(applied, high_watermark, seal_seq, ledger_seq, top_slot + 1) < 0:
         raise MalformedError(f"{list(numbers)} has a number that is too small")
-    spans = SeqSet(zip(lacking[::2], lacking[1::2], strict=True))
+    spans = SeqSet(zip(missing[::2], missing[1::2], strict=True))
     return WheelHeartbeat(applied, high_watermark, seal_slot, seal_seq, ledger_seq, top_slot, spans)
 
 

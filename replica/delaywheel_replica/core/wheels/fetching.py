@@ -36,7 +36,7 @@ class Want:
 
     Attributes:
         applied: The greatest seq that is held.
-        lacking: Single seqs that are wanted; some may be above `applied`.
+        missing: Single seqs that are wanted; some may be above `applied`.
         limit: All seqs above `applied` up to here are wanted; less than `applied`: none.
         heartbeats: Node -> what its newest heartbeat reports of the wheel, if anything.
         members: Node -> storage, as registered.
@@ -44,7 +44,7 @@ class Want:
     """
 
     applied: int
-    lacking: SeqSet
+    missing: SeqSet
     limit: int
     heartbeats: Mapping[str, WheelHeartbeat]
     members: Mapping[str, str]
@@ -55,17 +55,17 @@ class Want:
 
         Any part of a hole may be filled; behind `applied` only what follows on it.
         """
-        yield from self.lacking.head(MAX_SOUGHT).spans
+        yield from self.missing.head(MAX_SOUGHT).spans
         if self.limit > self.applied:
             yield self.applied + 1, self.limit
 
     def may_begin_at(self, seq: int) -> bool:
         """Whether a request may begin at this frame."""
-        return seq in self.lacking or seq == self.applied + 1
+        return seq in self.missing or seq == self.applied + 1
 
     def has(self, seq: int) -> bool:
         """Whether a frame is wanted."""
-        return seq in self.lacking or self.applied < seq <= self.limit
+        return seq in self.missing or self.applied < seq <= self.limit
 
     def is_member(self, node: str) -> bool:
         """Whether another node is a member, with the storage that the wheel was registered with."""

@@ -23,7 +23,7 @@ from delaywheel.identity import WheelId
 from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel_replica.core.node.events import Held
 from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameSet
-from delaywheel_replica.core.protocol.heartbeat import MAX_LACKING, Heartbeat, WheelHeartbeat
+from delaywheel_replica.core.protocol.heartbeat import MAX_MISSING, Heartbeat, WheelHeartbeat
 from delaywheel_replica.core.protocol.seal import Seal
 
 READ_AGAIN_MS = 2_000
@@ -73,7 +73,7 @@ class Inventory:
     def prefix(self, wheel: WheelId) -> int:
         """Returns the seq up to which every frame is held, except lost ones."""
         held = self.get(wheel)
-        end = 0 if held is None else held.lacking.first - 1 if held.lacking else held.applied
+        end = 0 if held is None else held.missing.first - 1 if held.missing else held.applied
         return self._lost.seqs(wheel).end_from(end)
 
     def put(self, held: Held) -> None:
@@ -170,8 +170,8 @@ class Inventory:
 
     def _look_at(self, wheel: WheelId, known: _Wheel) -> None:
         stored = known.stored
-        lacking = (stored.lacking | known.bad | known.reported) - self._lost.seqs(wheel)
-        known.held = stored if lacking == stored.lacking else replace(stored, lacking=lacking)
+        missing = (stored.missing | known.bad | known.reported) - self._lost.seqs(wheel)
+        known.held = stored if missing == stored.missing else replace(stored, missing=missing)
         self._heartbeats = None
 
 
@@ -188,7 +188,7 @@ def _heartbeat(known: _Wheel) -> WheelHeartbeat:
         seal_seq=known.seal.seq,
         ledger_seq=known.ledger_seq,
         top_slot=held.top_slot,
-        lacking=held.lacking.condensed(MAX_LACKING),
+        missing=held.missing.condensed(MAX_MISSING),
     )
 
 

@@ -103,7 +103,7 @@ def judge(
     mirror, repair = NO_BUNDLE, NO_BUNDLE
     if len(bundle):
         mirror = bundle.following(1 if held is None else held.applied + 1, limit)
-        repair = _lacking(bundle, NO_SEQS if held is None else held.lacking, closed_at)
+        repair = _missing(bundle, NO_SEQS if held is None else held.missing, closed_at)
     is_pushed = frames.request == 0
     refused = is_pushed and limit is not None and len(bundle) > 0 and bundle.last_seq > limit
     return Verdict(
@@ -114,14 +114,14 @@ def judge(
     )
 
 
-def _lacking(bundle: FrameBundle, lacking: SeqSet, closed_at: int | None) -> FrameBundle:
+def _missing(bundle: FrameBundle, missing: SeqSet, closed_at: int | None) -> FrameBundle:
     """Returns the missing frames, up to the end."""
     last_seq = bundle.last_seq if closed_at is None else min(bundle.last_seq, closed_at)
-    lacking = lacking.within(bundle.first_seq, last_seq)
-    if not lacking:
+    missing = missing.within(bundle.first_seq, last_seq)
+    if not missing:
         return NO_BUNDLE
     wanted = np.zeros(len(bundle), np.bool_)
-    for first, last in lacking.spans:
+    for first, last in missing.spans:
         begin, end = bundle.seqs.searchsorted([first, last + 1])
         wanted[begin:end] = True
     return bundle.chosen(wanted)

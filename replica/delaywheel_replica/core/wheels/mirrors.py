@@ -263,7 +263,7 @@ class Mirrors:
     def tick(self) -> list[Effect]:
         """Fetches what is wanted, and maintains what is held."""
         for wheel in self._fetching.lacks_told():
-            wanted = self._lacking_here(wheel) - self._known.lost.seqs(wheel)
+            wanted = self._missing_here(wheel) - self._known.lost.seqs(wheel)
             self._fetching.look_only_for(wheel, wanted)
         effects = self.fetch()
         self._shown = {}
@@ -302,30 +302,30 @@ class Mirrors:
         """Returns the frames being searched for, and which of them each member is missing."""
         told, sought = self._fetching.lacks_told(), self.sought()
         wheels = {*told, *(wheel for wheel, _ in sought.items())}
-        wheels.update(wheel for wheel, held in self._inventory.items() if held.lacking)
+        wheels.update(wheel for wheel, held in self._inventory.items() if held.missing)
         wheels.discard(self._line.wheel)
         frames: dict[WheelId, SeqSet] = {}
         lacks: dict[str, dict[WheelId, SeqSet]] = {}
         for wheel in wheels:
             held = self._inventory.get(wheel)
-            seqs = sought.seqs(wheel) | (NO_SEQS if held is None else held.lacking)
+            seqs = sought.seqs(wheel) | (NO_SEQS if held is None else held.missing)
             for said in told.get(wheel, {}).values():
                 seqs |= said
             seqs = frames[wheel] = seqs.head(max(1, min(MAX_SOUGHT, MAX_TOLD // len(wheels))))
-            own = {self._known.node: self._lacking_here(wheel)}
+            own = {self._known.node: self._missing_here(wheel)}
             for node, said in (told.get(wheel, {}) | own).items():
                 lacks.setdefault(node, {})[wheel] = seqs & said
         return FrameSet.of_wheels(frames), {
             node: FrameSet.of_wheels(said) for node, said in sorted(lacks.items())
         }
 
-    def _lacking_here(self, wheel: WheelId) -> SeqSet:
+    def _missing_here(self, wheel: WheelId) -> SeqSet:
         """Returns what this node is missing as a member; nothing on a replaced storage."""
         if wheel in self._verifying or not self._is_member(wheel):
             return NO_SEQS
         held = self._inventory.get(wheel)
         behind = NO_SEQS.with_span(1 if held is None else held.applied + 1, MOST)
-        return behind if held is None else held.lacking | behind
+        return behind if held is None else held.missing | behind
 
     def _wheels(self) -> list[WheelId]:
         """Returns the wheels that may be wanted."""
@@ -343,13 +343,13 @@ class Mirrors:
         held = self._inventory.get(wheel)
         applied = 0 if held is None else held.applied
         limit = self._limit(wheel)
-        lacking = NO_SEQS if held is None else held.lacking
-        lacking |= sought.within(applied + 1, MOST)
-        if not lacking and limit <= applied:
+        missing = NO_SEQS if held is None else held.missing
+        missing |= sought.within(applied + 1, MOST)
+        if not missing and limit <= applied:
             return None
         return Want(
             applied=applied,
-            lacking=lacking,
+            missing=missing,
             limit=limit,
             heartbeats={
                 node: heartbeat.wheels[wheel]

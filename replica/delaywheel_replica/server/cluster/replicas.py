@@ -132,7 +132,7 @@ class _Looks:
         if not lags if self._waited_for is None else node in self._waited_for:
             return pb.REPLICA_STATE_IN_SYNC
         told = sight.heartbeat.wheels.get(self._wheel)
-        if lags and (not sight.heartbeat.complete or (told is not None and told.lacking)):
+        if lags and (not sight.heartbeat.complete or (told is not None and told.missing)):
             return pb.REPLICA_STATE_INCOMPLETE
         return pb.REPLICA_STATE_BEHIND
 

@@ -80,7 +80,7 @@ class PeerFrames:
         first_seq = effect.first_seq
         turn = self._turn()
         while first_seq <= effect.last_seq:
-            frames, lacking = self._store.outgoing.read(
+            frames, missing = self._store.outgoing.read(
                 effect.wheel,
                 first_seq,
                 effect.last_seq,
@@ -94,12 +94,12 @@ class PeerFrames:
                 self._outside.send(effect.peer, Frames(card, frames, effect.request))
                 first_seq = frames.last_seq + 1
             elif effect.request:
-                first, last = lacking.first, lacking.last
+                first, last = missing.first, missing.last
                 lacks = Lacks(effect.request, effect.wheel, self._storage, first, last)
                 self._outside.send(effect.peer, lacks)
-            if lacking:
-                self._tell(Unreadable(effect.wheel, lacking))
-            if effect.request or lacking or not len(frames):
+            if missing:
+                self._tell(Unreadable(effect.wheel, missing))
+            if effect.request or missing or not len(frames):
                 return
             if first_seq <= effect.last_seq and turn.has_ended:
                 self._outside.enqueue(deque([replace(effect, first_seq=first_seq)]))

@@ -34,10 +34,10 @@ def _watermark_lag(facts: Facts) -> float | None:
     return None if told is None else told.applied - told.high_watermark
 
 
-def _lacking(facts: Facts) -> float | None:
+def _missing(facts: Facts) -> float | None:
     if facts.server is None:
         return None
-    return sum(len(told.lacking) for told in facts.server.heartbeat.wheels.values())
+    return sum(len(told.missing) for told in facts.server.heartbeat.wheels.values())
 
 
 def _peer_lags(facts: Facts) -> Values:
@@ -120,7 +120,7 @@ PEER_METRICS: tuple[Spec, ...] = (
     gauge(
         "lacking_frames",
         "Frames that should be here and cannot be read; of many gaps, also what lies between.",
-        _lacking,
+        _missing,
     ),
     gauge("members", "Nodes of the cluster.", lambda f: f.members),
     gauge(

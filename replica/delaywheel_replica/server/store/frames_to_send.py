@@ -12,7 +12,7 @@ from delaywheel.storage.reading.reader import DamagedFrame, WheelReader
 from delaywheel.storage.writing.mirror import MirrorWheel
 from delaywheel_replica.process.logs import get_logger
 from delaywheel_replica.server.store.copies import Copies
-from delaywheel_replica.server.store.missing import Lacking
+from delaywheel_replica.server.store.missing import MissingOfCopies
 from delaywheel_replica.server.store.recent import Recent
 
 _log = get_logger(__name__)
@@ -26,16 +26,16 @@ class FramesToSend:
         recent: The newest frames of the open wheel.
     """
 
-    def __init__(self, copies: Copies, lacking: Lacking, recent_bytes: int) -> None:
+    def __init__(self, copies: Copies, missing: MissingOfCopies, recent_bytes: int) -> None:
         """Begins without an open wheel.
 
         Args:
             copies: All wheels but the open one.
-            lacking: What the copies are missing.
+            missing: What the copies are missing.
             recent_bytes: How many bytes of the newest frames to keep in memory.
         """
         self._copies = copies
-        self._lacking = lacking
+        self._missing = missing
         self.own: WheelReader | None = None
         self.recent = Recent(recent_bytes)
 
@@ -123,7 +123,7 @@ class FramesToSend:
         if copy is None:
             return NO_SEQS
         end_seq = copy.end_of_hole(first_seq, min(last_seq, first_seq + ROWS_PER_SEGMENT - 1))
-        lost = self._lacking.lost.seqs(wheel).within(first_seq, end_seq)
+        lost = self._missing.lost.seqs(wheel).within(first_seq, end_seq)
         return NO_SEQS.with_span(first_seq, lost.first - 1 if lost else end_seq)
 
     def _reading(
@@ -137,14 +137,14 @@ class FramesToSend:
         for found in source.copies(first_seq, last_seq, floor=floor):
             if isinstance(found, FrameCopy):
                 yield found
-            elif (wheel, found.seq) in self._lacking.lost:
+            elif (wheel, found.seq) in self._missing.lost:
                 yield FrameCopy(found.seq, HOLE_ROW, b"")
             else:
                 self._note_damaged(wheel, copy, found)
                 yield found
 
     def _note_damaged(self, wheel: WheelId, copy: MirrorWheel | None, frame: DamagedFrame) -> None:
-        if copy is not None and frame.seq in copy.lacking:
+        if copy is not None and frame.seq in copy.missing:
             return
         _log.error("frame damaged", wheel=str(wheel), seq=frame.seq, cause=frame.detail)
         if copy is not None:

@@ -11,10 +11,10 @@ from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameSet
 class _Found(NamedTuple):
     of_copy: SeqSet
     lost: FrameSet
-    lacking: SeqSet
+    missing: SeqSet
 
 
-class Lacking:
+class MissingOfCopies:
     """Caches which frames copies are missing until they or the lost frames change. For one thread.
 
     A copy of a wheel that lost many frames has as many holes, and is queried after each write.
@@ -36,8 +36,8 @@ class Lacking:
 
     def of(self, copy: MirrorWheel) -> SeqSet:
         """Returns the frames that a copy is missing."""
-        found, of_copy = self._found.get(copy.wheel), copy.lacking
+        found, of_copy = self._found.get(copy.wheel), copy.missing
         if found is None or found.of_copy is not of_copy or found.lost is not self.lost:
-            lacking = of_copy - self.lost.seqs(copy.wheel)
-            found = self._found[copy.wheel] = _Found(of_copy, self.lost, lacking)
-        return found.lacking
+            missing = of_copy - self.lost.seqs(copy.wheel)
+            found = self._found[copy.wheel] = _Found(of_copy, self.lost, missing)
+        return found.missing

@@ -56,7 +56,7 @@ from delaywheel_replica.server.node.disk_space import Room
 from delaywheel_replica.server.store.copies import Copies
 from delaywheel_replica.server.store.frames_to_send import FramesToSend
 from delaywheel_replica.server.store.limits import StoreLimits
-from delaywheel_replica.server.store.missing import Lacking
+from delaywheel_replica.server.store.missing import MissingOfCopies
 
 _log = get_logger(__name__)
 
@@ -98,8 +98,8 @@ class Store:
         self._counted = frozenset[WheelId]()  # those of them that the dial already counts
         self._open: OriginWheel | None = None
         self._top_slot = -1
-        self._lacking = Lacking()
-        self.outgoing = FramesToSend(self._copies, self._lacking, limits.recent_bytes)
+        self._missing = MissingOfCopies()
+        self.outgoing = FramesToSend(self._copies, self._missing, limits.recent_bytes)
 
     @classmethod
     def open(
@@ -372,11 +372,11 @@ class Store:
     def delete_wheel(self, wheel: WheelId) -> Iterator[object]:
         """Deletes everything of a wheel, file by file."""
         yield from self._copies.delete(wheel)
-        self._lacking.forget(wheel)
+        self._missing.forget(wheel)
 
     def forget_lost(self, frames: FrameSet) -> None:
         """Notes frames that are committed as lost, and so no longer missing."""
-        self._lacking.lose(frames)
+        self._missing.lose(frames)
 
     def sweep(self, floor: int) -> Iterator[int]:
         """Finishes every slot below the floor at once, then deletes their files one by one.
@@ -415,7 +415,7 @@ class Store:
             card=_card(copy.meta),
             applied=copy.last_seq,
             top_slot=copy.top_slot,
-            lacking=self._lacking.of(copy),
+            missing=self._missing.of(copy),
             final_seq=copy.meta.final_seq,
         )
 

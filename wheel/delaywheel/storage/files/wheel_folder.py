@@ -63,7 +63,7 @@ class Checkpoint(NamedTuple):
     """Everything up to ``seq`` is on the medium, except the missing frames."""
 
     seq: int
-    lacking: SeqSet = NO_SEQS
+    missing: SeqSet = NO_SEQS
 
 
 def list_wheels(disk: Disk, data: Path) -> list[WheelId]:
@@ -193,8 +193,8 @@ def delete_halves(disk: Disk, data: Path) -> list[WheelId]:
 def save_checkpoint(disk: Disk, folder: Path, checkpoint: Checkpoint) -> None:
     """Records what is on the medium."""
     document: dict[str, Any] = {"seq": checkpoint.seq}
-    if checkpoint.lacking:
-        document["lacking"] = checkpoint.lacking.to_json()
+    if checkpoint.missing:
+        document["lacking"] = checkpoint.missing.to_json()
     disk.replace_file(layout.checkpoint_path(folder), json.dumps(document).encode())
 
 

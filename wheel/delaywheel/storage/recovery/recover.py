@@ -120,7 +120,7 @@ def recovering(
     folder = layout.wheel_folder(data, wheel)
     cut = yield from _cut_torn_row(disk, folder)
     checkpoint = load_checkpoint(disk, folder)
-    yield from _mark_zeros_as_holes(disk, folder, checkpoint.lacking)
+    yield from _mark_zeros_as_holes(disk, folder, checkpoint.missing)
     if os_crashed:
         # A mirror's missing end is fetched; that of a wheel held only here is lost.
         end_seq = (meta.final_seq or 0) if len(meta.members) == 1 else 0
@@ -143,27 +143,27 @@ def recovering(
     yield
     slots = [slot for slot in slots if slot >= floor]
     cut += yield from _cut_tails(disk, folder, wheel, slots, last_seq)
-    noted = yield from _still_damaged(disk, data, wheel, checkpoint.lacking, floor)
+    noted = yield from _still_damaged(disk, data, wheel, checkpoint.missing, floor)
     found = damaged | noted
     for holes in _holes(disk, folder, checkpoint.seq, last_seq):  # it notes those before it
         found |= holes
         yield
-    lacking = found.within(1, last_seq)
+    missing = found.within(1, last_seq)
     if os_crashed:
-        save_checkpoint(disk, folder, Checkpoint(last_seq, lacking))
+        save_checkpoint(disk, folder, Checkpoint(last_seq, missing))
         yield
     forget_announced(disk, folder)
-    return Recovered(last_seq, cut, lacking)
+    return Recovered(last_seq, cut, missing)
 
 
-def _mark_zeros_as_holes(disk: Disk, folder: Path, lacking: SeqSet) -> Steps[None]:
+def _mark_zeros_as_holes(disk: Disk, folder: Path, missing: SeqSet) -> Steps[None]:
     """Turns the noted frames' rows into holes where a crash has left zeros.
 
     A repair writes in place, and zeros would look like the row of a deleted segment: the frame
     would never be looked for again.
     """
     index = IndexWriter(disk, folder)
-    for first, last in lacking.spans:
+    for first, last in missing.spans:
         for first_seq, rows in read_raw_rows(disk, folder, first, last):
             for seq in SeqSet.where(first_seq, is_gone(rows)):
                 index.rewrite(seq, HOLE_ROW)

@@ -98,10 +98,10 @@ class CopyMedium:
         """Notes that a sync has failed."""
         self._doubted = True
 
-    def note_lacking(self, seqs: SeqSet) -> None:
+    def note_missing(self, seqs: SeqSet) -> None:
         """Durably notes missing frames, as far as the checkpoint covers them."""
         known = self.checkpoint
-        self._save(Checkpoint(known.seq, known.lacking | seqs.within(1, known.seq)))
+        self._save(Checkpoint(known.seq, known.missing | seqs.within(1, known.seq)))
 
     def note_synced(self, seq: int, damaged: SeqSet) -> None:
         """Durably notes that a sync has covered everything up to ``seq``.

@@ -147,7 +147,7 @@ class MirrorWheel:
         return self._index.last_seq
 
     @property
-    def lacking(self) -> SeqSet:
+    def missing(self) -> SeqSet:
         """Frames up to the last one that cannot be read and are not known to be finished."""
         return self._missing.seqs
 
@@ -238,7 +238,7 @@ class MirrorWheel:
         seqs = SeqSet.of(place.seq for place in damaged)
         self._missing.add(seqs)
         with self._medium.lock:
-            self._medium.note_lacking(seqs)
+            self._medium.note_missing(seqs)
         for place in damaged:
             if place.seq not in taken:
                 self._mend(place)
@@ -382,7 +382,7 @@ class MirrorWheel:
         for first_seq, rows in read_raw_rows(self._disk, self._folder, synced + 1, last_seq):
             self._medium.take_over(first_seq, checked_rows(rows))
             yield
-        mended = (self._medium.checkpoint.lacking - self._missing.seqs).within(1, synced)
+        mended = (self._medium.checkpoint.missing - self._missing.seqs).within(1, synced)
         for first_seq, rows in self._reader.rows_of(mended):
             self._medium.take_over(first_seq, rows)
             yield
