@@ -140,6 +140,23 @@ def test_help_has_no_broken_paragraphs(
     assert "Examples:\n  " in told
 
 
+GROUPS = [name for name, found in OURS.items() if isinstance(found, cli.Group)]
+
+
+@pytest.mark.parametrize("asked", [(), *((name,) for name in GROUPS)], ids=" ".join)
+def test_help_of_several_commands_has_examples_of_them(
+    asked: tuple[str, ...], command: Command
+) -> None:
+    listed, _, examples = command(*asked, "--help").out.partition("\n\nExamples:\n")
+    named = re.findall(rf"delaywheel {' '.join(asked)} ?([a-z-]+)", examples)
+    assert named
+    assert all(f"\n  {name}" in listed for name in named)
+    if asked:
+        group = OURS[asked[0]]
+        assert isinstance(group, cli.Group)
+        assert set(named) == set(group.commands)
+
+
 @pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_command_is_documented(name: str, command: Command) -> None:
     ended = command(*name.split(), "--help")

@@ -176,7 +176,9 @@ COMMANDS: Final[Mapping[str, Command | Group]] = {
                 f"{_DOING}.config:check",
                 arguments.serve,
                 examples="""
+                    # Before a node is started with them
                     delaywheel config check --config node.toml
+                    delaywheel config check --config node.toml --set span_seconds=86400
                 """,
             ),
             "show": Command(
@@ -184,6 +186,7 @@ COMMANDS: Final[Mapping[str, Command | Group]] = {
                 f"{_DOING}.config:show",
                 arguments.config_show,
                 examples="""
+                    # What serve would use, and what its Kafka clients get
                     delaywheel config show --config node.toml
                     delaywheel config show --config node.toml --json | jq .kafka
                 """,
@@ -199,7 +202,8 @@ COMMANDS: Final[Mapping[str, Command | Group]] = {
                 arguments.clock_set_back,
                 "It tells what it would mean, asks, and does exactly that.",
                 """
-                    delaywheel clock set-back
+                    # What it would mean is told first; n answers no
+                    delaywheel clock set-back --server 127.0.0.1:7420
                 """,
             ),
         },
@@ -214,6 +218,7 @@ COMMANDS: Final[Mapping[str, Command | Group]] = {
                 arguments.node_replace,
                 "It tells what it would mean, asks, and does exactly that.",
                 """
+                    # n2 was started on an empty folder, for its disk is gone
                     delaywheel node replace n2
                 """,
             ),
@@ -224,6 +229,7 @@ COMMANDS: Final[Mapping[str, Command | Group]] = {
                 arguments.node_remove,
                 "It tells what it would mean, asks, and does exactly that.",
                 """
+                    # n4 is stopped, and in no node's members any more
                     delaywheel node remove n4
                 """,
             ),
@@ -238,7 +244,10 @@ COMMANDS: Final[Mapping[str, Command | Group]] = {
                 arguments.topic_create,
                 "Kafka is asked, not a node: say which by its address, or by a node's settings.",
                 """
+                    # One partition, one copy: beside a broker of your own
                     delaywheel topic create orders --kafka 127.0.0.1:9092
+
+                    # As a cluster's nodes reach their Kafka
                     delaywheel topic create orders baskets --partitions 12 \\
                       --replication-factor 3 --config node.toml
                 """,

@@ -53,6 +53,13 @@ class Group:
     text: str
     commands: Mapping[str, Command]
 
+    @property
+    def examples(self) -> str:
+        """Those of its commands."""
+        return "\n\n".join(
+            textwrap.dedent(each.examples).strip() for each in self.commands.values()
+        )
+
 
 class Parser(argparse.ArgumentParser):
     """Parses the arguments of one command.
@@ -119,8 +126,8 @@ def usage(message: str) -> Failure:
     return Failure("USAGE", message, ExitCode.USAGE)
 
 
-def print_list(title: str, commands: Iterable[tuple[str, str]]) -> None:
-    """Prints help that lists commands with what they do."""
+def print_list(title: str, commands: Iterable[tuple[str, str]], examples: str) -> None:
+    """Prints help that lists commands with what they do, and examples."""
     rows = [*commands, ("-h, --help", "Show this help.")]
     width = max(len(name) for name, _ in rows)
     print(title)
@@ -129,6 +136,7 @@ def print_list(title: str, commands: Iterable[tuple[str, str]]) -> None:
         print(
             textwrap.fill(text, _columns(), initial_indent=head, subsequent_indent=" " * len(head))
         )
+    print(f"\n{_block('Examples:', examples)}")
 
 
 class _Help(argparse.HelpFormatter):

@@ -10,6 +10,15 @@ from delaywheel_replica.cli.failures import ExitCode
 from delaywheel_replica.cli.parsing import Command, Group, Parser, print_list, usage
 
 _HELP = ("-h", "--help")
+_FIRST = """
+    # A message in half an hour, to the node at 127.0.0.1:7420
+    handle=$(delaywheel produce orders 'still there?' --delay 30m)
+    delaywheel get "$handle"
+    delaywheel cancel "$handle"
+
+    # How the cluster stands
+    delaywheel status
+"""
 
 
 def print_help(what: str) -> None:
@@ -20,6 +29,7 @@ def print_help(what: str) -> None:
             *((name, command.text) for name, command in all_commands().items()),
             ("--version", "Print the version."),
         ],
+        _FIRST,
     )
 
 
@@ -31,7 +41,8 @@ def run(arguments: Sequence[str]) -> int:
     if isinstance(found, Group):
         if not rest or rest[0] in _HELP:
             title = f"Usage: {prog} COMMAND ...\n\n{found.text}\n\nCommands:"
-            print_list(title, [(inner, c.text) for inner, c in found.commands.items()])
+            commands = found.commands
+            print_list(title, [(inner, c.text) for inner, c in commands.items()], found.examples)
             return ExitCode.DONE if rest else ExitCode.USAGE
         group, name = found, rest.pop(0)
         found = group.commands.get(name)
