@@ -70,7 +70,7 @@ class Site:
         await self.word.wait()
         self.word.clear()
 
-    async def message(self, place: Position) -> Columns:
+    async def message(self, _slot: int, place: Position) -> Columns:
         self.held_bytes += self.length_bytes
         self.most_bytes = max(self.most_bytes, self.held_bytes)
         return columns_of([message(place.seq, value=bytes(self.length_bytes))])

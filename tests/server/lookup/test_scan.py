@@ -197,6 +197,21 @@ async def test_the_record_says_where_a_message_went_before_its_mark_does(site: S
     assert await site.due_of(A1) == EARLY_MS
 
 
+async def test_a_message_is_read_though_its_index_row_is_lost() -> None:
+    site = Site(on_damaged=lambda *_: None)
+    try:
+        site.write(A1, sent(EARLY_MS), sent(LATE_MS))
+        site.disk.flip_bit(layout.index_path(layout.wheel_folder(DATA, A1), 0), 70)
+        found = await site.queries.find(Reference(BASE_SLOT, ID, EARLY_MS))
+        (place,) = found.copies
+        columns = await site.queries.message(BASE_SLOT, place)
+        assert columns is not None
+        assert (columns.due_ms.tolist(), columns.value(0)) == ([EARLY_MS], sent(EARLY_MS).value)
+        assert await site.queries.message(BASE_SLOT, Position(A1, 3, 0)) is None
+    finally:
+        site.queries.close()
+
+
 async def test_who_waits_for_a_cancel_reads_only_what_is_new(site: Site) -> None:
     site.write(A1, sent(EARLY_MS))
     found = await site.find(A1)

@@ -144,6 +144,16 @@ def passed_dues(script: Script) -> None:
     script.until_ms = 14_000
 
 
+@DELIVERY(r"a bad sector in index", r"client +reschedules", r"reschedule .*settled", r"delivers")
+def other_dues_without_rows(script: Script) -> None:
+    """The leader's node cannot read index rows of what is rescheduled: it lies in its second."""
+    firsts = [script.send(at_ms, "a", delay_ms=6_000) for at_ms in range(2_500, 3_500, 100)]
+    script.do(3_600, "bad_sector", node="a", what="index", choice=script.random.randrange(1 << 30))
+    for number, first in enumerate(firsts):
+        script.reschedule(script.about(4_000 + 100 * number), first, 1_500, "a")
+    script.until_ms = 12_000
+
+
 @DELIVERY(r"client +cancels m\d+", r"client +reschedules", r"client +hears of m\d+")
 def cancel_or_other_due(script: Script) -> None:
     """Somebody withdraws what somebody else reschedules, at the same time."""

@@ -100,11 +100,10 @@ class Reschedules:
                 self._write_copy(key, stands)
 
     def _write_copy(self, key: Key, stands: Reschedule) -> None:
-        frame = self._scanner.frame(stands.place.wheel, stands.place.seq)
-        if frame is None:
+        columns = self._scanner.message(key[1] // 1000, stands.place)
+        if columns is None:
             self._busy.discard(key)
             return
-        columns = frame.columns.take(np.array([stands.place.row])).compacted()
         columns = replace(columns, due_ms=np.array([stands.to_ms], dtype=np.int64))
 
         def written(outcome: Outcome) -> None:

@@ -43,6 +43,7 @@ FOUND = {
     "crashed_repair",
     "many_cancels",
     "other_dues",
+    "other_dues_without_rows",
     "passed_dues",
     "cancel_or_other_due",
     "self_fenced",

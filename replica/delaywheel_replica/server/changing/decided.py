@@ -112,7 +112,7 @@ class Decisions:
         try:
             copy = self._copies.get(key)
             if copy is None or copy.to_ms != stands.to_ms:
-                copy = await self._write_copy(stands)
+                copy = await self._write_copy(key, stands)
             if copy is None:
                 return
             self._copies[key] = copy
@@ -132,10 +132,10 @@ class Decisions:
         finally:
             del self._tasks[key]
 
-    async def _write_copy(self, stands: Reschedule) -> _Copy | None:
+    async def _write_copy(self, key: MessageKey, stands: Reschedule) -> _Copy | None:
         """None: its frame cannot be read and is looked for; or it is too late for this due."""
         async with self._reading:  # who waits for room holds one message
-            columns = await self._queries.message(stands.place)
+            columns = await self._queries.message(key[1] // 1000, stands.place)
             if columns is None:
                 return None
             length_bytes = int(columns.lengths_bytes.sum())

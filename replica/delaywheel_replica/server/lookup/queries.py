@@ -136,16 +136,16 @@ class Queries:
             self._thread, look, reference.slot, key, limits_of(status), found
         )
 
-    async def message(self, place: Position) -> Columns | None:
+    async def message(self, slot: int, place: Position) -> Columns | None:
         """One message by itself; None: its frame cannot be read, or is there no more."""
         return await asyncio.get_running_loop().run_in_executor(
-            self._thread, self._scanner.message, place
+            self._thread, self._scanner.message, slot, place
         )
 
-    async def frame(self, place: Position) -> Frame | None:
-        """One frame; None: it cannot be read, or is there no more."""
+    async def frame(self, slot: int, place: Position) -> Frame | None:
+        """One message's frame; None: it cannot be read, or is there no more."""
         return await asyncio.get_running_loop().run_in_executor(
-            self._thread, self._scanner.frame, place.wheel, place.seq
+            self._thread, self._scanner.frame, slot, place
         )
 
     async def get_message(self, reference: Reference) -> pb.StoredMessage:
@@ -160,7 +160,7 @@ class Queries:
             reason = Reason.MESSAGE_NOT_FOUND if found.complete else Reason.NOT_UP_TO_DATE
             raise RefusedError(reason)
         place = found.copies[0]
-        frame = await self.frame(place)
+        frame = await self.frame(reference.slot, place)
         if frame is None:  # since then: deleted with its second, or not to be read any more
             raise RefusedError(Reason.NOT_UP_TO_DATE)
         moved_ms = self._moved_ms(reference.id, found)

@@ -203,15 +203,21 @@ class Scanner:
             on_damaged=lambda wheel, seq: self._lacks(wheel, seq, look.slot, None),
         )
 
-    def frame(self, wheel: WheelId, seq: int) -> Frame | None:
-        """Returns one frame; None if it is unreadable, gone, or not mirrored here yet."""
-        reader = self._reader(wheel)
-        frame = reader.frame(seq) if reader.has(seq) else None
-        return frame if isinstance(frame, Frame) else None
+    def frame(self, slot: int, place: Position) -> Frame | None:
+        """Returns a message's frame; None if it is unreadable, gone, or not mirrored here yet.
 
-    def message(self, place: Position) -> Columns | None:
+        It is looked for in its second, as it was found: its index row may be lost.
+        """
+        seq, reader = place.seq, self._reader(place.wheel)
+        for frame in reader.slot_frames(slot, seq, kind=Kind.MESSAGES, from_seq=seq):
+            if isinstance(frame, Frame):
+                return frame
+            self._lacks(place.wheel, frame.seq, slot, None)
+        return None
+
+    def message(self, slot: int, place: Position) -> Columns | None:
         """Returns one message by itself, without the frame in which it lies; None as of `frame`."""
-        frame = self.frame(place.wheel, place.seq)
+        frame = self.frame(slot, place)
         return None if frame is None else frame.columns.take(np.array([place.row])).compacted()
 
     def frames(
