@@ -118,7 +118,7 @@ def run(
         say: Called with what is being done, for people.
 
     Raises:
-        CouldNotRun: and why.
+        CouldNotRun: And why.
     """
     try:
         return _Run(spark, options, command, say).run()

@@ -39,7 +39,7 @@ class Output:
         """Checks in advance that the folder can be written.
 
         Raises:
-            OutputUnwritableError: it cannot.
+            OutputUnwritableError: It cannot.
         """
         try:
             self.write_text("summary.json", "")

@@ -36,7 +36,7 @@ class Setting:
         """Combines both; options take precedence.
 
         Raises:
-            SettingsUnreadableError: something is missing or refused.
+            SettingsUnreadableError: Something is missing or refused.
         """
         if options.settings is None:
             assert options.cluster is not None

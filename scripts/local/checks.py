@@ -57,11 +57,11 @@ class Done:
     """The result of a step.
 
     Attributes:
-        name: of the step.
-        seconds: from its start to its end.
-        cpu_s: what it computed, with all processes that it started and waited for.
-        code: what it exited with.
-        summary: what pytest ended with.
+        name: Of the step.
+        seconds: From its start to its end.
+        cpu_s: What it computed, with all processes that it started and waited for.
+        code: What it exited with.
+        summary: What pytest ended with.
     """
 
     name: str
@@ -110,7 +110,7 @@ class Lane:
     """Runs steps one after another on its own thread, until done or ended.
 
     Attributes:
-        done: how the steps went.
+        done: How the steps went.
     """
 
     def __init__(self, steps: Sequence[Step]) -> None:

@@ -246,7 +246,7 @@ class Handle(NamedTuple):
         """Parses the text of a handle.
 
         Raises:
-            MessageInvalidError: the text is no handle.
+            MessageInvalidError: The text is no handle.
         """
         match = _HANDLE.fullmatch(text)
         if match is None:

@@ -33,9 +33,9 @@ class Listener:
         """Begins without listening.
 
         Args:
-            serve: serves a connection to its end, and calls what it is given when that turned out
+            serve: Serves a connection to its end, and calls what it is given when that turned out
                 to be a peer's. What it raises ends the thread with the connection closed.
-            peers: how many there are.
+            peers: How many there are.
         """
         self._serve = serve
         self._most_strangers = 2 * peers + 8
@@ -53,7 +53,7 @@ class Listener:
         """Listens on host:port; returns the bound host:port.
 
         Raises:
-            OSError: it cannot be listened on.
+            OSError: It cannot be listened on.
         """
         self._socket = sockets.listen(address)
         self._thread.start()

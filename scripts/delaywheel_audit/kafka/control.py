@@ -46,7 +46,7 @@ class Done:
         """Reads the state of the control topic.
 
         Raises:
-            ControlMissingError: it has no progress record.
+            ControlMissingError: It has no progress record.
         """
         progress = state.progress
         if progress is None:
@@ -79,7 +79,7 @@ def read_done(cluster: str, client: Mapping[str, str]) -> Done:
     """Reads the control topic to its end.
 
     Raises:
-        ControlMissingError: see there.
+        ControlMissingError: See there.
     """
     settings = KafkaSettings(KafkaNames(cluster), client)
     try:

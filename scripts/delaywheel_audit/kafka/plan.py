@@ -141,7 +141,7 @@ def plan(options: SourceOptions, kafka: KafkaQuestions) -> Plan:
     """Asks Kafka what there is to read now.
 
     Raises:
-        KafkaSourceError: a topic is not there, or Kafka does not answer.
+        KafkaSourceError: A topic is not there, or Kafka does not answer.
     """
     if options.ranges is not None:
         return _given(options.ranges, kafka)

@@ -57,7 +57,7 @@ def read_slice(
     Made where it is called: no client of Kafka survives a fork, or goes from process to process.
 
     Raises:
-        KafkaSourceError: something of the slice cannot be read. What was given before is not the
+        KafkaSourceError: Something of the slice cannot be read. What was given before is not the
             whole then, and of no use.
     """
     reader = _SliceReader(client, piece, timeout_s)

@@ -181,7 +181,7 @@ def pin(options: Mapping[str, str]) -> Plan:
         options: As for `spark.read`.
 
     Raises:
-        KafkaSourceError: it cannot be read.
+        KafkaSourceError: It cannot be read.
     """
     return planned(SourceOptions.of(options))
 

@@ -22,8 +22,8 @@ class Pairs:
     """The pairs that were found.
 
     Attributes:
-        found: id, due_ms of a missing message, and the copy that is it.
-        used: id, due_ms of records reported as unexpected that are such a copy.
+        found: Id, due_ms of a missing message, and the copy that is it.
+        used: Id, due_ms of records reported as unexpected that are such a copy.
     """
 
     found: DataFrame

@@ -70,7 +70,7 @@ class KafkaPlace:
         partition learns of the end for itself.
 
         Raises:
-            HeldBackError: some transaction does not end.
+            HeldBackError: Some transaction does not end.
         """
         asked = KafkaQuestions(ClientSettings(self.client), timeout_s=60.0)
         described = asked.describe(topics)

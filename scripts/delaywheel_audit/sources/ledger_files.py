@@ -63,9 +63,9 @@ class Hole:
     Attributes:
         wheel: Whose.
         first_seq: From here
-        last_seq: to here; None: not known.
+        last_seq: To here; None: not known.
         from_ms: What is in it was accepted between here
-        to_ms: and here, both included.
+        to_ms: And here, both included.
         why: How it is known.
     """
 
@@ -234,7 +234,7 @@ class LedgerFolder:
         """Finds the file system.
 
         Raises:
-            LedgerUnreadableError: pyarrow does not understand the URI.
+            LedgerUnreadableError: Pyarrow does not understand the URI.
         """
         self.uri = uri.rstrip("/")
         try:
@@ -256,7 +256,7 @@ class LedgerFolder:
         further than the first one saw, has all that was there before it.
 
         Raises:
-            LedgerUnreadableError: the place does not answer, or is no folder.
+            LedgerUnreadableError: The place does not answer, or is no folder.
         """
         first = self._look()
         if not first.given_up and not first.inner_holes():

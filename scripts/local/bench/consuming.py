@@ -49,7 +49,7 @@ class Consumer(ConsumerProcess):
             watch: Called again and again.
 
         Raises:
-            ClusterError: they did not come, or more did.
+            ClusterError: They did not come, or more did.
         """
         arrived, before = self._arrived[topic], 0
         deadline = time.monotonic() + timeout_s

@@ -149,7 +149,7 @@ class Sender:
         """Waits for the job; returns its result.
 
         Raises:
-            ClusterError: it failed.
+            ClusterError: It failed.
         """
         try:
             told = self._pipe.recv()

@@ -111,7 +111,7 @@ class Stand:
         """Does a job, waits for its messages to arrive, and returns the costs.
 
         Raises:
-            ClusterError: something was not acknowledged, or did not arrive.
+            ClusterError: Something was not acknowledged, or did not arrive.
         """
         sender = self._senders[kind]
         with self._watched() as part:

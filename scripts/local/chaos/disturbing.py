@@ -50,10 +50,10 @@ class Strike(NamedTuple):
     """A disturbance that has happened.
 
     Attributes:
-        node: that led, and was disturbed.
-        epoch: of its leadership.
-        at_ms: wall clock just before.
-        open_records: for `transaction`: how many records were written and neither committed nor
+        node: That led, and was disturbed.
+        epoch: Of its leadership.
+        at_ms: Wall clock just before.
+        open_records: For `transaction`: how many records were written and neither committed nor
             aborted when the leader stood still, never to go on. 0: it was not caught in the act.
     """
 

@@ -79,7 +79,7 @@ class Chaos:
         """Runs one disturbance of each requested kind.
 
         Raises:
-            ClusterError: the cluster did not recover.
+            ClusterError: The cluster did not recover.
         """
         while not self._stage.records:  # the first message is due some seconds after the start
             self._stage.tick()

@@ -15,10 +15,10 @@ class Mirrors:
     """The result of a comparison.
 
     Attributes:
-        nodes: how many data folders.
-        files: slot files that at least one of them has.
-        length_bytes: of these, as the first of them holds them.
-        differing: those that are not in all folders with the same bytes.
+        nodes: How many data folders.
+        files: Slot files that at least one of them has.
+        length_bytes: Of these, as the first of them holds them.
+        differing: Those that are not in all folders with the same bytes.
     """
 
     nodes: int

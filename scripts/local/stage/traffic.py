@@ -81,9 +81,9 @@ class Sending:
         """Prepares; nothing is sent before `start`.
 
         Args:
-            client: sends; retries while a node is away.
-            topic: where to.
-            planned: in the order of sending; may be without end.
+            client: Sends; retries while a node is away.
+            topic: Where to.
+            planned: In the order of sending; may be without end.
             tally: Notes what is sent, and what became of it.
         """
         self._client = client

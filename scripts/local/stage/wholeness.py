@@ -17,8 +17,8 @@ class Look(NamedTuple):
 
     Attributes:
         leader: The leading node, by the greatest epoch reported; empty: none leads.
-        epoch: of its leadership; -1: none is known.
-        missing: what keeps the cluster from being whole, in words.
+        epoch: Of its leadership; -1: none is known.
+        missing: What keeps the cluster from being whole, in words.
     """
 
     leader: str

@@ -278,7 +278,7 @@ class Client:
             topic: The Kafka topic; None: any.
             limit: At most so many messages.
             timeout: Seconds for a page with all its attempts.
-            **options: key, id, header, due_from, due_to: see `FilterOptions`.
+            **options: Key, id, header, due_from, due_to: see `FilterOptions`.
 
         Raises:
             MessageInvalidError: An id or a due is invalid.
@@ -318,7 +318,7 @@ class Client:
             limit: At most so many messages.
             dry_run: Cancel nothing, only count.
             timeout: Seconds for a page of up to 1,000 with all its attempts.
-            **options: key, id, header, due_from, due_to: see `FilterOptions`.
+            **options: Key, id, header, due_from, due_to: see `FilterOptions`.
 
         Raises:
             MessageInvalidError: An id or a due is invalid.

@@ -22,8 +22,8 @@ class DeadNews:
         """Begins with nothing to report.
 
         Args:
-            send: to the server; False: the link is full.
-            cleaner_ms: when this process started, as its row says.
+            send: To the server; False: the link is full.
+            cleaner_ms: When this process started, as its row says.
         """
         self._send = send
         self._cleaner_ms = cleaner_ms

@@ -71,8 +71,8 @@ def forwarded(rows: DueRows, now_ms: int) -> Iterator[Record]:
     """Yields the records for messages that go to their topics.
 
     Args:
-        rows: in order.
-        now_ms: the leader's wall clock.
+        rows: In order.
+        now_ms: The leader's wall clock.
     """
     records = rows.records
     ids = records["id"].tobytes().hex().encode()

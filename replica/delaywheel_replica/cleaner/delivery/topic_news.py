@@ -18,8 +18,8 @@ class TopicNews:
         """Begins with nothing to report.
 
         Args:
-            send: to the server; False: the link is full.
-            creates: missing topics are made when they are needed, so they are not missing.
+            send: To the server; False: the link is full.
+            creates: Missing topics are made when they are needed, so they are not missing.
         """
         self._send = send
         self._creates = creates

@@ -134,7 +134,7 @@ class TopicAdmin(Protocol):
         """Returns Kafka's present description of each topic; topics without an answer are absent.
 
         Raises:
-            KafkaAway: it answers for none.
+            KafkaAway: It answers for none.
         """
 
     def limits(self, names: Sequence[str]) -> Mapping[str, Limits | None]:

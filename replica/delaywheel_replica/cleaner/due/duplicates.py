@@ -67,8 +67,8 @@ def first_of_equals(records: Records, order: NDArray[np.intp]) -> NDArray[np.int
     """Returns, for each record, the number of the first record with the same key.
 
     Args:
-        records: any messages.
-        order: the rank of each record; the first is the one with the least rank.
+        records: Any messages.
+        order: The rank of each record; the first is the one with the least rank.
     """
     due_ms, low, high = records["due_ms"], records["id_low"], records["id_high"]
     by_key = np.lexsort((order, due_ms, low, high))

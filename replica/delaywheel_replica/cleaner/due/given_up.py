@@ -51,8 +51,8 @@ class Looked:
     """The result of examining frames.
 
     Attributes:
-        lost: by wheel and seq; those in a row that have a place one by one.
-        kept: frames that can be read, or were not looked at.
+        lost: By wheel and seq; those in a row that have a place one by one.
+        kept: Frames that can be read, or were not looked at.
     """
 
     lost: list[LostFrames]
@@ -63,9 +63,9 @@ def look_at(disk: Disk, data: Path, frames: FrameSet) -> Looked:
     """Examines frames that are to be given up.
 
     Args:
-        disk: where the data folder lies.
-        data: the data folder.
-        frames: in any wheels.
+        disk: Where the data folder lies.
+        data: The data folder.
+        frames: In any wheels.
     """
     looking = _Looking(disk, data)
     kept = {wheel: looking.look(wheel, seqs) for wheel, seqs in frames.items()}

@@ -123,11 +123,11 @@ class Runs:
         """Returns the first `limit` rows beyond (due, position) and due by `upto_ms`, in order.
 
         Args:
-            records: all messages of the second.
-            due_ms: everything due by then is done.
-            position: of the millisecond after, everything up to here is done too.
-            upto_ms: the last due wanted.
-            limit: how many rows at most.
+            records: All messages of the second.
+            due_ms: Everything due by then is done.
+            position: Of the millisecond after, everything up to here is done too.
+            upto_ms: The last due wanted.
+            limit: How many rows at most.
         """
         end = self._offset(upto_ms + 1)
         begin = self._offset(due_ms + 1)

@@ -50,9 +50,9 @@ class Verdict:
     """The state of a cluster, and what is wrong with it.
 
     Attributes:
-        state: whether it does its work.
-        down: what keeps it from that.
-        troubles: what is wrong besides.
+        state: Whether it does its work.
+        down: What keeps it from that.
+        troubles: What is wrong besides.
     """
 
     state: State

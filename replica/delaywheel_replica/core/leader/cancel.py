@@ -83,19 +83,19 @@ class CancelView:
     """What a leader's node knows of one message, identified by (id, due).
 
     Attributes:
-        due_ms: of the message.
-        now_ms: wall clock.
-        leading: this node's cleaner leads, and its row is fresh.
-        progress: the committed one, None before the first leader.
-        copies: where the message lies in the slot files.
-        cancels: where cancels of it lie. After writing: found by a scan that began when the
+        due_ms: Of the message.
+        now_ms: Wall clock.
+        leading: This node's cleaner leads, and its row is fresh.
+        progress: The committed one, None before the first leader.
+        copies: Where the message lies in the slot files.
+        cancels: Where cancels of it lie. After writing: found by a scan that began when the
             own cancel was in its file, so that no cancel with a smaller seq is missing.
-        complete: every frame of the slot could be read, of every registered wheel, and the node
+        complete: Every frame of the slot could be read, of every registered wheel, and the node
             holds all that was acknowledged (`holding.knows_all`).
-        readable: every frame of the slot could be read.
-        rescheduled: it has another due: a record of that stands with this progress, or its mark
+        readable: Every frame of the slot could be read.
+        rescheduled: It has another due: a record of that stands with this progress, or its mark
             lies in the slot.
-        confirmed: the cancels were found by a scan that began when the node held every frame <= V
+        confirmed: The cancels were found by a scan that began when the node held every frame <= V
             of this progress.
     """
 

@@ -68,9 +68,9 @@ def wheels_to_close(
     highest number per node, so fencing it would fence the wheel in use.
 
     Args:
-        state: what is committed.
-        heartbeats: the newest heartbeat of each node.
-        silent: nodes whose wheels are all given up.
+        state: What is committed.
+        heartbeats: The newest heartbeat of each node.
+        silent: Nodes whose wheels are all given up.
     """
     newest: dict[str, WheelId] = {}
     unclosed = sorted(wheel for wheel, record in state.wheels.items() if record.closed_at is None)
@@ -115,10 +115,10 @@ def closing(
     """Returns how far the closing of a wheel has come.
 
     Args:
-        wheel: to be closed.
-        state: what is committed, with what the same transaction has changed already.
-        answers: at most one of each node for one origin; a newer one replaces the older.
-        heartbeats: the newest heartbeat of each node.
+        wheel: To be closed.
+        state: What is committed, with what the same transaction has changed already.
+        answers: At most one of each node for one origin; a newer one replaces the older.
+        heartbeats: The newest heartbeat of each node.
         taken: V of the wheel as the same transaction leaves it.
     """
     record = state.wheels[wheel]
@@ -154,8 +154,8 @@ def fills_wanted(
     """Returns the records to commit before members may be told how far to fetch.
 
     Args:
-        state: what is committed.
-        results: of the wheels that are to be closed.
+        state: What is committed.
+        results: Of the wheels that are to be closed.
     """
     return {
         wheel: replace(state.wheels[wheel], fill=result.final_seq)

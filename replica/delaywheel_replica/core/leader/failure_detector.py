@@ -26,8 +26,8 @@ def ages_ms(server: ServerStatus, now_ms: int) -> dict[str, int]:
     """Returns the age of each node's newest heartbeat here; unheard nodes are left out.
 
     Args:
-        server: the newest row of this node's server.
-        now_ms: the monotonic clock.
+        server: The newest row of this node's server.
+        now_ms: The monotonic clock.
     """
     ages: dict[str, int] = {}
     found = [(0, server.heartbeat.node)]
@@ -50,10 +50,10 @@ def silent_nodes(
     it could have.
 
     Args:
-        server: the newest row of this node's server.
-        nodes: to be judged.
+        server: The newest row of this node's server.
+        nodes: To be judged.
         required: R, of the cluster as it is configured.
-        now_ms: the monotonic clock.
+        now_ms: The monotonic clock.
     """
     ages = ages_ms(server, now_ms)
     hearers = dict.fromkeys(nodes, 0)

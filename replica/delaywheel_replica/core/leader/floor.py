@@ -34,12 +34,12 @@ class FloorView:
     """What the conditions for the floor depend on.
 
     Attributes:
-        progress: as the transaction will leave it, but for the floor.
-        wheels: the registered ones.
-        told: the newest seal that was told of each.
-        published: up to which seq the ledger of each is published.
-        lost: frames that nobody can read.
-        ingress_slot: the least of announced records that the transaction does not settle; None:
+        progress: As the transaction will leave it, but for the floor.
+        wheels: The registered ones.
+        told: The newest seal that was told of each.
+        published: Up to which seq the ledger of each is published.
+        lost: Frames that nobody can read.
+        ingress_slot: The least of announced records that the transaction does not settle; None:
             there are none.
     """
 
@@ -77,8 +77,8 @@ class FloorWatch:
     """What a leader has seen of seals; a new leader begins with an empty watch.
 
     Attributes:
-        sealed: wheel -> every frame for a slot below has passed the gates.
-        held: the seal whose seq has not passed yet.
+        sealed: Wheel -> every frame for a slot below has passed the gates.
+        held: The seal whose seq has not passed yet.
     """
 
     sealed: Mapping[WheelId, int] = field(default_factory=dict)
@@ -153,10 +153,10 @@ def wholly_below(
     that the floor has not passed.
 
     Args:
-        wheel: a registered one.
-        state: what is committed.
-        floor: every slot below is done.
-        heartbeats: the newest heartbeat of each node.
+        wheel: A registered one.
+        state: What is committed.
+        floor: Every slot below is done.
+        heartbeats: The newest heartbeat of each node.
     """
     record = state.wheels[wheel]
     if record.closed_at is None:

@@ -57,9 +57,9 @@ def takeable(
     """Returns the seq up to which each registered wheel may be taken.
 
     Args:
-        state: what is committed.
-        own: heartbeat of the leader's own node.
-        heartbeats: the newest heartbeat of each node.
+        state: What is committed.
+        own: Heartbeat of the leader's own node.
+        heartbeats: The newest heartbeat of each node.
     """
     everyone = {**heartbeats, own.node: own}
     return {
@@ -72,8 +72,8 @@ def holds_progress(state: ControlState, own: Heartbeat) -> bool:
     """Whether the leader's node holds every frame that the committed progress accounts for.
 
     Args:
-        state: what is committed.
-        own: heartbeat of the leader's own node.
+        state: What is committed.
+        own: Heartbeat of the leader's own node.
     """
     if state.progress is None:
         return True
@@ -96,9 +96,9 @@ def knows_all(state: ControlState, own: Heartbeat, heard: Mapping[str, Heartbeat
     A leader hears R members by today's settings; an older wheel may need more of them.
 
     Args:
-        state: what is committed: the wheels and what is lost.
-        own: heartbeat of the node.
-        heard: the newest heartbeats of the other nodes that are heard.
+        state: What is committed: the wheels and what is lost.
+        own: Heartbeat of the node.
+        heard: The newest heartbeats of the other nodes that are heard.
     """
     everyone = {**heard, own.node: own}
     return all(

@@ -38,11 +38,11 @@ class Sought:
     """What is known of frames that were searched for.
 
     Attributes:
-        own: the leader's own node; its heartbeat and what it lacks were told together.
-        heartbeats: the newest heartbeat of each node.
-        answers: to fences: they tell what was written.
-        frames: that were looked for.
-        lacks: node -> those of them that it said it lacks.
+        own: The leader's own node; its heartbeat and what it lacks were told together.
+        heartbeats: The newest heartbeat of each node.
+        answers: To fences: they tell what was written.
+        frames: That were looked for.
+        lacks: Node -> those of them that it said it lacks.
     """
 
     own: str
@@ -56,9 +56,9 @@ def frames_lost(state: ControlState, ends: Mapping[WheelId, int], sought: Sought
     """Returns lost frames that are not recorded yet, as many as can be recorded quickly.
 
     Args:
-        state: what is committed.
-        ends: of each registered wheel V, or T where that is known.
-        sought: what is known of frames that were looked for.
+        state: What is committed.
+        ends: Of each registered wheel V, or T where that is known.
+        sought: What is known of frames that were looked for.
     """
     lost: dict[WheelId, SeqSet] = {}
     left = MAX_LOST
@@ -113,9 +113,9 @@ def frames_missing(
     """Returns the frames that must exist and that no member shows; the first ones if many.
 
     Args:
-        state: what is committed.
-        ends: of each registered wheel V, or T where that is known.
-        heartbeats: the newest heartbeat of each node.
+        state: What is committed.
+        ends: Of each registered wheel V, or T where that is known.
+        heartbeats: The newest heartbeat of each node.
     """
     missing: dict[WheelId, SeqSet] = {}
     for wheel, record in state.wheels.items():

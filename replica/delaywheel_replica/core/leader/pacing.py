@@ -35,10 +35,10 @@ class CapLimits:
     """Bounds of what one transaction may hold.
 
     Attributes:
-        frame_messages: the most messages that a frame may have; no cap is below.
-        frame_bytes: the most bytes that a frame may have; no cap is below.
-        max_messages: configured.
-        max_bytes: configured.
+        frame_messages: The most messages that a frame may have; no cap is below.
+        frame_bytes: The most bytes that a frame may have; no cap is below.
+        max_messages: Configured.
+        max_bytes: Configured.
     """
 
     frame_messages: int
@@ -52,10 +52,10 @@ class Pace:
     """The cap of the next transaction, and when it may begin.
 
     Attributes:
-        limits: within which the cap moves.
-        cap_messages: the most messages of the next transaction.
-        cap_bytes: the most bytes of the next transaction.
-        recent_ms: how long the last commits took.
+        limits: Within which the cap moves.
+        cap_messages: The most messages of the next transaction.
+        cap_bytes: The most bytes of the next transaction.
+        recent_ms: How long the last commits took.
     """
 
     limits: CapLimits
@@ -74,8 +74,8 @@ class Pace:
         """Returns the cap after one more committed transaction.
 
         Args:
-            duration_ms: of the commit.
-            full: the transaction was as large as the cap let it be.
+            duration_ms: Of the commit.
+            full: The transaction was as large as the cap let it be.
         """
         recent_ms = (*self.recent_ms, duration_ms)[-RECENT_COMMITS:]
         messages, length_bytes = self.cap_messages, self.cap_bytes

@@ -69,13 +69,13 @@ def register(
     """Assigns a node its next wheel.
 
     Args:
-        state: what is committed, with what the same transaction has changed already.
-        node: the node that asks.
-        storage: the uuid of its data folder.
-        last_number: the last number of its own that the node knows, 0 for none.
-        members: node -> storage uuid of those that will hold the wheel.
+        state: What is committed, with what the same transaction has changed already.
+        node: The node that asks.
+        storage: The uuid of its data folder.
+        last_number: The last number of its own that the node knows, 0 for none.
+        members: Node -> storage uuid of those that will hold the wheel.
         min_insync: W.
-        floor: as of the same transaction; the new wheel never takes a frame below it.
+        floor: As of the same transaction; the new wheel never takes a frame below it.
     """
     known = state.nodes.get(node, NodeRecord(storage, 0))
     if known.storage != storage:

@@ -28,9 +28,9 @@ def frames_at_risk(
     """Returns, for each wheel with copies on a storage, how many frames only that one may hold.
 
     Args:
-        state: what is committed.
-        node: to be replaced or taken out.
-        heartbeats: the newest heartbeat of each node that was heard of.
+        state: What is committed.
+        node: To be replaced or taken out.
+        heartbeats: The newest heartbeat of each node that was heard of.
     """
     after = _without(state, node)
     return {

@@ -78,9 +78,9 @@ class Rescheduling:
     """What a leader knows of it besides the control topic.
 
     Attributes:
-        wishes: of which no cancel is admitted, and whose seconds could be read.
-        written: what is in frames.
-        absent: what was decided, whose due the transaction passes without a copy <= V.
+        wishes: Of which no cancel is admitted, and whose seconds could be read.
+        written: What is in frames.
+        absent: What was decided, whose due the transaction passes without a copy <= V.
     """
 
     wishes: Collection[RescheduleWish] = ()
@@ -98,11 +98,11 @@ def reschedule_records(
     """What a transaction decides, puts off and settles.
 
     Args:
-        state: what is committed.
-        after: what is done once the transaction is; its floor is the committed one.
-        told: what else is known.
-        heartbeats: the newest of each node.
-        now_ms: the leader's clock.
+        state: What is committed.
+        after: What is done once the transaction is; its floor is the committed one.
+        told: What else is known.
+        heartbeats: The newest of each node.
+        now_ms: The leader's clock.
     """
     records = []
     written = {each.key: each for each in told.written}

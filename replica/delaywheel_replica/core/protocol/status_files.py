@@ -157,12 +157,12 @@ class IngressStatus:
     `ingress_dead_letters` and `ingress_deleted` before they were read; and `ingress_announced`.
 
     Attributes:
-        partitions: so many are read.
-        lag: offsets of all of them that are not settled.
+        partitions: So many are read.
+        lag: Offsets of all of them that are not settled.
         lags: "<topic>/<partition>" -> the same of each; of many partitions the greatest.
-        held_bytes: what is under way takes about so much memory.
-        cut_off: partitions that are not read, since they end before what was read of them.
-        faults: why topics are not read, or the records not handed over, for people.
+        held_bytes: What is under way takes about so much memory.
+        cut_off: Partitions that are not read, since they end before what was read of them.
+        faults: Why topics are not read, or the records not handed over, for people.
     """
 
     partitions: int = 0
@@ -240,7 +240,7 @@ class CleanerStatus:
         lost: Frames that are committed as lost.
         ingress_slot: While this node is in office, the seals of its wheels must not pass this slot,
             so that they accept again what was announced; 0: they rest; None: no limit.
-        ingress: how far it takes in the ingress topics; None: it does not lead, or has none.
+        ingress: How far it takes in the ingress topics; None: it does not lead, or has none.
         reschedules: Messages that have another due by now, while frames do not express it yet.
         needs: The version of control records that a leader must know.
     """

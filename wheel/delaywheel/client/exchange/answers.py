@@ -35,8 +35,8 @@ class Cancelled:
     """What `Client.cancel` came to.
 
     Attributes:
-        outcome: whether it is withdrawn.
-        due_ms: the due that a message has which was rescheduled; None: it has no other one.
+        outcome: Whether it is withdrawn.
+        due_ms: The due that a message has which was rescheduled; None: it has no other one.
     """
 
     outcome: CancelOutcome

@@ -56,16 +56,16 @@ class CancelLook:
     """The rows, among one second's cancels, whose ids begin in one of some ways.
 
     Attributes:
-        slot: the second.
-        rows: those found up to now.
+        slot: The second.
+        rows: Those found up to now.
     """
 
     def __init__(self, slot: int, begins: Iterable[bytes]) -> None:
         """Nothing is read yet.
 
         Args:
-            slot: the second.
-            begins: the first `BEGIN_BYTES` of each id.
+            slot: The second.
+            begins: The first `BEGIN_BYTES` of each id.
         """
         self.slot = slot
         self.rows: set[CancelRow] = set()
@@ -84,11 +84,11 @@ class CancelLook:
         """Reads on.
 
         Args:
-            readers: of at least the wheels that `limits` has.
-            limits: the wheels to look at, each up to a seq.
-            budget: how much may be read; it is less afterwards.
-            lost: the frames of a wheel that nobody can read any more.
-            on_damaged: is told of a frame that cannot be read: wheel and seq.
+            readers: Of at least the wheels that `limits` has.
+            limits: The wheels to look at, each up to a seq.
+            budget: How much may be read; it is less afterwards.
+            lost: The frames of a wheel that nobody can read any more.
+            on_damaged: Is told of a frame that cannot be read: wheel and seq.
 
         Returns:
             Whether all that may hold such a row was read. Not while something cannot be read.
