@@ -269,7 +269,7 @@ class Leadership:
             or self._error
             if forwarder is None
             else self._error or forwarder.held or self._candidacy.objection,
-            warnings=(*self._candidacy.warnings, *self._ingress_faults),
+            warnings=self._candidacy.warnings,
             unreadable=NO_FRAMES if forwarder is None else forwarder.unreadable,
             fences=self._fences,
             fills=self._fills,
@@ -284,10 +284,6 @@ class Leadership:
     def ingress(self) -> Ingress | None:
         """What takes in the ingress topics while this node leads."""
         return None if self._forwarder is None else self._forwarder.ingress
-
-    @property
-    def _ingress_faults(self) -> tuple[str, ...]:
-        return () if self.ingress is None else self.ingress.faults
 
     def _lateness_ms(self) -> int:
         """Returns how late the oldest unfinished due is; while nothing is forwarded, at most.

@@ -20,11 +20,14 @@ from uuid import uuid4
 from delaywheel.identity import WheelId
 from delaywheel.storage.folder.node_file import read_boot_id
 from delaywheel.storage.folder.status_file import RowReader, RowWriter
+from delaywheel.storage.frames.format import Kind
 from delaywheel_replica.cleaner.main import Cleaner
 from delaywheel_replica.config_sources import load_config
+from delaywheel_replica.core.protocol.control import CONTROL_VERSION
 from delaywheel_replica.core.protocol.heartbeat import Fence, FenceAnswer, Heartbeat, WheelHeartbeat
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role, ServerStatus
-from delaywheel_replica.link import Link, Message, Stop, Topics, Wake
+from delaywheel_replica.link import HandoverBegins, Link, Message, Stop, Topics, Wake
+from support.cleaner.handed_over import HandedOver
 from support.due.wheels import Sent, Wheels, Written
 
 NODE = "n1"
@@ -113,6 +116,11 @@ class PretendedServer:
     def _take(self, message: Message) -> None:
         if isinstance(message, Topics):
             self.topics |= dict.fromkeys([*message.topics, *message.absent], message)
+        if isinstance(message, HandoverBegins):
+            HandedOver(message, self._hand)
+
+    def _hand(self, rows: Sequence[Sent], kind: Kind) -> None:
+        self.write(rows) if kind is Kind.MESSAGES else self.cancel(rows)
 
     def _answers(self, seqs: Mapping[WheelId, int]) -> tuple[FenceAnswer, ...]:
         status = self.status()
@@ -165,6 +173,7 @@ class PretendedServer:
                 last_number=self._last_number(),
                 draining=self.draining,
                 complete=True,
+                control_version=CONTROL_VERSION,
                 wheels={
                     wheel: WheelHeartbeat(
                         applied=seqs.get(wheel, 0),

@@ -161,6 +161,7 @@ class Ingress:
         self._planned_for = Room(0)
         self._look_at = 0.0
         self._tell_group_at = 0.0
+        self._is_group_behind = False
 
     # --- what is so
 
@@ -247,6 +248,7 @@ class Ingress:
         self._take_answers()
         self._read()
         self._hand()
+        self._tell_group()
 
     def take_levels(self, levels_ms: Mapping[str, int]) -> None:
         """Counts by other levels from now on."""
@@ -330,7 +332,7 @@ class Ingress:
             tell(taken.step)
             office.committed(taken.step)
             self._is_changed, self._is_bound_known = True, False
-            self._tell_group(office)
+            self._is_group_behind = True
         self._hand()
         return counted
 
@@ -413,8 +415,11 @@ class Ingress:
         if self._office is not None:
             self._handing.hand(self._office.to_hand)
 
-    def _tell_group(self, office: Office) -> None:
+    def _tell_group(self) -> None:
         now_s = self._clock.monotonic()
-        if self._reader is not None and now_s >= self._tell_group_at:
+        if self._office is None or self._reader is None or not self._is_group_behind:
+            return
+        if now_s >= self._tell_group_at:
             self._tell_group_at = now_s + TELL_GROUP_S
-            self._reader.tell_group(office.offsets)
+            self._is_group_behind = False
+            self._reader.tell_group(self._office.offsets)

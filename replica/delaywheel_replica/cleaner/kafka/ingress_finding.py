@@ -12,6 +12,7 @@ None of it keeps a node from leading.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from confluent_kafka.cimpl import NewTopic
 from delaywheel_replica.cleaner.outside.ports import IngressFound, KafkaAway, TopicPartitions
 
 CALL_S: Final = 5.0
+KNOWN_AGAIN_S: Final = 0.05
 
 _DENIED = {
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
@@ -68,12 +70,9 @@ def find_ingress(
         missing = sorted(name for name in wanted.names if name not in found | faults)
         if missing:
             faults |= _made(admin, missing, wanted)
-            made, refused = _described(admin, [name for name in missing if name not in faults])
+            made, refused = _known(admin, [name for name in missing if name not in faults])
             found |= made
             faults |= refused
-            for name in missing:
-                if name not in found | faults:
-                    faults[name] = f"the ingress topic {name} was made, and is not known yet"
         for name in sorted(also - wanted.names):
             if name not in found | faults:
                 faults[name] = (
@@ -112,6 +111,23 @@ def _described(
         else:
             found[name] = TopicPartitions(str(topic.topic_id), len(topic.partitions))
     return found, faults
+
+
+def _known(
+    admin: AdminClient, names: Iterable[str]
+) -> tuple[dict[str, TopicPartitions], dict[str, str]]:
+    """Returns topics that were made just now, once all brokers know them."""
+    names = set(names)
+    deadline = time.monotonic() + CALL_S
+    while True:
+        found, faults = _described(admin, sorted(names))
+        unknown = names - (found.keys() | faults.keys())
+        if not unknown:
+            return found, faults
+        if time.monotonic() >= deadline:
+            made = {name: f"the ingress topic {name} was made, and is unknown" for name in unknown}
+            return found, faults | made
+        time.sleep(KNOWN_AGAIN_S)
 
 
 def _made(admin: AdminClient, names: Iterable[str], wanted: IngressTopics) -> dict[str, str]:

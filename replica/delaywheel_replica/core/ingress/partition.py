@@ -38,7 +38,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
@@ -233,6 +233,8 @@ class Intake:
         # What was announced has been judged before: whatever has changed since, it may be held.
         self._inherited_rules = Rules(record.levels_ms, 2**63, frozenset())
         self._taken: deque[Taken] = deque()
+        # Of those that are announced, by slot; None: to be counted.
+        self._slots: Counter[int] | None = None
 
     def __len__(self) -> int:
         """Returns how many records are under way."""
@@ -254,6 +256,8 @@ class Intake:
             stage = _Stage.ANNOUNCED if is_inherited else _Stage.READ
             taken = Taken(offset, read(record, rules), record, stage, perhaps_held=is_inherited)
             self._taken.append(taken)
+            if is_inherited:
+                self._slots = None
             self.position = offset + 1
         self.position = max(self.position, position)
 
@@ -291,6 +295,7 @@ class Intake:
 
     def committed(self, step: IntakeStep) -> None:
         """Notes that the transaction with the newest step is committed."""
+        self._slots = self._slots_after(step)
         for _ in range(step.passed):
             self._taken.popleft()
         for taken in step.announced:
@@ -338,9 +343,21 @@ class Intake:
             return None
         if record.announced.last >= self.position:
             return REST
-        rest = islice(self._taken, 0 if step is None else step.passed, None)
-        slots = (each.slot for each in rest if each.offset in record.announced)
-        return min((slot for slot in slots if slot is not None), default=None)
+        return min(
+            self._announced_slots() if step is None else self._slots_after(step), default=None
+        )
+
+    def _announced_slots(self) -> Counter[int]:
+        """Counts what is announced by slot; kept, since most of it stays for many transactions."""
+        if self._slots is None:
+            self._slots = _slots_of(self._taken)
+        return self._slots
+
+    def _slots_after(self, step: IntakeStep) -> Counter[int]:
+        """Returns the same for the time after a transaction; slots of none are left out."""
+        after = self._announced_slots() - _slots_of(self.first(step.passed))
+        after.update(each.slot for each in step.announced if each.slot is not None)
+        return after
 
     def _settle(self, moment: Moment, room: Room) -> _Draft:
         draft = _Draft(next_offset=self.record.next_offset)
@@ -387,6 +404,12 @@ class Intake:
                 spans, begin = more, taken.offset + 1
                 found.append(taken)
         return found, spans
+
+
+def _slots_of(taken: Iterable[Taken]) -> Counter[int]:
+    """Counts, by slot, the announced ones that have a due."""
+    slots = (each.slot for each in taken if each.stage is not _Stage.READ)
+    return Counter(slot for slot in slots if slot is not None)
 
 
 def begun(record: IngressRecord | None, topic_id: str, rules: Rules) -> IngressRecord:

@@ -1,0 +1,175 @@
+"""A whole cleaner takes in ingress topics of the real broker; its server only pretends."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+
+import pytest
+from confluent_kafka import Consumer, Message, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from delaywheel import ingress
+from delaywheel_replica.kafka_settings import KafkaNames
+from local.loopback.kafka import KafkaBroker
+from support.cleaner.cleaner_world import World
+from support.due.wheels import Wheels, wheels_in_memory
+from support.kafka.read_committed import CommittedReader, create_topic
+
+pytestmark = pytest.mark.kafka
+
+SOON_MS = 1_500
+
+
+@pytest.fixture
+def wheels() -> Iterator[Wheels]:
+    with wheels_in_memory() as wheels:
+        yield wheels
+
+
+@pytest.fixture
+def orders(kafka: KafkaBroker, cluster_id: str) -> str:
+    name = f"orders-{cluster_id}"
+    create_topic(kafka.address, name)
+    return name
+
+
+@pytest.fixture
+def world(kafka: KafkaBroker, cluster_id: str, wheels: Wheels) -> Iterator[World]:
+    with World(kafka.address, wheels.data, cluster_id, wheels, ingress_partitions=3) as world:
+        world.wait_leading()
+        world.wait_for(
+            "the topic is found", lambda s: s.ingress is not None and bool(s.ingress.partitions)
+        )
+        yield world
+
+
+class Sender:
+    """Sends records to the ingress topic."""
+
+    def __init__(self, kafka: KafkaBroker, cluster_id: str) -> None:
+        self._producer = Producer({"bootstrap.servers": kafka.address})
+        self._topic = KafkaNames(cluster_id).ingress
+
+    def send(self, value: bytes, headers: Sequence[tuple[str, bytes]], partition: int = 0) -> None:
+        self._producer.produce(self._topic, value, b"key", partition, headers=list(headers))
+        assert self._producer.flush(60) == 0
+
+
+def committed(kafka: KafkaBroker, topic: str, count: int) -> list[Message]:
+    with CommittedReader(kafka.address, topic) as reader:
+        return reader.wait_for(count)
+
+
+def told(message: Message) -> dict[str, bytes]:
+    return dict(message.headers() or [])  # type: ignore[arg-type]
+
+
+def test_records_go_through_a_wheel_directly_or_to_the_dead_letters(
+    kafka: KafkaBroker, world: World, cluster_id: str, orders: str
+) -> None:
+    sender = Sender(kafka, cluster_id)
+    to = (ingress.TOPIC, orders.encode())
+    sender.send(b"later", [to, (ingress.DELAY_MS, b"%d" % SOON_MS)])
+    sender.send(b"now", [to, (ingress.DELAY_MS, b"0"), ("trace", b"1")], 1)
+    sender.send(b"never", [to], 2)
+    later, now = sorted(committed(kafka, orders, 2), key=lambda each: each.value() or b"")
+    assert [(each.key(), each.value()) for each in (now, later)] == [
+        (b"key", b"now"), (b"key", b"later"),
+    ]  # fmt: skip
+    assert (told(now)["trace"], told(now)["dw-wheel"]) == (b"1", b"ingress")
+    assert told(later)["dw-wheel"].startswith(b"n1.")
+    assert later.timestamp()[1] >= int(told(later)["dw-due"])
+    (letter,) = committed(kafka, KafkaNames(cluster_id).dead, 1)
+    assert told(letter)["dw-dead-reason"] == b"DUE_MISSING"
+    status = world.wait_for("all is settled", lambda s: s.ingress is not None and not s.ingress.lag)
+    assert status.ingress is not None
+    assert status.ingress.partitions == 3
+    assert status.ingress_slot is None
+    counted = {name: count for name, count in status.counters.items() if "ingress" in name}
+    assert counted == {
+        "ingress_settled": 3,
+        "ingress_announced": 1,
+        "ingress_held": 1,
+        "ingress_forwarded": 1,
+        "ingress_dead_letters": 1,
+    }
+    assert status.dead_by_reason["DUE_MISSING"] == 1
+    wait_for_group(kafka, cluster_id, [1, 1, 1])
+
+
+def wait_for_group(kafka: KafkaBroker, cluster_id: str, offsets: list[int]) -> None:
+    """What Kafka's own tools show of the progress."""
+    names = KafkaNames(cluster_id)
+    looking = Consumer({"bootstrap.servers": kafka.address, "group.id": names.ingress_group})
+    partitions = [TopicPartition(names.ingress, number) for number in range(len(offsets))]
+    deadline = time.monotonic() + 60
+    with closing(looking):
+        while [each.offset for each in looking.committed(partitions, 10)] != offsets:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+
+
+def test_a_cleaner_that_is_started_again_goes_on(
+    kafka: KafkaBroker, cluster_id: str, wheels: Wheels, orders: str
+) -> None:
+    sender = Sender(kafka, cluster_id)
+    to = (ingress.TOPIC, orders.encode())
+    sent = 0
+    for life in range(3):
+        with World(kafka.address, wheels.data, cluster_id, wheels) as world:
+            world.wait_leading()
+            if life == 0:
+                world.wait_for(
+                    "found", lambda s: s.ingress is not None and bool(s.ingress.partitions)
+                )
+            for delay_ms in (0, 200, 60_000, 0, 200):
+                sender.send(b"%d" % sent, [to, (ingress.DELAY_MS, b"%d" % delay_ms)], sent % 2)
+                sent += 1
+            if life == 1:
+                world.wait_for("some", lambda s: s.counters.get("ingress_settled", 0) > 0)
+            if life == 2:
+                world.wait_for("all", lambda s: s.ingress is not None and not s.ingress.lag)
+                received = committed(kafka, orders, 12)
+    assert sorted(int(each.value() or b"") for each in received) == [
+        number for number in range(15) if number % 5 != 2
+    ]
+
+
+def test_a_compacted_topic_is_told_and_keeps_nothing_from_leading(
+    kafka: KafkaBroker, cluster_id: str, wheels: Wheels
+) -> None:
+    name = KafkaNames(cluster_id).ingress
+    create_topic(kafka.address, name, config={"cleanup.policy": "compact"})
+    with World(kafka.address, wheels.data, cluster_id, wheels) as world:
+        world.wait_leading()
+        status = world.wait_for("told", lambda s: s.ingress is not None and bool(s.ingress.faults))
+        assert status.ingress is not None
+        assert f"{name} has cleanup.policy=compact" in status.ingress.faults[0]
+        assert (status.ingress.partitions, status.kafka_error) == (0, None)
+
+
+def test_topics_are_made_as_the_settings_say(
+    kafka: KafkaBroker, cluster_id: str, wheels: Wheels
+) -> None:
+    more = f"more-{cluster_id}"
+    names = {KafkaNames(cluster_id).ingress, more}
+    with World(
+        kafka.address, wheels.data, cluster_id, wheels, ingress_topics=[more], ingress_partitions=4
+    ) as world:
+        world.wait_leading()
+        world.wait_for("found", lambda s: s.ingress is not None and s.ingress.partitions == 8)
+    admin = AdminClient({"bootstrap.servers": kafka.address})
+    known = admin.list_topics(timeout=60).topics
+    assert {name: len(known[name].partitions) for name in names} == dict.fromkeys(names, 4)
+
+
+def test_without_ingress_no_topic_is_made(
+    kafka: KafkaBroker, cluster_id: str, wheels: Wheels
+) -> None:
+    with World(kafka.address, wheels.data, cluster_id, wheels, ingress=False) as world:
+        world.wait_leading()
+        assert world.status.ingress is None
+    known = AdminClient({"bootstrap.servers": kafka.address}).list_topics(timeout=60).topics
+    assert KafkaNames(cluster_id).ingress not in known

@@ -1,0 +1,280 @@
+"""The parts of taking in: rows of direct messages, dead letters, the pace of handing over."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import pytest
+
+from delaywheel.headers import encode_headers
+from delaywheel.identity import WheelId
+from delaywheel_replica.cleaner.delivery.expiring import find_expired
+from delaywheel_replica.cleaner.delivery.outcomes import DeadReason, dead_letter, forwarded
+from delaywheel_replica.cleaner.due.rows import Direct
+from delaywheel_replica.cleaner.ingress.direct import direct_rows, joined_with
+from delaywheel_replica.cleaner.ingress.handing import FIRST_PAUSE_S, LAST_PAUSE_S, Handing
+from delaywheel_replica.cleaner.ingress.letters import letter
+from delaywheel_replica.cleaner.ingress.searching import AGAIN_S, FAULTY_S, TopicSearch
+from delaywheel_replica.cleaner.outside.ports import IngressFound, KafkaAway
+from delaywheel_replica.core.ingress.office import Handed
+from delaywheel_replica.core.ingress.partition import Answer, Dies, Goes, Room, Taken
+from delaywheel_replica.core.ingress.place import Place
+from delaywheel_replica.core.ingress.reading import (
+    ABSENT,
+    Delayed,
+    Incoming,
+    Unfit,
+    UnfitReason,
+)
+from support.cleaner.ingress_site import NAMES, AtOnce, ManualClock
+from support.due.rows import due_rows
+
+NOW_MS = 1_900_000_000_000
+IDS = [bytes([number]) * 16 for number in range(9)]
+
+
+def goes(
+    number: int,
+    topic: str = "orders",
+    *,
+    key: bytes | None = None,
+    value: bytes | None = b"",
+    headers: Sequence[tuple[str, bytes | None]] = (),
+    partition: int = 3,
+) -> Goes:
+    """A message that goes out directly."""
+    place = Place("in", partition, number)
+    message = Delayed(
+        IDS[number], NOW_MS + number, topic, ABSENT, ABSENT, key, value, encode_headers(headers)
+    )
+    record = Incoming(place, NOW_MS, key, value, list(headers))
+    return Goes(Taken(number, message, record), message)
+
+
+def test_rows_are_the_messages() -> None:
+    messages = [
+        goes(0, key=b"k", value=b"v", headers=[("a", None), ("b", b"")]),
+        goes(1, "bills", value=None),
+        goes(2, key=b"", value=b"x", partition=4),
+    ]
+    first, second, third = direct_rows(messages, NOW_MS)
+    assert (first.topic, first.key, first.value) == ("orders", b"k", b"v")
+    assert first.headers == [("a", None), ("b", b"")]
+    assert (first.id, first.due_ms, first.seq, first.row) == (IDS[0], NOW_MS, 0, 0)
+    assert (first.partition, first.timestamp_ms, first.accepted_at_ms) == (-1, -1, NOW_MS)
+    assert (second.topic, second.key, second.value, second.headers) == ("bills", None, None, [])
+    assert (third.key, third.value) == (b"", b"x")
+    assert [str(each.wheel) for each in (first, second, third)] == ["in/3", "in/3", "in/4"]
+
+
+def test_they_join_rows_of_wheels() -> None:
+    (of_wheel,) = direct_rows([goes(5, "bills", value=b"w")], NOW_MS)
+    rows = due_rows([of_wheel._replace(wheel=WheelId("a", 1))])
+    joined = joined_with(rows, direct_rows([goes(0, value=b"1"), goes(1, "bills")], NOW_MS))
+    assert [(each.topic, each.value, str(each.wheel)) for each in joined] == [
+        ("bills", b"w", "a.1"),
+        ("orders", b"1", "in/3"),
+        ("bills", b"", "in/3"),
+    ]
+    assert joined.topic_names() == {"orders", "bills"}
+    headers = [dict(record.headers)["dw-wheel"] for record in forwarded(joined, NOW_MS)]
+    assert headers == [b"a.1", b"ingress", b"ingress"]
+    assert joined_with(rows, direct_rows([], NOW_MS)) is rows
+
+
+def test_a_wheel_and_a_partition_of_one_name_are_not_confused() -> None:
+    """Both are a name and a number; the text of each is kept for the next one."""
+    (message,) = direct_rows([goes(0)], NOW_MS)
+    of_wheel = due_rows([message._replace(wheel=WheelId("a", 1))])
+    direct = due_rows([message._replace(wheel=Direct("a", 1))])
+    texts = [
+        dict(record.headers)["dw-wheel"]
+        for rows in (of_wheel, direct, of_wheel)
+        for record in forwarded(rows, NOW_MS)
+    ]
+    assert texts == [b"a.1", b"ingress", b"a.1"]
+
+
+def test_their_time_to_live_counts() -> None:
+    messages = [goes(0, headers=[("ttl", b"1")]), goes(1), goes(2, headers=[("ttl", b"9")])]
+    rows = direct_rows(messages, NOW_MS)
+    assert set(find_expired(rows, NOW_MS + 2_000)) == {0}
+
+
+def test_what_kafka_refuses_of_them_names_where_it_came_from() -> None:
+    (message,) = direct_rows([goes(7)], NOW_MS)
+    record, outcome = dead_letter(NAMES, message, DeadReason.TOPIC_MISSING, None)
+    headers = dict(record.headers)
+    assert (headers["dw-dead-topic"], headers["dw-wheel"]) == (b"orders", b"ingress")
+    assert json.loads(outcome.value or b"") == {
+        "outcome": "ingress-dead-lettered",
+        "reason": "TOPIC_MISSING",
+        "origin": "in/3/7",
+        "id": IDS[7].hex(),
+        "due_ms": NOW_MS + 7,
+    }
+
+
+def test_headers_that_no_client_can_read_are_left_out_of_the_letter() -> None:
+    record = Incoming(Place("in", 0, 1), -1, b"k", b"v", None)
+    unfit = Unfit(UnfitReason.HEADER_INVALID, "A header's name is no UTF-8")
+    dies = Dies(Taken(1, unfit, record), unfit)
+    made, _ = letter(NAMES, dies, 4_000)
+    assert (made.key, made.value) == (b"k", b"v")
+    assert [name for name, _ in made.headers] == [
+        "dw-dead-reason",
+        "dw-dead-detail",
+        "dw-dead-origin",
+    ]
+
+
+def test_a_name_that_would_be_cut_off_is_told_whole() -> None:
+    record = Incoming(Place("in", 0, 1), -1, None, None, [("a\0b", b"1")])
+    unfit = Unfit(UnfitReason.HEADER_INVALID, "The name 'a\\x00b'")
+    made, _ = letter(NAMES, Dies(Taken(1, unfit, record), unfit), 4_000)
+    assert made.headers[0] == ("a\u2400b", b"1")
+
+
+class Way:
+    """A hand-over that a test answers for."""
+
+    def __init__(self) -> None:
+        self.handed: list[Handed] = []
+        self.told: list[tuple[Handed, Answer]] = []
+        self.room_bytes = 1_000
+        self.is_broken = False
+        self.is_closed = False
+
+    def hand(self, records: Sequence[Handed]) -> None:
+        self.handed += records
+
+    def answers(self) -> list[tuple[Handed, Answer]]:
+        told, self.told = self.told, []
+        return told
+
+    def fileno(self) -> int:
+        return 7
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def one(number: int) -> Handed:
+    return Handed(("in", 0), goes(number).taken)
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+def test_what_is_in_vain_is_tried_again_later_and_later(clock: ManualClock) -> None:
+    way, record = Way(), one(0)
+    handing = Handing(lambda: way, clock)
+    pauses = []
+    for _ in range(8):
+        waited_ms = 0
+        while not way.handed:
+            clock.now_ms += 10
+            waited_ms += 10
+            handing.hand(lambda _: [record])
+        pauses.append(waited_ms / 1000)
+        way.handed.clear()
+        way.told = [(record, Answer.NOT_NOW)]
+        assert handing.answers() == [(record, Answer.NOT_NOW)]
+    assert pauses[1] == pytest.approx(FIRST_PAUSE_S, abs=0.011)
+    assert pauses[-1] == pytest.approx(LAST_PAUSE_S, abs=0.011)
+    clock.now_ms += 2_000
+    handing.hand(lambda _: [record])
+    way.told = [(record, Answer.HELD)]
+    handing.answers()
+    way.handed.clear()
+    handing.hand(lambda _: [record])
+    assert way.handed == [record]
+
+
+def test_of_a_broken_one_everything_is_unknown_and_late_answers_are_not_heard(
+    clock: ManualClock,
+) -> None:
+    ways = [Way(), Way()]
+    made = iter(ways)
+    handing = Handing(lambda: next(made), clock)
+    records = [one(0), one(1)]
+    handing.hand(lambda _: records)
+    assert (handing.fileno, handing.unanswered) == (7, 2)
+    ways[0].told = [(records[0], Answer.HELD), (one(2), Answer.HELD)]
+    ways[0].is_broken = True
+    assert handing.answers() == [(records[0], Answer.HELD), (records[1], Answer.UNKNOWN)]
+    assert (ways[0].is_closed, handing.fileno, handing.unanswered) == (True, None, 0)
+    handing.hand(lambda _: records)
+    assert ways[1].handed == []
+    clock.now_ms += 1_000
+    handing.hand(lambda _: records)
+    assert ways[1].handed == records
+    handing.close()
+    assert ways[1].is_closed
+
+
+def test_there_is_room_for_one_of_any_length_when_nothing_is_unanswered(
+    clock: ManualClock,
+) -> None:
+    way = Way()
+    handing = Handing(lambda: way, clock)
+    asked: list[Room] = []
+
+    def choose(room: Room) -> list[Handed]:
+        asked.append(room)
+        return [one(0)] if room.length_bytes > 5_000 else []
+
+    handing.hand(choose)
+    assert len(way.handed) == 1
+    handing.hand(choose)
+    assert len(way.handed) == 1
+    assert [room.messages for room in asked] == [5_000, 1, 5_000]
+    way.room_bytes = 0
+    handing.hand(choose)
+    assert len(asked) == 3
+
+
+class Found:
+    """A Kafka that finds what a test says."""
+
+    def __init__(self) -> None:
+        self.says: IngressFound | Exception = IngressFound({})
+        self.searches = 0
+
+    def find_ingress(self, also: object) -> IngressFound:
+        del also
+        self.searches += 1
+        if isinstance(self.says, Exception):
+            raise self.says
+        return self.says
+
+    def ingress(self, on_news: object) -> None:
+        raise NotImplementedError
+
+
+def test_a_search_is_repeated_sooner_where_something_is_wrong(clock: ManualClock) -> None:
+    kafka = Found()
+    search = TopicSearch(kafka, runner=AtOnce(), clock=clock, on_found=lambda: None)  # type: ignore[arg-type]
+
+    def searched_s(seconds: float) -> int:
+        before = kafka.searches
+        for _ in range(round(seconds * 10)):
+            clock.now_ms += 100
+            search.look(frozenset())
+            search.found()
+        return kafka.searches - before
+
+    assert searched_s(4 * AGAIN_S) == 4
+    kafka.says = KafkaAway("gone")
+    searched_s(AGAIN_S)
+    assert search.faults == ("the ingress topics cannot be looked for: gone",)
+    assert searched_s(4 * FAULTY_S) == 4
+    kafka.says = IngressFound({}, ("x is compacted",))
+    searched_s(AGAIN_S)
+    assert search.faults == ("x is compacted",)
+    kafka.says = RuntimeError("a defect")
+    with pytest.raises(RuntimeError, match="a defect"):
+        searched_s(AGAIN_S)
