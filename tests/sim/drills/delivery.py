@@ -154,6 +154,23 @@ def other_dues_without_rows(script: Script) -> None:
     script.until_ms = 12_000
 
 
+@DELIVERY(
+    r"a bad sector in slot", r"reschedule .*to_ms", r'"passed":\[\d+,\d', r"tells lost a\.1/1"
+)
+def unreadable_original(script: Script) -> None:
+    """A lone node can no longer read what it is to copy, though all of that was taken.
+
+    Where only its row is gone, the slot file still has it.
+    """
+    script.cluster("a", 1)
+    script.do(2_500, "kafka_faults", changes={"way_us": (20_000, 30_000)}, ms=12_000)
+    first = script.send(3_000, "a", delay_ms=5_500)
+    script.reschedule(8_000, first, 700, "a")
+    what = script.random.choice(("slot", "index"))
+    script.do(script.about(8_015), "bad_sector", node="a", what=what, choice=0)
+    script.until_ms = 20_000
+
+
 @DELIVERY(r"client +cancels m\d+", r"client +reschedules", r"client +hears of m\d+")
 def cancel_or_other_due(script: Script) -> None:
     """Somebody withdraws what somebody else reschedules, at the same time."""

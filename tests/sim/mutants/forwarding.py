@@ -120,6 +120,10 @@ def rescheduled_is_not_withdrawn() -> list[Patch]:
     return [everywhere(rescheduling.withdrawn, lambda _: frozenset())]
 
 
+def unreadable_originals_are_forgotten() -> list[Patch]:
+    return [everywhere(rescheduling.overdue, lambda _: {})]
+
+
 def older_releases_lead_on() -> list[Patch]:
     real = control.needs_record
     return [everywhere(real, lambda _: real(1))]
@@ -256,6 +260,12 @@ FORWARDING = {
         rescheduled_is_not_withdrawn,
         "delivered twice, at several dues|told to be rescheduled after",
         ("other_dues", "passed_dues"),
+    ),
+    "unreadable originals are forgotten": Mutant(
+        "nobody looks for the frame that a message is to be copied from, all else of it being done",
+        unreadable_originals_are_forgotten,
+        "rescheduled and not settled",
+        ("unreadable_original",),
     ),
     "older releases are not kept from leading": Mutant(
         "the first record of another due comes without the one that no older release reads past",

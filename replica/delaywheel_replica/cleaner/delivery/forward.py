@@ -50,13 +50,14 @@ from delaywheel_replica.core.leader.pacing import CapLimits, Pace, first_pace
 from delaywheel_replica.core.leader.rescheduling import (
     Rescheduling,
     open_wishes,
+    overdue,
     passing,
     withdrawn,
 )
 from delaywheel_replica.core.protocol.control import ControlRecord, ControlState
 from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameSet
 from delaywheel_replica.core.protocol.heartbeat import Heartbeat
-from delaywheel_replica.core.protocol.progress import Progress
+from delaywheel_replica.core.protocol.progress import Position, Progress
 from delaywheel_replica.core.protocol.reschedules import MessageKey
 from delaywheel_replica.core.protocol.transaction_outcomes import Verdict
 from delaywheel_replica.kafka_settings import FORWARD_ROOM_BYTES, KafkaNames
@@ -75,6 +76,9 @@ class ReaderPort(Protocol):
     @property
     def unreadable(self) -> FrameSet:
         """Frames that are waited for because they cannot be read."""
+
+    def want(self, places: Mapping[Position, int]) -> None:
+        """Waits for frames that are taken, but of which something is to be read again."""
 
     def look_at_lost(self, frames: FrameSet) -> Looked:
         """Returns what is known of frames to be given up, and which can be read after all."""
@@ -377,7 +381,12 @@ class Forwarder:
         if looked.kept:
             situation = replace(situation, looked_for=todo.lost - looked.kept)
             todo = duties(self.state, progress, self._watch, self._cluster, situation)
-        lost = (each for each in looked.lost if not _was_done(each, self.state.progress))
+        needed = {(place.wheel, place.seq) for place in overdue(self.state)}
+        lost = (
+            each
+            for each in looked.lost
+            if not _was_done(each, self.state.progress) or (each.wheel, each.seq) in needed
+        )
         return todo, list(joined(lost))
 
     def _committed(self, step: Step | None, todo: Duties) -> None:
@@ -389,6 +398,7 @@ class Forwarder:
         if step is not None:
             self._dead_letters.committed()
             self._reader.done(step, todo.progress)
+            self._reader.want(overdue(self.state))
         elif todo.unregistered or is_set_back:
             self._reading = False  # its progress stands elsewhere: begin anew
 

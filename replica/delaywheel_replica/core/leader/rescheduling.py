@@ -53,7 +53,7 @@ from delaywheel_replica.core.protocol.control import (
     reschedule_record,
 )
 from delaywheel_replica.core.protocol.heartbeat import Heartbeat
-from delaywheel_replica.core.protocol.progress import Progress
+from delaywheel_replica.core.protocol.progress import Position, Progress
 from delaywheel_replica.core.protocol.reschedules import (
     MessageKey,
     Reschedule,
@@ -185,6 +185,19 @@ def passing(state: ControlState, after: Progress) -> list[MessageKey]:
         for key, stands in state.reschedules.items()
         if state.progress.due_ms < stands.to_ms <= after.due_ms and not stands.is_written
     ]
+
+
+def overdue(state: ControlState) -> dict[Position, int]:
+    """Where the copies are made from that were put off more than once -> the second of that.
+
+    Perhaps the leader's node cannot read it. All else of that frame being done, nothing else waits
+    for it: without the record it would be neither fetched from another member nor given up.
+    """
+    return {
+        stands.place: due_ms // 1000
+        for (_, due_ms), stands in state.reschedules.items()
+        if not stands.is_written and len(stands.passed) > 1
+    }
 
 
 def floor_below(state: ControlState, floor: int) -> int:
