@@ -30,7 +30,7 @@ FIRST_LINES = 12
 
 def main() -> int:
     """Runs what was requested; returns 1 if anything failed."""
-    options = _options()
+    options = argument_parser().parse_args()
     choice = Choice(nodes=options.nodes, steps=options.steps, profile=options.profile)
     first, last = options.seeds
     if options.mutants:
@@ -47,7 +47,8 @@ def main() -> int:
     return _run([(choice, seed) for choice in choices for seed in seeds], options.jobs)
 
 
-def _options() -> argparse.Namespace:
+def argument_parser() -> argparse.ArgumentParser:
+    """Returns what reads its command line."""
     parser = argparse.ArgumentParser(prog="scripts/sim", description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=_range, default=(1, 100), metavar="A..B")
     parser.add_argument("--nodes", type=int, choices=range(1, 6), metavar="N")
@@ -61,7 +62,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--mutant", choices=sorted(MUTANTS), metavar="M", help="only this one")
     parser.add_argument("--models", action="store_true", help="go through the exhaustive models")
     parser.add_argument("--minutes", type=float, default=20.0, metavar="M", help="for all mutants")
-    return parser.parse_args()
+    return parser
 
 
 def _range(text: str) -> tuple[int, int]:

@@ -8,7 +8,8 @@ import pytest
 
 from delaywheel_replica.cli.commands import find
 from delaywheel_replica.cli.parsing import Command, Group, Parser
-from local import demo
+from local import demo, sim
+from local.bench import cli as bench
 from local.chaos import run as chaos
 from local.loopback import cluster
 
@@ -16,12 +17,19 @@ ROOT = Path(__file__).parents[2]
 DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 PARSERS = {
+    "bench": bench.argument_parser,
     "chaos": chaos.argument_parser,
     "cluster": cluster.argument_parser,
     "demo": demo.argument_parser,
+    "sim": sim.argument_parser,
 }
 
 _COMMAND = re.compile(r"`delaywheel ([a-z][^`]*)`")
+_BLOCK = re.compile(r"^```(?:sh)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_LINE = re.compile(
+    r"^(?:[\d*]+ [\d* ]+  )?(?:handle=\$\()?delaywheel ([a-z][^|\n)]*)", re.MULTILINE
+)
+_DATE = re.compile(r"\$\(date [^()]*\)")
 _SCRIPT = re.compile(r"(?:`|^)scripts/([a-z]+)(?![a-z_/])( [^`\n]*)?", re.MULTILINE)
 
 
@@ -32,7 +40,10 @@ def readable(words: list[str]) -> bool:
 
 @pytest.mark.parametrize("document", DOCS, ids=lambda path: path.name)
 def test_commands_can_be_read(document: Path) -> None:
-    for text in _COMMAND.findall(document.read_text(encoding="utf-8")):
+    content = document.read_text(encoding="utf-8")
+    blocks = [_DATE.sub("2026-05-01T10:00Z", block) for block in _BLOCK.findall(content)]
+    lines = [line for block in blocks for line in _LINE.findall(block)]
+    for text in [*_COMMAND.findall(content), *lines]:
         name, *words = shlex.split(text)
         command = find(name)
         if isinstance(command, Group):

@@ -28,7 +28,8 @@ def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def _parser() -> argparse.ArgumentParser:
+def argument_parser() -> argparse.ArgumentParser:
+    """Returns what reads its command line."""
     listed = "\n".join(f"  {name:15} {each.told}" for name, each in WORKLOADS.items())
     parser = argparse.ArgumentParser(
         prog="scripts/bench",
@@ -55,7 +56,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the requested measurements."""
-    parser = _parser()
+    parser = argument_parser()
     asked = parser.parse_args(arguments)
     names = asked.workload or list(USUAL)
     if unknown := [name for name in names if name not in WORKLOADS]:
