@@ -1,8 +1,8 @@
 """All settings of an operator, as the processes of a node have them.
 
-It is read and checked once (`configuring.py`), by whoever starts the node; the node's processes
-inherit the result as one JSON document in their environment, so that they can never differ, not
-even when one of them is restarted after the file was changed.
+It is read and checked once (`configuring.py`), by the process that starts the node; the node's
+processes inherit the result as one JSON document in their environment, so that they can never
+differ, not even when one of them is restarted after the file was changed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Positive: TypeAlias = Annotated[int, Ge(1)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """One node's settings: names, types, bounds and defaults. Checked by whoever reads them.
+    """One node's settings: names, types, bounds and defaults. Checked when read.
 
     docs/OPERATIONS.md has these texts (`scripts/reference`).
 
@@ -226,7 +226,7 @@ class Config:
 
     @property
     def ledger_kept_hours(self) -> int:
-        """How long published files are kept, in hours; 0: for ever."""
+        """How long published files are kept, in hours; 0: forever."""
         if self.ledger_retention_hours is not None:
             return self.ledger_retention_hours
         return 0 if self.ledger_uri else max(_WEEK_HOURS, self.ledger_needed_hours)

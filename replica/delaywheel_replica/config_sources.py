@@ -87,7 +87,7 @@ def _load(
         read = _sources(file)(**flags).model_dump()
     except ValidationError as error:
         told = _told(error, lambda name: _place(name, file, flags))
-        # What else is wrong is told as well: those that are refused count as not set.
+        # Other mistakes are reported as well: refused settings count as unset.
         wrong = frozenset(str(detail["loc"][0]) for detail in error.errors() if detail["loc"])
         read = _sources(file, wrong)(**flags).model_dump()
     config = Config(**read)
@@ -214,8 +214,8 @@ def _sources(file: Path | None, without: frozenset[str] = frozenset()) -> type[_
 class _KafkaNamed(PydanticBaseSettingsSource):
     """A source whose Kafka settings have Kafka's names.
 
-    Sources are merged by name: two spellings of one setting would both be there, and which of
-    them counts would hang on chance.
+    Sources are merged by name: otherwise two spellings of one setting would both be there, and
+    chance would decide which of them counts.
     """
 
     def __init__(

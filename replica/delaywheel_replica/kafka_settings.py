@@ -33,7 +33,7 @@ DEFAULT_QUEUE_KBYTES = 1_048_576
 """librdkafka's `queue.buffering.max.kbytes`, unless the operator sets it."""
 
 OWN_HEADERS = 4
-"""So many headers of ours, or one more, come last on every message that is forwarded."""
+"""At most this many headers of ours come last on every forwarded message."""
 
 BATCH_HEADER_BYTES = 61
 _VARINT_BYTES = 5
@@ -50,7 +50,7 @@ _OWN_HEADERS_BYTES = sum(
     )
 )
 FORWARD_ROOM_BYTES = BATCH_HEADER_BYTES + _RECORD_FIXED_BYTES + _OWN_HEADERS_BYTES
-"""What a message takes in Kafka, at most, beyond its key, value and encoded headers."""
+"""What a message takes in Kafka, at most, besides its key, value and encoded headers."""
 
 DEAD_ROOM_BYTES = 2_048
 """What a dead letter may be larger than the greatest message, with all our headers."""
@@ -176,7 +176,7 @@ class KafkaSettings:
             "socket.timeout.ms": TRANSACTION_TIMEOUT_MS,
             "retry.backoff.ms": NO_RETRY_BACKOFF_MS,
             "retry.backoff.max.ms": NO_RETRY_BACKOFF_MS,
-            # Not the default 30 s: a topic that is not there would hold its transaction so long.
+            # Not the default 30 s: a missing topic would hold up its transaction for so long.
             "topic.metadata.propagation.max.ms": 1_000,
             "message.max.bytes": max(self.max_record_bytes, MAX_REQUEST_BYTES),
             "partitioner": "murmur2_random",  # as Java's

@@ -54,7 +54,7 @@ from delaywheel_replica.process.logs import get_logger
 _MESSAGE_LENGTH_BYTES = 64 * 1024
 """No message is longer. The kernel's default bound on one datagram is 208 KiB."""
 _TOPICS_LENGTH_BYTES = 16 * 1024
-"""About so long is a message of many topics: a buffer that is nearly full still takes one."""
+"""The length of a message with many topics, roughly: a nearly full buffer still accepts one."""
 _TOPIC_LENGTH_BYTES = 32
 """What an entry takes besides its name, at most."""
 
@@ -102,7 +102,7 @@ class Stop:
 class TopicInfo:
     """What the server needs to know of a topic.
 
-    ``max_message_bytes`` is None when Kafka does not tell us.
+    ``max_message_bytes`` is None if Kafka does not report it.
     """
 
     partitions: int
@@ -235,7 +235,7 @@ class LinkMessageError(ValueError):
 def split_topics(message: Topics) -> Iterator[Topics]:
     """Splits a message into parts that are each small enough for the socket.
 
-    A name too long for any message is left out: it is none that Kafka could have.
+    A name too long for any message is left out: Kafka cannot have such a topic.
     """
     there = dict[str, TopicInfo]()
     absent = list[str]()
@@ -336,7 +336,7 @@ def decode(content: bytes) -> Message:
 
 
 def _with_descriptor(content: bytes, descriptors: list[int]) -> Message:
-    """Decodes a message that came with these descriptors; closes those that nobody waits for."""
+    """Decodes a message that came with these descriptors; closes those that are not used."""
     try:
         message = decode(content)
         if isinstance(message, HandoverBegins):

@@ -22,8 +22,8 @@ the supervisor is killed    the children see their life pipe end, and exit
 ==========================  ================================================================
 
 ``<data>/node.lock`` is held by the supervisor and, inherited, by its children: as long as one of
-them lives, no other supervisor can start on the same folder. ``<data>/node.run`` says who runs,
-and where the server takes calls.
+them lives, no other supervisor can start on the same folder. ``<data>/node.run`` names the running
+processes, and where the server accepts calls.
 """
 
 import contextlib
@@ -105,7 +105,7 @@ def exec_node(resolved: str, file: Path | None, flags: Sequence[tuple[str, str]]
 
 
 def main() -> int:
-    """Runs a node until it is told to stop; returns the process's exit code."""
+    """Runs a node until it is asked to stop; returns the process's exit code."""
     resolved = os.environ.get(RESOLVED_VARIABLE)
     if resolved is None:
         _say(f"{RESOLVED_VARIABLE} is not set: start a node with `delaywheel serve`")
@@ -197,7 +197,7 @@ class Supervisor:
         finally:
             self._kill_all()
             self._reload.close()
-            with contextlib.suppress(OSError):  # whoever reads it looks whether its pids live
+            with contextlib.suppress(OSError):  # readers check whether its pids live
                 self._run_file.unlink(missing_ok=True)
         return self._stop.exit_code if self._stop else 1
 

@@ -1,8 +1,8 @@
 """Where the rows lie through which a node's two processes report their status.
 
 The server's lies in memory: ten times a second, and whenever something is acknowledged, a thread
-writes it that must not wait for a disk which hangs. The cleaner's lies in the data folder: what it
-tells of progress and floor is of use after the node has ended.
+writes it that must not wait for a hanging disk. The cleaner's lies in the data folder: its progress
+and floor are of use after the node has ended.
 """
 
 from pathlib import Path

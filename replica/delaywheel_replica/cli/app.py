@@ -24,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt:
         _end("INTERRUPTED", 130)
     except BrokenPipeError:
-        # Whoever read our output has enough of it; nothing more may be written, not even at exit.
+        # The reader of our output has closed it; nothing more may be written, not even at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(ExitCode.DONE)
     except ModuleNotFoundError as error:
@@ -53,7 +53,7 @@ def run(arguments: Sequence[str]) -> int:
         Failure: Why it could not, by name.
     """
     if arguments and arguments[0] == "--version":
-        # Only here: it reads what is told of packages that are installed.
+        # Only here: it reads the metadata of installed packages.
         from importlib.metadata import version  # noqa: PLC0415
 
         print(f"delaywheel {version('delaywheel')}")

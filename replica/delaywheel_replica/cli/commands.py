@@ -1,7 +1,7 @@
 """The list of commands.
 
-What does a command's work is imported when it is done: to tell the version, to show help or to
-complete a word needs nothing of gRPC, Kafka or numpy.
+What does a command's work is imported when it runs: printing the version, showing help or
+completing a word needs nothing of gRPC, Kafka or numpy.
 """
 
 from __future__ import annotations
@@ -336,7 +336,7 @@ def find(name: str) -> Command | Group | None:
 
 
 def _plugins() -> Any:
-    # Only here: it reads what is told of every package that is installed.
+    # Only here: it reads the metadata of every installed package.
     from importlib.metadata import entry_points  # noqa: PLC0415
 
     return entry_points(group=PLUGIN_GROUP)

@@ -15,7 +15,7 @@ from delaywheel_replica.cli.commands import COMMANDS, all_commands, find
 from delaywheel_replica.cli.parsing import Command, Group, Parser
 
 ASK: Final = "complete"
-"""The word by which the shell's function asks; no command for people."""
+"""The word by which the shell's function asks; not a command for people."""
 
 _BASH = """\
 _delaywheel() {
@@ -48,7 +48,7 @@ def answer(line: str, breaks: str) -> None:
 
 
 def candidates(words: Sequence[str], current: str) -> Iterable[str]:
-    """Returns completions of the word that is being typed.
+    """Returns completions of the word being typed.
 
     Args:
         words: Those before it, without the program's name.

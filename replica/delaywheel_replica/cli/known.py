@@ -23,7 +23,7 @@ def note(server: str, **names: Iterable[str]) -> None:
     """Remembers names seen at this server's cluster; keeps the latest ones.
 
     Args:
-        server: As the command was told.
+        server: As given to the command.
         **names: Of each kind. Those of levels and nodes replace what was known.
     """
     path = _path()
@@ -46,7 +46,7 @@ def note(server: str, **names: Iterable[str]) -> None:
         half.write_text(json.dumps(kept))
         half.replace(path)
     except OSError:
-        return  # nothing hangs on it
+        return  # nothing depends on it
 
 
 def names(server: str, kind: str) -> list[str]:

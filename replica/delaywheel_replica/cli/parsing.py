@@ -16,7 +16,7 @@ from typing import Any, NoReturn, TypeAlias
 from delaywheel_replica.cli.failures import ExitCode, Failure
 
 Completer: TypeAlias = Callable[[], Iterable[str]]
-"""Tells what may stand in a place, of which the user may have typed the beginning."""
+"""Takes what the user has typed of an argument; returns what may stand there."""
 
 ArgumentGroup: TypeAlias = argparse._ArgumentGroup  # noqa: SLF001 - it has no other name
 """What `add_argument_group` makes."""

@@ -63,7 +63,7 @@ def _do(prog: str, command: Command, arguments: list[str]) -> int:
 
 
 def _meant(name: str, names: Iterable[str]) -> str:
-    # Only here: for who mistypes.
+    # Only here: for mistyped names.
     from difflib import get_close_matches  # noqa: PLC0415
 
     near = get_close_matches(name, names, n=1)

@@ -1,6 +1,6 @@
 """Parses and formats times, durations, ids and headers as people write them.
 
-What cannot be read is told as argparse wants it to be.
+Values that cannot be parsed raise the error that argparse expects.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from delaywheel_replica.server.metrics.catalogue import Collected
 from delaywheel_replica.server.metrics.facts import Gatherer
 from delaywheel_replica.server.node.refusals import Refusal
 
-# A scrape that runs when the server stops is waited for so long.
+# How long a running scrape is waited for when the server stops.
 _SHUTDOWN_S: Final = 0.5
 
 _log = get_logger(__name__)

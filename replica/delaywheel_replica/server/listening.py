@@ -64,7 +64,7 @@ class Listener:
 
         Args:
             config: of the node.
-            services: who answers.
+            services: The services that answer.
             counts: gets the refused calls.
             connections: of callers, at most.
         """
@@ -130,7 +130,7 @@ class Listener:
     def _try_port(self, address: str) -> int:
         try:
             return self._server.add_insecure_port(address)
-        except RuntimeError:  # somebody else has it by now
+        except RuntimeError:  # another process has it by now
             return 0
 
 
@@ -156,7 +156,7 @@ def _options(config: Config, connections: int) -> list[tuple[str, int]]:
         ("grpc.max_concurrent_streams", _CALLS_OF_CALLER),
         # Each needs a descriptor, and the wheel needs descriptors more.
         ("grpc.max_allowed_incoming_connections", connections),
-        # A caller that is gone without a word is noticed; pings of callers are welcome.
+        # Detects callers that vanished; pings of callers are welcome.
         ("grpc.keepalive_time_ms", 20_000),
         ("grpc.keepalive_timeout_ms", 10_000),
         ("grpc.keepalive_permit_without_calls", 1),

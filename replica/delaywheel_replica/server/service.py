@@ -30,7 +30,7 @@ _LIST_BYTES: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """Who changes pending messages."""
+    """The parts that change pending messages."""
 
     cancels: Cancels
     cancel_many: CancelMany

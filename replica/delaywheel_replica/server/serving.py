@@ -68,7 +68,7 @@ from delaywheel_replica.server.service import Changes, DelayWheelService
 from delaywheel_replica.server.store.limits import StoreLimits
 from delaywheel_replica.server.store.store import Store
 
-# Rows of the dial beyond span and late window: an overdue backlog of so long keeps its rows.
+# Rows of the dial beyond span and late window: an overdue backlog this long keeps its rows.
 _DIAL_SLACK_SECONDS: Final = 3_600
 _WAITING_S: Final = 3.0
 _LEAVING_S: Final = 10.0
@@ -87,7 +87,7 @@ class Server:
 
         Raises:
             NodeFolderError: the data folder cannot be used.
-            MetaDamaged: one of its wheels is not known any more.
+            MetaDamaged: The identity of one of its wheels is lost.
         """
         self._config = config
         self._link = link
@@ -306,7 +306,8 @@ class Server:
         await self._monitoring.start()
         bound = await self._listener.start(os.environ.get(ADDRESS_VARIABLE))
         self._address = self._config.advertised or bound
-        # Whoever finds the port finds the spare open, if there is one, and mostly all wheels whole.
+        # A caller that finds the port finds the spare open, if there is one, and mostly all wheels
+        # whole.
         self._driver.tick()
         self._store_thread.do_some(self._driver)
         self._upkeep.start()
@@ -420,7 +421,7 @@ class Server:
 def _open_store(
     disk: PosixDisk, config: Config, cleaner_row: CleanerRow, boot_id: str, descriptors: Descriptors
 ) -> Store:
-    # Floors are committed facts, however old the row is that tells one.
+    # Floors are committed facts, however old the status that reports one.
     last_status = cleaner_row.read_any()
     return Store.open(
         disk,

@@ -279,7 +279,7 @@ class _Lane:
             return Trial(Answer.AWAY)
         refused = producer.write(forwarded(rows, self._clock.wall_ms()))
         answered = producer.flush(TRIAL_MS)
-        producer.write([self._guard])  # the client takes no more once the transaction failed
+        producer.write([self._guard])  # the client accepts no more once the transaction failed
         cause = producer.cause()
         if not answered and not producer.abortable:
             self._drop(stuck=True)
@@ -290,7 +290,7 @@ class _Lane:
             return Trial(Answer.REFUSED, cause, refused)
         if cause is None and aborted:
             return Trial(Answer.PASSED, refused=refused)
-        # Another leader's trials have begun, or Kafka has gone away: it says nothing of the topic.
+        # Another leader's trials have begun, or Kafka is away: this says nothing about the topic.
         self._drop(stuck=True)
         return Trial(Answer.AWAY)
 

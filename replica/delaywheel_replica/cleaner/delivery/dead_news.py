@@ -1,7 +1,7 @@
 """Reports dead letters to the server, in small messages, as the link has room.
 
-What waits is bounded: of more the oldest are never told. The server sees that by the counts, and
-says of what was done meanwhile that it does not know.
+What waits is bounded: beyond that, the oldest are never reported. The server notices by the counts,
+and treats what was done meanwhile as unknown.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class DeadNews:
         self._drop(len(self._untold) - UNTOLD_AT_MOST)
 
     def tell(self) -> None:
-        """Reports as many as the link takes."""
+        """Reports as many as the link accepts."""
         while self._untold:
             letters = tuple(islice(self._untold, LETTERS_AT_MOST))
             if not self._send(DeadLettered(self._cleaner_ms, self._before, letters)):

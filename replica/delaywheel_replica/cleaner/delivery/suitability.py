@@ -1,7 +1,7 @@
 """Finds messages that their topics would refuse, as far as Kafka described the topics.
 
-Looked at for all messages of a step at once, so that nothing of it costs time when all is well.
-What Kafka did not tell is not judged here: the broker will, and trials find out.
+All messages of a step are checked at once, so that it costs no time when all is well. What Kafka
+did not report is not judged here: the broker will judge it, and trials find out.
 """
 
 from __future__ import annotations

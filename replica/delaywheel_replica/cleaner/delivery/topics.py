@@ -1,7 +1,7 @@
 """What Kafka says about destination topics: asked in advance, off the forwarding thread.
 
-Nobody waits here for Kafka: `find` answers from memory, and whoever runs `run` (a thread), or
-`round` (a simulation), asks Kafka for what is missing or old. Asking never creates a topic.
+Nothing here waits for Kafka: `find` answers from memory, and `run` (on a thread) or `round` (in a
+simulation) asks Kafka for what is missing or old. Asking never creates a topic.
 
 | state | means |
 |---|---|
@@ -19,7 +19,7 @@ Names come from two sides, and each round asks for them in this order:
 |---|---|---|---|
 | 1 | of messages that are or soon will be due, not known yet | at once | as 3 |
 | 2 | given by callers, and their server asks whether it exists | once, or until confirmed | |
-|   | | | `CALLERS_AT_MOST`, for `CALLERS_WAIT_S`: nobody waits longer |
+|   | | | `CALLERS_AT_MOST`, for `CALLERS_WAIT_S`: no caller waits longer |
 | 3 | of messages, known already | each `REFRESH_S` while in use | `FORGET_S` after their use |
 
 So however many names callers invent, a message that is due waits for one call about `CHUNK` of
@@ -72,7 +72,7 @@ class Limits:
         needs_key: It is compacted.
         oldest_ms: How far a timestamp may lie behind the broker's clock; None: any.
         newest_ms: How far it may lie ahead; None: any.
-        min_insync: So many replicas must be in sync, or as many as there are.
+        min_insync: How many replicas must be in sync; fewer if there are fewer.
     """
 
     max_message_bytes: int
@@ -106,7 +106,7 @@ class Topic:
     """On the monotonic clock."""
     partitions: int = 0
     limits: Limits | None = None
-    """None: not told (no permission to describe its configuration)."""
+    """None: unknown (no permission to describe its configuration)."""
     limits_at: float = -LIMITS_S
     missing_since: float | None = None
 
@@ -149,7 +149,7 @@ class _Name:
     """One topic name and the questions about it.
 
     Attributes:
-        used_at: When somebody last wanted to know.
+        used_at: When it was last asked about.
         anew_at: Only what Kafka is asked from then on will do, limits included; None: there is
             such an answer.
         tried_at: When Kafka was last asked.

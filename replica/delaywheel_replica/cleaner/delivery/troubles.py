@@ -33,12 +33,12 @@ from delaywheel_replica.cleaner.outside.ports import NOW
 PATIENCE_S = 5.0
 REGAIN_S = 60.0
 LEAST_HOLD_S = 1.0
-"""So much of the allowance must be there before others are held up again."""
+"""How much of the allowance must be there before others are delayed again."""
 RECENT_S = 60.0
 SHORT_S = 0.5
 """A spell that was shorter is not remembered."""
 UNNEEDED_S = 600.0
-"""A topic for which no message came for so long is forgotten."""
+"""A topic without messages for this long is forgotten."""
 FIRST_PROBE_S = 1.0
 LAST_PROBE_S = 30.0
 SAMPLE_KEY_BYTES = 4_096
@@ -83,7 +83,7 @@ class _Trouble:
         ended_at: When it was well again; None: it is not.
         sample: What to probe with; None: Kafka itself says when it is over.
         confirmed: A probe has failed as well: it was not for one lost answer.
-        told: Kafka said, too, that it takes nothing.
+        told: Kafka also said that it accepts nothing.
         given_up: Messages for it are dead letters.
     """
 

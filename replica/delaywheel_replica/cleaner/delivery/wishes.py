@@ -1,8 +1,9 @@
 """Which wishes for other dues no cancel stands against.
 
-A wish may be decided once all cancels of its second, up to what is admitted, were looked at. That
-is done in pieces, so that no transaction waits for it: so much in each, and the rest in later ones.
-Wishes for messages of one second are looked at together; who wishes while that goes on, next.
+A request may be decided once all cancels of its second, up to what is admitted, were examined. That
+is done in pieces, so that no transaction waits for it: a bounded part in each, and the rest in
+later ones. Requests for messages of one second are examined together; those that arrive meanwhile
+come next.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -15,7 +16,7 @@ from delaywheel_replica.core.protocol.reschedules import MessageKey, RescheduleW
 
 FRAMES_AT_ONCE: Final = 512
 BYTES_AT_ONCE: Final = 4 << 20
-"""So much is read for the wishes of one transaction."""
+"""How much is read for the requests of one transaction."""
 
 
 class CancelsPort(Protocol):

@@ -1,8 +1,8 @@
 """Finds equal keys and equal bytes among many messages, without loops over small ones.
 
-A key is (id, due). Keys are compared through a 64-bit mix of them: equal mixes are suspects,
-which are then compared as they are, so a caller who makes mixes collide gains nothing but a
-little of our time.
+A key is (id, due). Keys are compared through a 64-bit mix of them: equal mixes are suspects, which
+are then compared in full, so a caller that makes mixes collide gains nothing but a little of our
+time.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Examines frames that are to be given up, some of which may be readable after all.
 
-They may be millions in a row, and a transaction waits for this: it looks at so many as do not take
-long, and the others are given up in later ones.
+They may be millions in a row, and a transaction waits for this: it examines a bounded number, and
+the others are given up in later ones.
 """
 
 from collections.abc import Iterable, Iterator
@@ -37,7 +37,7 @@ class LostFrames(NamedTuple):
     last_slot: int
     messages: int
     cancels: int
-    """So many in all of them, as the index says: a frame holds the one or the other."""
+    """The number in all of them, according to the index: a frame holds messages or cancels."""
     reason: str
 
     @property

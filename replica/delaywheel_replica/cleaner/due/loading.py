@@ -125,7 +125,7 @@ class Loader:
             self._future = Future()
             try:
                 self._future.set_result(load_second(*arguments, hurried=True))
-            except OSError as error:  # as on a thread: whoever takes the second is told
+            except OSError as error:  # as on a thread: it is raised when the second is taken
                 self._future.set_exception(error)
         else:
             self._future = self._executor.submit(load_second, *arguments, hurried=hurried)

@@ -68,7 +68,7 @@ class WheelNumbers:
 class Run:
     """Some messages of a second: row numbers in two orders.
 
-    What was done ahead of w is no more to be taken, so it has no place among what falls due.
+    What was done ahead of w is not taken again, so it has no place among what falls due.
     """
 
     offsets_ms: NDArray[np.uint16]  # due within the second; ascending

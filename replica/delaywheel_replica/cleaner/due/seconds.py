@@ -13,7 +13,7 @@ is withdrawn: it has another due       cancelled
 is anything else                       forwarded
 =====================================  ==========================================
 
-where only frames <= V', the V that the step leads to, are looked at. What was done ahead of w
+This applies only to frames <= V', the V that the step leads to. What was done ahead of w
 (core/protocol/progress.py) was taken in an earlier step, though it is due only later: no step takes
 it.
 """

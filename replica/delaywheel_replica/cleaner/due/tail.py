@@ -44,7 +44,7 @@ _ROWS_AT_ONCE = 65_536
 _HOLE = np.frombuffer(HOLE_ROW, INDEX_ROW)
 LATE_MESSAGES = 100_000
 LATE_BYTES = 32 << 20
-"""No more late frames are admitted while so much of them waits for its steps."""
+"""No more late frames are admitted while this much of them waits for its steps."""
 
 
 class LateFrame(NamedTuple):

@@ -19,10 +19,10 @@ from delaywheel.storage.reading.reader import DamagedFrame, WheelReader
 from delaywheel_replica.core.protocol.frames import FrameName, FrameRange, FrameSet
 
 TOLD_RANGES = 100
-"""So many are told at once: the cleaner's row has a bounded size."""
+"""How many are reported at once: the size of the cleaner's status is bounded."""
 
 LOOKED_AT_FRAMES = 100
-"""So many are looked at again at once."""
+"""How many are examined again at once."""
 
 
 class Awaited:

@@ -15,12 +15,12 @@ A second with a frame that cannot be read is *blocked*: it is not in memory, but
 once its frames can be read or are lost. If it is covered, w rests in front of it and nothing
 beyond is loaded; if it is past, the late frames that want it wait.
 
-Seconds that exist are found an hour at a time: those that index rows speak of, for a slot file that
-is gone must be missed, and those that have a file, for a row may be gone as well. Where both are
+Seconds that exist are found an hour at a time: those that index rows refer to, so that a missing
+slot file is noticed, and those that have a file, because a row may be missing as well. If both are
 gone the index has a hole, and every second is read as if it existed: none is passed before it is
-known where that frame lies, or that nobody has it. Frames that come later are told by `note`.
-Loaded are the seconds up to a little beyond now, and in a catch-up only as many as hold
-`LOADED_AHEAD_MESSAGES`, so memory does not grow with the backlog.
+known where that frame lies, or that no node has it. `note` announces later frames. The seconds up
+to a little beyond now are loaded, and in a catch-up only as many as hold `LOADED_AHEAD_MESSAGES`,
+so memory does not grow with the backlog.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ class KafkaAccess:
 
     Attributes:
         client: Settings of the Kafka client, with `bootstrap.servers` among them.
-        cluster_id: Of the settings file; None: there is none.
+        cluster_id: From the settings file; None: there is none.
     """
 
     client: Mapping[str, str]

@@ -75,7 +75,7 @@ def bytes_text(content: bytes | None) -> str:
         text = json.dumps(content.decode(), ensure_ascii=False)
     except UnicodeDecodeError:
         return f"0x{content.hex()}"
-    # What moves a cursor, or turns the direction of what follows, is told and not done.
+    # Characters that move the cursor, or change the text's direction, are shown, not obeyed.
     return "".join(mark if mark.isprintable() else f"\\u{ord(mark):04x}" for mark in text)
 
 

@@ -4,7 +4,7 @@
 |---|---|---|
 | `OK` | 0 | none of the others |
 | `DEGRADED` | 1 | messages are taken and forwarded, and something is wrong |
-| `DOWN` | 3 | no node takes messages, or nothing is forwarded: nobody leads, or the leader rests |
+| `DOWN` | 3 | no node takes messages, or nothing is forwarded: no node leads, or the leader rests |
 """
 
 from __future__ import annotations

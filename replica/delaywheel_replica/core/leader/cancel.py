@@ -38,13 +38,13 @@ holds every frame up to V of the progress that says so (CONFIRM): of what was se
 mark is <= V, and of what is decided later the leader sees the cancel, and leaves it alone. While a
 frame of the slot cannot be read it may be the mark: WAIT, until it is read, or given up as lost.
 
-UNKNOWN stands where the progress record does not say which came first, or where a cancel that
-counted may lie in what could not be read. Who is to answer ALREADY_DELIVERED scans once more first,
-when the node holds every frame up to V of the progress that says so: a cancel may have been written
-and taken since the last scan. A WAIT goes on when its leader goes, for the next one's progress may
-decide; UNKNOWN, and a WAIT whose deadline goes, are answered UNAVAILABLE. Who is to answer
-NOT_FOUND asks the others first (`others_to_ask`): what was acknowledged after their last beats is
-not heard of yet.
+UNKNOWN stands where the progress record does not show which came first, or where a cancel that
+counted may lie in what could not be read. Before answering ALREADY_DELIVERED a node scans once
+more, when it holds every frame up to V of the deciding progress: a cancel may have been written and
+taken since the last scan. A WAIT survives a change of leader, because the next one's progress may
+decide; UNKNOWN, and a WAIT whose deadline passes, are answered UNAVAILABLE. Before answering
+NOT_FOUND a node asks the others (`others_to_ask`): what was acknowledged after their last
+heartbeats is not known yet.
 """
 
 from collections.abc import Collection, Mapping
@@ -114,7 +114,7 @@ class CancelView:
 def others_to_ask(wheels: Collection[WheelRecord]) -> int:
     """Returns how many other members must report "not found" before NOT_FOUND may be answered.
 
-    Any R members include a holder of every acknowledged frame. Of a closed wheel no more is
+    Any R members include a holder of every acknowledged frame. For a closed wheel no more is
     acknowledged than the node was found to hold.
     """
     needed = [record.required_answers for record in wheels if record.closed_at is None]

@@ -9,13 +9,12 @@ A registered wheel is to be closed when one of these holds:
 | silent | its node is heard by too few (core/leader/failure_detector.py) |
 | superseded | its node was given a later one with other members, or another W |
 
-Then its members promise to take no more of that node's wheels up to X, and answer with what they
-hold. Of enough answers the greatest is T, or V, or the committed fill, where one of those is
-greater. When enough members hold everything through T, the leader commits ``wheel/X closed at
-T``, and only what is committed counts. Until then it commits T as the wheel's fill, and then
-tells it: up to there, members that have fenced the wheel may take it after all. What they take
-so may be acknowledged; since no end is found below a committed fill, answers that were given
-before stay good, as old as they may be.
+Then its members promise to refuse that node's wheels up to X, and answer with what they hold. The
+greatest of enough answers is T, or V, or the committed fill, if one of those is greater. When
+enough members hold everything through T, the leader commits ``wheel/X closed at T``, and only what
+is committed counts. Until then it commits T as the wheel's fill, and then reports it: up to there,
+members that have fenced the wheel may accept it after all. What they accept in this way may be
+acknowledged; since no end is found below a committed fill, earlier answers stay good, however old.
 
 | answers of members | hold all through T | result |
 |---|---|---|
@@ -151,7 +150,7 @@ def fences_wanted(results: Mapping[WheelId, Closing]) -> list[Fence]:
 def fills_wanted(
     state: ControlState, results: Mapping[WheelId, Closing]
 ) -> dict[WheelId, WheelRecord]:
-    """Returns the records to commit before members may be told how far to fetch.
+    """Returns the records to commit before members may learn how far to fetch.
 
     Args:
         state: What is committed.

@@ -1,17 +1,17 @@
 """Detects silent nodes, whose wheels are to be closed, open or not.
 
-A node is silent when nobody heard it for `SILENT_MS`, or so few that, itself counted, they are
+A node is silent when no node heard it for `SILENT_MS`, or so few that, including itself, they are
 fewer than R: it could not acknowledge anything to the others, and nothing would be lost with it.
-Who heard whom is told by the nodes' beats, and those are relayed. So each beat has an age, which
-is found as the shortest way to it:
+The nodes' heartbeats say which nodes they heard, and are relayed. So each heartbeat has an age,
+found along the shortest path to it:
 
-| the newest word of | is so old |
+| the newest report of | has the age |
 |---|---|
 | this node | 0 |
 | a node that this one heard | since then |
-| a node that another one heard | as the other's word, and what that says of the hearing |
+| a node that another one heard | of the other's report, plus the age that it gives |
 
-A beat that was relayed says who relayed it, for the relaying node says when it heard its author.
+A relayed heartbeat names its relay, because the relaying node states when it heard the author.
 """
 
 from collections.abc import Iterable
@@ -46,8 +46,8 @@ def silent_nodes(
 ) -> frozenset[str]:
     """Returns which of these nodes are silent; the local node never is.
 
-    A server that has just started has heard nobody: what is done about silence must wait until
-    it could have.
+    A server that has just started has heard no node: what depends on silence must wait until it
+    could have.
 
     Args:
         server: The newest row of this node's server.

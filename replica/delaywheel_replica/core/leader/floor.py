@@ -1,15 +1,15 @@
 """The floor: below it everything is done, and all slot files may be deleted.
 
-It passes a slot when w is past the slot's late window and, for every registered wheel, all that
-the wheel will ever have for the slot has passed the frame gates. What a wheel will ever have is
-known from its end T once it is closed, and from its seals (s, q) before: all of it below slot s
-lies in frames <= q. `FRAME_GATES` lists what a frame must have passed. Nor does it pass the slot of
-an ingress record that is announced and not settled: who reads that again is to find its copy
-(ingress/partition.py).
+It passes a slot when w is past the slot's late window and, for every registered wheel, all that the
+wheel will ever have for the slot has passed the frame gates. What a wheel will ever have is known
+from its end T once it is closed, and from its seals (s, q) before: all of it below slot s lies in
+frames <= q. `FRAME_GATES` lists what a frame must have passed. Nor does it pass the slot of an
+ingress record that is announced and not settled: a leader that reads that record again must find
+its copy (ingress/partition.py).
 
-Under load the newest seal's q is always a little ahead of what has passed the gates. So of each
-wheel one seal is held until its q has passed; it then counts for good, and the newest one told is
-held next.
+Under load the newest seal's q is always a little ahead of what has passed the gates. So one seal of
+each wheel is kept until its q has passed; it then counts for good, and the newest one reported is
+kept next.
 
 Invariants:
 - The floor never goes back.
@@ -36,9 +36,9 @@ class FloorView:
     Attributes:
         progress: As the transaction will leave it, but for the floor.
         wheels: The registered ones.
-        told: The newest seal that was told of each.
+        told: The newest seal reported for each.
         published: Up to which seq the ledger of each is published.
-        lost: Frames that nobody can read.
+        lost: Frames that no node can read.
         ingress_slot: The least of announced records that the transaction does not settle; None:
             there are none.
     """
@@ -122,7 +122,7 @@ def floor_after(view: FloorView, watch: FloorWatch, *, late_window_s: int) -> in
 def seals_told(heartbeats: Iterable[Heartbeat]) -> dict[WheelId, Seal]:
     """Returns each wheel's strongest seal, whichever node reported it and whenever.
 
-    A seal is never broken: what an old heartbeat tells, or one of another storage, is as true.
+    Seals are never broken: one in an old heartbeat, or from another storage, is as true.
     """
     told: dict[WheelId, Seal] = {}
     for heartbeat in heartbeats:
@@ -148,9 +148,9 @@ def wholly_below(
 ) -> bool:
     """Whether all of a closed wheel lies below the floor.
 
-    It takes the word of one member who holds all of it, since only that one knows the slot of
-    every frame; and that of everyone who tells of it, so that nobody is left with files of it
-    that the floor has not passed.
+    It depends on one member that holds all of it, since only such a member knows the slot of every
+    frame; and on every node that reports files of it, so that no node is left with files that the
+    floor has not passed.
 
     Args:
         wheel: A registered one.
@@ -171,6 +171,6 @@ def wholly_below(
     if state.remaining(record):
         prefixes = member_prefixes(state, wheel, record, heartbeats)
     else:
-        # Nobody's word is missing: what no node has counts once it is committed to be lost.
+        # No report is missing: what no node has counts once it is committed as lost.
         prefixes = [held_prefix(state, wheel, heartbeat) for heartbeat in heartbeats.values()]
     return record.closed_at == 0 or any(prefix >= record.closed_at for prefix in prefixes)

@@ -1,13 +1,13 @@
-"""Who holds how much of each wheel, and therefore what a leader may take.
+"""Which nodes hold how much of each wheel, and therefore what a leader may take.
 
 Only frames that the leader's node holds and knows to be held by W members, or that lie within a
-committed end T, may enter V. A leader forwards nothing until it holds everything up to V: what it
-lacks it could not tell from a retry.
+committed end T, may enter V. A leader forwards nothing until it holds everything up to V: it could
+not distinguish what it is missing from a retry.
 
 | wheel | may be taken up to |
 |---|---|
 | not held here | nothing |
-| not closed | what is held here, and by W members: by their word, anyone's HW, or V |
+| not closed | what is held here, and by W members: by their reports, any HW, or V |
 | closed at T | what is held here, and T |
 
 V <= T always: an end is never found below what was taken account of (core/leader/closing.py). "Held

@@ -1,19 +1,19 @@
 """Decides which frames are lost: no member can read them.
 
 Nothing is given up because it cannot be found: a frame is lost only when every member of its wheel
-has said that it lacks it. A member that was replaced lacks everything; with one member, its own
-word is enough. Then a record ``lost/<wheel>/<seq>`` says so: the frame is skipped, whoever leads,
-and holds back neither V nor an end nor the floor.
+has reported it as missing. A member that was replaced is missing everything; with one member, its
+own report is enough. Then a record ``lost/<wheel>/<seq>`` states it: the frame is skipped,
+whichever node leads, and holds back neither V nor an end nor the floor.
 
 | a frame | is |
 |---|---|
 | that a member's newest heartbeat shows as held | not lost, whatever was said before |
-| of a wheel that a member is verifying | not lost: what it said before may be true no more |
+| of a wheel that a member is verifying | not lost: its earlier reports may be outdated |
 | that was never written, as far as anyone knows | not lost: it may still come |
-| that all members lack otherwise | lost |
+| that all members are missing otherwise | lost |
 
-What was taken account of, or belongs below an end, but that no member shows, has to be asked for:
-nobody would fetch it by itself, so nobody would say that it is missing.
+Frames that are taken, or lie below an end, but that no member reports, must be asked for: otherwise
+no node would fetch them by itself, and none would report them as missing.
 
 All of it goes by ranges: a million frames in a row are given up as quickly as one.
 """
@@ -38,11 +38,11 @@ class Sought:
     """What is known of frames that were searched for.
 
     Attributes:
-        own: The leader's own node; its heartbeat and what it lacks were told together.
+        own: The leader's own node; its heartbeat and what it is missing were reported together.
         heartbeats: The newest heartbeat of each node.
-        answers: To fences: they tell what was written.
+        answers: To fences: they show what was written.
         frames: That were looked for.
-        lacks: Node -> those of them that it said it lacks.
+        lacks: Node -> those of them that it reported as missing.
     """
 
     own: str
@@ -77,9 +77,10 @@ def _written_to(
 ) -> int:
     """Returns the seq up to which the wheel was written, as far as any node knows.
 
-    A committed fill says it, too: an earlier leader heard of a member that held them. So does the
-    node that writes it, and nobody else's beat: one wrong number would give up all that is still
-    to come. What others hold of a wheel that is not in use any more, their answers to fences tell.
+    A committed fill proves it too: an earlier leader heard of a member that held them. So does the
+    node that writes the wheel, but no other node's heartbeat: one wrong number would give up all
+    that is still to come. For a wheel that is no longer in use, answers to fences show what others
+    hold.
     """
     told = sought.heartbeats.get(wheel.node)
     record = state.wheels[wheel]

@@ -29,7 +29,7 @@ from delaywheel_replica.core.protocol.control import (
 )
 
 MAX_WHEELS = 900
-"""So many a cluster may have; each node an equal share. Rows and heartbeats name every wheel."""
+"""The most wheels of a cluster; each node has an equal share. Status files name every wheel."""
 
 
 class Refusal(StrEnum):
@@ -52,7 +52,7 @@ class Registered:
 
 
 def wheels_of_a_node(nodes: int) -> int:
-    """Returns how many wheels a node may have in a cluster of so many nodes."""
+    """Returns how many wheels a node may have in a cluster of this many nodes."""
     return max(2, MAX_WHEELS // max(nodes, 1))
 
 

@@ -1,16 +1,16 @@
 """What is at stake when a node's storage is replaced, or a node is removed.
 
-The wheels that count on its storage are closed without it: it holds nothing of them any more, and
-never will. What no other member is known to hold is given up then, told as lost
+The wheels that count on its storage are closed without it: it no longer holds anything of them, and
+never will. What no other member is known to hold is then given up and reported as lost
 (core/leader/lost_frames.py).
 
 | of a wheel that counts on it | at risk |
 |---|---|
 | frames up to V, the fill, or what anyone tells of it; to T | those beyond what one other holds |
 | frames that are committed as lost | none: they are lost already |
-| frames of which nobody was told | unknown: they vanish |
+| frames that were never reported | unknown: they vanish |
 
-A frame at risk may have been forwarded before: nobody can tell by its number alone.
+A frame at risk may have been forwarded before: its number alone does not show it.
 """
 
 from collections.abc import Mapping

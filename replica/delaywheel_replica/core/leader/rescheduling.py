@@ -1,8 +1,8 @@
 """Another due for a pending message: never both, never none.
 
-One control record, `reschedule/<id>/<due>`, decides. It is committed in a transaction of the
-leader's, so nobody takes the message of the old due in between, and it says which other due the
-message has. Until frames say the same, the record stands, and binds every leader:
+One control record, `reschedule/<id>/<due>`, decides. It is committed in a leader's transaction, so
+the message cannot be taken at its old due in between, and it states the other due. Until frames
+express the same, the record stands, and binds every leader:
 
 | state | (id, due) | (id, to) | next |
 |---|---|---|---|
@@ -22,21 +22,21 @@ message has. Until frames say the same, the record stands, and binds every leade
 | written, too | that takes w past `to`, a copy of (id, to) being <= V: that is forwarded |
 | settled | with the floor above every due that passed, or was sealed |
 
-Never both: from the record on (id, due) is withdrawn, first by it and then by a cancel <= V; and of
-several dues that were given, all but the last are, until no frame can come for them any more. Never
-none: until a copy of (id, to) is <= V no due passes without it, and the floor leaves what it is
-made of, the old second, and the one that it goes to, where they are.
+Never both: from the record on (id, due) is withdrawn, first by it and then by a cancel <= V; of
+several dues that were given, all but the last are withdrawn, until no frame can arrive for them any
+more. Never none: until a copy of (id, to) is <= V no due passes without it, and the floor stays
+below what it is made of, the old second, and the new one.
 
-Never by a leader that knows nothing of it: a release that does not know the record would leave it
-alone, and forward the message at its old due too. The first record comes with a mark at which such
-a release stops reading, so it never leads again (core/protocol/control.py). So that the mark takes
-no node by surprise, it is written when every node is known to have a release that knows it; from
-then on nobody has to be asked.
+Never by a leader that does not know it: a release that does not know the record would ignore it,
+and forward the message at its old due too. The first record comes with a mark at which such a
+release stops reading, so it never leads again (core/protocol/control.py). So that the mark
+surprises no node, it is written only when every node is known to have a release that knows it;
+after that nothing has to be checked.
 
-What was cancelled is not rescheduled, for the leader looks for a cancel up to what it admits; what
-was rescheduled is not told to be cancelled, for the record stands or its mark is <= V
-(core/leader/cancel.py). A repetition of the wish changes nothing: the record, or the mark, says
-where the message is.
+Cancelled messages are not rescheduled, because the leader looks for a cancel up to what it admits;
+rescheduled ones are not reported as cancelled, because the record stands or its mark is <= V
+(core/leader/cancel.py). Repeating a request changes nothing: the record, or the mark, shows where
+the message is.
 """
 
 from collections.abc import Collection, Mapping
@@ -62,13 +62,13 @@ from delaywheel_replica.core.protocol.reschedules import (
 )
 
 MOST: Final = 256
-"""So many records stand at once; each does for about a second. More wishes wait for their turn."""
+"""How many records stand at once, each for about a second. More requests wait for their turn."""
 
 KNOWN_SINCE: Final = 2
 """The version of control records that knows of reschedules."""
 
 PUT_OFF_MS: Final = 1_000
-"""By so much a due that passed is put off, twice as much each time."""
+"""How much a due that has passed is put off, twice as much each time."""
 
 _DOUBLINGS: Final = 6
 
@@ -145,8 +145,8 @@ def open_wishes(
 ) -> list[RescheduleWish]:
     """Returns the wishes that a transaction which leads there may decide, as far as it has room.
 
-    So that nobody looks for cancels of others. What this transaction settles makes room in the next
-    one.
+    So that no cancels of others are looked for. What this transaction settles makes room in the
+    next one.
     """
     room = max(0, MOST - len(state.reschedules))
     return list(islice((wish for wish in wishes if may_be_decided(state, wish, after)), room))
@@ -219,9 +219,9 @@ def _next(
 ) -> Reschedule:
     """As it is once frames say the same, or once they never will.
 
-    Where the second of the old due is sealed, no cancel says it: the record does, until nothing can
-    come for that due. And a message that was told to be lost with its frame comes at no due: a copy
-    may be on its way.
+    If the second of the old due is sealed, no cancel can express it: the record does, until nothing
+    can arrive for that due. And a message that was reported as lost with its frame comes at no due:
+    a copy may be under way.
     """
     if stands.is_written:
         return stands
@@ -236,7 +236,7 @@ def _next(
 
 
 def _withdrawing(stands: Reschedule, due_ms: int) -> Reschedule:
-    """Needs no more frames: it withdraws this due by itself until nothing can come for it."""
+    """Returns the record as withdrawing this due by itself, without further frames."""
     return replace(stands, is_written=True, passed=(*stands.passed, due_ms))
 
 
@@ -248,7 +248,7 @@ def _put_off(stands: Reschedule, after: Progress, now_ms: int) -> Reschedule:
 
 
 def _still_passed(stands: Reschedule, after: Progress) -> tuple[int, ...]:
-    """What is below the floor comes no more, and need not be remembered."""
+    """Returns passed dues that still matter: nothing arrives below the floor."""
     return tuple(due_ms for due_ms in stands.passed if due_ms // 1000 >= after.floor)
 
 

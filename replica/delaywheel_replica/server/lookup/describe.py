@@ -1,7 +1,7 @@
 """What a node reports of its cluster: DescribeCluster, and the wheels beside lists of slots.
 
-Of each wheel the newest word counts: of an open one its own node's, as far as that is heard. What
-costs a look at the disk is in details.py, what it takes to ask the other nodes in asking.py.
+For each wheel the newest report counts: for an open one its own node's, if that is heard. What
+requires reading the disk is in details.py, what requires asking the other nodes in asking.py.
 """
 
 from importlib.metadata import version
@@ -26,7 +26,7 @@ from delaywheel_replica.server.node.refusals import Refusal
 _VERSION: Final = version("delaywheel")
 
 _SILENT_MS: Final = 2_000
-"""A cleaner that told nothing for so long may have left anything undone since."""
+"""A cleaner that reported nothing for this long may have left anything undone since."""
 
 
 def describe_cluster(

@@ -1,9 +1,9 @@
 """The outcome of messages that are done, as far as this node's cleaner reported it.
 
-A dead letter is told as such by its id and due. That a message was delivered is never told; it
-follows from what is known of a time: a *span* is what was done between two progress records while
-every dead letter was told. The cleaner's row has both, how many it has counted and how far it has
-come, so the two can be held against each other:
+A dead letter is reported as such by its id and due. Deliveries are never reported; they follow from
+what is known of a period: a *span* is what was done between two progress records while every dead
+letter was reported. The cleaner's status has both, how many it has counted and how far it has come,
+so the two can be compared:
 
 | the row says | then the span |
 |---|---|
@@ -11,9 +11,9 @@ come, so the two can be held against each other:
 | it has counted more | rests: they are on their way, or were dropped |
 | it does not lead, or in another office | ends |
 
-It also ends where what is told does not follow on what was told before. What became of a message
-that was done outside of all spans is not known here. Bounded: of too much the oldest is forgotten,
-dead letters and spans together.
+A span also ends if a report does not follow on the one before. What became of a message that was
+done outside of all spans is not known here. Memory is bounded: the oldest dead letters and spans
+are forgotten together.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ class Fates:
         self._letters_each = max(1, max_bytes // _LETTER_BYTES // _GENERATIONS)
         self._generations: deque[_Generation] = deque([_Generation()], maxlen=_GENERATIONS)
         self._open: _Span | None = None
-        # By the cleaner's process: a row of the one before may be read after a word of the next.
+        # Identified by the cleaner's process: a status of the previous one may be read after a
+        # report of the next.
         self._told: dict[int, int] = {}
 
     def heard(self, told: DeadLettered) -> None:

@@ -15,7 +15,7 @@ from delaywheel.storage.frames.columns import ID_LENGTH_BYTES, Columns
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.server.node.refusals import RefusedError
 
-# So many bytes of keys are gathered at a time.
+# How many bytes of keys are gathered at a time.
 _PIECE_BYTES: Final = 1 << 20
 _MS_BEYOND: Final = (1 << 32) * 1000
 

@@ -1,8 +1,8 @@
 """The messages of one second, a page at a time.
 
-First a second's cancels are read, which may lie behind what they withdraw; of its messages then no
-more than the page holds, up to the end of a piece. Where a page ends, the reading stays open for a
-while for whoever asks for the next one; a caller that comes later begins it anew from there.
+A second's cancels are read first, because they may lie behind what they withdraw; then no more of
+its messages than the page holds, up to the end of a piece. Where a page ends, the reader stays open
+for a while for the next page; a caller that comes later starts a new one from there.
 """
 
 import time
@@ -21,7 +21,7 @@ from delaywheel_replica.server.lookup.stored import rows_after, stored_message
 
 _PAGE_DEFAULT: Final = 100
 _PAGE_AT_MOST: Final = 1_000
-# A page that carries contents ends when it gets so long.
+# A page that carries contents ends at this length.
 _PAGE_BYTES: Final = 2 << 20
 LONGEST_PAGE_BYTES: Final = _PAGE_BYTES + (1 << 20)
 """A page with the rest of its rows; beyond that there is the content of one message."""

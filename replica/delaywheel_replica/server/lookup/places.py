@@ -1,7 +1,8 @@
 """Where a message went in Kafka: asks the cleaner, which looks for its record.
 
-A caller waits for the answer, `ANSWER_WAIT_S` at most; without one the message is told without a
-place. So many may wait as the cleaner lets wait: of more none is asked for.
+A caller waits for the answer, `ANSWER_WAIT_S` at most; without one the message is returned without
+a place. The number of waiting callers is bounded by what the cleaner accepts: beyond it nothing is
+asked.
 """
 
 import asyncio

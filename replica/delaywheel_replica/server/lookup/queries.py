@@ -2,8 +2,8 @@
 
 The answering node's view, never a promise: raw rows of all wheels of which it has files, its own
 and mirrored ones, counted as written; each message lies in one wheel, so it is counted once. Slot
-files are read on a thread of its own, so that a large second holds up nobody who sends; pages of a
-second and long lists are made on two others, so that they hold up no cancel either.
+files are read on a separate thread, so that a large second does not delay senders; pages of a
+second and long lists are made on two others, so that they do not delay cancels either.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ from delaywheel_replica.server.node.refusals import RefusedError
 
 _SLOTS_AT_MOST: Final = 10_000
 _SLOT_BEYOND: Final = 1 << 32
-# So many of those that a handle may mean are named.
+# How many of the messages that a handle may mean are named.
 _DUES_TOLD: Final = 5
 _Made = TypeVar("_Made")
 
@@ -137,13 +137,13 @@ class Queries:
         )
 
     async def message(self, slot: int, place: Position) -> Columns | None:
-        """One message by itself; None: its frame cannot be read, or is there no more."""
+        """Returns one message; None: its frame cannot be read, or no longer exists."""
         return await asyncio.get_running_loop().run_in_executor(
             self._thread, self._scanner.message, slot, place
         )
 
     async def frame(self, slot: int, place: Position) -> Frame | None:
-        """One message's frame; None: it cannot be read, or is there no more."""
+        """Returns one message's frame; None: it cannot be read, or no longer exists."""
         return await asyncio.get_running_loop().run_in_executor(
             self._thread, self._scanner.frame, slot, place
         )
@@ -161,7 +161,7 @@ class Queries:
             raise RefusedError(reason)
         place = found.copies[0]
         frame = await self.frame(reference.slot, place)
-        if frame is None:  # since then: deleted with its second, or not to be read any more
+        if frame is None:  # since then: deleted with its second, or unreadable
             raise RefusedError(Reason.NOT_UP_TO_DATE)
         moved_ms = self._moved_ms(reference.id, found)
         message = stored_message(

@@ -32,7 +32,7 @@ from delaywheel_replica.core.protocol.reschedules import (
 
 _LOOK_FRAMES: Final = 1 << 12
 _LOOK_BYTES: Final = 16 << 20
-"""So much is read at once for a caller who waits for cancels of one message."""
+"""How much is read at once for a caller that waits for cancels of one message."""
 _NONE: Final[Mapping[int, Reschedule]] = {}
 
 
@@ -41,15 +41,15 @@ class Found:
     """Where a message and its cancels lie.
 
     Attributes:
-        dues_ms: of all that may be meant, ascending: one, unless nothing was found, or a handle
-            fits several messages. Of several nothing else is told.
+        dues_ms: The dues of all messages that may be meant, ascending: one, unless nothing was
+            found, or a handle fits several messages. If there are several, nothing else is set.
         copies: in the order of positions; more than one after a retry.
         in_wheel: the wheel that the handle names has a copy, or none is named.
         readable: every frame of the slot could be read, of every wheel, and of none it is unknown
             whether it is of this slot.
         complete: the same, and the node holds all that was acknowledged.
         rescheduled_to_ms: the message has this due by now, as the mark of that says.
-        look: goes on looking for its cancels; None: nobody has asked for that yet.
+        look: Continues the search for its cancels; None: it was not requested.
     """
 
     dues_ms: tuple[int, ...] = ()
@@ -77,8 +77,8 @@ class Scanner:
         Args:
             disk: where the data folder lies.
             data: the data folder.
-            on_damaged: is told of each frame that was come upon and could not be read: its wheel,
-                seq and slot. Below the floor that is as it should be.
+            on_damaged: Called with each frame that could not be read: its wheel, seq and slot.
+                Below the floor that is normal.
         """
         self._disk = disk
         self._data = data
@@ -105,10 +105,11 @@ class Scanner:
             limits: the wheels to look at, each up to a seq.
             due_ms: its due; None: any within the second, and of a message that was given another
                 one there, the one that it has by now.
-            wheel: which one took it; None: any. It decides when the id was sent with several dues
-                of one second. It need not have it any more: another attempt may lie elsewhere.
-            lost: frames that nobody can read any more. Of those whose second nobody knows either
-                none is taken for one of this second.
+            wheel: The wheel that accepted it; None: any. It decides if the id was sent with several
+                dues of one second. It need not have the message any more: another attempt may lie
+                elsewhere.
+            lost: Frames that no node can read any more. Those whose second is unknown are not
+                assumed to be of this second.
             reschedules: what is decided of this id, and may not be in frames yet, by due.
         """
         found = Found()
@@ -237,7 +238,7 @@ class Scanner:
             limits: the wheels to look at, each up to a seq.
             kind: those with messages or those with cancels; None: both.
             after: the first is the one in which this position lies.
-            found: is told if one could not be read, or if nobody knows of one where it belongs.
+            found: Called if one could not be read, or if it is unknown where one belongs.
             lost: as in `find`.
         """
         self._forget(limits)
@@ -301,7 +302,7 @@ def _by_now(
             due_ms if (to_ms := went[due_ms]) is None or to_ms not in went else to_ms
             for due_ms in by_now
         }
-    # One that passed before its copy was there is none that a message has.
+    # A due that passed before its copy was there is not the due of any message.
     passed = {due_ms for stands in reschedules.values() for due_ms in stands.passed}
     return by_now - passed or by_now
 
