@@ -67,6 +67,21 @@ def test_a_delayed_record_is_announced_then_handed_over_then_settled(site: Site)
     assert site.forwarder.counters["ingress_held"] == 1
 
 
+def test_the_group_comes_to_show_the_last_offsets(site: Site) -> None:
+    for _ in range(2):  # the second one too soon after the first
+        site.topics.send(*asked(0))
+        site.turn()
+    assert site.offsets[AT] == 2
+    assert not site.topics.told.get(AT)
+    site.pass_ms(1_000)
+    site.take_in()
+    assert site.topics.told[AT] == 2
+    site.topics.told = {}  # it did not arrive
+    site.pass_ms(30_000)
+    site.take_in()
+    assert site.topics.told[AT] == 2
+
+
 def test_what_is_due_goes_out_in_the_transaction_that_settles_it(site: Site) -> None:
     place = site.topics.send(*asked(0, "orders", ("trace", b"1"), ("dw-timestamp", b"7")))
     done = site.turn()

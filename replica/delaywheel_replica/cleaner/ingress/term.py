@@ -78,6 +78,9 @@ LOOK_S: Final = 0.05
 
 TELL_GROUP_S: Final = 1.0
 
+TELL_AGAIN_S: Final = 30.0
+"""What did not arrive is made good by then, and offsets that nobody commits any more expire."""
+
 log = get_logger(__name__)
 
 
@@ -161,6 +164,7 @@ class Ingress:
         self._planned_for = Room(0)
         self._look_at = 0.0
         self._tell_group_at = 0.0
+        self._tell_again_at = 0.0
         self._is_group_behind = False
 
     # --- what is so
@@ -417,9 +421,9 @@ class Ingress:
 
     def _tell_group(self) -> None:
         now_s = self._clock.monotonic()
-        if self._office is None or self._reader is None or not self._is_group_behind:
+        if self._office is None or self._reader is None:
             return
-        if now_s >= self._tell_group_at:
-            self._tell_group_at = now_s + TELL_GROUP_S
+        if now_s >= (self._tell_group_at if self._is_group_behind else self._tell_again_at):
+            self._tell_group_at, self._tell_again_at = now_s + TELL_GROUP_S, now_s + TELL_AGAIN_S
             self._is_group_behind = False
             self._reader.tell_group(self._office.offsets)

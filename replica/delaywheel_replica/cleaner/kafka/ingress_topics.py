@@ -91,10 +91,12 @@ class IngressReader:
                 self._take_error(at, message)
             elif at is not None:
                 records.setdefault(at, []).append(_incoming(message, at))
-        deleted = self._looked_at()
         for at, read in records.items():
             self._positions[at] = read[-1].place.offset + 1
-        fetched = [Fetched(at, tuple(read), self._positions[at]) for at, read in records.items()]
+        deleted = self._looked_at()
+        fetched = [
+            Fetched(at, tuple(read), read[-1].place.offset + 1) for at, read in records.items()
+        ]
         return fetched + deleted + self._passed(set(records))
 
     def lags(self) -> dict[IngressPartition, int]:
