@@ -50,6 +50,7 @@ from sim.kafka.log import Entry as LogEntry
 from sim.kafka.log import Transaction
 from sim.machine.clocks import EPOCH_MS, true_wall_ms
 from sim.machine.scheduler import US_PER_MS
+from sim.nodes.senders import SENDER
 from sim.nodes.waiting import GROUP_US, HELD_FILES
 
 if TYPE_CHECKING:
@@ -90,6 +91,7 @@ class Checks:
         self._world = world
         self._truth = world.truth
         self._book = world.book
+        self._ingress = world.ingress
         self.control = ControlState()
         self.outcomes: defaultdict[Key, list[str]] = defaultdict(list)
         self.lost = NO_FRAMES
@@ -318,7 +320,7 @@ class Checks:
 
     def decided(self, transaction: Transaction) -> None:
         """A transaction is committed, or aborted."""
-        if not transaction.committed:
+        if not transaction.committed or transaction.node == SENDER:
             return
         names = self._world.names
         for entry in transaction.entries:
@@ -330,6 +332,7 @@ class Checks:
                 self._deliver(entry)
             else:
                 self._committed(ControlState().apply(entry.key, entry.value, entry.offset))
+        self._ingress.decided(transaction)
         last = transaction.entries[-1] if transaction.entries else None
         if last is not None and last.key != b"progress" and not _is_mark(last):
             self._fail(f"a transaction of {transaction.node} is committed without its progress")
@@ -359,6 +362,8 @@ class Checks:
                 self._control(entry)
 
     def _deliver(self, log_entry: LogEntry) -> None:
+        if self._ingress.deliver(log_entry):
+            return
         own = {name: value or b"" for name, value in log_entry.headers[-len(OWN_HEADERS) :]}
         if tuple(own) != OWN_HEADERS:
             self._fail(f"a record with headers {log_entry.headers}")
@@ -399,6 +404,8 @@ class Checks:
 
     def _dead(self, log_entry: LogEntry) -> None:
         """A dead letter is the one end of its message, as a delivery would be."""
+        if self._ingress.dead(log_entry):
+            return
         told = dict(log_entry.headers)
         key = bytes.fromhex((told["dw-id"] or b"").decode()), int(told["dw-due"] or 0)
         entry = self._book.of(key)
@@ -426,6 +433,8 @@ class Checks:
             self.lost |= frames
             for seq in range(first, last + 1):
                 self._world.trace.add("kafka", "tells lost", f"{wheel}/{seq}")
+            return
+        if self._ingress.outcome(told):
             return
         key = bytes.fromhex(told["id"]), told["due_ms"]
         entry = self._book.of(key)
@@ -540,10 +549,9 @@ class Checks:
             self._take(wheel, seq)
         while self._undone and self._undone[0][0] <= after.due_ms:
             _, key, name = heappop(self._undone)
-            entry = self._book.of(key)
-            assert entry is not None
-            if not (self._is_done(entry) or name in self.given_up):
-                self._fail(f"progress is ahead of {entry} in {name[0]}/{name[1]}")
+            if not (self._is_key_done(key) or name in self.given_up):
+                what = self._book.of(key) or f"{key[0].hex()} due {key[1]}"
+                self._fail(f"progress is ahead of {what} in {name[0]}/{name[1]}")
         if before.progress is None or after.floor > before.progress.floor:
             for slot in sorted(slot for slot in self._unfinished if slot < after.floor):
                 for entry in self._unfinished.pop(slot):
@@ -568,6 +576,15 @@ class Checks:
             self._fail(f"floor {self.floor} is above {entry}")
 
     # --- what is known of a message
+
+    def is_acknowledged(self, name: FrameName) -> bool:
+        """Whether W members held a frame when its origin said so."""
+        wheel, seq = name
+        return seq <= self._high_watermarks[wheel]
+
+    def _is_key_done(self, key: Key) -> bool:
+        entry = self._book.of(key)
+        return self._ingress.is_done(key) if entry is None else self._is_done(entry)
 
     def _is_done(self, entry: Entry) -> bool:
         return bool(self._delivered[entry.key]) or "cancelled" in self.outcomes[entry.key]
@@ -597,6 +614,7 @@ class Checks:
             for wheel, seq in copies:
                 if seq <= self.closed_at.get(wheel, seq) and (wheel, seq) not in self.lost:
                     self._fail(f"{entry} went with {wheel}/{seq}, and that was never told")
+        self._ingress.check_at_the_end()
         self._fail_all(wrong_candidacies(self._world))
         for node in self._world.living():
             self._check_copies(node)

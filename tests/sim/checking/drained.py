@@ -30,8 +30,9 @@ def why_not_drained(world: World) -> list[str]:
 
 
 def _messages_left(world: World) -> Iterator[str]:
-    if world.clients.busy:
-        yield f"{world.clients.busy} callers are waiting"
+    if world.clients.busy or world.senders.busy:
+        yield f"{world.clients.busy + world.senders.busy} callers are waiting"
+    yield from world.ingress.left()
     checks = world.checks
     left = [
         entry

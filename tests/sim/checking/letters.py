@@ -8,7 +8,7 @@ no longer than troubles.py says.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from delaywheel_replica.cleaner.delivery.dead_letters import ANSWER_S, DeadLetters, Hold, Plan
 from delaywheel_replica.cleaner.delivery.outcomes import DeadReason
@@ -19,7 +19,6 @@ from sim.machine.scheduler import US_PER_S
 from sim.plans.plan import Action
 
 if TYPE_CHECKING:
-    from sim.checking.book import Entry
     from sim.kafka.log import Entry as LogEntry
     from sim.nodes.world import World
 
@@ -35,14 +34,22 @@ _REFUSING = ("refused_batch", "lost_request", "lost_reply")
 """Faults that make trials lie: no topic is to blame, and only a request of it is lost."""
 
 
-def has_expired_long_ago(entry: Entry, at_us: int) -> bool:
+class Expiring(Protocol):
+    """A message."""
+
+    @property
+    def expires_us(self) -> int | None:
+        """From when on it must not be forwarded; None: never."""
+
+
+def has_expired_long_ago(entry: Expiring, at_us: int) -> bool:
     """Whether a message must not be forwarded any more by what was committed at this time."""
     return entry.expires_us is not None and at_us > entry.expires_us + TOLD_LATE_US
 
 
-def wrong_letter(world: World, entry: Entry, letter: LogEntry) -> str | None:
+def wrong_letter(world: World, entry: Expiring, letter: LogEntry) -> str | None:
     """Why a message must not have become this dead letter."""
-    told = {name: (value or b"").decode() for name, value in letter.headers}
+    told = {name: (value or b"").decode(errors="replace") for name, value in letter.headers}
     topic, reason = told["dw-dead-topic"], DeadReason(told["dw-dead-reason"])
     if reason is DeadReason.EXPIRED:
         if entry.expires_us is not None and world.scheduler.now_us >= entry.expires_us:

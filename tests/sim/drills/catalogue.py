@@ -8,9 +8,18 @@ from __future__ import annotations
 from sim.drills.clocks import CLOCKS
 from sim.drills.closing import CLOSING
 from sim.drills.delivery import DELIVERY
+from sim.drills.ingress import INGRESS
 from sim.drills.office import OFFICE
 from sim.drills.script import Situation
 from sim.drills.topics import TOPICS
 from sim.drills.verifying import VERIFYING
 
-DRILLS: dict[str, Situation] = {**CLOCKS, **CLOSING, **DELIVERY, **OFFICE, **TOPICS, **VERIFYING}
+DRILLS: dict[str, Situation] = {
+    **CLOCKS,
+    **CLOSING,
+    **DELIVERY,
+    **INGRESS,
+    **OFFICE,
+    **TOPICS,
+    **VERIFYING,
+}

@@ -16,6 +16,8 @@ from sim.plans.plan import (
     CancelManyOrder,
     CancelOrder,
     Draft,
+    IngressDraft,
+    IngressOrder,
     Plan,
     Request,
     RescheduleOrder,
@@ -37,6 +39,7 @@ class Script:
         self.until_ms = 0
         self._steps: list[Step] = []
         self._messages = 0
+        self._records = 0
 
     @property
     def steps(self) -> tuple[Step, ...]:
@@ -91,6 +94,32 @@ class Script:
         drafts = tuple(Draft(n, delay_ms, topic=topic, ttl_s=ttl_s) for n in numbers)
         self._steps.append(Request(at_ms, drafts, tuple(nodes), **rest))
         return first
+
+    def records(
+        self,
+        at_ms: int,
+        asks: str = "delay",
+        *,
+        delay_ms: int = 0,
+        count: int = 1,
+        partition: int = 0,
+        of: int | None = None,
+        **rest: Any,
+    ) -> int:
+        """Records to the ingress topic; the number of the first."""
+        first = self._records + 1
+        self._records += count
+        drafts = tuple(
+            IngressDraft(number, asks, partition, delay_ms, of=of)
+            for number in range(first, first + count)
+        )
+        self._steps.append(IngressOrder(at_ms, drafts, **rest))
+        return first
+
+    def stream(self, begin_ms: int, end_ms: int, every_ms: int, **rest: Any) -> None:
+        """One record after another, to each partition in turn."""
+        for turn, at_ms in enumerate(range(begin_ms, end_ms, every_ms)):
+            self.records(at_ms, **{"delay_ms": 2_000, "partition": turn, **rest})
 
     def send_again(self, at_ms: int, first: int, nodes: str, *, count: int = 1) -> None:
         """Messages of before once more, as by a caller who lost the answer."""

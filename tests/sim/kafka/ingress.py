@@ -7,7 +7,7 @@ was made anew it goes on where it was in the former one, if there is so much.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from delaywheel_replica.cleaner.outside.ports import Fetched, KafkaAway, TopicPartitions
 from delaywheel_replica.core.ingress.place import Place
@@ -29,8 +29,18 @@ PART = 0.2
 class SimIngress:
     """Reads partitions from given offsets on."""
 
-    def __init__(self, line: KafkaLine) -> None:
+    def __init__(self, line: KafkaLine, on_news: Callable[[], None] = lambda: None) -> None:
+        """Reads nothing yet.
+
+        Args:
+            line: To the brokers.
+            on_news: Called when something has come.
+        """
         self._line = line
+        self._on_news = on_news
+        current = line.scheduler.current
+        self._owner = None if current is None else current.owner
+        line.kafka.on_visible(self._came)
         self._positions: dict[IngressPartition, int] = {}
         self._cut_off: set[IngressPartition] = set()
         self._told_us = -TOLD_EVERY_US
@@ -55,7 +65,8 @@ class SimIngress:
         found: list[Fetched] = []
         for at in self._in_turns():
             partition = self._partition(at)
-            if partition is not None and at not in self._cut_off:
+            has_leader = self._line.kafka.troubles.of(at[0]) is None
+            if partition is not None and has_leader and at not in self._cut_off:
                 fetched = self._fetch(at, partition, most)
                 most -= 0 if fetched is None else len(fetched.records)
                 found += [] if fetched is None else [fetched]
@@ -84,6 +95,12 @@ class SimIngress:
     def close(self) -> None:
         """Lets go of it."""
         self._positions.clear()
+
+    def _came(self, entries: list[Entry]) -> None:
+        """At the brokers: a little later the client has it, if it lives, and reaches them."""
+        line = self._line
+        if any((entry.topic, entry.partition) in self._positions for entry in entries):
+            line.scheduler.call_later(line.round_trip_us, self._on_news, owner=self._owner)
 
     def _in_turns(self) -> Sequence[IngressPartition]:
         """The partitions, each of them first at times."""

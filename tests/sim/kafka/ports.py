@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 
 from delaywheel_replica.cleaner.kafka.brokers import CALL_S
-from delaywheel_replica.cleaner.outside.ports import KafkaAway, Refusal
+from delaywheel_replica.cleaner.outside.ports import IngressFound, KafkaAway, Refusal
 from delaywheel_replica.kafka_settings import KafkaNames
 from sim.kafka.brokers import SimKafka
 from sim.kafka.control import SimControl
+from sim.kafka.ingress import SimIngress, partitions_of
 from sim.kafka.line import KafkaLine
 from sim.kafka.producers import SimProducers
 
@@ -47,6 +49,14 @@ class SimKafkaClient:
         if not found:
             raise Refusal(f"the control topic {names.control} is missing")
         return ()
+
+    def find_ingress(self, also: AbstractSet[str] = frozenset()) -> IngressFound:
+        """Finds the ingress topic, which somebody else makes."""
+        return IngressFound(partitions_of(self._line, [self._line.names.ingress, *sorted(also)]))
+
+    def ingress(self, on_news: Callable[[], None]) -> SimIngress:
+        """A new reader of the ingress topics."""
+        return SimIngress(self._line, on_news)
 
     def producers(self) -> SimProducers:
         """The producers of a new candidacy."""

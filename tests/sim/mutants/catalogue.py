@@ -8,6 +8,7 @@ from __future__ import annotations
 from sim.mutants.clocks import CLOCKS
 from sim.mutants.closing import CLOSING
 from sim.mutants.forwarding import FORWARDING
+from sim.mutants.ingress import INGRESS
 from sim.mutants.member import MEMBER
 from sim.mutants.mutant import Mutant
 from sim.mutants.office import OFFICE
@@ -19,6 +20,7 @@ MUTANTS: dict[str, Mutant] = {
     **CLOCKS,
     **CLOSING,
     **FORWARDING,
+    **INGRESS,
     **MEMBER,
     **OFFICE,
     **TOPICS,

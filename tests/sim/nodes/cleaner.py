@@ -11,18 +11,22 @@ from delaywheel_replica.cleaner.delivery.dead_letters import DeadLetters
 from delaywheel_replica.cleaner.delivery.forward import Forwarder
 from delaywheel_replica.cleaner.delivery.topics import KnownTopics
 from delaywheel_replica.cleaner.due.reader import DueReader
+from delaywheel_replica.cleaner.ingress.term import Ingress, IngressSettings
 from delaywheel_replica.cleaner.kafka.follower import ControlFollower
 from delaywheel_replica.cleaner.leadership import Leadership
 from delaywheel_replica.cleaner.outside.ports import IDS, ProducersPort, Record, RefusedRecord
 from delaywheel_replica.cleaner.row_keeper import STAMP_S, News, RowKeeper
 from delaywheel_replica.cleaner.server_row import ServerRow
 from delaywheel_replica.core.election.machine import ElectionConfig
+from delaywheel_replica.core.ingress.reading import Rules
 from delaywheel_replica.core.leader.duties import Cluster
 from delaywheel_replica.core.leader.pacing import CapLimits
 from delaywheel_replica.core.protocol.control import ControlState
 from delaywheel_replica.core.protocol.quorum import required_answers
 from delaywheel_replica.core.protocol.reschedules import RescheduleWish, RescheduleWritten
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, ServerStatus
+from delaywheel_replica.kafka_settings import KafkaNames
+from sim.checking.ingress_book import LEVELS_MS, MOST_BYTES
 from sim.checking.letters import WatchedDeadLetters
 from sim.kafka.line import KafkaLine
 from sim.kafka.ports import SimKafkaClient
@@ -30,6 +34,7 @@ from sim.kafka.producers import SimProducers
 from sim.kafka.topics import SimTopicAdmin, SimTrialProducer
 from sim.machine.disk import Crash
 from sim.machine.scheduler import Process, Scheduler, Signal, Task
+from sim.nodes.handover import SimHandover
 
 if TYPE_CHECKING:
     from sim.nodes.node import SimNode
@@ -38,6 +43,8 @@ T = TypeVar("T")
 
 ANEW_AFTER_S = 10.0
 """Well below the time for which the simulated Kafka keeps tombstones."""
+
+LETTER_BYTES = 1_048_588
 
 LEAST_REST_S = 0.000_5
 """A turn takes its time."""
@@ -96,6 +103,7 @@ class SimCleaner:
         node: whose.
         process: what lives and dies with it.
         leadership: what it does.
+        handover: its newest way to the server.
     """
 
     def __init__(self, node: SimNode) -> None:
@@ -104,6 +112,7 @@ class SimCleaner:
         self._settings = node.world.settings
         self._members, self._min_insync = node.world.configured(node.name)
         self.process = node.scheduler.process(f"{node.name}-cleaner")
+        self.handover: SimHandover | None = None
         self._pid = node.world.next_pid()
         self._signal = Signal(node.scheduler)
         self._row_news = News()
@@ -288,7 +297,7 @@ class SimCleaner:
     def _forwarder(self, state: ControlState, producers: ProducersPort) -> Forwarder:
         settings = self._settings
         self._dead_letters.begin_office()
-        return Forwarder(
+        forwarder = Forwarder(
             state,
             producers,
             self._reader,
@@ -307,6 +316,29 @@ class SimCleaner:
             ),
             monotonic=self.monotonic,
         )
+        forwarder.ingress = self._made_ingress()
+        return forwarder
+
+    def _made_ingress(self) -> Ingress:
+        node, names, settings = self.node, self._world.names, self._settings
+        return Ingress(
+            SimKafkaClient(self._world.kafka, node.name, names, node.clock.wall_ms),
+            self._made_handover,
+            IngressSettings(
+                names=names,
+                topics=frozenset({names.ingress}),
+                rules=Rules(LEVELS_MS, MOST_BYTES, _own_topics(names)),
+                span_ms=settings.span_s * 1000,
+                letter_bytes=LETTER_BYTES,
+            ),
+            runner=Tasks(node.scheduler, self.process),
+            clock=self,
+            on_news=self.wake,
+        )
+
+    def _made_handover(self) -> SimHandover | None:
+        server = self.node.server
+        return None if server is None else SimHandover(self, server)
 
     def produces(self, records: Iterable[Record]) -> Iterable[Record]:
         """Looks at what goes out."""
@@ -314,6 +346,10 @@ class SimCleaner:
             due_ms = next(int(value or 0) for name, value in record.headers if name == "dw-due")
             self._world.checks.produces(self.node, due_ms, self._turn_wall_ms)
             yield record
+
+
+def _own_topics(names: KafkaNames) -> frozenset[str]:
+    return frozenset({names.control, names.outcomes, names.dead, names.ingress})
 
 
 class _WatchedProducers(SimProducers):

@@ -53,6 +53,7 @@ from sim.nodes.reschedules import Reschedules
 from sim.nodes.waiting import GROUP_US, WatchedDriver
 
 if TYPE_CHECKING:
+    from sim.nodes.handover import SimHandover
     from sim.nodes.node import SimNode
 
 TICK_US = 100 * US_PER_MS
@@ -84,6 +85,7 @@ class SimServer:
         row: what it told last, as the cleaner reads it.
         cleaner_row: what the cleaner told last.
         effects_left: after so many it dies; None: it does not.
+        handover: of its cleaner, the newest.
     """
 
     def __init__(self, node: SimNode) -> None:
@@ -94,6 +96,7 @@ class SimServer:
         self.row: ServerStatus | None = None
         self.cleaner_row: CleanerStatus | None = None
         self.effects_left: int | None = None
+        self.handover: SimHandover | None = None
         self._jobs: deque[Job] = deque()
         self._working = False
         self._checkpointing = False

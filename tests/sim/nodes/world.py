@@ -22,12 +22,16 @@ import structlog
 from delaywheel.identity import WheelId
 from delaywheel_replica.core.leader.cancel import CancelDecision
 from delaywheel_replica.core.node.events import MemberConfig
+from delaywheel_replica.core.protocol.control import IngressPartition
 from delaywheel_replica.kafka_settings import KafkaNames
 from sim.checking.book import MORE_TOPICS, TOPICS, Book, Entry
 from sim.checking.bounds import OPEN_INDEXES, out_of_bounds, too_large_at_the_end
 from sim.checking.calm import resting_floor
 from sim.checking.checks import Checks
 from sim.checking.drained import why_not_drained
+from sim.checking.ingress import IngressChecks
+from sim.checking.ingress_book import PARTITIONS as INGRESS_PARTITIONS
+from sim.checking.moments import Moments
 from sim.checking.truth import Truth
 from sim.kafka.brokers import SimKafka
 from sim.machine.clocks import EPOCH_MS
@@ -38,11 +42,13 @@ from sim.machine.trace import Trace
 from sim.nodes.clients import Clients
 from sim.nodes.frontend import Frontend
 from sim.nodes.node import SimNode
+from sim.nodes.senders import Senders
 from sim.plans.faults import perform
 from sim.plans.plan import (
     Action,
     CancelManyOrder,
     CancelOrder,
+    IngressOrder,
     Plan,
     Request,
     RescheduleOrder,
@@ -51,6 +57,7 @@ from sim.plans.plan import (
 
 CLUSTER = "sim"
 PARTITIONS = 2
+HANDOVER_US = (50, 400)
 DRAIN_S = 240
 LOOK_S = 0.5
 LOOK_US = 3 * US_PER_S
@@ -89,22 +96,28 @@ class World:
         self.names = KafkaNames(CLUSTER)
         self.network = Network(self.scheduler)
         self.kafka = SimKafka(self.scheduler, dict.fromkeys(TOPICS + MORE_TOPICS, PARTITIONS))
+        self.kafka.create(self.names.ingress, INGRESS_PARTITIONS)
         self.kafka.trace = lambda what: self.trace.add("kafka", what)
         self.ledger: dict[WheelId, int] = {}
         self.ledger_away = False
         self.replacements: dict[str, str] = {}
         self.removals: set[str] = set()
         self.set_back_from: int | None = None
+        self.cut_off: set[IngressPartition] = set()
+        self.handover_us = HANDOVER_US
+        self.moments = Moments()
         self._last_lists: dict[str, tuple[tuple[str, ...], int]] = {}
         self.members = plan.settings.nodes
         self.min_insync = plan.settings.min_insync
         self.truth = Truth()
         self.book = Book()
+        self.ingress = IngressChecks(self)
         self.checks = Checks(self)
         self.kafka.on_decided(self.checks.decided)
         self.kafka.on_visible(self.checks.visible)
         self.frontend = Frontend(self)
         self.clients = Clients(self.scheduler, self.frontend, self.book, self, self.trace)
+        self.senders = Senders(self)
         self.nodes: dict[str, SimNode] = {}
         self._undos: dict[int, Callable[[], None]] = {}
         self._undo_count = 0
@@ -267,6 +280,8 @@ class World:
                 self.clients.cancel_many(step)
             case RescheduleOrder():
                 self.clients.reschedule(step)
+            case IngressOrder():
+                self.senders.send(step)
             case Action():
                 self.trace.add("fault", str(step))
                 perform(self, step.kind, dict(step.arguments))
@@ -307,7 +322,8 @@ class World:
             violations=tuple(self.violations),
             digest=self.scheduler.digest,
             seconds=self.scheduler.now_us / US_PER_S,
-            delivered=sum(entry.is_visible for entry in self.book.entries.values()),
+            delivered=sum(entry.is_visible for entry in self.book.entries.values())
+            + self.ingress.delivered,
             trace=tuple(self.trace.lines()) if self.violations else (),
         )
 

@@ -20,6 +20,7 @@ from sim.machine.disk import Fault
 from sim.machine.network import Quality
 from sim.machine.scheduler import US_PER_MS
 from sim.nodes.node import SimNode
+from sim.plans.ingress_faults import INGRESS_FAULTS
 
 if TYPE_CHECKING:
     from sim.nodes.world import World
@@ -38,7 +39,7 @@ def _fault(function: FaultFunction) -> FaultFunction:
 
 def perform(world: World, kind: str, arguments: dict[str, Any]) -> None:
     """Does one action of a plan."""
-    FAULTS[kind](world, **arguments)
+    {**FAULTS, **INGRESS_FAULTS}[kind](world, **arguments)
 
 
 # --- processes

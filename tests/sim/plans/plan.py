@@ -143,6 +143,47 @@ class RescheduleOrder:
 
 
 @dataclass(frozen=True, slots=True)
+class IngressDraft:
+    """One record for the ingress topic.
+
+    Attributes:
+        number: of the record, apart from those of messages.
+        asks: what it asks for, and how: of `ingress_records.ASKS`.
+        partition: where it is sent to.
+        delay_ms: its due, from when it is sent.
+        length_bytes: of its value; -1: null.
+        of: the record whose id and due it repeats, or withdraws; the message whose it withdraws.
+    """
+
+    number: int
+    asks: str
+    partition: int = 0
+    delay_ms: int = 0
+    length_bytes: int = 8
+    of: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class IngressOrder:
+    """Somebody sends records to the ingress topic.
+
+    Attributes:
+        at_ms: when.
+        drafts: one after the other.
+        ends: None: each by itself. Else they are one transaction, which commits, aborts, or is left
+            alone until the brokers abort it.
+        open_ms: how long the transaction is open.
+        clock_ms: how far the sender's clock is ahead.
+    """
+
+    at_ms: int
+    drafts: tuple[IngressDraft, ...]
+    ends: str | None = None
+    open_ms: int = 0
+    clock_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Action:
     """A fault, or a deed of the operator.
 
@@ -161,7 +202,7 @@ class Action:
         return f"{self.at_ms / 1000:8.3f} {self.kind} {words}".rstrip()
 
 
-Step = Request | CancelOrder | CancelManyOrder | RescheduleOrder | Action
+Step = Request | CancelOrder | CancelManyOrder | RescheduleOrder | IngressOrder | Action
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +252,11 @@ def step_text(step: Step) -> str:
         case RescheduleOrder():
             to = f"to {(step.at_ms + step.delay_ms) / 1000:.3f}"
             return f"{step.at_ms / 1000:8.3f} reschedule m{step.number} {to} at {step.nodes}"
+        case IngressOrder():
+            drafts = " ".join(
+                f"i{d.number}:{d.asks}+{d.delay_ms}ms/{d.partition}" for d in step.drafts
+            )
+            return f"{step.at_ms / 1000:8.3f} to ingress ({step.ends or 'each'}): {drafts}"
         case Action():
             return str(step)
 

@@ -5,8 +5,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 from sim.checking.book import TOPICS
 from sim.kafka.topic_troubles import TopicTrouble
 from sim.machine.network import Quality
+from sim.plans import ingress
 from sim.plans.plan import (
     Action,
     CancelManyOrder,
@@ -26,44 +26,10 @@ from sim.plans.plan import (
     Step,
     in_order,
 )
+from sim.plans.stage import Draw, Stage
 
 NAMES = ("a", "b", "c", "d", "e")
 HOUR_MS = 3_600_000
-
-
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """What a fault is drawn from.
-
-    Attributes:
-        random: of the plan.
-        nodes: who there is.
-        until_ms: when everything heals.
-        at_ms: when the fault happens.
-        odd: whose clock may be wrong: two that agree would be right.
-    """
-
-    random: Random
-    nodes: tuple[str, ...]
-    until_ms: int
-    at_ms: int
-    odd: str
-
-    @property
-    def node(self) -> str:
-        """Some node."""
-        return self.random.choice(self.nodes)
-
-    def ms(self, least: int, most: int) -> int:
-        """Some time; short ones are as likely as long ones, by their logarithms."""
-        return round(least * math.exp(math.log(most / least) * self.random.random()))
-
-    def act(self, kind: str, **arguments: Any) -> list[Action]:
-        """One action of now."""
-        return [Action(self.at_ms, kind, arguments)]
-
-
-Draw = Callable[[Stage], list[Action]]
 
 
 def _kill_server(stage: Stage) -> list[Action]:
@@ -351,16 +317,18 @@ class Profile:
         faults: so many at least and at most.
         nodes: how many nodes there are, drawn from these.
         changes_members: the operator changes the list of nodes.
+        ingress: how likely something is sent to the ingress topic as well.
     """
 
     draws: tuple[Draw, ...]
     faults: tuple[int, int] = (3, 10)
     nodes: tuple[int, ...] = (3,)
     changes_members: bool = False
+    ingress: float = 0.0
 
 
 PROFILES: dict[str, Profile] = {
-    "mixed": Profile(ALL, (2, 14), (3, 3, 3, 3, 3, 1, 2, 5)),
+    "mixed": Profile(ALL, (2, 14), (3, 3, 3, 3, 3, 1, 2, 5), ingress=0.4),
     "calm": Profile(CALLERS, (0, 2), (1, 2, 3)),
     "churn": Profile(DEATHS, (8, 25)),
     "clocks": Profile((*CLOCKS, *CLOCKS, _kill_server, _isolate, _kill_cleaner), (4, 12)),
@@ -370,6 +338,12 @@ PROFILES: dict[str, Profile] = {
         (1, 2, 3),
     ),
     "crashes": Profile((*CRASHES, _kill_server, _wipe, _cut), (4, 10)),
+    "ingress": Profile(
+        (*DEATHS, *LINKS, *BROKERS, *CLOCKS, *WAITS, *CRASHES, *TROUBLED),
+        (2, 12),
+        (3, 3, 3, 1, 2),
+        ingress=1.0,
+    ),
     "links": Profile((*LINKS, *LINKS, _kafka_slow, _kafka_slow_for_one, _kill_server), (5, 16)),
     "brokers": Profile((*BROKERS, *BROKERS, _kill_cleaner, _isolate), (5, 14)),
     "answers": Profile((_lost_answers, _lost_answers, _bad_link, *DEATHS), (6, 14)),
@@ -401,6 +375,9 @@ def draw(seed: int, *, profile: str | None = None, nodes: int | None = None) -> 
     until_ms = random.randrange(20_000, 45_000)
     steps: list[Step] = [*_traffic(random, settings, until_ms)]
     steps += _faults(random, kind, settings, until_ms)
+    own = Random(f"ingress {seed}")  # of its own, so that all else is drawn as without it
+    if own.random() < kind.ingress:
+        steps += ingress.steps(own, settings, until_ms, steps)
     if kind.changes_members:
         steps += _member_changes(random, settings, until_ms)
     return Plan(seed, name, settings, in_order(steps), until_ms)

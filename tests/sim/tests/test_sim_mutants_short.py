@@ -23,6 +23,11 @@ QUICK = (
     "what was rescheduled is not withdrawn",
     "older releases are not kept from leading",
     "what was rescheduled is told to be cancelled",
+    "due from the clock",
+    "handed over before it is announced",
+    "what is unknown counts as held",
+    "the floor passes what is announced",
+    "the floor passes what is not read",
 )
 
 PATIENCE_S = 300

@@ -1,0 +1,350 @@
+"""What must hold of the records of the ingress topic, looked at as soon as it can be.
+
+| | must hold | looked at |
+|---|---|---|
+| 1 | each that counts has one end: delivered, dead letter, withdrawn | each commit; at the end |
+| 2 | at its own due, with the same bytes | each commit |
+| 3 | the offset passes it when it has its end, or W members hold it | each control record |
+| 4 | a dead letter says why, and that is so | each commit |
+| 5 | what never counted is never looked at | each commit and control record |
+| 6 | nothing is left to read, and the group says so | at the end |
+
+That nothing goes out early, and what becomes of what lies in wheels, is looked at for all messages
+(checks.py).
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from delaywheel.seqset import NO_SEQS, SeqSet
+from delaywheel_replica.core.ingress.office import Handed
+from delaywheel_replica.core.ingress.place import Place
+from delaywheel_replica.core.ingress.reading import UnfitReason
+from delaywheel_replica.core.protocol.control import ControlState, IngressPartition, IngressRecord
+from sim.checking.ingress_book import NUMBER, IngressBook, Sent
+from sim.checking.letters import has_expired_long_ago, wrong_letter
+from sim.checking.moments import Moment
+from sim.checking.truth import FrameName, Key
+from sim.machine.clocks import true_wall_ms
+from sim.machine.scheduler import US_PER_MS
+
+if TYPE_CHECKING:
+    from sim.kafka.log import Entry as LogEntry
+    from sim.kafka.log import Partition, Transaction
+    from sim.nodes.world import World
+
+OWN_HEADERS = frozenset({"dw-id", "dw-due", "dw-accepted", "dw-wheel", "dw-forwarded"})
+DIRECT = b"ingress"
+"""In the place of the wheel, where a message was in none."""
+
+ORIGIN = "dw-dead-origin"
+REASON = "dw-dead-reason"
+
+LATE_MS = 12_000
+"""A leader whose clock is further ahead than this is not one for long (`checks.EARLY_MS`)."""
+
+
+DELETED = "deleted"
+"""An excuse: retention was faster than whoever leads."""
+
+ANEW = "of a topic that was made anew"
+CUT_OFF = "behind what was cut off"
+
+
+class IngressChecks:
+    """Watches the records of one run.
+
+    Attributes:
+        book: what was sent.
+        committed: of each partition what the newest decided transaction says.
+    """
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.book = IngressBook()
+        self.committed: dict[IngressPartition, IngressRecord] = {}
+        self._delivered: Counter[int] = Counter()
+        self._from_wheels: Counter[Key] = Counter()
+        self._letters: Counter[int] = Counter()
+        self._announced: defaultdict[IngressPartition, SeqSet] = defaultdict(lambda: NO_SEQS)
+        self._withdrawn: set[Key] = set()
+        self._lost: defaultdict[IngressPartition, list[range]] = defaultdict(list)
+
+    # --- what brokers do
+
+    def excuses(self, topic_id: str, partition: Partition, offsets: range, why: str) -> None:
+        """The brokers no longer have these records, whether somebody has read them or not."""
+        for offset in offsets:
+            place = Place(partition.topic, partition.number, offset)
+            sent = self.book.by_place.get((topic_id, place))
+            if sent is not None and sent.settled_us < 0:
+                sent.excuse = sent.excuse or why
+
+    # --- what a leader does
+
+    def hands(self, records: Sequence[Handed]) -> None:
+        """Records are handed to a server: their announcement is committed."""
+        for at, taken in records:
+            if taken.offset not in self._announced[at]:
+                self._fail(f"{at}/{taken.offset} is handed over, and was not announced")
+
+    # --- what is committed
+
+    def decided(self, transaction: Transaction) -> None:
+        """All of a committed transaction was looked at: now how far it says that things are."""
+        for entry in transaction.entries:
+            if (entry.key or b"").startswith(b"ingress/") and entry.topic == self._control:
+                for at, record in ControlState().apply(entry.key, entry.value, 0).ingress.items():
+                    self._moves(at, record, transaction.node)
+
+    def deliver(self, entry: LogEntry) -> bool:
+        """A message is delivered; whether it was a record of ours."""
+        sent = self._sent(entry)
+        if sent is None:
+            return False
+        self._trace("delivers", sent)
+        self._counts(sent)
+        self._delivered[sent.number] += 1
+        passed, own = entry.headers[: len(sent.passed)], entry.headers[len(sent.passed) :]
+        told = {name: value or b"" for name, value in own}
+        if not told.keys() <= OWN_HEADERS or len(told) != len(own):
+            self._fail(f"{sent} is delivered with headers {entry.headers}")
+            return True
+        self._check_content(sent, entry, passed)
+        key = bytes.fromhex(told["dw-id"].decode()), int(told["dw-due"])
+        if key != sent.message:
+            self._fail(f"{sent} is delivered as {key[0].hex()} due {key[1]}, not {sent.due_ms}")
+        if not sent.is_delayed and not self._may_be_delivered(sent):
+            self._fail(f"{sent} is delivered, and is no message")
+        if has_expired_long_ago(sent, self._world.scheduler.now_us):
+            self._fail(f"{sent} is delivered, and has expired")
+        if told["dw-wheel"] != DIRECT:
+            self._from_wheels[key] += 1
+        if self._ends(sent) > 1 and not self._any_gone(key):
+            self._fail(f"{sent} is delivered twice")
+        if self._from_wheels[key] > 1 and not self._any_gone(key):
+            self._fail(f"{sent} comes out of a wheel twice")
+        return True
+
+    def dead(self, entry: LogEntry) -> bool:
+        """A dead letter; whether it was a record of ours."""
+        told = {name: (value or b"").decode(errors="replace") for name, value in entry.headers}
+        sent = self._sent(entry) or self._at(told.get(ORIGIN, ""))
+        if sent is None:
+            return False
+        self._trace(f"dead letter {told.get(REASON)} of", sent)
+        self._counts(sent)
+        self._letters[sent.number] += 1
+        if self._ends(sent) > 1 and not self._any_gone(sent.message):
+            self._fail(f"{sent} is delivered twice, as a dead letter")
+        if ORIGIN in told and (entry.key, entry.value) != (sent.key, sent.value):
+            self._fail(f"{sent} is a dead letter with other bytes")
+        wrong = self._wrong_letter(sent, told, entry)
+        if wrong is not None:
+            self._fail(f"{sent}: {wrong}")
+        return True
+
+    def outcome(self, told: Mapping[str, Any]) -> bool:
+        """What became of a message that was not delivered; whether it was a record of ours."""
+        if told["outcome"].startswith("ingress-"):
+            self._ingress_outcome(told)
+            return True
+        key = bytes.fromhex(told["id"]), int(told["due_ms"])
+        senders = self.book.by_message.get(key)
+        if senders is None:
+            return False
+        self._trace(f"tells {told['outcome']}", senders[0])
+        if told["outcome"] == "cancelled":
+            self._withdrawn.add(key)
+            if not any(sent.is_committed for sent in self.book.cancels[key]):
+                self._fail(f"{senders[0]} counts as cancelled, and nobody asked for it")
+        return True
+
+    def is_known(self, key: Key) -> bool:
+        """Whether this is a message, or a cancel, of a record."""
+        return key in self.book.by_message or key in self.book.cancels
+
+    def is_done(self, key: Key) -> bool:
+        """Whether a message has come out of its wheel."""
+        if key in self._withdrawn or self._from_wheels[key]:
+            return True
+        return any(self._letters[sent.number] for sent in self.book.by_message[key])
+
+    def _ingress_outcome(self, told: Mapping[str, Any]) -> None:
+        """What became of records that are in no wheel."""
+        self._world.trace.add("kafka", "tells", str(dict(told)))
+        match told["outcome"]:
+            case "ingress-dead-lettered":
+                sent = self._at(told["origin"])
+                if sent is None or not self._letters[sent.number]:
+                    self._fail(f"{sent or told} is told to be a dead letter, and is none")
+            case "ingress-deleted":
+                offsets = range(told["first_offset"], told["last_offset"] + 1)
+                self._told_lost((told["topic"], told["partition"]), offsets, DELETED)
+            case "ingress-abandoned":
+                if self._world.kafka.topic_id(told["topic"]) == told["topic_id"]:
+                    self._fail(f"{told}, and the topic is the same")
+            case other:
+                self._fail(f"an outcome that nobody knows: {other}")
+
+    def _is_told(self, sent: Sent) -> bool:
+        """Whether what became of a record that Kafka has deleted is known."""
+        assert sent.place is not None
+        topic, partition, offset = sent.place
+        is_lost = any(offset in offsets for offsets in self._lost[topic, partition])
+        return is_lost or sent.settled_us >= 0 or self.is_done(sent.message)
+
+    def _told_lost(self, at: IngressPartition, offsets: range, why: str) -> None:
+        """Records are told to be lost: the brokers do not have them any more."""
+        self._lost[at].append(offsets)
+        topic_id = self._world.kafka.topic_id(at[0])
+        for offset in offsets:
+            sent = self.book.by_place.get((topic_id, Place(*at, offset)))
+            if sent is not None and sent.is_committed and sent.excuse != why:
+                self._fail(f"{sent} is told to be {why}, and is there")
+
+    # --- when everything has drained
+
+    @property
+    def delivered(self) -> int:
+        """How many messages became visible."""
+        return self._delivered.total()
+
+    def left(self) -> Iterator[str]:
+        """What has still to be done."""
+        left = [sent for sent in self.book.committed() if not self._has_ended(sent)]
+        if left:
+            yield f"{len(left)} ingress records are pending, the first {left[0]}"
+        names, kafka = self._world.names, self._world.kafka
+        for partition in kafka.partitions(names.ingress):
+            at = partition.topic, partition.number
+            if at in self._world.cut_off:
+                continue
+            record = self.committed.get(at)
+            done = 0 if record is None else record.next_offset
+            if done != partition.last_stable_offset:
+                yield f"{at} is settled up to {done} of {partition.last_stable_offset}"
+            elif record is not None and kafka.told(names.ingress_group, *at) != done:
+                yield f"the group shows {kafka.told(names.ingress_group, *at)} of {done} at {at}"
+
+    def check_at_the_end(self) -> None:
+        """Each has its end, and what is lost was told."""
+        for sent in self.book.committed():
+            if not self._has_ended(sent):
+                self._fail(f"{sent} has no end")
+            if sent.excuse == DELETED and not self._ends(sent) and not self._is_told(sent):
+                self._fail(f"{sent} was deleted, and that was never told")
+
+    # --- behind them
+
+    @property
+    def _control(self) -> str:
+        return self._world.names.control
+
+    def _sent(self, entry: LogEntry) -> Sent | None:
+        number = next((value for name, value in entry.headers if name == NUMBER), None)
+        return None if number is None else self.book.by_number.get(int(number))
+
+    def _at(self, origin: str) -> Sent | None:
+        """The newest record at this place."""
+        found = [sent for (_, place), sent in self.book.by_place.items() if str(place) == origin]
+        return found[-1] if found else None
+
+    def _counts(self, sent: Sent) -> None:
+        if not sent.is_committed:
+            self._fail(f"{sent} has an end, and its transaction is {_word(sent.is_committed)}")
+
+    def _check_content(self, sent: Sent, entry: LogEntry, passed: object) -> None:
+        content = entry.topic, entry.key, entry.value, passed
+        if content != (sent.topic, sent.key, sent.value, sent.passed):
+            self._fail(f"{sent} is delivered with other bytes: {content}")
+        if sent.asked.partition not in (None, entry.partition):
+            self._fail(f"{sent} is delivered to partition {entry.partition}")
+        if sent.asked.timestamp_ms not in (None, entry.timestamp_ms):
+            self._fail(f"{sent} is delivered with timestamp {entry.timestamp_ms}")
+
+    def _may_be_delivered(self, sent: Sent) -> bool:
+        """What was beyond the span is not, once that has come near before anybody has read it."""
+        return sent.asked.reason is UnfitReason.DUE_BEYOND_SPAN
+
+    def _wrong_letter(self, sent: Sent, told: Mapping[str, str], entry: LogEntry) -> str | None:
+        reason = told[REASON]
+        if sent.asked.reason is not None:
+            return None if reason == sent.asked.reason else f"it is said to be {reason}"
+        if sent.asked.withdraws:
+            is_late = (sent.due_ms or 0) < true_wall_ms(self._world.scheduler) + LATE_MS
+            return None if reason == UnfitReason.DUE_TOO_OLD and is_late else f"a letter: {reason}"
+        if reason in UnfitReason.__members__:
+            return f"a dead letter, and nothing is wrong with it: {reason} {told}"
+        return wrong_letter(self._world, sent, entry)
+
+    def _ends(self, sent: Sent) -> int:
+        return self._delivered[sent.number] + self._letters[sent.number]
+
+    def _has_ended(self, sent: Sent) -> bool:
+        if self._ends(sent) or sent.excuse is not None:
+            return True
+        if not sent.is_delayed:
+            return sent.asked.withdraws and sent.settled_us >= 0
+        return self.is_done(sent.message) or self._is_gone(sent.message)
+
+    def _moves(self, at: IngressPartition, after: IngressRecord, node: str) -> None:
+        before, moments = self.committed.get(at), self._world.moments
+        if after.announced - self._announced[at]:
+            moments.happened(Moment.ANNOUNCED, node)
+        if before is not None and after.next_offset > before.next_offset:
+            moments.happened(Moment.SETTLED, node)
+        self.committed[at] = after
+        self._announced[at] |= after.announced
+        begin = before.next_offset if before is not None else 0
+        if before is not None and before.topic_id != after.topic_id:
+            begin = 0
+        if after.next_offset < begin:
+            self._fail(f"{at} goes back from {begin} to {after.next_offset}")
+        for offset in range(begin, after.next_offset):
+            sent = self.book.by_place.get((after.topic_id, Place(*at, offset)))
+            if sent is not None:
+                self._settles(sent)
+
+    def _settles(self, sent: Sent) -> None:
+        """The offset passes a record: in this very transaction it had its end, or is held."""
+        if sent.is_committed is None:
+            self._fail(f"{sent} is passed, and its transaction is open")
+        if sent.is_committed and sent.excuse is None:
+            if not (self._ends(sent) or self._is_held(sent)):
+                self._fail(f"{sent} is passed: it has no end, and W members do not hold it")
+            sent.settled_us = self._world.scheduler.now_us
+
+    def _is_held(self, sent: Sent) -> bool:
+        return any(
+            self._world.checks.is_acknowledged(name) or self._world.truth.frames[name].gone
+            for name in self._frames(sent)
+        )
+
+    def _frames(self, sent: Sent) -> list[FrameName]:
+        truth = self._world.truth
+        found = truth.cancels if sent.asked.withdraws else truth.copies
+        return found[sent.message]
+
+    def _any_gone(self, key: Key) -> bool:
+        truth = self._world.truth
+        return any(truth.frames[name].gone for name in (*truth.copies[key], *truth.cancels[key]))
+
+    def _is_gone(self, key: Key) -> bool:
+        """Whether disks had it, and none does any more."""
+        copies = self._world.truth.copies[key]
+        return bool(copies) and all(self._world.truth.frames[name].gone for name in copies)
+
+    def _trace(self, what: str, sent: Sent) -> None:
+        self._world.trace.add("kafka", what, f"i{sent.number}")
+
+    def _fail(self, what: str) -> None:
+        at_ms = self._world.scheduler.now_us // US_PER_MS
+        self._world.violation(f"ingress at {at_ms} ms: {what}")
+
+
+def _word(committed: bool | None) -> str:
+    return "open" if committed is None else "aborted"

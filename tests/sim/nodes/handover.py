@@ -1,0 +1,132 @@
+"""The way of ingress records from a simulated cleaner to its server, as `HandoverPort` wants it.
+
+The bytes are the real ones, and what an answer means; the two sockets are not. As there: batches of
+one connection arrive in order; a new one ends the one before; when one breaks, whatever is not
+answered is UNKNOWN, and what is under way may still be written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from delaywheel_replica.core.ingress.office import Handed
+from delaywheel_replica.core.ingress.partition import Answer
+from delaywheel_replica.handover.answers import encode_answers, take_answers
+from delaywheel_replica.handover.batches import HEAD, UNANSWERED_BYTES, Head, decode, encode
+from delaywheel_replica.handover.sending import _Batch, _batches, _wish
+from delaywheel_replica.server.commit.committer import Outcome, Request
+from delaywheel_replica.server.intake import handover as real
+from delaywheel_replica.server.node.refusals import Refusal
+from sim.checking.moments import Moment
+from sim.kafka.faults import draw_us
+from sim.machine.scheduler import US_PER_S
+
+if TYPE_CHECKING:
+    from sim.nodes.cleaner import SimCleaner
+    from sim.nodes.server import SimServer
+
+REFUSED_US = US_PER_S // 10
+"""A whole batch that is refused is answered so much later."""
+
+
+class SimHandover:
+    """One connection: hands records over, and collects the answers."""
+
+    def __init__(self, cleaner: SimCleaner, server: SimServer) -> None:
+        """The server lets go of the connection before."""
+        self._cleaner = cleaner
+        self._server = server
+        self._world = cleaner.node.world
+        self._scheduler = scheduler = cleaner.node.scheduler
+        self._random = scheduler.stream(f"handover {cleaner.node.name} {scheduler.now_us}")
+        self._batches = 0
+        self._unanswered: dict[int, _Batch] = {}
+        self._answers: list[tuple[Handed, Answer]] = []
+        self._arrives_us = 0  # when the last batch does
+        self._loses = False
+        self._is_closed = False
+        self.is_broken = False
+        if server.handover is not None:
+            server.handover.cut()
+        server.handover = cleaner.handover = self
+
+    def fileno(self) -> int:
+        """The cleaner is woken instead."""
+        return -1
+
+    @property
+    def room_bytes(self) -> int:
+        """How much more may be handed over now."""
+        unanswered = sum(batch.length_bytes for batch in self._unanswered.values())
+        return 0 if self.is_broken else max(0, UNANSWERED_BYTES - unanswered)
+
+    def hand(self, records: Sequence[Handed]) -> None:
+        """Hands records over; each is answered once."""
+        self._world.ingress.hands(records)
+        for batch in _batches(records):
+            self._batches += 1
+            self._unanswered[self._batches] = batch
+            parts = encode(self._batches, [_wish(each) for each in batch.records])
+            at_us = self._scheduler.now_us + draw_us(self._random, self._world.handover_us)
+            self._arrives_us = max(at_us, self._arrives_us)
+            server = self._server
+            self._scheduler.call_at(
+                self._arrives_us, server.run, self._arrive, b"".join(parts), owner=server.process
+            )
+
+    def answers(self) -> list[tuple[Handed, Answer]]:
+        """The answers since the last call."""
+        answers, self._answers = self._answers, []
+        return answers
+
+    def close(self) -> None:
+        """Ends it; what was sent arrives, unless a new one is made before."""
+        self._is_closed = True
+
+    def cut(self) -> None:
+        """The connection breaks; what is under way may be lost."""
+        if self.is_broken or self._is_closed:
+            return
+        self.is_broken, self._loses = True, self._random.random() < 0.5
+        for batch in self._unanswered.values():
+            self._answers += [(record, Answer.UNKNOWN) for record in batch.records]
+        self._unanswered.clear()
+        self._server.trace("hand-over broken, unanswered", str(len(self._answers)))
+        self._cleaner.wake()
+
+    # --- at the server
+
+    def _arrive(self, content: bytes) -> None:
+        server = self._server
+        if server.handover is not self or self._loses:
+            return
+        head = Head.parse(content[: HEAD.size])
+        columns = decode(head, content[HEAD.size :])
+        self._world.moments.happened(Moment.HANDED, server.node.name)
+        server.trace("is handed", head.kind.name, f"batch {head.number} of {head.records}")
+
+        def written(outcome: Outcome) -> None:
+            if isinstance(outcome, Refusal):
+                answers = [real._answer_of_all(outcome)] * head.records
+                wait_us = REFUSED_US
+            else:
+                failed = [outcome.failed.get(row) for row in range(head.records)]
+                answers, wait_us = [real._answer_of(refusal) for refusal in failed], 0
+            self._send_back(wait_us, encode_answers(head.number, answers))
+
+        server.write(Request(columns, head.kind, written))
+
+    def _send_back(self, wait_us: int, content: bytes) -> None:
+        self._world.moments.happened(Moment.ANSWERED, self._server.node.name)
+        wait_us += draw_us(self._random, self._world.handover_us)
+        self._cleaner.process.call_later(wait_us, self._answered, content)
+
+    def _answered(self, content: bytes) -> None:
+        if self.is_broken or self._is_closed:
+            return
+        for number, answers in take_answers(bytearray(content), most=len(content)):
+            batch = self._unanswered.pop(number)
+            self._answers += zip(batch.records, answers, strict=True)
+            self._server.trace("answers", *(each.value for each in answers))
+        self._cleaner.wake()

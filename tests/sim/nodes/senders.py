@@ -1,0 +1,139 @@
+"""Producers of other programs, which send records to the ingress topic.
+
+They go on until the brokers have taken a record, and heard of its transaction's end; or they die
+before that, and the brokers abort it when it has been open for long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from delaywheel_replica.cleaner.outside.ports import Record
+from delaywheel_replica.core.ingress.place import Place
+from sim.checking.ingress import CUT_OFF
+from sim.checking.ingress_book import Sent
+from sim.kafka.brokers import Code
+from sim.kafka.log import Partition, Transaction
+from sim.machine.clocks import EPOCH_MS
+from sim.machine.scheduler import US_PER_MS
+from sim.plans.plan import IngressOrder
+
+if TYPE_CHECKING:
+    from sim.nodes.world import World
+
+SENDER = "sender"
+"""What stands for a node in their transactions."""
+
+AGAIN_US = 100 * US_PER_MS
+
+Waits = Iterator[int]
+"""How long to wait before each next request, in microseconds."""
+
+
+class Senders:
+    """All of a run.
+
+    Attributes:
+        busy: how many are not done.
+    """
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._kafka = world.kafka
+        self._book = world.ingress.book
+        self._random = world.scheduler.stream("senders")
+        self._transactions = 0
+        self._open: dict[str, list[Sent]] = {}
+        self.busy = 0
+        world.kafka.on_decided(self._decided)
+
+    def send(self, order: IngressOrder) -> None:
+        """Somebody begins to send."""
+        now_ms = EPOCH_MS + self._world.scheduler.now_us // US_PER_MS + order.clock_ms
+        entered = [self._book.enter(draft, now_ms, self._world.book) for draft in order.drafts]
+        sents = [sent for sent in entered if sent is not None]
+        if not sents:
+            return
+        self._world.trace.add("sender", "sends", *(f"i{sent.number}" for sent in sents))
+        self.busy += 1
+        self._go_on(self._each(sents) if order.ends is None else self._together(sents, order))
+
+    def _go_on(self, waits: Waits) -> None:
+        wait_us = next(waits, None)
+        if wait_us is None:
+            self.busy -= 1
+            return
+        wait_us += self._random.randrange(200, 2_000)
+        self._world.scheduler.call_later(wait_us, self._go_on, waits)
+
+    def _each(self, sents: list[Sent]) -> Waits:
+        """Each record by itself."""
+        for sent in sents:
+            yield 0
+            while (partition := self._partition(sent)) is None:
+                yield AGAIN_US
+            sent.is_committed = True
+            self._taken(sent, partition, len(partition.log))
+            self._kafka.produce_plain(partition, self._record(sent), SENDER)
+
+    def _together(self, sents: list[Sent], order: IngressOrder) -> Waits:
+        """All of them in one transaction, each time with an id of its own."""
+        self._transactions += 1
+        name = f"{SENDER}-{self._transactions}"
+        yield 0
+        yield from self._until_up()
+        _, epoch = self._kafka.init_producer(name)
+        added: set[Partition] = set()
+        mine = self._open[name] = []
+        for sent in sents:
+            yield order.open_ms * US_PER_MS // len(sents)
+            while (partition := self._partition(sent)) is None:
+                yield AGAIN_US
+            at = len(partition.log)
+            records = [(partition, self._record(sent))]
+            code, _ = self._kafka.produce(name, epoch, SENDER, records, added)
+            if code is not Code.OK:
+                return  # it has been open for too long: the brokers have aborted it
+            self._taken(sent, partition, at)
+            mine.append(sent)
+        if order.ends == "left":
+            return
+        yield 0
+        yield from self._until_up()
+        self._kafka.end_transaction(name, epoch, commit=order.ends == "commit")
+
+    def _until_up(self) -> Waits:
+        while not self._kafka.is_up:
+            yield AGAIN_US
+
+    def _partition(self, sent: Sent) -> Partition | None:
+        """Where a record goes now; None: nobody takes it."""
+        kafka, topic = self._kafka, self._world.names.ingress
+        if not kafka.is_up or kafka.troubles.of(topic) is not None:
+            return None
+        partitions = kafka.partitions(topic)
+        return partitions[sent.draft.partition % len(partitions)] if partitions else None
+
+    def _record(self, sent: Sent) -> Record:
+        return Record(
+            self._world.names.ingress,
+            sent.key,
+            sent.value,
+            sent.headers,
+            timestamp_ms=sent.timestamp_ms,
+        )
+
+    def _taken(self, sent: Sent, partition: Partition, offset: int) -> None:
+        place = Place(partition.topic, partition.number, offset)
+        topic_id = self._kafka.topic_id(partition.topic)
+        self._book.taken(sent, topic_id, place, self._world.scheduler.now_us)
+        if (partition.topic, partition.number) in self._world.cut_off:
+            sent.excuse = CUT_OFF
+        self._world.trace.add("sender", f"has i{sent.number}", sent.draft.asks, str(place))
+
+    def _decided(self, transaction: Transaction) -> None:
+        for sent in self._open.pop(transaction.transactional_id, ()):
+            sent.is_committed = bool(transaction.committed)
+            words = "committed" if transaction.committed else "aborted"
+            self._world.trace.add("kafka", f"i{sent.number} is", words)
