@@ -634,8 +634,13 @@ def test_of_many_that_were_rescheduled_those_found_elsewhere_are_done(
     assert command("cancel", "--topic", "t", "--yes").out == "1 CANCELLED\n"
     rows.append((17, 2, moved))
     ended = command("cancel", "--topic", "t", "--yes")
-    assert ended.out == "1 CANCELLED\n1 have another due by now: look again\n"
+    assert ended.out == "1 CANCELLED\n1 with another due by now: look again\n"
     assert "NOT_ALL_CANCELLED: 1 message of 3 may be delivered" in ended.err
+    # Only what would be withdrawn is listed.
+    rows.append((18, 3, pb.CANCEL_OUTCOME_UNSPECIFIED))
+    listed = command("cancel", "--topic", "t", "--dry-run").err
+    assert f"n1.7:18:{3:032x}  " in listed
+    assert "n1.7:17:" not in listed
 
 
 @pytest.mark.parametrize("more", [("--topic", "t"), ("--dry-run",), ("--from", "now")])

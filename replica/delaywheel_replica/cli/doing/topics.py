@@ -5,6 +5,7 @@ A node is not asked: it makes topics only where `create_topics` lets every calle
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -45,6 +46,7 @@ def create(
             _tell(topic, exception.args[0])
         else:
             print(f"made: {topic}")
+    print("A node that has just refused messages for one takes them in 2 s.", file=sys.stderr)
     known.note(asked_server(), topics=topics)
 
 

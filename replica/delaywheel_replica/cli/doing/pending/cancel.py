@@ -156,10 +156,11 @@ def _gone_elsewhere(answer: pb.CancelManyResponse) -> set[str]:
 
 
 def _listed(found: pb.CancelManyResponse) -> Iterator[str]:
-    for row in found.results[:_SHOWN]:
+    pending = [row for row in found.results if row.outcome == pb.CANCEL_OUTCOME_UNSPECIFIED]
+    for row in pending[:_SHOWN]:
         yield f"{row.handle}  {iso(row.due_ms)}  {row.topic}"
-    if len(found.results) > _SHOWN:
-        yield f"and {len(found.results) - _SHOWN:,} more"
+    if len(pending) > _SHOWN:
+        yield f"and {len(pending) - _SHOWN:,} more"
 
 
 def _tell(answer: pb.CancelManyResponse, *, as_json: bool, dry_run: bool) -> None:
@@ -175,7 +176,7 @@ def _tell(answer: pb.CancelManyResponse, *, as_json: bool, dry_run: bool) -> Non
         if number or words in {"CANCELLED", "pending"}:
             print(f"{number:,} {words}")
     if elsewhere := len(_gone_elsewhere(answer)):
-        print(f"{elsewhere:,} have another due by now: look again")
+        print(f"{elsewhere:,} with another due by now: look again")
     looked = answer.looked
     if looked.HasField("to_slot"):
         since = clock(looked.to_slot)
