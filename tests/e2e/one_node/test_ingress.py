@@ -1,0 +1,284 @@
+"""Delay through Kafka alone, with a real node: each record once, whole, at its due."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Message as KafkaMessage
+
+from delaywheel import ingress
+from delaywheel_replica.kafka_settings import KafkaNames
+from local.loopback.kafka import KafkaBroker
+from support.kafka.read_committed import PATIENCE_S, CommittedReader, headers_of, read_all
+from support.services.ingress import (
+    IngressLoad,
+    Sender,
+    assert_delivered,
+    faults_of,
+    long,
+    passed_on,
+)
+from support.services.service import Service, wait_until
+
+pytestmark = pytest.mark.kafka
+
+SOON = (ingress.DELAY_MS, b"300")
+
+
+@pytest.fixture
+def sender(service: Service, kafka: KafkaBroker) -> Sender:
+    return Sender(kafka.address, service.cluster_id)
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def letters_of(kafka: KafkaBroker, sender: Sender, values: set[bytes]) -> dict[bytes, KafkaMessage]:
+    """The dead letters of records with these values, by value, each once."""
+    dead = KafkaNames(sender.cluster_id).dead
+    with CommittedReader(kafka.address, dead) as reader:
+
+        def found() -> list[KafkaMessage] | None:
+            letters = [m for m in reader.read_to_end() if m.value() in values]
+            return letters if len(letters) >= len(values) else None
+
+        letters = wait_until(f"{len(values)} letters", found)
+    by_value = {letter.value() or b"": letter for letter in letters}
+    assert len(by_value) == len(letters), "each once"
+    return by_value
+
+
+def test_every_way_to_say_a_due(sender: Sender, kafka: KafkaBroker, topic: str) -> None:
+    sender.send(topic, b"text", (ingress.DELAY_MS, b"700"))
+    sender.send(topic, b"long", (ingress.DELAY_MS, long(900)))
+    sender.send(topic, b"at", (ingress.DELIVER_AT, b"%d" % (now_ms() + 1_500)))
+    sender.send(topic, b"at long", (ingress.DELIVER_AT, long(now_ms() + 2_500)))
+    sender.send(topic, b"level", (ingress.LEVEL, b"5s"), level_ms=5_000)
+    sender.send(topic, b"now", (ingress.DELAY_MS, b"0"))
+    sender.send(topic, b"over", (ingress.DELIVER_AT, b"1000"))
+    sender.send(topic, b"old", (ingress.DELAY_MS, b"50"), timestamp_ms=now_ms() - 7_200_000)
+    sender.flush()
+    with CommittedReader(kafka.address, topic) as reader:
+        assert_delivered(reader, sender.sent)
+
+
+def test_key_value_and_headers_come_as_they_were_sent(
+    sender: Sender, kafka: KafkaBroker, new_topic: Callable[..., str]
+) -> None:
+    topic = new_topic(3)
+    headers: list[tuple[str, bytes | None]] = [
+        ("a", b"1"),
+        ("a", None),
+        ("b", b""),
+        ("ä", b"\xff\x00"),
+        ("dw-retry-attempt", b"2"),
+    ]
+    at_ms = now_ms() - 5_000
+    for number, due in enumerate([SOON, (ingress.DELAY_MS, b"0")]):
+        more = {ingress.PARTITION: b"2", ingress.TIMESTAMP: long(at_ms), "ttl": b"600"}
+        sender.send(topic, b"%d" % number, due, key=b"", headers=headers, more=more)
+    sender.flush()
+    with CommittedReader(kafka.address, topic, partitions=3) as reader:
+        for message in reader.wait_for(2):
+            assert (message.key(), message.partition()) == (b"", 2)
+            assert message.timestamp()[1] == at_ms
+            own = [each for each in headers_of(message) if each[0] not in OURS]
+            assert own == [*headers, ("ttl", b"600")]
+            assert dict(headers_of(message)).keys() >= OURS
+
+
+OURS = {"dw-id", "dw-due", "dw-accepted", "dw-wheel", "dw-forwarded"}
+
+
+def test_null_values_and_keyless_records(sender: Sender, kafka: KafkaBroker, topic: str) -> None:
+    sender.put(None, [(ingress.TOPIC, topic.encode()), SOON], key=b"tombstone")
+    sender.put(b"", [(ingress.TOPIC, topic.encode()), SOON])
+    sender.flush()
+    with CommittedReader(kafka.address, topic) as reader:
+        found = {(m.key(), m.value()) for m in reader.wait_for(2)}
+    assert found == {(b"tombstone", None), (None, b"")}
+
+
+def test_an_id_of_its_own_comes_once(sender: Sender, kafka: KafkaBroker, topic: str) -> None:
+    due_ms, id_ = now_ms() + 3_000, uuid.uuid4()
+    at = (ingress.DELIVER_AT, b"%d" % due_ms)
+    for form in (id_.bytes, str(id_).encode(), id_.hex.encode()):
+        sender.send(topic, b"once", at, more={ingress.ID: form})
+    sender.send(topic, b"another", at)
+    sender.flush()
+    with CommittedReader(kafka.address, topic) as reader:
+        reader.wait_for(2)
+        sender.send(topic, b"behind", SOON)
+        sender.flush()
+        values = [m.value() for m in reader.wait_for(3)]
+        ids = {dict(headers_of(m))["dw-id"] for m in reader.messages if m.value() == b"once"}
+    assert sorted(v or b"" for v in values) == [b"another", b"behind", b"once"]
+    assert ids == {id_.hex.encode()}
+
+
+def test_a_cancel_withdraws_what_waits(
+    sender: Sender, service: Service, kafka: KafkaBroker, topic: str
+) -> None:
+    due_ms, id_ = now_ms() + 5_000, uuid.uuid4()
+    at = (ingress.DELIVER_AT, b"%d" % due_ms)
+    sender.send(topic, b"withdrawn", at, more={ingress.ID: id_.bytes})
+    sender.send(topic, b"stays", at)
+    sender.flush()
+    sender.put(b"cancel", [(ingress.CANCEL, str(id_).encode()), at])
+    late = [(ingress.CANCEL, uuid.uuid4().bytes), (ingress.DELIVER_AT, b"%d" % (now_ms() - 60_000))]
+    sender.put(b"late cancel", late)
+    sender.flush()
+    service.wait_done(due_ms)
+    assert [m.value() for m in read_all(kafka.address, topic, at_least=1)] == [b"stays"]
+    (letter,) = letters_of(kafka, sender, {b"late cancel"}).values()
+    assert dict(headers_of(letter))["dw-dead-reason"] == b"DUE_TOO_OLD"
+
+
+def test_a_cancel_over_grpc_finds_it(sender: Sender, service: Service, topic: str) -> None:
+    due_ms, id_ = now_ms() + 20_000, uuid.uuid4()
+    due = (ingress.DELIVER_AT, b"%d" % due_ms)
+    sender.send(topic, b"withdrawn", due, more={ingress.ID: id_.bytes})
+    sender.flush()
+
+    at = datetime.fromtimestamp(due_ms / 1000, UTC).isoformat(timespec="milliseconds")
+    named = ["--id", id_.hex, "--at", at]
+    wait_until(
+        "a node knows it",
+        lambda: service.run_cli("get", *named, check=False).returncode == 0,
+    )
+    assert "cancelled" in service.answer_of("cancel", *named).stdout.lower()
+
+
+UNFIT: dict[str, list[tuple[str, bytes | None]]] = {
+    "TOPIC_INVALID": [SOON],
+    "DUE_MISSING": [(ingress.TOPIC, b"t")],
+    "DUE_AMBIGUOUS": [(ingress.TOPIC, b"t"), SOON, (ingress.LEVEL, b"5s")],
+    "DUE_INVALID": [(ingress.TOPIC, b"t"), (ingress.DELIVER_AT, b"soon")],
+    "DUE_BEYOND_SPAN": [(ingress.TOPIC, b"t"), (ingress.DELAY_MS, long(10**14))],
+    "DELAY_INVALID": [(ingress.TOPIC, b"t"), (ingress.DELAY_MS, long(-1))],
+    "LEVEL_UNKNOWN": [(ingress.TOPIC, b"t"), (ingress.LEVEL, b"17m")],
+    "ID_INVALID": [(ingress.TOPIC, b"t"), SOON, (ingress.ID, b"mine")],
+    "PARTITION_INVALID": [(ingress.TOPIC, b"t"), SOON, (ingress.PARTITION, b"x")],
+    "TIMESTAMP_INVALID": [(ingress.TOPIC, b"t"), SOON, (ingress.TIMESTAMP, b"0")],
+    "HEADER_RESERVED": [(ingress.TOPIC, b"t"), SOON, ("dw-dely-ms", b"1")],
+    "HEADER_INVALID": [(ingress.TOPIC, b"t"), SOON, ("", b"1")],
+}
+
+
+def test_what_cannot_be_delivered_is_told_and_holds_up_nothing(
+    sender: Sender, kafka: KafkaBroker, topic: str
+) -> None:
+    values = {f"{reason} {uuid.uuid4()}".encode(): reason for reason in UNFIT}
+    for value, reason in values.items():
+        sender.put(value, [("own", b"1"), *UNFIT[reason]], key=b"k")
+    large = b"large " + uuid.uuid4().bytes + bytes(999_990)
+    sender.put(large, [(ingress.TOPIC, topic.encode()), SOON])
+    sender.send(topic, b"behind", SOON)
+    sender.flush()
+    with CommittedReader(kafka.address, topic) as reader:
+        assert_delivered(reader, sender.sent)
+    letters = letters_of(kafka, sender, set(values))
+    for value, letter in letters.items():
+        told = dict(headers_of(letter))
+        assert told["dw-dead-reason"] == values[value].encode()
+        assert told["dw-dead-detail"]
+        name, partition, offset = (told["dw-dead-origin"] or b"").decode().split("/")
+        assert name == sender.topic
+        assert value_at(kafka, TopicPartition(name, int(partition), int(offset))) == value
+        assert letter.key() == b"k"
+        assert headers_of(letter)[0] == ("own", b"1")
+    reasons = [json.loads(m.value() or b"{}") for m in outcomes(kafka, sender)]
+    told_reasons = {each.get("reason") for each in reasons}
+    assert {*UNFIT, "MESSAGE_TOO_LARGE"} <= told_reasons
+
+
+def outcomes(kafka: KafkaBroker, sender: Sender) -> list[KafkaMessage]:
+    return read_all(kafka.address, KafkaNames(sender.cluster_id).outcomes)
+
+
+def value_at(kafka: KafkaBroker, place: TopicPartition) -> bytes | None:
+    """The value of the record that lies there."""
+    consumer = Consumer({"bootstrap.servers": kafka.address, "group.id": "look"})
+    consumer.assign([place])
+    try:
+        message = consumer.poll(PATIENCE_S)
+        assert message is not None
+        assert message.offset() == place.offset
+        return message.value()
+    finally:
+        consumer.close()
+
+
+def test_only_what_is_committed_is_taken(sender: Sender, kafka: KafkaBroker, topic: str) -> None:
+    producer = Producer(
+        {"bootstrap.servers": kafka.address, "transactional.id": f"t-{uuid.uuid4()}"}
+    )
+    producer.init_transactions(PATIENCE_S)
+    headers: list[tuple[str, bytes | None]] = [(ingress.TOPIC, topic.encode()), SOON]
+    for value in (b"aborted", b"committed", b"aborted too", b"committed too"):
+        producer.begin_transaction()
+        producer.produce(sender.topic, value, headers=list(headers), partition=0)
+        producer.flush(PATIENCE_S)
+        if value.startswith(b"aborted"):
+            producer.abort_transaction(PATIENCE_S)
+        else:
+            producer.commit_transaction(PATIENCE_S)
+    with CommittedReader(kafka.address, topic) as reader:
+        reader.wait_for(2)
+        sender.send(topic, b"behind", SOON)
+        sender.flush()
+        reader.wait_for(3)
+        values = sorted(m.value() or b"" for m in reader.read_to_end())
+    assert values == [b"behind", b"committed", b"committed too"]
+
+
+def test_how_far_it_is_shows_where_people_look(
+    sender: Sender, service: Service, kafka: KafkaBroker, topic: str
+) -> None:
+    sender.send(topic, b"far ahead", (ingress.DELAY_MS, b"600000"))
+    sender.send(topic, b"soon", SOON)
+    sender.flush()
+    consumer = Consumer(
+        {"bootstrap.servers": kafka.address, "group.id": f"delaywheel-{service.cluster_id}-ingress"}
+    )
+    partitions = consumer.list_topics(sender.topic, timeout=PATIENCE_S).topics[sender.topic]
+    places = [TopicPartition(sender.topic, number) for number in partitions.partitions]
+
+    def is_level() -> bool:
+        ends = {p.partition: consumer.get_watermark_offsets(p, timeout=10)[1] for p in places}
+        told = consumer.committed(places, timeout=PATIENCE_S)
+        return all(max(each.offset, 0) == ends[each.partition] for each in told)
+
+    wait_until("the group has told all", is_level)
+    consumer.close()
+    wait_until(
+        "the lag is told", lambda: "0 offsets not settled" in service.run_cli("status").stdout
+    )
+
+
+@pytest.mark.parametrize(
+    "which",
+    [("pid", "server_pid", "cleaner_pid"), ("server_pid",), ("cleaner_pid",)],
+    ids=["whole node", "server", "cleaner"],
+)
+def test_killed_under_load(
+    service: Service, kafka: KafkaBroker, topic: str, which: tuple[str, ...]
+) -> None:
+    with IngressLoad(kafka.address, service.cluster_id, topic) as load:
+        for _ in range(3):
+            load.wait_for_more()
+            service.kill_and_wait(*which)
+        load.wait_for_more()
+    with CommittedReader(kafka.address, topic) as reader:
+        assert_delivered(reader, load.sent)
+    service.wait_done(now_ms())
+    arrived = read_all(kafka.address, topic)
+    assert not faults_of(arrived, load.sent), "nothing comes twice later on"
+    assert len({passed_on(message) for message in arrived}) > 1

@@ -1,0 +1,147 @@
+"""Records through ingress while everything is killed at random: each arrives once, whole, in time.
+
+As many as `DELAYWHEEL_INGRESS_RECORDS` says; the figures are printed (`pytest -s`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from local.loopback.cluster import LocalCluster
+from local.loopback.kafka import KafkaBroker
+from local.loopback.node import PROCESSES, Node, send_signal
+from support.kafka.read_committed import CommittedReader, create_topic, read_all
+from support.services.ingress import IngressLoad, faults_of
+from support.services.service import wait_until
+from support.services.trio import seen_by
+
+pytestmark = [pytest.mark.kafka, pytest.mark.slow]
+
+RECORDS = int(os.environ.get("DELAYWHEEL_INGRESS_RECORDS", "4000"))
+SEED = int(os.environ.get("DELAYWHEEL_INGRESS_SEED", "1"))
+PER_TURN = max(60, RECORDS // 2_000)
+AHEAD_MS = 8_000
+PARTITIONS = 3
+PATIENCE_S = 300
+LOOK_EVERY = 500
+"""Messages; then nodes that died are started again."""
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[KafkaBroker]:
+    """One that the test may kill."""
+    with KafkaBroker(tmp_path / "kafka") as running:
+        yield running
+
+
+@pytest.fixture
+def cluster(broker: KafkaBroker, tmp_path: Path) -> Iterator[LocalCluster]:
+    settings = {
+        "cluster_id": "storm",
+        "late_window_seconds": 30,
+        "ledger_seal_seconds": 1,
+        "metrics_listen": None,
+    }
+    with LocalCluster(
+        nodes=3, kafka=broker.address, folder=tmp_path / "cluster", settings=settings
+    ) as running:
+        running.wait_until_accepting()
+        yield running
+
+
+class Storm:
+    """Kills what it draws, and waits until messages are taken again.
+
+    Attributes:
+        kills: how often each was killed.
+    """
+
+    def __init__(self, cluster: LocalCluster, broker: KafkaBroker) -> None:
+        self.kills: Counter[str] = Counter()
+        self._cluster = cluster
+        self._broker = broker
+        self._random = random.Random(SEED)
+
+    def strike(self) -> None:
+        """Kills one thing."""
+        kind = self._random.choice(["cleaner", "server", "node", "any node", "broker"])
+        self.kills[kind] += 1
+        if kind == "broker":
+            self._broker.kill()
+            self._broker.start()
+        elif kind == "any node":
+            self._random.choice(self._cluster.nodes).kill()
+        else:
+            leader = self._leader()
+            which = PROCESSES if kind == "node" else (f"{kind}_pid",)
+            send_signal(leader.pids(which), signal.SIGKILL)
+        self.watched("all take messages", lambda: self._cluster.accepts)
+
+    def watched(self, what: str, holds: Callable[[], bool]) -> None:
+        """Waits; nodes that died are started again meanwhile."""
+
+        def look() -> bool:
+            self._cluster.watch()
+            return holds()
+
+        wait_until(what, look, timeout_s=PATIENCE_S, every_s=0.1)
+
+    def _leader(self) -> Node:
+        found: list[Node] = []
+
+        def leads() -> bool:
+            found[:] = filter(None, [self._cluster.leader()])
+            return bool(found)
+
+        self.watched("somebody leads", leads)
+        return found[0]
+
+
+def test_everything_is_killed_at_random(cluster: LocalCluster, broker: KafkaBroker) -> None:
+    create_topic(broker.address, "orders", partitions=PARTITIONS)
+    storm, began = Storm(cluster, broker), time.monotonic()
+    pauses = random.Random(SEED)
+    load = IngressLoad(
+        broker.address, "storm", "orders", ahead_ms=AHEAD_MS, per_turn=PER_TURN, seed=SEED
+    )
+    with load:
+        while len(load.sent) < RECORDS:
+            load.wait_for_more(round(PER_TURN * pauses.uniform(5, 40)))
+            storm.strike()
+    sent_s = time.monotonic() - began
+    with CommittedReader(broker.address, "orders", partitions=PARTITIONS) as reader:
+        missing, seen = set(load.sent), 0
+
+        def all_came() -> bool:
+            nonlocal seen
+            enough = min(seen + LOOK_EVERY, seen + len(missing))
+            came = reader.wait_for(enough, timeout_s=PATIENCE_S)
+            missing.difference_update(message.value() or b"" for message in came[seen:])
+            seen = len(came)
+            return not missing
+
+        storm.watched("all is there", all_came)
+    last_ms = time.time() * 1000
+    storm.watched(
+        "nothing is due any more",
+        lambda: all(seen_by(node).progress.due_ms > last_ms for node in cluster.nodes),
+    )
+    faults = faults_of(read_all(broker.address, "orders", partitions=PARTITIONS), load.sent)
+    figures = {
+        "sent": len(load.sent),
+        "kills": dict(storm.kills),
+        "seconds": round(sent_s),
+        **asdict(faults),
+    }
+    print(json.dumps(figures))  # noqa: T201 - what was asked for
+    assert not faults, figures
