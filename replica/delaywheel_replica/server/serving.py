@@ -30,7 +30,7 @@ from delaywheel_replica.server.changing.cancels import Cancels
 from delaywheel_replica.server.changing.decided import Decisions
 from delaywheel_replica.server.changing.reschedules import Reschedules, Span
 from delaywheel_replica.server.cluster.asking import Asking
-from delaywheel_replica.server.cluster.details import Details, Said
+from delaywheel_replica.server.cluster.details import Details, OwnReport
 from delaywheel_replica.server.cluster.operator import (
     DelayWheelAdminService,
     Operator,
@@ -244,7 +244,7 @@ class Server:
         )
 
     def _asking(self, disk: PosixDisk) -> Asking:
-        said = Said(
+        own_report = OwnReport(
             started_ms=wall_ms(),
             in_sync_changes=lambda: self._monitoring.in_sync_changes,
             books=self._books.state,
@@ -254,7 +254,7 @@ class Server:
             self._view,
             self._passing,
             self._queries,
-            Details(disk, self._config.data_dir, self._view, said),
+            Details(disk, self._config.data_dir, self._view, own_report),
             address=lambda: self._address,
             refusal=self.refusal,
         )

@@ -15,7 +15,7 @@ from delaywheel.storage.writing.dial import Dial
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.protocol.progress import Progress
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, IngressStatus, Role
-from delaywheel_replica.server.cluster.details import Details, Said
+from delaywheel_replica.server.cluster.details import Details, OwnReport
 from delaywheel_replica.server.ledger.publisher import BooksState
 from delaywheel_replica.server.node.node_view import Cleaner, NodeView, monotonic_ms
 from support.server.facts import cleaner_status, server_status
@@ -42,7 +42,7 @@ def described(
     """Node a, with details."""
     state = books or BooksState("/books")
     view = NodeView(status=server_status, in_sync=lambda: frozenset("ab"), cleaner=Cleaner(cleaner))
-    said = Said(started_ms=5, in_sync_changes=lambda: 4, books=lambda: state)
+    said = OwnReport(started_ms=5, in_sync_changes=lambda: 4, books=lambda: state)
     answer = pb.DescribeClusterResponse(
         node="a",
         members=[pb.Member(node="a"), pb.Member(node="b")],
@@ -79,7 +79,7 @@ def test_how_many_wheels_are_not_looked_through_yet(data: Path) -> None:
     status = server_status()
     heartbeat = replace(status.heartbeat, verifying=frozenset({WheelId("a", 1), WheelId("b", 7)}))
     view = NodeView(status=server_status, in_sync=lambda: frozenset("ab"), cleaner=Cleaner(None))
-    said = Said(started_ms=5, in_sync_changes=lambda: 4, books=lambda: BooksState("/books"))
+    said = OwnReport(started_ms=5, in_sync_changes=lambda: 4, books=lambda: BooksState("/books"))
     answer = pb.DescribeClusterResponse(node="a", members=[pb.Member(node="a")])
     Details(PosixDisk(), data, view, said).add_to(answer, replace(status, heartbeat=heartbeat))
     report = answer.members[0].report

@@ -33,7 +33,7 @@ from delaywheel_replica.core.wheels.fencing import Fencing
 from delaywheel_replica.core.wheels.inventory import Inventory
 from delaywheel_replica.core.wheels.mirroring import Verdict
 from delaywheel_replica.core.wheels.mirrors import Mirrors
-from delaywheel_replica.core.wheels.node_file import Keeping
+from delaywheel_replica.core.wheels.node_file import NodeFile
 from delaywheel_replica.core.wheels.replication import Replication
 from delaywheel_replica.core.wheels.verifying import Verifying
 from delaywheel_replica.server.commit.time_sharing import Turn
@@ -114,14 +114,14 @@ def fetches_what_it_has_fenced() -> list[Patch]:
 
 
 def who_fences_itself_goes_on() -> list[Patch]:
-    real = Keeping._may_not_stay
+    real = NodeFile._may_not_stay
 
-    def may_not_stay(self: Keeping, wheel: WheelId) -> bool:
+    def may_not_stay(self: NodeFile, wheel: WheelId) -> bool:
         with patch.object(Fencing, "upto", lambda *_: 0), patch.object(own, "is_over", _never):
             return real(self, wheel)
 
     return [
-        instead(Keeping, "_may_not_stay", may_not_stay),
+        instead(NodeFile, "_may_not_stay", may_not_stay),
         instead(own, "_is_held_back", _never),
     ]
 

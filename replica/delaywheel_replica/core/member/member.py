@@ -43,9 +43,9 @@ Invariants, and what keeps them:
 The effects of a step come in this order: those that cannot fail, then those that are answered with
 an event, then the rest. Effects that cannot fail are done at once, by the stepping thread: they
 depend on nothing that is not durable yet. Effects with answers are done one after another, and if
-one fails, those behind it are dropped, since they are requested again (awaiting.py). Each of the
-rest stands alone: a full disk that accepts no `Save` must not keep `Sweep` from freeing space. So
-do `DeleteWheel` and `VerifyWheel`, although they are answered: all three concern any number of
+one fails, those behind it are dropped, since they are requested again (pending_effects.py). Each of
+the rest stands alone: a full disk that accepts no `Save` must not keep `Sweep` from freeing space.
+So do `DeleteWheel` and `VerifyWheel`, although they are answered: all three concern any number of
 files, in steps between other jobs.
 """
 
@@ -57,7 +57,6 @@ from delaywheel.seqset import SeqSet
 from delaywheel.storage.folder.node_state import NodeState
 from delaywheel_replica.core.member.parts import Parts
 from delaywheel_replica.core.member.peer_messages import PeerMessages
-from delaywheel_replica.core.node.awaiting import Awaited
 from delaywheel_replica.core.node.events import (
     Acknowledge,
     Broken,
@@ -95,6 +94,7 @@ from delaywheel_replica.core.node.events import (
     Written,
 )
 from delaywheel_replica.core.node.known import Known, Registry
+from delaywheel_replica.core.node.pending_effects import Awaited
 from delaywheel_replica.core.protocol.frames import NO_FRAMES
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, ServerStatus
 
@@ -129,17 +129,17 @@ class Member:
         """Begins with what the data folder has."""
         parts = Parts.of(config, started)
         self._known = parts.known
-        self._awaiting = parts.awaiting
+        self._pending = parts.pending
         self._hearing = parts.hearing
         self._prevote = parts.prevote
         self._fencing = parts.fencing
         self._completeness = parts.completeness
         self._inventory = parts.inventory
         self._verifying = parts.verifying
-        self._line = parts.line
-        self._keeping = parts.keeping
+        self._current = parts.current
+        self._node_file = parts.node_file
         self._mirrors = parts.mirrors
-        self._telling = parts.telling
+        self._own_heartbeat = parts.own_heartbeat
         self._peers = PeerMessages(parts)
         self._swept: int | None = None
         self._forgotten = NO_FRAMES
@@ -149,28 +149,28 @@ class Member:
     @property
     def in_sync(self) -> frozenset[str]:
         """The members that must hold a frame before it is acknowledged; none without a wheel."""
-        return self._line.in_sync
+        return self._current.in_sync
 
     def begin_group(self, now_ms: int, *, cancels: bool = False) -> Admission | MemberRefusal:
         """Admits a group to be written; if admitted, `Written` must follow in any case."""
         admission = self.admits(now_ms, cancels=cancels)
         if isinstance(admission, Admission):
-            self._line.begin_group()
+            self._current.begin_group()
         return admission
 
     def admits(self, now_ms: int, *, cancels: bool = False) -> Admission | MemberRefusal:
         """Whether messages, or cancels, may be written now."""
-        if self._keeping.is_draining:
+        if self._node_file.is_draining:
             return MemberRefusal.DRAINING
         disk = self._known.disk
         if disk is DiskState.DISK_STALLED:
             return MemberRefusal.DISK_STALLED
         if disk is DiskState.DISK_OUT or (disk is DiskState.DISK_FULL and not cancels):
             return MemberRefusal.DISK_FULL
-        writing = self._line.writing
+        writing = self._current.writing
         if writing is None:
             return MemberRefusal.NO_WHEEL
-        if not self._line.in_sync_enough(now_ms):
+        if not self._current.in_sync_enough(now_ms):
             return MemberRefusal.NOT_ENOUGH_REPLICAS
         return Admission(writing.wheel, writing.seal.slot)
 
@@ -182,7 +182,7 @@ class Member:
         own_answers = [] if office is None else self._peers.answers(office.fences)
         looked_for, lacks = self._mirrors.looked_for()
         return ServerStatus(
-            heartbeat=self._telling.heartbeat(),
+            heartbeat=self._own_heartbeat.heartbeat(),
             pid=pid,
             monotonic_ms=now_ms,
             peers=self._hearing.sights(),
@@ -208,9 +208,9 @@ class Member:
                 pass
         effects = self._take(event)
         effects += self._tell_move()
-        effects += self._keeping.settle(is_tick=isinstance(event, Tick))
+        effects += self._node_file.settle(is_tick=isinstance(event, Tick))
         effects.sort(key=_rank)
-        self._awaiting.asked(effects)
+        self._pending.asked(effects)
         return effects
 
     def _take(self, event: Event) -> list[Effect]:  # noqa: C901, PLR0911, PLR0912 - one for each
@@ -228,18 +228,18 @@ class Member:
             case Saved():
                 return self._saved(event.state)
             case Opened():
-                self._keeping.opened(event.wheel)
+                self._node_file.opened(event.wheel)
                 return [Tell()]
             case Written():
-                self._line.written(event)
-                return self._line.pushes()
+                self._current.written(event)
+                return self._current.pushes()
             case Broken():
-                self._keeping.must_leave(event.wheel)
+                self._node_file.must_leave(event.wheel)
                 return []
             case Mirrored():
                 return self._mirrored(event.held)
             case Left():
-                told = self._keeping.left(event.wheel, None)
+                told = self._node_file.left(event.wheel, None)
                 self._verifying.left(event.wheel, told, self._known.now_ms)
                 return [Tell()]
             case Verified():
@@ -249,19 +249,19 @@ class Member:
                 self._unreadable_own(event.wheel, event.seqs)
                 return []
             case Closed():
-                self._awaiting.done(CloseWheel, wheel=event.held.card.wheel)
+                self._pending.done(CloseWheel, wheel=event.held.card.wheel)
                 self._inventory.put(event.held)
                 return [Tell()]
             case Deleted():
-                self._awaiting.done(DeleteWheel, wheel=event.wheel)
+                self._pending.done(DeleteWheel, wheel=event.wheel)
                 self._mirrors.deleted(event.wheel)
                 return [Tell()]
             case Published():
-                self._line.published(event.wheel, event.seq)
+                self._current.published(event.wheel, event.seq)
                 self._inventory.published(event.wheel, event.seq)
                 return []
             case Drain():
-                self._keeping.drain()
+                self._node_file.drain()
                 return []
             case DiskReported():
                 return self._disk_told(event.state)
@@ -272,17 +272,17 @@ class Member:
     def _tick(self) -> list[Effect]:
         known = self._known
         known.leader_clock_ms = self._leader_clock_ms()
-        self._line.tick()
+        self._current.tick()
         cleaner = known.living_cleaner
         self._prevote.wished(None if cleaner is None else cleaner.vote_wish)
         return [
-            *self._line.pushes(),
+            *self._current.pushes(),
             *self._mirrors.tick(),
             *self._verifying.tick(known.now_ms),
             *self._forget_lost(),
             *self._sweep(),
             *self._peers.ask_votes(),
-            *self._telling.tick(),
+            *self._own_heartbeat.tick(),
         ]
 
     def _disk_told(self, state: DiskState) -> list[Effect]:
@@ -291,13 +291,13 @@ class Member:
         was_out, known.disk = known.disk.is_out, state
         if was_out == state.is_out:
             return []
-        self._keeping.changed()
-        return [Tell(), *self._telling.gossip()]
+        self._node_file.changed()
+        return [Tell(), *self._own_heartbeat.gossip()]
 
     # --- what is durable
 
     def _saved(self, state: NodeState) -> list[Effect]:
-        effects = self._keeping.saved(state)
+        effects = self._node_file.saved(state)
         for heartbeat in self._hearing.offices(self._known.now_ms):
             effects += self._peers.answer_leader(heartbeat)
         return [Tell(), *effects]
@@ -306,26 +306,26 @@ class Member:
         """Resets what is still wanted, so that the next tick asks for it again."""
         self._swept = None
         self._forgotten = NO_FRAMES
-        for dropped in self._awaiting.failed(effect):
+        for dropped in self._pending.failed(effect):
             if isinstance(dropped, Mirror | Repair):
                 self._mirrors.failed(dropped.card.wheel)
             elif isinstance(dropped, VerifyWheel):
                 self._verifying.failed(dropped.wheel, self._known.now_ms)
             else:
-                self._keeping.dropped(dropped)
+                self._node_file.dropped(dropped)
 
     # --- own wheels
 
     def _unreadable_own(self, wheel: WheelId, seqs: SeqSet) -> None:
         """Leaves an own wheel that cannot serve one of its frames; the spare takes over."""
-        writing = self._line.writing
+        writing = self._current.writing
         if writing is not None and writing.wheel == wheel and seqs.within(1, writing.last_seq):
-            self._keeping.must_leave(wheel)
+            self._node_file.must_leave(wheel)
 
     def _mirrored(self, held: Held) -> list[Effect]:
         wheel = held.card.wheel
-        if wheel == self._line.wheel:
-            self._keeping.left(wheel, held)
+        if wheel == self._current.wheel:
+            self._node_file.left(wheel, held)
             return [Tell()]
         return [*self._mirrors.mirrored(held), *self._peers.tell_leader()]
 
@@ -340,11 +340,13 @@ class Member:
 
     def _tell_move(self) -> list[Effect]:
         """Announces near-due commits immediately, since short delays depend on it."""
-        move = self._line.take_move()
+        move = self._current.take_move()
         if move is None:
             return []
         acknowledge = Acknowledge(move.wheel, move.to)
-        return [acknowledge, Tell(), *self._telling.gossip()] if move.is_near else [acknowledge]
+        return (
+            [acknowledge, Tell(), *self._own_heartbeat.gossip()] if move.is_near else [acknowledge]
+        )
 
     # --- reports of the cleaner
 
@@ -355,7 +357,7 @@ class Member:
         stood, known.cleaner = _standing(known), status
         effects: list[Effect] = []
         if stood != _standing(known):
-            effects += self._telling.gossip()  # a node that stands should not wait for the tick
+            effects += self._own_heartbeat.gossip()  # standing should not wait for the tick
         if self._prevote.wished(None if status is None else status.vote_wish):
             effects += self._peers.ask_votes()
         if status is None:
@@ -369,7 +371,7 @@ class Member:
             self._unreadable_own(wheel, seqs)
         if status.has_office:  # nothing else reads them
             self._inventory.reported(unreadable, known.now_ms)
-        self._keeping.changed()
+        self._node_file.changed()
         return effects
 
     def _follow(self, status: CleanerStatus) -> None:

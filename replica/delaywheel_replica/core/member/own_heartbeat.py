@@ -15,8 +15,8 @@ from delaywheel_replica.core.protocol.control import CONTROL_VERSION
 from delaywheel_replica.core.protocol.heartbeat import Heartbeat, Office, WheelHeartbeat
 from delaywheel_replica.core.protocol.messages import Gossip
 from delaywheel_replica.core.wheels.inventory import Inventory
-from delaywheel_replica.core.wheels.node_file import Keeping
-from delaywheel_replica.core.wheels.open_wheel import Line
+from delaywheel_replica.core.wheels.node_file import NodeFile
+from delaywheel_replica.core.wheels.open_wheel import CurrentWheel
 from delaywheel_replica.core.wheels.verifying import Verifying
 
 ALL_EVERY: Final = 5
@@ -30,17 +30,17 @@ class OwnHeartbeat:
         self,
         known: Known,
         hearing: HeardHeartbeats,
-        keeping: Keeping,
-        holdings: Inventory,
-        line: Line,
+        node_file: NodeFile,
+        inventory: Inventory,
+        current: CurrentWheel,
         verifying: Verifying,
     ) -> None:
         """Begins before the first heartbeat."""
         self._known = known
         self._hearing = hearing
-        self._keeping = keeping
-        self._inventory = holdings
-        self._line = line
+        self._node_file = node_file
+        self._inventory = inventory
+        self._current = current
         self._verifying = verifying
         self._count = 0
         self._turn = 0
@@ -54,10 +54,10 @@ class OwnHeartbeat:
             storage=state.storage,
             boot=state.boot_id,
             wall_ms=known.wall_ms,
-            open=self._line.told_open,
+            open=self._current.told_open,
             spare=None if state.spare is None else state.spare.wheel,
             last_number=state.last_number,
-            draining=self._keeping.is_draining,
+            draining=self._node_file.is_draining,
             complete=known.is_complete and not self._verifying.wheels,
             wheels=self._wheels(),
             start=state.starts,
@@ -95,9 +95,9 @@ class OwnHeartbeat:
 
     def _wheels(self) -> dict[WheelId, WheelHeartbeat]:
         heartbeats = dict(self._inventory.heartbeats())
-        spare, wheel = self._known.state.spare, self._line.wheel
+        spare, wheel = self._known.state.spare, self._current.wheel
         if wheel is not None:
-            heartbeats[wheel] = self._line.heartbeat()
+            heartbeats[wheel] = self._current.heartbeat()
         if spare is not None:
             heartbeats[spare.wheel] = WheelHeartbeat(0, 0, spare.seal_slot, 0, 0, -1)
         return heartbeats

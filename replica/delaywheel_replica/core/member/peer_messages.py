@@ -43,8 +43,8 @@ class PeerMessages:
         self._completeness = parts.completeness
         self._inventory = parts.inventory
         self._verifying = parts.verifying
-        self._line = parts.line
-        self._keeping = parts.keeping
+        self._current = parts.current
+        self._node_file = parts.node_file
         self._mirrors = parts.mirrors
 
     def received(  # noqa: C901, PLR0911 - one for each message
@@ -60,8 +60,8 @@ class PeerMessages:
             case Frames():
                 return self._mirrors.came(sender, message)
             case Applied():
-                self._line.applied(sender, message)
-                return self._line.pushes()
+                self._current.applied(sender, message)
+                return self._current.pushes()
             case Refused():
                 self._refused(message)
                 return []
@@ -94,7 +94,7 @@ class PeerMessages:
 
     def _asked(self, fences: Iterable[Fence]) -> None:
         if self._fencing.asked(fences, self._known.state):
-            self._keeping.changed()
+            self._node_file.changed()
 
     def _gossiped(self, sender: str, gossip: Gossip) -> list[Effect]:
         known, now_ms = self._known, self._known.now_ms
@@ -108,7 +108,7 @@ class PeerMessages:
         for each in news:
             effects += self._heard(each)
         if news and news[0].is_direct:
-            effects += self._line.pushes()
+            effects += self._current.pushes()
         return effects
 
     def _heard(self, news: News) -> list[Effect]:
@@ -116,7 +116,7 @@ class PeerMessages:
         effects = self.tell_leader() if self._inventory.heard(heartbeat) else []
         if news.is_direct:
             self._completeness.heard(heartbeat)
-            self._line.heard(heartbeat)
+            self._current.heard(heartbeat)
             effects += self._refuse_named(heartbeat)
         is_waited_for = heartbeat.stands or heartbeat.office is not None
         if news.is_direct and is_waited_for:
@@ -163,10 +163,10 @@ class PeerMessages:
         """Serves frames, except those that were never written or not reported yet."""
         if fetch.wheel in self._verifying:
             return []  # the asking node will ask another, and again
-        writing, held = self._line.writing, self._inventory.get(fetch.wheel)
+        writing, held = self._current.writing, self._inventory.get(fetch.wheel)
         if writing is not None and writing.wheel == fetch.wheel:
             end = writing.last_seq
-        elif fetch.wheel == self._line.wheel:
+        elif fetch.wheel == self._current.wheel:
             return []
         else:
             end = 0 if held is None else held.applied

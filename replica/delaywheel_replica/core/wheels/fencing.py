@@ -84,7 +84,7 @@ class Fencing:
 
 
 def answer(
-    state: NodeState, fence: Fence, holdings: Inventory, verifying: Verifying
+    state: NodeState, fence: Fence, inventory: Inventory, verifying: Verifying
 ) -> FenceAnswer | None:
     """Returns this node's answer to a fence; None while the promise is not durable.
 
@@ -97,7 +97,7 @@ def answer(
         return None
     applied = {
         wheel: held.applied
-        for wheel, held in holdings.items()
+        for wheel, held in inventory.items()
         if wheel.node == fence.origin and wheel.number <= upto
     }
     return FenceAnswer(

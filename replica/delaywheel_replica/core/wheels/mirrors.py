@@ -29,7 +29,6 @@ from typing import Final
 
 from delaywheel.identity import WheelId
 from delaywheel.seqset import NO_SEQS, SeqSet
-from delaywheel_replica.core.node.awaiting import Awaiting
 from delaywheel_replica.core.node.events import (
     CloseWheel,
     DeleteWheel,
@@ -41,6 +40,7 @@ from delaywheel_replica.core.node.events import (
 )
 from delaywheel_replica.core.node.heard_heartbeats import HeardHeartbeats
 from delaywheel_replica.core.node.known import Known
+from delaywheel_replica.core.node.pending_effects import PendingEffects
 from delaywheel_replica.core.node.plausible import MOST
 from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameSet
 from delaywheel_replica.core.protocol.heartbeat import MAX_SOUGHT, Heartbeat
@@ -49,7 +49,7 @@ from delaywheel_replica.core.wheels.fencing import Fencing
 from delaywheel_replica.core.wheels.fetching import Fetching, Want
 from delaywheel_replica.core.wheels.inventory import Inventory
 from delaywheel_replica.core.wheels.mirroring import Verdict, believable, judge
-from delaywheel_replica.core.wheels.open_wheel import Line
+from delaywheel_replica.core.wheels.open_wheel import CurrentWheel
 from delaywheel_replica.core.wheels.verifying import Verifying
 
 MAX_TOLD: Final = 4_096
@@ -97,9 +97,9 @@ class Mirrors:
         known: Known,
         hearing: HeardHeartbeats,
         promises: Fencing,
-        holdings: Inventory,
-        line: Line,
-        awaiting: Awaiting,
+        inventory: Inventory,
+        current: CurrentWheel,
+        pending: PendingEffects,
         verifying: Verifying,
     ) -> None:
         """Begins with no work under way.
@@ -108,17 +108,17 @@ class Mirrors:
             known: What the parts of the machine know.
             hearing: What was heard of the others.
             promises: What must be refused.
-            holdings: What is held.
-            line: The current own wheel, which is not one of these.
-            awaiting: What was requested of the store.
+            inventory: What is held.
+            current: The current own wheel, which is not one of these.
+            pending: What was requested of the store.
             verifying: Wheels of which nothing is known yet.
         """
         self._known = known
         self._hearing = hearing
         self._fencing = promises
-        self._inventory = holdings
-        self._line = line
-        self._awaiting = awaiting
+        self._inventory = inventory
+        self._current = current
+        self._pending = pending
         self._verifying = verifying
         self._fetching = Fetching(known.config)
         self._waiting: dict[WheelId, _Waiting] = {}
@@ -140,7 +140,7 @@ class Mirrors:
             return []  # the remaining space is for work that frees space
         if wheel in self._verifying:
             return []  # they are fetched, once it is known which are missing
-        if not self._awaiting.is_writing(wheel):
+        if not self._pending.is_writing(wheel):
             return self._take(sender, frames)
         waiting = self._waiting.get(wheel)
         if waiting is None:
@@ -151,7 +151,7 @@ class Mirrors:
     def mirrored(self, held: Held) -> list[Effect]:
         """Takes what the store holds after writing or examining a wheel."""
         wheel = held.card.wheel
-        written = self._awaiting.done(Mirror, Repair, wheel=wheel)
+        written = self._pending.done(Mirror, Repair, wheel=wheel)
         if isinstance(written, Repair):
             seqs = SeqSet.of(written.frames.seqs.tolist())
             self._inventory.repaired(wheel, seqs, self._known.now_ms)
@@ -172,7 +172,7 @@ class Mirrors:
         self._fetching.forget(wheel)
 
     def _go_on(self, wheel: WheelId) -> list[Effect]:
-        if self._awaiting.is_writing(wheel):
+        if self._pending.is_writing(wheel):
             return []
         waiting = self._waiting.get(wheel)
         effects: list[Effect] = []
@@ -224,7 +224,7 @@ class Mirrors:
             self._inventory.get(wheel),
             storage=known.storage,
             node=known.node,
-            own_open=self._line.wheel,
+            own_open=self._current.wheel,
             fenced_upto=self._fencing.upto(wheel.node, known.state),
             fill=self._fencing.fill(wheel),
             closed_at=self._closed_at(wheel),
@@ -280,7 +280,7 @@ class Mirrors:
         heartbeats = self._hearing.heartbeats()
         wants = {}
         for wheel in self._wheels():
-            if self._awaiting.is_writing(wheel):
+            if self._pending.is_writing(wheel):
                 continue
             want = self._want(wheel, sought.seqs(wheel), heartbeats)
             if want is not None:
@@ -303,7 +303,7 @@ class Mirrors:
         told, sought = self._fetching.lacks_told(), self.sought()
         wheels = {*told, *(wheel for wheel, _ in sought.items())}
         wheels.update(wheel for wheel, held in self._inventory.items() if held.missing)
-        wheels.discard(self._line.wheel)
+        wheels.discard(self._current.wheel)
         frames: dict[WheelId, SeqSet] = {}
         lacks: dict[str, dict[WheelId, SeqSet]] = {}
         for wheel in wheels:
@@ -333,7 +333,7 @@ class Mirrors:
         wheels = set(self._inventory)
         if registry is not None:
             wheels = {w for w in wheels if not registry.is_gone(w)} | registry.wheels.keys()
-        return sorted(wheels - {self._line.wheel} - self._verifying.wheels)
+        return sorted(wheels - {self._current.wheel} - self._verifying.wheels)
 
     def _want(
         self, wheel: WheelId, sought: SeqSet, heartbeats: Mapping[str, Heartbeat]
@@ -391,14 +391,14 @@ class Mirrors:
         return effects
 
     def _once(self, effect: CloseWheel | DeleteWheel) -> list[Effect]:
-        is_asked = self._awaiting.has(type(effect), effect.wheel)
-        return [] if is_asked or self._awaiting.is_writing(effect.wheel) else [effect]
+        is_asked = self._pending.has(type(effect), effect.wheel)
+        return [] if is_asked or self._pending.is_writing(effect.wheel) else [effect]
 
     def _is_done_with(self, wheel: WheelId, held: Held) -> bool:
         registry = self._known.registry
         if registry is None or wheel in registry.wheels:
             return False
-        if wheel in {self._line.wheel, self._known.state.open}:
+        if wheel in {self._current.wheel, self._known.state.open}:
             return False
         if registry.is_gone(wheel):
             return True

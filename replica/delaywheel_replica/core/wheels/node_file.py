@@ -12,15 +12,15 @@ what only time changes (a spare's seal, the incomplete set) at ticks alone.
 
 from delaywheel.identity import WheelId
 from delaywheel.storage.folder.node_state import NodeState
-from delaywheel_replica.core.node.awaiting import Awaited, Awaiting
 from delaywheel_replica.core.node.events import Effect, Held, LeaveWheel, OpenWheel, Save
 from delaywheel_replica.core.node.known import Known
+from delaywheel_replica.core.node.pending_effects import Awaited, PendingEffects
 from delaywheel_replica.core.protocol.heartbeat import WheelHeartbeat
 from delaywheel_replica.core.wheels import own_wheels as own
 from delaywheel_replica.core.wheels.completeness import Completeness
 from delaywheel_replica.core.wheels.fencing import Fencing
 from delaywheel_replica.core.wheels.inventory import Inventory
-from delaywheel_replica.core.wheels.open_wheel import Line
+from delaywheel_replica.core.wheels.open_wheel import CurrentWheel
 
 DRAIN_MS = 1_000
 """How long a stopping node waits for its last frames to be acknowledged."""
@@ -29,7 +29,7 @@ OPEN_AGAIN_MS = 1_000
 """A wheel that could not be made is given up; the next one is tried no sooner than this."""
 
 
-class Keeping:
+class NodeFile:
     """What one node has to change in its durable state."""
 
     def __init__(
@@ -37,17 +37,17 @@ class Keeping:
         known: Known,
         promises: Fencing,
         completeness: Completeness,
-        holdings: Inventory,
-        line: Line,
-        awaiting: Awaiting,
+        inventory: Inventory,
+        current: CurrentWheel,
+        pending: PendingEffects,
     ) -> None:
         """Begins with no work under way."""
         self._known = known
         self._fencing = promises
         self._completeness = completeness
-        self._inventory = holdings
-        self._line = line
-        self._awaiting = awaiting
+        self._inventory = inventory
+        self._current = current
+        self._pending = pending
         self._is_settled = True
         self._has_to_leave = False
         self._draining_since_ms: int | None = None
@@ -70,7 +70,7 @@ class Keeping:
 
     def must_leave(self, wheel: WheelId) -> None:
         """Notes that a wheel can no longer be written."""
-        if wheel == self._line.wheel:
+        if wheel == self._current.wheel:
             self._has_to_leave = True
             self.changed()
 
@@ -80,32 +80,32 @@ class Keeping:
             return []
         self._is_settled = True
         effects: list[Effect] = []
-        wheel = self._line.wheel
+        wheel = self._current.wheel
         if wheel is not None and self._may_not_stay(wheel):
-            is_asked = self._awaiting.has(LeaveWheel, wheel)
-            effects += [] if is_asked else self._line.leave()
-        if self._awaiting.has(Save):
+            is_asked = self._pending.has(LeaveWheel, wheel)
+            effects += [] if is_asked else self._current.leave()
+        if self._pending.has(Save):
             return effects
         before = self._known.state
         after = own.next_state(before, self._wishes(is_tick=is_tick))
         if after == before:
             return effects
         if before.spare is not None and after.open == before.spare.wheel:
-            self._line.name(before.spare)
+            self._current.name(before.spare)
         return [*effects, Save(after)]
 
     def saved(self, state: NodeState) -> list[Effect]:
         """Notes a durable state, and does what waited for it."""
-        self._awaiting.done(Save)
+        self._pending.done(Save)
         self._known.state = state
         self._fencing.saved(state)
         self.changed()
-        return self._line.saved()
+        return self._current.saved()
 
     def opened(self, wheel: WheelId) -> None:
         """Notes a newly made folder, which may have to be left at once."""
-        self._awaiting.done(OpenWheel, wheel=wheel)
-        self._line.opened(wheel)
+        self._pending.done(OpenWheel, wheel=wheel)
+        self._current.opened(wheel)
         self.changed()
 
     def left(self, wheel: WheelId, held: Held | None) -> WheelHeartbeat | None:
@@ -115,9 +115,9 @@ class Keeping:
             wheel: The wheel.
             held: What the store holds of it; None: not known yet.
         """
-        self._awaiting.done(LeaveWheel, wheel=wheel)
+        self._pending.done(LeaveWheel, wheel=wheel)
         self._has_to_leave = False
-        told = self._line.drop()
+        told = self._current.drop()
         if held is not None:
             self._inventory.put(held)
             if told is not None:
@@ -128,10 +128,10 @@ class Keeping:
     def dropped(self, effect: Awaited) -> None:
         """Notes that an effect was dropped; the next tick finds what is left to do."""
         if isinstance(effect, Save):
-            self._line.not_named()
+            self._current.not_named()
         elif isinstance(effect, OpenWheel):
             # The folder may exist: the name is used up all the same.
-            self._line.drop()
+            self._current.drop()
             self._has_to_leave = False
             self._open_after_ms = self._known.now_ms + OPEN_AGAIN_MS
 
@@ -140,7 +140,7 @@ class Keeping:
         return own.Wishes(
             fences=self._fencing.wanted,
             registry=known.registry,
-            in_hand=self._line.wheel,
+            in_hand=self._current.wheel,
             draining=self.is_draining,
             may_open=known.now_ms >= self._open_after_ms and not known.disk.is_out,
             spare_slot=self._spare_slot() if is_tick else None,
@@ -152,7 +152,7 @@ class Keeping:
         known = self._known
         return (
             self._has_to_leave
-            or self._line.is_leaving
+            or self._current.is_leaving
             or self._has_drained()
             or wheel.number <= self._fencing.upto(known.node, known.state)
             or own.is_over(known.state, wheel, known.registry)
@@ -161,7 +161,7 @@ class Keeping:
 
     def _has_better(self) -> bool:
         """Whether the open wheel was sealed by a clock that was ahead, and the spare was not."""
-        known, writing, spare = self._known, self._line.writing, self._known.state.spare
+        known, writing, spare = self._known, self._current.writing, self._known.state.spare
         if writing is None or spare is None or own.is_ahead(spare.seal_slot, known.ahead_slot):
             return False
         return own.is_ahead(writing.seal.slot, known.ahead_slot)
@@ -170,7 +170,7 @@ class Keeping:
         since_ms = self._draining_since_ms
         if since_ms is None:
             return False
-        return self._line.has_all_acknowledged or self._known.now_ms - since_ms >= DRAIN_MS
+        return self._current.has_all_acknowledged or self._known.now_ms - since_ms >= DRAIN_MS
 
     def _spare_slot(self) -> int | None:
         known = self._known
@@ -190,7 +190,7 @@ class Keeping:
         if known.is_complete or known.registry is None:
             return None
         spare = known.state.spare
-        fresh = [self._line.wheel, None if spare is None else spare.wheel]
+        fresh = [self._current.wheel, None if spare is None else spare.wheel]
         return self._completeness.doubted(
             known.state, known.registry, self._inventory.prefix, fresh
         )

@@ -58,7 +58,7 @@ class Phase(StrEnum):
     LEAVING = "leaving"
 
 
-class Line:
+class CurrentWheel:
     """The current wheel of one node, if there is one."""
 
     def __init__(self, known: Known, hearing: HeardHeartbeats) -> None:

@@ -24,8 +24,8 @@ from collections.abc import Iterable
 from typing import Final
 
 from delaywheel.identity import WheelId
-from delaywheel_replica.core.node.awaiting import Awaiting
 from delaywheel_replica.core.node.events import VerifyWheel
+from delaywheel_replica.core.node.pending_effects import PendingEffects
 from delaywheel_replica.core.protocol.heartbeat import WheelHeartbeat
 
 AGAIN_MS: Final = 10_000
@@ -34,15 +34,15 @@ AGAIN_MS: Final = 10_000
 class Verifying:
     """The wheels of one node that are not verified yet."""
 
-    def __init__(self, wheels: Iterable[WheelId], awaiting: Awaiting) -> None:
+    def __init__(self, wheels: Iterable[WheelId], pending: PendingEffects) -> None:
         """Begins without verifications under way.
 
         Args:
             wheels: Those that were found at the start.
-            awaiting: What was requested of the store.
+            pending: What was requested of the store.
         """
         self.wheels = frozenset(wheels)
-        self._awaiting = awaiting
+        self._pending = pending
         self._not_before_ms: dict[WheelId, int] = {}
         self._told: dict[WheelId, WheelHeartbeat] = {}
 
@@ -59,7 +59,7 @@ class Verifying:
             VerifyWheel(wheel)
             for wheel in sorted(self.wheels)
             if now_ms >= self._not_before_ms.get(wheel, now_ms)
-            and not self._awaiting.has(VerifyWheel, wheel)
+            and not self._pending.has(VerifyWheel, wheel)
         ]
 
     def left(self, wheel: WheelId, told: WheelHeartbeat | None, now_ms: int) -> None:
@@ -71,7 +71,7 @@ class Verifying:
 
     def done(self, wheel: WheelId) -> WheelHeartbeat | None:
         """Removes a verified wheel; returns what this process last reported of it, if anything."""
-        self._awaiting.done(VerifyWheel, wheel=wheel)
+        self._pending.done(VerifyWheel, wheel=wheel)
         self.wheels -= {wheel}
         return self._told.pop(wheel, None)
 

@@ -26,7 +26,7 @@ from delaywheel_replica.server.node.node_view import NodeView, done_slot, ledger
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class OwnReport:
     """What a node reports of itself.
 
     Attributes:
@@ -43,17 +43,17 @@ class Said:
 class Details:
     """Adds the details. It reads files: for any thread but the event loop's."""
 
-    def __init__(self, disk: Disk, data: Path, view: NodeView, said: Said) -> None:
+    def __init__(self, disk: Disk, data: Path, view: NodeView, own_report: OwnReport) -> None:
         """Prepares to add details.
 
         Args:
             disk: Where the data folder lies.
             data: The data folder; it has a dial.
             view: What the parts of the node know.
-            said: What the node reports of itself.
+            own_report: What the node reports of itself.
         """
         self._view = view
-        self._said = said
+        self._own_report = own_report
         self._dial = DialView(disk, data)
         self._lags = Lags(disk, data, wall_ms=wall_ms)
 
@@ -89,8 +89,8 @@ class Details:
         report = pb.MemberReport(
             version=version("delaywheel"),
             now_ms=wall_ms(),
-            server_started_ms=self._said.started_ms,
-            in_sync_changes=self._said.in_sync_changes(),
+            server_started_ms=self._own_report.started_ms,
+            in_sync_changes=self._own_report.in_sync_changes(),
             ledger=self._ledger(heartbeat),
             verifying_wheels=len(heartbeat.verifying),
             wheels=len(heartbeat.verifying | (heartbeat.wheels.keys() - {heartbeat.spare})),
@@ -116,7 +116,7 @@ class Details:
         return report
 
     def _ledger(self, heartbeat: Heartbeat) -> pb.LedgerReport:
-        state = self._said.books()
+        state = self._own_report.books()
         return pb.LedgerReport(
             place=state.place,
             lag_frames=ledger_lag_frames(heartbeat),

@@ -49,7 +49,6 @@ from delaywheel.seqset import SeqSet
 from delaywheel.storage.frames.format import Kind
 from delaywheel.storage.writing.wheel import WheelBroken
 from delaywheel_replica.core.member.member import Member, MemberRefusal
-from delaywheel_replica.core.node.awaiting import Awaited
 from delaywheel_replica.core.node.events import (
     Acknowledge,
     Broken,
@@ -88,6 +87,7 @@ from delaywheel_replica.core.node.events import (
     VerifyWheel,
     Written,
 )
+from delaywheel_replica.core.node.pending_effects import Awaited
 from delaywheel_replica.core.node.plausible import check
 from delaywheel_replica.core.protocol.messages import ABOUT_FRAMES, PeerMessage
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, ServerStatus

@@ -36,7 +36,7 @@ def wheel_of(effect: Awaited) -> WheelId | None:
             return effect.wheel
 
 
-class Awaiting:
+class PendingEffects:
     """Effects that were issued and have no answer yet, oldest first."""
 
     def __init__(self) -> None:
