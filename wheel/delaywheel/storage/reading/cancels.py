@@ -19,7 +19,7 @@ from delaywheel.storage.reading.reader import DamagedFrame, WheelReader
 
 BEGIN_BYTES: Final = 8
 """The ids that are looked for are named by so many bytes, with which they begin."""
-FINDING_FRAMES: Final = 32
+FINDING_FRAMES: Final = 16
 """To find a second in a wheel costs about as much as to read so many frames of it."""
 _NEW_ROWS_AT_MOST: Final = 1 << 14
 """Of so many new frames the index rows are looked through; of more, the second is found anew."""
