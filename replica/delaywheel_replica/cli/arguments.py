@@ -365,7 +365,7 @@ def _letters(parser: Parser, *, with_places: bool = False) -> None:
 
 
 def _dead_letter_topic(parser: Parser) -> None:
-    """Adds where the letters are."""
+    """Adds the options that say where the letters are."""
     group = parser.add_argument_group("where they are")
     parser.argument(
         "--cluster",

@@ -1,15 +1,15 @@
 """Trial transactions: finds out which messages Kafka refuses.
 
-A trial writes messages in a transaction that is always aborted, with transactional ids of its
-own, so that nothing the leader does depends on how it ends. Trials run on a thread of their own:
-one that waits for a topic that does not answer must not hold up the leader's idle commits.
+A trial writes messages in a transaction that is always aborted, with transactional ids of its own,
+so that nothing the leader does depends on how it ends. Trials run on a separate thread: one that
+waits for an unresponsive topic must not delay the leader's idle commits.
 
-Topics are tried side by side, in `LANES` lanes with two ids each: while several take nothing, each
-costs its lane `TRIAL_MS`, and holds up no other lane.
+Topics are tried side by side, in `LANES` lanes with two ids each: if several accept nothing, each
+costs its lane `TRIAL_MS`, and delays no other lane.
 
 Each trial writes a *guard* to the outcomes topic first. A transaction to which no partition could
-be added cannot be aborted (the coordinator does not know of it), and a guard that does not come
-through says that Kafka is away, not a topic.
+be added cannot be aborted (the coordinator does not know of it), and if the guard fails, Kafka is
+away, and no topic is to blame.
 """
 
 from __future__ import annotations
@@ -73,9 +73,9 @@ class Trial:
     """How a trial ended.
 
     Attributes:
-        answer: For the messages that the client took.
-        cause: Kafka's words, if it is not PASSED.
-        refused: Messages that the client did not take.
+        answer: For the messages that the client accepted.
+        cause: Kafka's error, if it is not PASSED.
+        refused: Messages that the client did not accept.
     """
 
     answer: Answer
@@ -89,9 +89,9 @@ class Findings:
 
     Attributes:
         complete: Kafka answered all along; otherwise the rest is what was found until then.
-        refused: Messages that Kafka refuses, and its words.
-        unavailable: Topics that take nothing, and why.
-        batch_bytes: Topics that refuse large batches of messages which they take one by one, and
+        refused: Messages that Kafka refuses, and its errors.
+        unavailable: Topics that accept nothing, and why.
+        batch_bytes: Topics that refuse large batches of messages which they accept one by one, and
             a size that passed.
         tried: The topics that were tried.
     """
@@ -163,10 +163,10 @@ class Bisection:
         """Starts nothing yet.
 
         Args:
-            make_producer: Of the ids of trials.
-            outcomes_topic: Takes the guards.
+            make_producer: Makes a producer for one of the trials' ids.
+            outcomes_topic: Receives the guards.
             runner: Runs searches.
-            clock: Says when a search has taken too long.
+            clock: Tells when a search has taken too long.
             on_found: Called in the background when a search has ended.
         """
         self._runner = runner
@@ -225,9 +225,9 @@ class _Call:
 class _Lane:
     """Tests one topic after another.
 
-    A producer is good until a trial with it fails. The library skips the numbers of a refused
-    batch and mends that, when it notices, with an init that takes half a second. Another id has
-    nothing to be mended, so two ids take turns.
+    A producer is usable until a trial with it fails. The library skips the numbers of a refused
+    batch and repairs that, when it notices, with an init that takes half a second. Another id needs
+    no repair, so two ids take turns.
     """
 
     def __init__(
@@ -299,7 +299,7 @@ class _Lane:
 
         Args:
             stuck: Its transaction could not be aborted. The next producer of its id does that, at
-                once: until then, readers of all that it wrote to wait.
+                once: until then, readers of everything it wrote to wait.
         """
         self._producer = None
         if stuck:

@@ -1,6 +1,6 @@
 """Decides which due messages can go to their topics, and what becomes of the others.
 
-Looked at before anything is produced:
+Checked before anything is produced:
 
 | seen | then |
 |---|---|
@@ -13,15 +13,15 @@ Looked at before anything is produced:
 | a message that has expired (expiring.py), whatever its topic is like | dead letter |
 | found guilty by a search | dead letter |
 
-When a transaction fails all the same, trial transactions (bisection.py) look for the reason;
-nothing is forwarded meanwhile, but the leader goes on with idle commits. A new leader that finds
-messages overdue by `OVERDUE_S` looks before its first transaction: those may be what its
-predecessor failed with, and one leader after another would.
+If a transaction fails all the same, trial transactions (bisection.py) look for the reason; nothing
+is forwarded meanwhile, but the leader continues with idle commits. A new leader that finds messages
+overdue by `OVERDUE_S` checks before its first transaction: those may be what its predecessor failed
+with, and one leader after another would.
 
-All topics of a step, and of the seconds that are loaded ahead, are looked at together, so their
-troubles and questions run side by side: however many topics are in trouble, they hold up the
-others for 5 s at most, and a bad message only for as long as it takes to find it. Once
-`PATIENCE_S` has passed without an answer about one topic, the next ones get `ANSWER_S`.
+All topics of a step, and of the seconds that are loaded ahead, are checked together, so their
+troubles and questions run side by side: however many topics are in trouble, they delay the others
+for 5 s at most, and a bad message only for as long as it takes to find it. Once `PATIENCE_S` has
+passed without an answer about one topic, the next ones get `ANSWER_S`.
 """
 
 from __future__ import annotations
@@ -92,8 +92,8 @@ class Plan:
         rows: Those to be forwarded.
         dead: Those to be dead-lettered.
         batch_limits: Topics whose largest batch is below the client's, in bytes.
-        look_up: Topics that the clients should look up first: they may know something that is no
-            longer so. A topic got more partitions, or a transaction failed, and nothing is wrong
+        look_up: Topics that the clients should look up first, because their metadata may be
+            outdated: a topic got more partitions, or a transaction failed although nothing is wrong
             with its messages.
     """
 
@@ -109,7 +109,7 @@ class Hold:
 
     Attributes:
         why: In words.
-        topics: Those that are waited for, which has a bound; none: it is not for a topic.
+        topics: Those that are waited for, for a bounded time; none: the wait is not for a topic.
     """
 
     why: str
@@ -174,8 +174,8 @@ class DeadLetters:
 
         Args:
             topics: What Kafka says about topics.
-            trials: To search with.
-            compresses: The producers compress, so sizes are not known before.
+            trials: Runs searches.
+            compresses: The producers compress, so sizes are not known beforehand.
             batch_size_bytes: The largest batch that the producers make of several messages.
             monotonic: The clock.
             wall_ms: The wall clock.
@@ -210,7 +210,7 @@ class DeadLetters:
     def begin_office(self) -> None:
         """Begins a term: what this node learnt in an earlier one may no longer hold.
 
-        That a transaction failed just now is kept, as a reason to look before the first one.
+        A recent failure of a transaction is remembered, as a reason to check before the first one.
         """
         now = self._monotonic()
         self._allowance.pass_time(now)
@@ -242,7 +242,7 @@ class DeadLetters:
 
         Args:
             rows: What is due.
-            ahead: Topics of messages that soon will be, asked for now and then.
+            ahead: Topics of messages that will be due soon, queried now and then.
         """
         now = self._monotonic()
         self._allowance.pass_time(now)
@@ -427,7 +427,7 @@ class DeadLetters:
         """Returns the rows that their topics would refuse, by Kafka's latest answer.
 
         A topic may have got more partitions, or higher limits: Kafka is asked once more before a
-        message becomes a dead letter. When it does not answer, the message is tried.
+        message becomes a dead letter. If it does not answer, the message is tried.
         """
         found = find_unsuited(rows, topics, compresses=self._compresses, now_ms=self._wall_ms())
         names = {row: rows.topics[rows.topic_numbers[row]] for row in found}

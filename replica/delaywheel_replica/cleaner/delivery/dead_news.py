@@ -22,7 +22,7 @@ class DeadNews:
         """Begins with nothing to report.
 
         Args:
-            send: To the server; False: the link is full.
+            send: Sends to the server; False: the link is full.
             cleaner_ms: When this process started, as its row says.
         """
         self._send = send

@@ -1,11 +1,11 @@
 """Finds due messages that have expired: their time to live ended before they were forwarded.
 
-It counts from the timestamp that the message is to have: its caller's, else its due. Both are the
-same in every copy of a retried message, which the time of acceptance is not; and a consumer that
-reads the header counts from the same instant, but for the lateness of forwarding.
+It counts from the timestamp that the message is to have: its caller's, or else its due. Both are
+the same in every copy of a retried message, unlike the time of acceptance; and a consumer that
+reads the header counts from the same instant, except for the lateness of forwarding.
 
-Seconds are loaded with a mark on each message that may have such a header (due/seconds.py), so
-that a step without one is looked at in one pass of numpy.
+Seconds are loaded with a mark on each message that may have such a header (due/seconds.py), so that
+a step without one is checked in one pass of numpy.
 """
 
 from __future__ import annotations

@@ -132,7 +132,7 @@ def dead_letter(
         headers.append(("dw-dead-timestamp", b"%d" % message.timestamp_ms))
     if detail:
         headers.append(("dw-dead-detail", detail[:DETAIL_LENGTH].encode()))
-    # With the time of now: the topic of the letters may refuse the message's own as well.
+    # With the present time: the dead-letter topic may refuse the message's own as well.
     letter = record._replace(
         topic=names.dead, headers=headers, partition=ANY_PARTITION, timestamp_ms=NOW
     )

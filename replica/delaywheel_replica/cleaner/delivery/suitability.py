@@ -34,8 +34,8 @@ def find_unsuited(
 
     Args:
         rows: What is due.
-        topics: What is known of their topics; of those not named, nothing.
-        compresses: The producers compress, so sizes are not known before.
+        topics: What is known of their topics; nothing is known of others.
+        compresses: The producers compress, so sizes are not known beforehand.
         now_ms: The wall clock.
     """
     found: Unsuited = {}

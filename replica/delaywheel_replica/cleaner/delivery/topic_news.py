@@ -18,8 +18,8 @@ class TopicNews:
         """Begins with nothing to report.
 
         Args:
-            send: To the server; False: the link is full.
-            creates: Missing topics are made when they are needed, so they are not missing.
+            send: Sends to the server; False: the link is full.
+            creates: Missing topics are created when needed, so they do not count as missing.
         """
         self._send = send
         self._creates = creates

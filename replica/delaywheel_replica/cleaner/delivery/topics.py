@@ -13,7 +13,7 @@ simulation) asks Kafka for what is missing or old. Asking never creates a topic.
              not known to all brokers at once |
 | ILLEGAL | no topic can have this name |
 
-Names come from two sides, and each round asks for them in this order:
+Names come from two sides, and each round asks about them in this order:
 
 | | names | asked | kept |
 |---|---|---|---|
@@ -22,8 +22,8 @@ Names come from two sides, and each round asks for them in this order:
 |   | | | `CALLERS_AT_MOST`, for `CALLERS_WAIT_S`: no caller waits longer |
 | 3 | of messages, known already | each `REFRESH_S` while in use | `FORGET_S` after their use |
 
-So however many names callers invent, a message that is due waits for one call about `CHUNK` of
-them at most.
+So however many names callers invent, a message that is due waits for one call about `CHUNK` of them
+at most.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Limits:
     """A topic's requirements for each message.
 
     Attributes:
-        max_message_bytes: The greatest batch it takes.
+        max_message_bytes: The greatest batch it accepts.
         needs_key: It is compacted.
         oldest_ms: How far a timestamp may lie behind the broker's clock; None: any.
         newest_ms: How far it may lie ahead; None: any.
@@ -87,7 +87,7 @@ class Described:
     """What Kafka says of one topic's partitions.
 
     Attributes:
-        state: Of the topic, replicas in sync left aside.
+        state: The topic's state, ignoring in-sync replicas.
         partitions: How many there are.
         replicas: (in sync, all) of each partition that has fewer in sync than replicas.
     """
@@ -134,7 +134,7 @@ class TopicAdmin(Protocol):
         """Returns Kafka's present description of each topic; topics without an answer are absent.
 
         Raises:
-            KafkaAway: It answers for none.
+            KafkaAway: It answers about none.
         """
 
     def limits(self, names: Sequence[str]) -> Mapping[str, Limits | None]:
@@ -150,8 +150,8 @@ class _Name:
 
     Attributes:
         used_at: When it was last asked about.
-        anew_at: Only what Kafka is asked from then on will do, limits included; None: there is
-            such an answer.
+        anew_at: Only an answer to a question asked from then on will do, limits included; None:
+            there is one.
         tried_at: When Kafka was last asked.
         topic: Its newest answer.
     """
@@ -198,9 +198,9 @@ class KnownTopics:
 
         Args:
             admin: Kafka.
-            create: Make missing topics so; None: never.
+            create: Create missing topics with this; None: never.
             on_news: Called on the asking thread when an answer changed.
-            on_wanted: Called when there is something to be asked at once.
+            on_wanted: Called when there is something to ask at once.
             monotonic: The clock.
         """
         self._admin = admin
@@ -351,7 +351,7 @@ class KnownTopics:
     def _needs_limits(self, name: str, told: Described, now: float) -> bool:
         """Whether to ask for the topic's limits as well.
 
-        Where replicas are missing, `min.insync.replicas` decides: an operator may lower it.
+        If replicas are missing, `min.insync.replicas` decides: an operator may lower it.
         """
         if told.state not in (TopicState.PRESENT, TopicState.LEADERLESS):
             return False

@@ -77,12 +77,12 @@ class _Trouble:
     """A topic that takes nothing, or recently did not.
 
     Attributes:
-        since: When its trouble began, as if all spells were one.
-        cause: In Kafka's words.
-        needed_at: When a message for it was last looked at.
-        ended_at: When it was well again; None: it is not.
-        sample: What to probe with; None: Kafka itself says when it is over.
-        confirmed: A probe has failed as well: it was not for one lost answer.
+        since: When its trouble began, with all spells joined.
+        cause: Kafka's error.
+        needed_at: When a message for it was last examined.
+        ended_at: When it recovered; None: it has not.
+        sample: What to probe with; None: Kafka itself reports the end.
+        confirmed: A probe has failed as well: the cause was not one lost answer.
         told: Kafka also said that it accepts nothing.
         given_up: Messages for it are dead letters.
     """
@@ -131,7 +131,7 @@ class Troubles:
                 trouble.needed_at = now
                 if trouble.sample is None or topic.state is not TopicState.PRESENT:
                     self._end(name, now)
-                elif trouble.told:  # Kafka has mended something: see whether that was it
+                elif trouble.told:  # Kafka has repaired something: see whether that was it
                     trouble.told, trouble.probe_at, trouble.pause_s = False, now, FIRST_PROBE_S
 
     def found(self, name: str, cause: str, sample: DueRows, now: float, since: float) -> None:

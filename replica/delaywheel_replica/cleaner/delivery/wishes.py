@@ -63,7 +63,7 @@ class Wishes:
         for slot in [slot for slot in self._seconds if slot in wanted]:
             if budget.is_spent():
                 break
-            # It goes to the end: a second with many cancels keeps no other one waiting.
+            # It goes to the end of the queue: a second with many cancels delays no other one.
             second = self._seconds[slot] = self._seconds.pop(slot)
             second.is_whole = self._cancels.look_for_cancels(second.look, budget)
             found.update(second.uncancelled)

@@ -52,7 +52,7 @@ class Looked:
 
     Attributes:
         lost: By wheel and seq; those in a row that have a place one by one.
-        kept: Frames that can be read, or were not looked at.
+        kept: Frames that can be read, or were not examined.
     """
 
     lost: list[LostFrames]

@@ -1,8 +1,8 @@
 """The seconds in memory, in order, and how much they hold.
 
-A second weighs what it was read with: its records, and the bytes of its messages. Those that are
-past (see window.py) are freed by three bounds, newest kept first, for late frames mostly want
-the newest. What is freed and wanted again is read from its files.
+A second's weight is what it was loaded with: its records, and the bytes of its messages. Past
+seconds (see window.py) are freed by three bounds, newest kept first, because late frames mostly
+want the newest. A second that was freed and is wanted again is read from its files.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class KeptSeconds:
     def free_past(self, first: int, floor: int, bound: Bound, pinned: AbstractSet[int]) -> None:
         """Frees seconds before slot `first` that are below the floor or exceed the bound.
 
-        The newest one stays in any case, and those `pinned`.
+        The newest one is always kept, and so are those in `pinned`.
         """
         end = bisect_left(self._slots, first)
         load = _Load(bound)

@@ -1,7 +1,7 @@
 """Reads whole seconds from all wheels, in advance and beside the forwarding.
 
-One second at a time is read, on a thread of its own: the checksums and sorts that a big second
-costs let go of the interpreter's lock, so the second that is due now goes on meanwhile.
+One second at a time is read, on a separate thread: checksumming and sorting a big second release
+the interpreter's lock, so the second that is due now continues meanwhile.
 """
 
 from __future__ import annotations
@@ -51,10 +51,11 @@ def load_second(
 ) -> Loaded:
     """Reads the frames of one slot up to `seqs`, in order of wheel and seq.
 
-    A frame of which only is known that it was there may be of this slot: then it is not whole.
+    A frame of which nothing but its existence is known may be of this slot: then the slot is not
+    complete.
 
-    Unless it is hurried, it pauses after each batch: most of it is read with the interpreter's lock
-    held, and the thread that forwards would wait for it in each system call.
+    Unless it is urgent, it pauses after each batch: most of the reading holds the interpreter's
+    lock, and the forwarding thread would wait for that in each system call.
     """
     damaged: list[FrameName] = []
 
@@ -69,7 +70,7 @@ def load_second(
                 yield _without(batch, given_up)
                 if not hurried:
                     sleep(_PAUSE_S)
-            # Behind them: what was read anew for this slot may show holes that were none before.
+            # Behind them: reading anew for this slot may reveal new holes.
             damaged.extend((wheel, seq) for seq in readers[wheel].holes(seqs[wheel], given_up))
 
     second = Second(slot, wheels, ahead)
@@ -113,12 +114,12 @@ class Loader:
     ) -> None:
         """Starts to load a second up to these seqs, except `lost` frames.
 
-        The last one must have been taken. What is due already is hurried.
+        The last one must have been taken. A second that is already due is urgent.
         """
         assert self._slot is None
         self._open_readers(seqs.keys())
         self._slot = slot
-        # Copies: the caller's go on changing.
+        # Copies: the caller's keep changing.
         readers = {wheel: self._readers[wheel] for wheel in seqs}
         arguments = (slot, readers, dict(seqs), lost, self._wheels, ahead)
         if self._executor is None:

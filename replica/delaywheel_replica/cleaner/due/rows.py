@@ -1,8 +1,8 @@
 """What a step gives to the producer: messages in columns, made into objects one by one.
 
-A second holds its messages as records of one numpy type (`RECORD`), the blobs stay in the
-maps of the slot files. A step's rows are a copy of some of those records; only iterating over
-them, at the produce call, makes Python objects and copies keys and values.
+A second holds its messages as records of one numpy type (`RECORD`); the blobs stay where they were
+read. A step's rows are a copy of some of those records; only iterating over them, at the produce
+call, makes Python objects and copies keys and values.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One second's admitted messages and cancels, and the outcome of each.
 
-A `Second` holds exactly the frames of its slot up to a bound per wheel that its owner keeps
-(what is *admitted*). Of the messages that a step takes it says which are to be forwarded:
+A `Second` holds exactly the frames of its slot up to a bound per wheel that its owner keeps (what
+is *admitted*). It decides which of the messages that a step takes are forwarded:
 
 =====================================  ==========================================
 a taken message that                   is
@@ -45,7 +45,7 @@ from delaywheel_replica.core.protocol.reschedules import MessageKey
 FORWARDED = 0
 """Beside the `Outcome` values: what becomes of a message that is no duplicate nor cancelled."""
 
-# About what they take in memory beside the messages' own bytes, with buffers grown by doubling.
+# Roughly what they take in memory besides the messages' own bytes, with buffers grown by doubling.
 _ROW_BYTES = 256
 _BATCH_BYTES = 512
 _TAKEN_OVER = (

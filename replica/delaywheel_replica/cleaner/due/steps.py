@@ -1,7 +1,7 @@
 """Cuts the next transaction: the messages between one progress and the next.
 
-Progress is (w, p, V): done is every message in frames <= V with due <= w, and of millisecond
-w + 1 those up to position p. A step is one of
+Progress is (w, p, V): every message in frames <= V with due <= w is done, and of millisecond w + 1
+those up to position p. A step is one of
 
 ===========  ===============================  ============================================
 kind         leads to                         and takes
@@ -17,9 +17,9 @@ split        (w', p, A)                       the first of millisecond w' + 1, w
 ===========  ===============================  ============================================
 
 with A what is admitted (see tail.py). So w moves only together with V' = A, and every decision
-follows from the state before, the state after and the frames <= V': a new leader that begins
-from a committed progress decides in the same way. A frame that alone is larger than a cap is
-taken alone. What was done ahead of w, before an operator set it back, is taken by no step.
+follows from the state before, the state after and the frames <= V': a new leader that begins from a
+committed progress decides in the same way. A frame that alone exceeds a cap is taken alone. No step
+takes what was done ahead of w, before an operator set it back.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Finds new frames by following the wheels' indexes.
 
-What is *admitted* of a wheel is a seq A >= V: every frame up to A is accounted for, in one of
-three ways. A step may lead to V' = A; it may not lead beyond.
+What is *admitted* of a wheel is a seq A >= V: every frame up to A is accounted for, in one of three
+ways. A step may lead to V' = A, but not beyond.
 
 ====================================  ====================================================
 a frame <= A, its slot                is
@@ -11,9 +11,9 @@ past or covered (see window.py)       in its second in memory
 future                                in its file: read with its whole second
 ====================================  ====================================================
 
-Frames > V with messages due by w are *late*: they are kept here in order, for a step must take
-them together with their seq. A frame whose second is not in memory yet holds up its wheel, and
-only its wheel, until that is loaded. So does one that cannot be read, until it can be, or is lost.
+Frames > V with messages due by w are *late*: they are kept here in order, because a step must take
+them together with their seq. A frame whose second is not yet in memory delays its wheel, and only
+its wheel, until the second is loaded. So does one that cannot be read, until it can be, or is lost.
 """
 
 from __future__ import annotations

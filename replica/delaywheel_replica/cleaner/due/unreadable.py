@@ -64,7 +64,7 @@ class Awaited:
 def _is_readable(reader: WheelReader | None, seq: int, *, floor: int) -> bool:
     """Whether a frame is readable, or its wheel is unregistered or ends before it.
 
-    Nor is the content of what turns out to be finished, once its row was put in its place.
+    Nor the content of a frame that turns out to be finished, once its row was put in its place.
     """
     if reader is None or not reader.has(seq):
         return True

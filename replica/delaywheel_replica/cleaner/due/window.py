@@ -181,7 +181,7 @@ class Window:
     def put_aside(self, slot: int, batches: list[FrameBatch]) -> None:
         """Keeps frames admitted for a second that is being loaded, to be added afterwards.
 
-        A blocked one is read with all that is admitted by then.
+        A blocked one is read with everything admitted by then.
         """
         if slot not in self._blocked:
             assert slot == self._loader.slot
@@ -219,8 +219,8 @@ class Window:
     ) -> bool:
         """Starts to load the next second, unless one is being loaded.
 
-        To be called when everything is admitted that can be: what is loaded too early, before
-        the index was followed to its end, would grow without bound as the rest is admitted.
+        Call it when everything is admitted that can be: what is loaded too early, before the index
+        was followed to its end, would grow without bound as the rest is admitted.
         """
         if self._loader.slot is not None:
             return False
@@ -250,7 +250,7 @@ class Window:
             return None
         if last <= self.covered_to or AHEAD.is_reached(self._seconds.from_slot(self._first + 1)):
             return None
-        # Where w was set back, the floor may be beyond it: what is deleted is not looked for.
+        # If w was set back, the floor may be beyond it: deleted files are not looked for.
         first = max(self.covered_to + 1, self._progress.floor)
         if any(readers[wheel].may_have_holes(seqs[wheel], lost.seqs(wheel)) for wheel in seqs):
             found: int | None = first

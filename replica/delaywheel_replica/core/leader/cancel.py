@@ -34,9 +34,9 @@ After writing (`after_writing`), for each committed progress seen:
 
 A message was rescheduled (rescheduling.py) if the record of that stands with this progress, or its
 mark lies in the slot. Before CANCELLED is answered the slot is scanned once more, when the node
-holds every frame up to V of the progress that says so (CONFIRM): of what was settled before, the
-mark is <= V, and of what is decided later the leader sees the cancel, and leaves it alone. While a
-frame of the slot cannot be read it may be the mark: WAIT, until it is read, or given up as lost.
+holds every frame up to V of the deciding progress (CONFIRM): the mark of an earlier reschedule is
+<= V, and before deciding a later one the leader sees the cancel, and leaves the message alone. A
+frame of the slot that cannot be read may be the mark: WAIT, until it is read, or given up as lost.
 
 UNKNOWN stands where the progress record does not show which came first, or where a cancel that
 counted may lie in what could not be read. Before answering ALREADY_DELIVERED a node scans once
@@ -83,13 +83,13 @@ class CancelView:
     """What a leader's node knows of one message, identified by (id, due).
 
     Attributes:
-        due_ms: Of the message.
-        now_ms: Wall clock.
-        leading: This node's cleaner leads, and its row is fresh.
-        progress: The committed one, None before the first leader.
+        due_ms: The message's due.
+        now_ms: The wall clock.
+        leading: This node's cleaner leads, and its status is fresh.
+        progress: The committed one; None before the first leader.
         copies: Where the message lies in the slot files.
-        cancels: Where cancels of it lie. After writing: found by a scan that began when the
-            own cancel was in its file, so that no cancel with a smaller seq is missing.
+        cancels: Where cancels of it lie. After writing: found by a scan that began when the own
+            cancel was in its file, so that no cancel with a smaller seq is missing.
         complete: Every frame of the slot could be read, of every registered wheel, and the node
             holds all that was acknowledged (`holding.knows_all`).
         readable: Every frame of the slot could be read.
@@ -146,7 +146,7 @@ def _before_any(view: CancelView, progress: Progress) -> CancelDecision:
 def after_writing(view: CancelView) -> CancelDecision:
     """Decides by one committed progress record, once the cancel frame is written.
 
-    Progress records may be skipped: any later one is as good to ask.
+    Progress records may be skipped: any later one decides as well.
     """
     progress = view.progress
     if progress is None:

@@ -22,9 +22,9 @@ acknowledged; since no end is found below a committed fill, earlier answers stay
 | R complete, or all N | fewer than W | `HoldersWanted(T)` |
 | R complete, or all N | W, or all that were not replaced; or T = 0 | `Close(T)` |
 
-A member that was replaced holds nothing, and that is known without asking it: it counts only
-towards "all N". Another storage that merely answers under a member's name counts for nothing: the
-member's own may come back.
+A member that was replaced is known to hold nothing, without being asked: it counts only towards
+"all N". Another storage that merely answers under a member's name counts for nothing: the member's
+own may come back.
 """
 
 from collections.abc import Collection, Mapping
@@ -69,7 +69,7 @@ def wheels_to_close(
     Args:
         state: What is committed.
         heartbeats: The newest heartbeat of each node.
-        silent: Nodes whose wheels are all given up.
+        silent: Nodes all of whose wheels are given up.
     """
     newest: dict[str, WheelId] = {}
     unclosed = sorted(wheel for wheel, record in state.wheels.items() if record.closed_at is None)
@@ -114,9 +114,9 @@ def closing(
     """Returns how far the closing of a wheel has come.
 
     Args:
-        wheel: To be closed.
+        wheel: The wheel to close.
         state: What is committed, with what the same transaction has changed already.
-        answers: At most one of each node for one origin; a newer one replaces the older.
+        answers: At most one for each node and origin; a newer one replaces the older.
         heartbeats: The newest heartbeat of each node.
         taken: V of the wheel as the same transaction leaves it.
     """
@@ -154,7 +154,7 @@ def fills_wanted(
 
     Args:
         state: What is committed.
-        results: Of the wheels that are to be closed.
+        results: Results for the wheels that are to be closed.
     """
     return {
         wheel: replace(state.wheels[wheel], fill=result.final_seq)

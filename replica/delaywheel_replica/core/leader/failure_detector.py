@@ -26,7 +26,7 @@ def ages_ms(server: ServerStatus, now_ms: int) -> dict[str, int]:
     """Returns the age of each node's newest heartbeat here; unheard nodes are left out.
 
     Args:
-        server: The newest row of this node's server.
+        server: The newest status of this node's server.
         now_ms: The monotonic clock.
     """
     ages: dict[str, int] = {}
@@ -50,9 +50,9 @@ def silent_nodes(
     could have.
 
     Args:
-        server: The newest row of this node's server.
-        nodes: To be judged.
-        required: R, of the cluster as it is configured.
+        server: The newest status of this node's server.
+        nodes: The nodes to judge.
+        required: R of the cluster as configured.
         now_ms: The monotonic clock.
     """
     ages = ages_ms(server, now_ms)

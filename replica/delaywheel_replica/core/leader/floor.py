@@ -34,13 +34,13 @@ class FloorView:
     """What the conditions for the floor depend on.
 
     Attributes:
-        progress: As the transaction will leave it, but for the floor.
+        progress: As the transaction will leave it, except for the floor.
         wheels: The registered ones.
         told: The newest seal reported for each.
-        published: Up to which seq the ledger of each is published.
+        published: The seq up to which the ledger of each is published.
         lost: Frames that no node can read.
-        ingress_slot: The least of announced records that the transaction does not settle; None:
-            there are none.
+        ingress_slot: The least slot of announced records that the transaction does not settle;
+            None: there are none.
     """
 
     progress: Progress
@@ -77,7 +77,7 @@ class FloorWatch:
     """What a leader has seen of seals; a new leader begins with an empty watch.
 
     Attributes:
-        sealed: Wheel -> every frame for a slot below has passed the gates.
+        sealed: Wheel -> the slot below which every frame has passed the gates.
         held: The seal whose seq has not passed yet.
     """
 

@@ -10,9 +10,9 @@ not distinguish what it is missing from a retry.
 | not closed | what is held here, and by W members: by their reports, any HW, or V |
 | closed at T | what is held here, and T |
 
-V <= T always: an end is never found below what was taken account of (core/leader/closing.py). "Held
-up to a seq" means every frame up to there; those that are committed as lost, or whose slots are
-finished, are not missing.
+V <= T always: an end is never found below what was taken (core/leader/closing.py). "Held up to a
+seq" means every frame up to there; those that are committed as lost, or whose slots are finished,
+are not missing.
 """
 
 from collections.abc import Mapping
@@ -58,7 +58,7 @@ def takeable(
 
     Args:
         state: What is committed.
-        own: Heartbeat of the leader's own node.
+        own: The heartbeat of the leader's own node.
         heartbeats: The newest heartbeat of each node.
     """
     everyone = {**heartbeats, own.node: own}
@@ -73,7 +73,7 @@ def holds_progress(state: ControlState, own: Heartbeat) -> bool:
 
     Args:
         state: What is committed.
-        own: Heartbeat of the leader's own node.
+        own: The heartbeat of the leader's own node.
     """
     if state.progress is None:
         return True
@@ -97,7 +97,7 @@ def knows_all(state: ControlState, own: Heartbeat, heard: Mapping[str, Heartbeat
 
     Args:
         state: What is committed: the wheels and what is lost.
-        own: Heartbeat of the node.
+        own: The heartbeat of the node.
         heard: The newest heartbeats of the other nodes that are heard.
     """
     everyone = {**heard, own.node: own}
@@ -129,7 +129,7 @@ def _limit(
 ) -> int:
     if record.closed_at is not None:
         return record.closed_at
-    # What was taken stays so, though by now fewer may be known to hold it: no end is below V.
+    # What was taken stays so, although fewer may be known to hold it by now: no end is below V.
     taken = 0 if state.progress is None else state.progress.seq(wheel)
     told = [
         wheel_heartbeat.high_watermark

@@ -15,7 +15,7 @@ whichever node leads, and holds back neither V nor an end nor the floor.
 Frames that are taken, or lie below an end, but that no member reports, must be asked for: otherwise
 no node would fetch them by itself, and none would report them as missing.
 
-All of it goes by ranges: a million frames in a row are given up as quickly as one.
+Everything works on ranges: a million frames in a row are given up as quickly as one.
 """
 
 from collections.abc import Collection, Mapping
@@ -40,8 +40,8 @@ class Sought:
     Attributes:
         own: The leader's own node; its heartbeat and what it is missing were reported together.
         heartbeats: The newest heartbeat of each node.
-        answers: To fences: they show what was written.
-        frames: That were looked for.
+        answers: Answers to fences: they show what was written.
+        frames: Those that were looked for.
         lacks: Node -> those of them that it reported as missing.
     """
 
@@ -57,7 +57,7 @@ def frames_lost(state: ControlState, ends: Mapping[WheelId, int], sought: Sought
 
     Args:
         state: What is committed.
-        ends: Of each registered wheel V, or T where that is known.
+        ends: For each registered wheel V, or T if that is known.
         sought: What is known of frames that were looked for.
     """
     lost: dict[WheelId, SeqSet] = {}
@@ -115,7 +115,7 @@ def frames_missing(
 
     Args:
         state: What is committed.
-        ends: Of each registered wheel V, or T where that is known.
+        ends: For each registered wheel V, or T if that is known.
         heartbeats: The newest heartbeat of each node.
     """
     missing: dict[WheelId, SeqSet] = {}

@@ -13,8 +13,9 @@ they took longer (the median of the last 16)   twice as long: at most half of th
 they took 12.5 ms or more, or there were none  `MOST_PAUSE_MS`, or once the last one has ended
 =============================================  =================================================
 
-and what falls due after a longer rest than that goes out at once. Below `LEAST_PAUSE_MS` two ids in
-turn are used again before the broker has written their markers, which costs 20 ms each time.
+and what falls due after a longer rest than that is sent at once. With pauses below `LEAST_PAUSE_MS`
+two ids in turn would be reused before the broker has written their markers, which costs 20 ms each
+time.
 
 A slow Kafka must not be made slower: a new leader begins with one frame a transaction and
 doubles while its transactions are full and quick. The cap is halved only when a commit takes
@@ -37,8 +38,8 @@ class CapLimits:
     Attributes:
         frame_messages: The most messages that a frame may have; no cap is below.
         frame_bytes: The most bytes that a frame may have; no cap is below.
-        max_messages: Configured.
-        max_bytes: Configured.
+        max_messages: The configured cap.
+        max_bytes: The configured cap.
     """
 
     frame_messages: int
@@ -52,7 +53,7 @@ class Pace:
     """The cap of the next transaction, and when it may begin.
 
     Attributes:
-        limits: Within which the cap moves.
+        limits: The limits of the cap.
         cap_messages: The most messages of the next transaction.
         cap_bytes: The most bytes of the next transaction.
         recent_ms: How long the last commits took.
@@ -74,8 +75,8 @@ class Pace:
         """Returns the cap after one more committed transaction.
 
         Args:
-            duration_ms: Of the commit.
-            full: The transaction was as large as the cap let it be.
+            duration_ms: How long the commit took.
+            full: The transaction was as large as the cap allowed.
         """
         recent_ms = (*self.recent_ms, duration_ms)[-RECENT_COMMITS:]
         messages, length_bytes = self.cap_messages, self.cap_bytes

@@ -1,9 +1,9 @@
 """Registering wheels: a wheel exists once the leader has committed its record.
 
 The leader gives the number, one above the last that was ever given to this node id, whatever
-happened to the node's disk since: so no name is ever used twice. A node names the last number
-of its own that it knows; an unclosed wheel above that one was registered for it before and the
-answer was lost, so a repeated request gets the same answer and no wheel is left unused.
+happened to the node's disk since: so no name is ever used twice. A node reports the last number of
+its own that it knows; an unclosed wheel above that one was registered for it before and the answer
+was lost, so a repeated request gets the same answer and no wheel is left unused.
 
 | node id | storage | unclosed wheel above its number, with today's members | answer |
 |---|---|---|---|
@@ -73,9 +73,9 @@ def register(
         node: The node that asks.
         storage: The uuid of its data folder.
         last_number: The last number of its own that the node knows, 0 for none.
-        members: Node -> storage uuid of those that will hold the wheel.
+        members: Node -> storage uuid of the nodes that will hold the wheel.
         min_insync: W.
-        floor: As of the same transaction; the new wheel never takes a frame below it.
+        floor: The floor of the same transaction; the new wheel never accepts a frame below it.
     """
     known = state.nodes.get(node, NodeRecord(storage, 0))
     if known.storage != storage:

@@ -29,8 +29,8 @@ def frames_at_risk(
 
     Args:
         state: What is committed.
-        node: To be replaced or taken out.
-        heartbeats: The newest heartbeat of each node that was heard of.
+        node: The node to be replaced or removed.
+        heartbeats: The newest heartbeat of each node heard of.
     """
     after = _without(state, node)
     return {

@@ -78,9 +78,9 @@ class Rescheduling:
     """What a leader knows of it besides the control topic.
 
     Attributes:
-        wishes: Of which no cancel is admitted, and whose seconds could be read.
+        wishes: Requests of which no cancel is admitted, and whose seconds could be read.
         written: What is in frames.
-        absent: What was decided, whose due the transaction passes without a copy <= V.
+        absent: Decided messages whose due this transaction passes without a copy <= V.
     """
 
     wishes: Collection[RescheduleWish] = ()
@@ -99,7 +99,7 @@ def reschedule_records(
 
     Args:
         state: What is committed.
-        after: What is done once the transaction is; its floor is the committed one.
+        after: The progress after the transaction, with the committed floor.
         told: What else is known.
         heartbeats: The newest of each node.
         now_ms: The leader's clock.
@@ -190,8 +190,9 @@ def passing(state: ControlState, after: Progress) -> list[MessageKey]:
 def overdue(state: ControlState) -> dict[Position, int]:
     """Where the copies are made from that were put off more than once -> the second of that.
 
-    Perhaps the leader's node cannot read it. All else of that frame being done, nothing else waits
-    for it: without the record it would be neither fetched from another member nor given up.
+    The leader's node may be unable to read it. As everything else of that frame is done, nothing
+    else waits for it: without the record it would be neither fetched from another member nor given
+    up.
     """
     return {
         stands.place: due_ms // 1000

@@ -35,11 +35,11 @@ def describe_cluster(
     """Returns members, wheels, leader, progress, floor and limits.
 
     Args:
-        config: of the node.
-        view: what its parts know.
-        status: of its server.
-        address: where callers reach it.
-        refusal: why it takes no messages now; None: it does.
+        config: The node's configuration.
+        view: What its parts know.
+        status: Its server's status.
+        address: Where callers reach it.
+        refusal: Why it accepts no messages now; None: it does.
     """
     cleaner = view.cleaner.status
     progress = None if cleaner is None else cleaner.progress
@@ -77,9 +77,9 @@ def wheels_of(status: ServerStatus, view: NodeView, *, of_all: bool) -> list[pb.
     """Returns every wheel that is registered or has files.
 
     Args:
-        status: of this node's server.
-        view: what its parts know.
-        of_all: what is known of all nodes; else: what this one holds.
+        status: The status of this node's server.
+        view: What its parts know.
+        of_all: Whether to describe what is known of all nodes, or only what this one holds.
     """
     cleaner, heartbeats = view.cleaner.status, heartbeats_heard(status)
     registered = {} if cleaner is None else cleaner.wheels
@@ -98,7 +98,7 @@ def wheels_of(status: ServerStatus, view: NodeView, *, of_all: bool) -> list[pb.
         )
         origin = heartbeats.get(wheel.node)
         if origin is not None and storage_is_replaced(cleaner, wheel.node, origin.storage):
-            origin = None  # what another folder knows of its wheels is nothing
+            origin = None  # what another folder reports of its wheels is ignored
         if record is not None and record.closed_at is not None:
             row.state = pb.WHEEL_STATE_CLOSED
             row.final_seq = record.closed_at

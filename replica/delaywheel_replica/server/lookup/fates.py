@@ -60,7 +60,7 @@ class Fates:
         """Begins without any outcome.
 
         Args:
-            max_bytes: of memory for dead letters.
+            max_bytes: How much memory dead letters may take.
         """
         self._letters_each = max(1, max_bytes // _LETTER_BYTES // _GENERATIONS)
         self._generations: deque[_Generation] = deque([_Generation()], maxlen=_GENERATIONS)

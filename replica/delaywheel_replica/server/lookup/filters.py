@@ -1,7 +1,7 @@
 """Filters of pending messages: compare whole columns, not single messages.
 
 What remains after topic, due, id and the length of the key is compared byte by byte, in pieces of
-bounded length; headers are decoded only of messages that have all else.
+bounded length; headers are decoded only for messages that match everything else.
 """
 
 from dataclasses import dataclass
@@ -25,12 +25,12 @@ class Wanted:
     """The conditions of a filter; None: any value.
 
     Attributes:
-        topic: its topic.
-        key: its own key.
-        id: its 16 bytes.
-        header: the name of one of its headers, and that one's value; no value: whatever it is.
-        from_ms: the earliest due.
-        to_ms: dues before this one.
+        topic: Its topic.
+        key: Its key.
+        id: Its 16 bytes.
+        header: The name of one of its headers, and its value; without a value, any.
+        from_ms: The earliest due.
+        to_ms: The due must be before this.
     """
 
     topic: str | None = None

@@ -36,9 +36,9 @@ class _Reading:
     """A second, read up to some message.
 
     Attributes:
-        rows: the messages that come next.
-        cancelled: those of the second that were withdrawn when it was begun.
-        until_s: by the monotonic clock: it is kept no longer.
+        rows: The messages that come next.
+        cancelled: Messages of the second that were withdrawn when reading began.
+        until_s: When it is dropped, by the monotonic clock.
     """
 
     rows: Iterator[tuple[Frame, int]]
@@ -64,10 +64,10 @@ class Pages:
         """Returns one page.
 
         Args:
-            request: whose page it is.
-            after: what its token says.
-            limits: the wheels to look at, each up to a seq.
-            progress: the committed one.
+            request: The request for the page.
+            after: The position in its token.
+            limits: The wheels to read, each up to a seq.
+            progress: The committed progress.
         """
         page_size = min(request.page_size or _PAGE_DEFAULT, _PAGE_AT_MOST)
         reading = self._reading(request, after, limits)

@@ -30,8 +30,8 @@ class Places:
         """Begins without requests.
 
         Args:
-            ask: sends a question to the cleaner.
-            wait_s: how long its answer is waited for.
+            ask: Sends a question to the cleaner.
+            wait_s: How long to wait for its answer.
         """
         self._ask = ask
         self._wait_s = wait_s

@@ -61,11 +61,11 @@ class Queries:
         """Begins with nothing read.
 
         Args:
-            disk: where the data folder lies.
-            data: the data folder.
-            view: what the parts know of the node.
-            fates: what became of messages, as far as that is known here.
-            on_damaged: a frame was come upon that could not be read.
+            disk: Where the data folder lies.
+            data: The data folder.
+            view: What the parts of the node know.
+            fates: What became of messages, as far as known here.
+            on_damaged: Called with a frame that could not be read.
         """
         self._view = view
         self._fates = fates
@@ -93,7 +93,8 @@ class Queries:
         """
         progress = self._progress()
         if progress is not None and reference.slot < progress.floor:
-            # Its rows may still be in an index, its file is gone: nothing that others could hold.
+            # Its rows may still be in an index, but its file is gone: nothing that others could
+            # hold.
             return Found()
         status, cleaner = self._view.status(), self._view.cleaner.status
         find = partial(
@@ -187,7 +188,8 @@ class Queries:
     def _was_delivered(self, found: Found) -> bool:
         """Whether a message that is done was delivered; None unless a loss would be known.
 
-        Of a retry another copy may have been the dead letter, long ago: each must be known of.
+        Another copy of a retry may have been the dead letter, long ago: the fate of each must be
+        known.
         """
         status, (due_ms,) = self._view.cleaner.status, found.dues_ms
         if status is None or not found.complete:
@@ -261,7 +263,7 @@ class Queries:
     def knows_all(self, status: ServerStatus) -> bool:
         """Whether the node holds all that was acknowledged.
 
-        Else what it does not hold could be the message, or a cancel.
+        Otherwise a frame that it does not hold could be the message, or a cancel.
         """
         cleaner = self._view.cleaner.status
         if cleaner is None:
@@ -272,7 +274,7 @@ class Queries:
     def damaged(self, wheel: WheelId, seq: int, slot: int) -> None:
         """Reports a frame that could not be read.
 
-        The floor is looked at afterwards: nothing is deleted before it is known here.
+        The floor is checked afterwards: nothing is deleted before this node knows it.
         """
         cleaner, floor = self._view.cleaner.status, self._view.status().heartbeat.floor
         is_lost = cleaner is not None and (wheel, seq) in cleaner.lost

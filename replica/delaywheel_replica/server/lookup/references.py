@@ -18,10 +18,10 @@ class Reference:
     """A reference to one message.
 
     Attributes:
-        slot: its second.
-        id: its 16 bytes.
-        due_ms: its due; None: a handle gives only the second.
-        wheel: the wheel that took it, as a handle says; None: only id and due are given.
+        slot: Its second.
+        id: Its 16 bytes.
+        due_ms: Its due; None: a handle gives only the second.
+        wheel: The wheel that accepted it, from a handle; None: only id and due are given.
     """
 
     slot: int

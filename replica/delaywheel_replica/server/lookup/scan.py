@@ -1,6 +1,6 @@
 """Finds messages in the slot files: those of one slot, or one by its id and due.
 
-There is no index of ids: a slot's id column is compared as a whole. Every wheel is looked at, for
+There is no index of ids: a slot's id column is compared as a whole. Every wheel is searched, since
 a retry may have gone to another wheel than the first attempt. Used by one thread.
 """
 
@@ -43,12 +43,12 @@ class Found:
     Attributes:
         dues_ms: The dues of all messages that may be meant, ascending: one, unless nothing was
             found, or a handle fits several messages. If there are several, nothing else is set.
-        copies: in the order of positions; more than one after a retry.
-        in_wheel: the wheel that the handle names has a copy, or none is named.
-        readable: every frame of the slot could be read, of every wheel, and of none it is unknown
-            whether it is of this slot.
-        complete: the same, and the node holds all that was acknowledged.
-        rescheduled_to_ms: the message has this due by now, as the mark of that says.
+        copies: In the order of positions; more than one after a retry.
+        in_wheel: The wheel that the handle names has a copy, or no wheel is named.
+        readable: Every frame of the slot could be read, of every wheel, and no frame is left that
+            may be of this slot.
+        complete: The same, and the node holds everything acknowledged.
+        rescheduled_to_ms: The message has this due by now, according to its mark.
         look: Continues the search for its cancels; None: it was not requested.
     """
 
@@ -75,8 +75,8 @@ class Scanner:
         """Begins with nothing open.
 
         Args:
-            disk: where the data folder lies.
-            data: the data folder.
+            disk: Where the data folder lies.
+            data: The data folder.
             on_damaged: Called with each frame that could not be read: its wheel, seq and slot.
                 Below the floor that is normal.
         """
@@ -100,17 +100,17 @@ class Scanner:
         """Finds a message.
 
         Args:
-            slot: its second.
-            id_: its 16 bytes.
-            limits: the wheels to look at, each up to a seq.
-            due_ms: its due; None: any within the second, and of a message that was given another
-                one there, the one that it has by now.
+            slot: Its second.
+            id_: Its 16 bytes.
+            limits: The wheels to search, each up to a seq.
+            due_ms: Its due; None: any within the second; if the message was rescheduled within it,
+                the due that it has by now.
             wheel: The wheel that accepted it; None: any. It decides if the id was sent with several
                 dues of one second. It need not have the message any more: another attempt may lie
                 elsewhere.
             lost: Frames that no node can read any more. Those whose second is unknown are not
                 assumed to be of this second.
-            reschedules: what is decided of this id, and may not be in frames yet, by due.
+            reschedules: Decisions about this id that may not be in frames yet, by due.
         """
         found = Found()
         wanted = np.frombuffer(id_, dtype=np.uint8)
@@ -166,11 +166,11 @@ class Scanner:
         """Looks for cancels of a message that was found, and for its mark: for what is new.
 
         Args:
-            slot: its second.
-            key: its id and due.
-            limits: the wheels to look at, each up to a seq.
-            found: gets what is found.
-            lost: as in `find`.
+            slot: Its second.
+            key: Its id and due.
+            limits: The wheels to search, each up to a seq.
+            found: Receives the result.
+            lost: As in `find`.
         """
         id_, due_ms = key
         if found.look is None:
@@ -207,7 +207,7 @@ class Scanner:
     def frame(self, slot: int, place: Position) -> Frame | None:
         """Returns a message's frame; None if it is unreadable, gone, or not mirrored here yet.
 
-        It is looked for in its second, as it was found: its index row may be lost.
+        It is searched for in its second, as it was found: its index row may be lost.
         """
         seq, reader = place.seq, self._reader(place.wheel)
         for frame in reader.slot_frames(slot, seq, kind=Kind.MESSAGES, from_seq=seq):
@@ -234,12 +234,12 @@ class Scanner:
         """Yields the readable frames of a slot, in the order of positions.
 
         Args:
-            slot: which second.
-            limits: the wheels to look at, each up to a seq.
-            kind: those with messages or those with cancels; None: both.
-            after: the first is the one in which this position lies.
+            slot: The second.
+            limits: The wheels to read, each up to a seq.
+            kind: Only frames with messages or only those with cancels; None: both.
+            after: The first frame is the one that contains this position.
             found: Called if one could not be read, or if it is unknown where one belongs.
-            lost: as in `find`.
+            lost: As in `find`.
         """
         self._forget(limits)
         for wheel in sorted(limits):
@@ -286,14 +286,14 @@ def _by_now(
 ) -> set[int]:
     """Returns the dues that messages have by now, if they were given others within their second.
 
-    A handle names a second: that of a new due of the same second is the one of the old due, and
-    the message is meant, not what it was.
+    A handle names a second. If a message was rescheduled within that second, its old and its new
+    handle are equal; the present message is meant, not the former one.
 
     Args:
-        named: the dues of what a handle fits.
-        dues_ms: those of all that is there.
-        marked: where messages went to, as their marks say.
-        reschedules: where they went to, as it is decided.
+        named: The dues that a handle matches.
+        dues_ms: The dues of everything found.
+        marked: The dues that messages were rescheduled to, according to their marks.
+        reschedules: The dues that they were rescheduled to, according to decisions.
     """
     went = {due_ms: known_due_ms(reschedules.get(due_ms), marked.get(due_ms)) for due_ms in dues_ms}
     by_now = set(named)

@@ -36,12 +36,12 @@ def stored_message(
     """Builds the protocol's form of a message.
 
     Args:
-        frame: it lies in this one.
-        row: in this place.
-        progress: the committed one, as far as it is known.
-        cancelled: a cancel frame of its slot names it.
-        with_content: key, value and headers, too.
-        fates: what is known of those that are done.
+        frame: The frame that contains it.
+        row: Its row there.
+        progress: The committed progress, as far as known.
+        cancelled: A cancel frame of its slot names it.
+        with_content: Include key, value and headers.
+        fates: What is known of messages that are done.
     """
     columns = frame.columns
     due_ms = int(columns.due_ms[row])
