@@ -167,9 +167,7 @@ def cancel(parser: Parser) -> None:
     options.one_message(parser)
     options.wanted(parser, with_id=False)
     options.limit(parser, 1_000, "messages, where several are meant")
-    parser.argument(
-        "--dry-run", action="store_true", help="where several are meant: only tell which they are"
-    )
+    parser.argument("--dry-run", action="store_true", help="if several are meant: only list them")
     options.yes(parser)
     options.as_json(parser)
     options.asking(parser)
@@ -269,7 +267,7 @@ def dead_list(parser: Parser) -> None:
 
 def dead_show(parser: Parser) -> None:
     """Adds the arguments of `dead show`."""
-    parser.argument("place", type=parse_place, metavar="PLACE", help="as `dead list` tells it")
+    parser.argument("place", type=parse_place, metavar="PLACE", help="as printed by `dead list`")
     options.as_json(parser)
     _dead_letter_topic(parser)
 
@@ -318,7 +316,7 @@ def _letters(parser: Parser, *, with_places: bool = False) -> None:
             nargs="*",
             type=parse_place,
             metavar="PLACE",
-            help="as `dead list` tells it; absent: wherever they lie",
+            help="as printed by `dead list`; absent: wherever they lie",
         )
     group = parser.add_argument_group("which letters (all that is said must fit)")
     parser.argument(

@@ -67,7 +67,7 @@ COMMANDS: Final[Mapping[str, Command | Group]] = {
         arguments.slots,
         "Counts are as written: what was forwarded stays listed until its second is deleted, "
         "shortly after its due, and a message sent twice counts twice until its due. Copies: "
-        "so many nodes hold as much of the second as is told.",
+        "how many nodes hold as many messages of the second as shown.",
         """
             # What is due in the next hour
             delaywheel slots --from now --to now+1h
@@ -97,7 +97,7 @@ COMMANDS: Final[Mapping[str, Command | Group]] = {
         f"{_DOING}.pending.search:search",
         arguments.search,
         "There is no index: the node reads second after second, so that what it costs grows with "
-        "what is pending between --from and --to. What was not looked at is told.",
+        "what is pending between --from and --to. What was not examined is reported.",
         """
             delaywheel search --topic orders --key 42
             delaywheel search --header trip=7 --from now --to now+1d --content
@@ -123,7 +123,7 @@ COMMANDS: Final[Mapping[str, Command | Group]] = {
         arguments.cancel,
         "Without a handle, or an id with its due, all pending messages are meant that have what "
         "is given: they are listed, it asks, and withdraws them, each by itself. What was too "
-        "late, what is not known and what was not looked at is told.",
+        "late, what is unknown and what was not examined is reported.",
         """
             delaywheel cancel "$handle" || echo "too late, or not known"
 
@@ -200,9 +200,9 @@ COMMANDS: Final[Mapping[str, Command | Group]] = {
                 "Go on at the leader's clock, which was corrected, instead of resting until then.",
                 f"{_DOING}.clock:set_back",
                 arguments.clock_set_back,
-                "It tells what it would mean, asks, and does exactly that.",
+                "It shows the consequences, asks, and does exactly that.",
                 """
-                    # What it would mean is told first; n answers no
+                    # The consequences are shown first; n answers no
                     delaywheel clock set-back --server 127.0.0.1:7420
                 """,
             ),
@@ -216,7 +216,7 @@ COMMANDS: Final[Mapping[str, Command | Group]] = {
                 "before.",
                 f"{_DOING}.nodes:replace",
                 arguments.node_replace,
-                "It tells what it would mean, asks, and does exactly that.",
+                "It shows the consequences, asks, and does exactly that.",
                 """
                     # n2 was started on an empty folder, for its disk is gone
                     delaywheel node replace n2
@@ -227,7 +227,7 @@ COMMANDS: Final[Mapping[str, Command | Group]] = {
                 "waits for it.",
                 f"{_DOING}.nodes:remove",
                 arguments.node_remove,
-                "It tells what it would mean, asks, and does exactly that.",
+                "It shows the consequences, asks, and does exactly that.",
                 """
                     # n4 is stopped, and in no node's members any more
                     delaywheel node remove n4
