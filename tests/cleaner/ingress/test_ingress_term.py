@@ -312,6 +312,28 @@ def test_what_a_former_leader_announced_waits_for_a_server_though_it_is_due(site
     assert (len(site.delivered()), site.offsets[AT]) == (1, 1)
 
 
+def test_the_floor_waits_for_the_second_of_what_is_announced(site: Site) -> None:
+    def floor() -> int:
+        progress = site.forwarder.state.progress
+        assert progress is not None
+        return progress.floor
+
+    site.topics.send(*asked(5_000))
+    site.turn()
+    begin = floor()
+    assert begin < NOW
+    site.pass_ms(100_000)
+    for _ in range(3):
+        site.take_in()
+        site.transact()
+    assert floor() == NOW + 5
+    assert site.server is not None
+    site.server.answer(Answer.HELD)
+    site.take_in()
+    site.transact()
+    assert floor() > NOW + 5
+
+
 def test_a_withdrawal_cancels_what_a_wheel_has(site: Site) -> None:
     id_ = bytes(range(16))
     site.topics.send(*asked(5_000, "orders", (ingress.ID, id_)))

@@ -1,0 +1,176 @@
+"""Direct messages whose topics take nothing: what waits for them, and what does not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future
+from dataclasses import replace
+
+import pytest
+
+from delaywheel.identity import WheelId
+from delaywheel_replica.cleaner.delivery.bisection import Findings
+from delaywheel_replica.cleaner.delivery.dead_letters import DeadLetters
+from delaywheel_replica.cleaner.delivery.topics import Limits, Topic, TopicState
+from delaywheel_replica.cleaner.delivery.troubles import PATIENCE_S
+from delaywheel_replica.cleaner.due.rows import DueRows
+from delaywheel_replica.core.protocol.transaction_outcomes import Verdict
+from support.cleaner.ingress_site import AT, NAMES, NOW_MS, TOPIC, Site, asked
+from support.due.wheels import Sent, Wheels, wheels_in_memory
+
+BESIDE = (TOPIC, 1)
+A1 = WheelId("a", 1)
+PRESENT = Topic(TopicState.PRESENT, 0.0, partitions=2, limits=Limits(100_000))
+LEADERLESS = Topic(TopicState.LEADERLESS, 0.0, partitions=2)
+MISSING = Topic(TopicState.MISSING, 0.0)
+
+
+class Kafka:
+    """What a test says about topics.
+
+    Attributes:
+        topics: of one that is not here nothing is known.
+        searches: that were asked for; they end when a test says so.
+    """
+
+    def __init__(self) -> None:
+        self.topics = {"orders": PRESENT, "bills": PRESENT}
+        self.searches: list[tuple[DueRows, Future[Findings]]] = []
+        self.site: Site | None = None
+
+    def monotonic(self) -> float:
+        return NOW_MS / 1000 if self.site is None else self.site.clock.monotonic()
+
+    def find(self, names: Iterable[str]) -> Mapping[str, Topic]:
+        at = self.monotonic()
+        known = {name: self.topics[name] for name in names if name in self.topics}
+        return {n: replace(topic, asked_at=at, limits_at=at) for n, topic in known.items()}
+
+    def ask(self, names: Iterable[str]) -> None:
+        """It answers at once."""
+
+    def search(self, rows: DueRows) -> Future[Findings]:
+        future: Future[Findings] = Future()
+        self.searches.append((rows, future))
+        return future
+
+
+@pytest.fixture
+def kafka() -> Kafka:
+    return Kafka()
+
+
+@pytest.fixture
+def wheels() -> Iterator[Wheels]:
+    with wheels_in_memory() as made:
+        yield made
+
+
+@pytest.fixture
+def site(wheels: Wheels, kafka: Kafka) -> Iterator[Site]:
+    letters = DeadLetters(
+        kafka,
+        kafka,
+        compresses=False,
+        batch_size_bytes=1_000_000,
+        monotonic=kafka.monotonic,
+        wall_ms=lambda: round(kafka.monotonic() * 1000),
+    )
+    made = Site(wheels, dead_letters=letters)
+    kafka.site = made
+    made.topics.make()
+    yield made
+    made.close()
+
+
+def turns(site: Site, seconds: float) -> None:
+    """Turns for so long."""
+    for _ in range(round(seconds * 20)):
+        site.pass_ms(50)
+        site.turn()
+
+
+def sent(number: int, topic: str = "orders") -> Sent:
+    return Sent(NOW_MS - 100, number.to_bytes(16, "big"), topic)
+
+
+def topics_of(site: Site) -> list[str]:
+    return [record.topic for record in site.delivered()]
+
+
+@pytest.mark.parametrize("trouble", [LEADERLESS, None])
+def test_others_go_on_while_the_topic_of_one_is_waited_for(
+    wheels: Wheels, kafka: Kafka, site: Site, trouble: Topic | None
+) -> None:
+    """Messages of wheels, and other partitions; what follows in its own waits, in order."""
+    if trouble is not None:
+        kafka.topics["bad"] = trouble
+    site.topics.send(*asked(0, "bills"))
+    site.topics.send(*asked(0, "bad"))
+    site.topics.send(*asked(0, "orders"))
+    site.topics.send(*asked(0, "bills"), at=BESIDE)
+    wheels.write(A1, [sent(1)], now_ms=NOW_MS - 200)
+    turns(site, 1)
+    assert sorted(topics_of(site)) == ["bills", "bills", "orders"]
+    assert site.offsets == {AT: 1, BESIDE: 1}
+    wheels.write(A1, [sent(2)], now_ms=NOW_MS + 900)
+    turns(site, 1)
+    assert sorted(topics_of(site)) == ["bills", "bills", "orders", "orders"]
+    turns(site, PATIENCE_S)
+    assert site.offsets == {AT: 3, BESIDE: 1}
+    if trouble is None:  # it is tried in the end: Kafka may know better
+        assert "bad" in topics_of(site)
+    else:
+        (letter,) = site.written_to(NAMES.dead)
+        assert dict(letter.headers)["dw-dead-reason"] == b"TOPIC_UNAVAILABLE"
+    assert all(count == 1 for count in site.out().values())
+
+
+def test_a_message_for_a_missing_topic_becomes_a_dead_letter(kafka: Kafka, site: Site) -> None:
+    kafka.topics["gone"] = MISSING
+    site.topics.send(*asked(0, "gone"))
+    site.topics.send(*asked(0, "orders"))
+    turns(site, 1)
+    (letter,) = site.written_to(NAMES.dead)
+    headers = dict(letter.headers)
+    assert (headers["dw-dead-reason"], headers["dw-dead-topic"]) == (b"TOPIC_MISSING", b"gone")
+    assert (topics_of(site), site.offsets[AT]) == (["orders"], 2)
+
+
+def test_while_messages_of_wheels_wait_for_a_topic_records_are_announced(
+    wheels: Wheels, kafka: Kafka, site: Site
+) -> None:
+    """And nothing goes out directly that would be settled without having gone out."""
+    kafka.topics["bad"] = LEADERLESS
+    wheels.write(A1, [sent(1, "bad")], now_ms=NOW_MS - 200)
+    site.topics.send(*asked(0, "orders"))
+    site.topics.send(*asked(60_000, "orders"), at=BESIDE)
+    turns(site, 1)
+    assert site.forwarder.held is not None
+    assert (site.delivered(), site.offsets, site.handed) == ([], {BESIDE: 0}, [0])
+    turns(site, PATIENCE_S)
+    assert (topics_of(site), site.offsets[AT]) == (["orders"], 1)
+
+
+def test_what_kafka_refuses_is_searched_for_among_all(
+    wheels: Wheels, kafka: Kafka, site: Site
+) -> None:
+    place = site.topics.send(*asked(0, "orders"))
+    site.topics.send(*asked(0, "orders"), at=BESIDE)
+    wheels.write(A1, [sent(1)], now_ms=NOW_MS - 200)
+    site.producers.verdict = Verdict.ABORTED
+    site.turn()
+    site.producers.verdict = Verdict.COMMITTED
+    turns(site, 0.5)
+    (rows, search), *_ = kafka.searches
+    assert len(rows) == 3
+    assert (site.delivered(), site.offsets) == ([], {})
+    guilty = str(place).rpartition("/")[0], place.offset, 0
+    search.set_result(Findings(refused={guilty: "INVALID_RECORD: bad"}, tried={"orders"}))
+    turns(site, 0.5)
+    for _, later in kafka.searches[1:]:
+        later.set_result(Findings(tried={"orders"}))
+    turns(site, 1)
+    (letter,) = site.written_to(NAMES.dead)
+    assert dict(letter.headers)["dw-dead-detail"] == b"INVALID_RECORD: bad"
+    assert (topics_of(site), site.offsets) == (["orders", "orders"], {AT: 1, BESIDE: 1})
