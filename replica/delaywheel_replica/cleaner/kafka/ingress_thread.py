@@ -22,7 +22,7 @@ from delaywheel_replica.kafka_settings import KafkaSettings
 BATCH: Final = 2_000
 """Records that are read at once."""
 
-WAIT_S: Final = 0.2
+WAIT_S: Final = 0.5
 """For so long the thread waits for records; then it looks whether something else is wanted."""
 
 LAGS_S: Final = 0.5
@@ -112,7 +112,7 @@ class IngressThread:
                     reader.close()
         except BaseException as failure:  # noqa: BLE001 - raised again where it is heard
             self._failure = failure
-            self._on_news()
+            self._wake()
 
     def _read(self, reader: IngressReader) -> None:
         lags_at = 0.0
@@ -147,10 +147,16 @@ class IngressThread:
             with self._changed:
                 self._positions |= {each.at: each.position for each in fetched}
                 self._fetched += fetched
-            self._on_news()
+            self._wake()
 
     def _tell_fault(self, fault: str) -> None:
         with self._changed:
             self._fault = fault
             self._changed.wait(FAULT_PAUSE_S)
-        self._on_news()
+        self._wake()
+
+    def _wake(self) -> None:
+        """Wakes the leader, which after `close` may be gone."""
+        with self._changed:
+            if not self._closing:
+                self._on_news()

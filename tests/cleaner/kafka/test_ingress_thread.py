@@ -1,0 +1,114 @@
+"""Reading ingress topics in the background, and finding them, on the real broker."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
+
+from delaywheel_replica.cleaner.kafka.ingress_finding import IngressTopics, find_ingress
+from delaywheel_replica.cleaner.kafka.ingress_thread import IngressThread
+from delaywheel_replica.cleaner.outside.ports import KafkaAway
+from delaywheel_replica.core.protocol.control import IngressPartition
+from delaywheel_replica.kafka_settings import KafkaNames, KafkaSettings
+from local.loopback.kafka import KafkaBroker
+from support.kafka.read_committed import create_topic
+
+pytestmark = pytest.mark.kafka
+
+PATIENCE_S = 60
+
+
+@pytest.fixture
+def settings(kafka: KafkaBroker, cluster_id: str) -> KafkaSettings:
+    return KafkaSettings(KafkaNames(cluster_id), {"bootstrap.servers": kafka.address})
+
+
+@pytest.fixture
+def topic(kafka: KafkaBroker, settings: KafkaSettings) -> str:
+    create_topic(kafka.address, settings.names.ingress)
+    return settings.names.ingress
+
+
+def send(kafka: KafkaBroker, topic: str, *values: bytes) -> None:
+    producer = Producer({"bootstrap.servers": kafka.address})
+    for value in values:
+        producer.produce(topic, value, partition=0)
+    assert producer.flush(PATIENCE_S) == 0
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def values(reader: IngressThread) -> list[bytes | None]:
+    return [record.value for each in reader.poll(1) for record in each.records]
+
+
+def test_it_wakes_and_reads_on_once_that_was_taken(
+    kafka: KafkaBroker, settings: KafkaSettings, topic: str
+) -> None:
+    woken = threading.Semaphore(0)
+    reader = IngressThread(settings, woken.release)
+    at: IngressPartition = topic, 0
+    reader.assign({at: 0})
+    send(kafka, topic, b"0")
+    assert woken.acquire(timeout=PATIENCE_S)
+    send(kafka, topic, b"1")
+    assert not woken.acquire(timeout=0.7)  # what waits is not taken
+    assert values(reader) == [b"0"]
+    assert woken.acquire(timeout=PATIENCE_S)
+    reader.assign({at: 0})  # it goes on where it is
+    assert values(reader) == [b"1"]
+    until(lambda: reader.lags() == {at: 0})
+    assert (values(reader), reader.cut_off) == ([], frozenset())
+    reader.close()
+    send(kafka, topic, b"2")
+    assert not woken.acquire(timeout=0.7)
+
+
+def test_a_partition_that_is_cut_off_is_told(
+    kafka: KafkaBroker, settings: KafkaSettings, topic: str
+) -> None:
+    send(kafka, topic, b"0")
+    reader = IngressThread(settings, lambda: None)
+    reader.assign({(topic, 0): 7})
+    until(lambda: reader.cut_off == {(topic, 0)})
+    reader.close()
+
+
+def test_topics_are_found_made_and_checked(kafka: KafkaBroker, settings: KafkaSettings) -> None:
+    admin = AdminClient(settings.admin())
+    name, compacted = settings.names.ingress, f"{settings.names.ingress}-compacted"
+    create_topic(kafka.address, compacted, config={"cleanup.policy": "compact,delete"})
+    wanted = IngressTopics(frozenset([name, compacted]), 3, max_message_bytes=5_000)
+    found = find_ingress(admin, wanted, {"gone"})
+    assert {each: topic.partitions for each, topic in found.topics.items()} == {name: 3}
+    is_compacted, is_gone = found.faults
+    assert "cleanup.policy=compact,delete: set it to delete" in is_compacted
+    assert "topic gone is gone" in is_gone
+    assert "name it in ingress_topics" in is_gone
+    again = find_ingress(admin, wanted)
+    assert (again.topics, again.faults) == (found.topics, (is_compacted,))
+
+
+def test_a_topic_that_cannot_be_made_is_told(settings: KafkaSettings) -> None:
+    admin = AdminClient(settings.admin())
+    name = settings.names.ingress
+    found = find_ingress(admin, IngressTopics(frozenset([name]), replication_factor=9))
+    assert found.topics == {}
+    assert f"{name} is missing, and cannot be made" in found.faults[0]
+    assert "ingress = false" in found.faults[0]
+
+
+def test_a_kafka_that_does_not_answer_is_told() -> None:
+    admin = AdminClient({"bootstrap.servers": "127.0.0.1:1", "log_level": 0})
+    with pytest.raises(KafkaAway):
+        find_ingress(admin, IngressTopics(frozenset(["a"])))
