@@ -81,7 +81,8 @@ class Config:
         ingress: take records from the topic `delaywheel-<cluster>-ingress`, which is made if it is
             missing: [delay through Kafka alone](INGRESS.md)
         ingress_topics: further topics that records are taken from, also without `ingress`; made if
-            they are missing
+            they are missing. As a flag a list with commas, in the environment one in JSON. The same
+            on all nodes
         ingress_partitions: of ingress topics made so. They have as many copies as our own topics
         transaction_messages: messages in one transaction, and in one frame, at most
         transaction_bytes: the same in bytes. Peers take messages of the greater of this and 64 MiB,

@@ -180,6 +180,14 @@ class _Checked(BaseSettings):
             raise ValueError(f"{scheme}:// is none of {', '.join(_LEDGER_SCHEMES)}, or a folder")
         return uri
 
+    @field_validator("ingress_topics", mode="before", check_fields=False)
+    @classmethod
+    def _listed(cls, topics: Any) -> Any:
+        """Splits what a flag gives: one text with commas."""
+        if not isinstance(topics, str):
+            return topics
+        return [name.strip() for name in topics.split(",") if name.strip()]
+
     @field_validator("kafka", mode="before", check_fields=False)
     @classmethod
     def _as_kafka_writes(cls, settings: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,40 @@ def test_an_address_that_leads_nowhere_is_refused(
     ended = command("config", "check", "--config", str(file), *flags)
     assert (ended.code, ended.err.count("\n")) == (1, 1)
     assert told in ended.err
+
+
+@pytest.mark.parametrize(
+    ("topics", "told"),
+    [
+        ("a,b c", "ingress_topics 'b c': no name of a topic"),
+        ("..", "ingress_topics '..': no name of a topic"),
+        ("a, delaywheel-c1-dead", "ingress_topics delaywheel-c1-dead: the service's own"),
+    ],
+)
+def test_an_ingress_topic_that_cannot_be_one_is_refused(
+    command: Command, file: Path, topics: str, told: str
+) -> None:
+    ended = command("config", "check", "--config", str(file), "--set", f"ingress_topics={topics}")
+    assert (ended.code, ended.err.count("\n")) == (1, 1)
+    assert told in ended.err
+
+
+def test_ingress_topics_are_a_list_however_they_are_given(
+    command: Command, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    show = ("config", "show", "--json", "--config", str(file))
+
+    def shown(*flags: str) -> object:
+        ended = command(*show, *flags)
+        return json.loads(ended.out)["ingress_topics"]
+
+    assert shown() == []
+    assert shown("--set", "ingress_topics=a, b") == ["a", "b"]
+    monkeypatch.setenv("DELAYWHEEL_INGRESS_TOPICS", '["c"]')
+    assert shown() == ["c"]
+    monkeypatch.delenv("DELAYWHEEL_INGRESS_TOPICS")
+    file.write_text(f'ingress_topics = ["d", "e"]\n{file.read_text()}')
+    assert shown() == ["d", "e"]
 
 
 def test_an_address_for_others_mends_it(command: Command, file: Path) -> None:

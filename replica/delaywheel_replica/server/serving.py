@@ -18,7 +18,6 @@ from delaywheel.storage.folder.node_file import read_boot_id
 from delaywheel_replica.config import Config
 from delaywheel_replica.core.node.events import DiskState, MemberConfig
 from delaywheel_replica.core.protocol.status_files import CleanerStatus
-from delaywheel_replica.kafka_settings import KafkaNames
 from delaywheel_replica.link import Link, Stop, Wake
 from delaywheel_replica.peers.handshake import PeerIdentity
 from delaywheel_replica.peers.network import PeerNetwork
@@ -461,7 +460,6 @@ def _pending_topics(config: Config) -> PendingTopics | None:
 
 
 def _rules(config: Config) -> Rules:
-    names = KafkaNames(config.cluster_id)
     return Rules(
         span_seconds=config.span_seconds,
         late_window_seconds=config.late_window_seconds,
@@ -470,5 +468,5 @@ def _rules(config: Config) -> Rules:
         max_request_messages=config.max_request_messages,
         max_request_bytes=config.max_request_bytes,
         levels_ms=config.levels,
-        own_topics=frozenset({names.control, names.outcomes, names.dead}),
+        own_topics=config.own_topics,
     )
