@@ -29,6 +29,9 @@ NO_RETRY_BACKOFF_MS = 30_000
 DEFAULT_BATCH_BYTES = 1_000_000
 """librdkafka's `batch.size`, unless the operator sets it."""
 
+DEFAULT_TOPIC_BYTES = 1_048_588
+"""Kafka's `max.message.bytes`, unless the topic has its own."""
+
 DEFAULT_QUEUE_KBYTES = 1_048_576
 """librdkafka's `queue.buffering.max.kbytes`, unless the operator sets it."""
 
@@ -150,6 +153,20 @@ class KafkaSettings:
         """Whether records may be compressed."""
         kinds = (self.client.get("compression.type"), self.client.get("compression.codec"))
         return any(kind not in (None, "none") for kind in kinds)
+
+    @property
+    def own_topic_bytes(self) -> int:
+        """What the topics of dead letters and outcomes must take, at least, as one batch.
+
+        The client joins records up to its `batch.size`, whatever a topic takes, and never splits
+        what was refused: every transaction with as many letters would fail.
+        """
+        return max(self.max_record_bytes, int(self.client.get("batch.size", DEFAULT_BATCH_BYTES)))
+
+    @property
+    def ingress_topic_bytes(self) -> int:
+        """What an ingress topic takes as one batch: no less than others by Kafka's default."""
+        return max(self.max_record_bytes, DEFAULT_TOPIC_BYTES)
 
     def misfit(self) -> str | None:
         """Returns a setting that the client library accepts but the service cannot work with."""

@@ -138,7 +138,7 @@ class Cleaner:
                 config.taken_topics,
                 config.ingress_partitions,
                 config.control_replication_factor,
-                settings.max_record_bytes,
+                settings.ingress_topic_bytes,
             ),
         )
         self._levels_ms = dict(config.levels)

@@ -191,6 +191,15 @@ def test_a_letter_that_is_too_large_is_told_without_its_content(
     assert site.offsets[AT] == 1
 
 
+def test_letters_are_sent_before_they_are_more_than_their_topic_takes_at_once(site: Site) -> None:
+    """The client would make one batch of them, which Kafka refuses each time."""
+    for _ in range(4):
+        site.topics.send(("dw-oh", b""), value=bytes(1_500))
+    site.turn()
+    assert len(site.written_to(NAMES.dead)) == 4
+    assert site.producers.flushes == 1
+
+
 def test_a_full_disk_does_not_hold_up_what_is_due(site: Site) -> None:
     site.takes = False
     site.topics.send(*asked(5_000))
@@ -223,6 +232,24 @@ def test_what_is_not_held_is_handed_over_again_after_a_while(site: Site) -> None
         site.pass_ms(2_000)
         site.take_in()
         assert len(site.server.waiting) == 1
+
+
+def test_what_is_handed_over_is_left_out_of_what_was_planned_before(site: Site) -> None:
+    """It was due, and the server had not taken it; now it may."""
+    site.topics.send(*asked(1_000))
+    site.turn()
+    assert site.server is not None
+    site.server.answer(Answer.NOT_NOW)
+    site.take_in()
+    site.pass_ms(1_000)
+    planned = site.plan()
+    assert planned is not None
+    assert len(planned.rows) == 1
+    site.take_in()
+    assert site.handed == [0]
+    planned = site.plan()
+    assert planned is not None
+    assert len(planned.rows) == 0
 
 
 def test_a_broken_hand_over_is_made_anew_and_nothing_of_it_goes_directly(site: Site) -> None:

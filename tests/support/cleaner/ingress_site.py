@@ -254,12 +254,17 @@ class Producers(CommittingProducers):
     Attributes:
         verdict: how the next transactions end.
         commits: of one whose end is unknown: whether it is committed.
+        flushes: how often what was written is sent before the end.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.verdict = Verdict.COMMITTED
         self.commits = True
+        self.flushes = 0
+
+    def flush(self, number: int, timeout_ms: int) -> None:  # noqa: ARG002 - the port's
+        self.flushes += 1
 
     def commit(self, number: int, last: Record, timeout_ms: int) -> Ended:
         if self.verdict is Verdict.COMMITTED or (self.verdict is Verdict.UNKNOWN and self.commits):

@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from time import monotonic as monotonic_clock
 from typing import Protocol
 
@@ -43,6 +44,7 @@ from delaywheel_replica.cleaner.ingress.direct import joined_with
 from delaywheel_replica.cleaner.ingress.taken import NOTHING, Taken
 from delaywheel_replica.cleaner.ingress.term import Ingress
 from delaywheel_replica.cleaner.outside.ports import IDS, ProducersPort, Record, is_aftermath
+from delaywheel_replica.cleaner.outside.sizes import batch_bytes
 from delaywheel_replica.core.ingress.partition import Room, unread_bound
 from delaywheel_replica.core.leader.duties import Cluster, Duties, Situation, duties
 from delaywheel_replica.core.leader.floor import FloorWatch
@@ -65,6 +67,7 @@ from delaywheel_replica.kafka_settings import FORWARD_ROOM_BYTES, KafkaNames
 WARM_MS = 1_000
 
 _NO_ROOM = Room(0)
+_UNBOUNDED = 1 << 62
 
 
 class ReaderPort(Protocol):
@@ -324,7 +327,7 @@ class Forwarder:
             )
             counted += written
         if self.ingress is not None:
-            self._producers.write_own(number, self.ingress.written(taken))
+            self._write_letters(number, self.ingress.written(taken), timeout_ms)
         self._producers.write_own(number, outcomes.lost(self._names, lost))
         counted["lost_frames"] += sum(run.frames for run in lost)
         control = [self._control(record) for record in todo.all_records]
@@ -424,11 +427,10 @@ class Forwarder:
             if ends_batch:
                 self._producers.flush(number, timeout_ms)
         names = self._names
-        for condemned in dead:
-            letter = outcomes.dead_letter(
-                names, condemned.message, condemned.reason, condemned.detail
-            )
-            self._producers.write_own(number, letter)
+        letters = (
+            outcomes.dead_letter(names, each.message, each.reason, each.detail) for each in dead
+        )
+        self._write_letters(number, chain.from_iterable(letters), timeout_ms)
         self._producers.write_own(number, outcomes.dropped(names, step.dropped))
         cancelled = int(np.count_nonzero(step.dropped.outcomes == Outcome.CANCELLED))
         counted = Counter(
@@ -438,6 +440,21 @@ class Forwarder:
             duplicates=len(step.dropped) - cancelled,
         )
         return forwarded, dead, counted
+
+    def _write_letters(self, number: int, records: Iterable[Record], timeout_ms: int) -> None:
+        """Writes dead letters; no more of them come together than their topic takes as one batch.
+
+        Otherwise each transaction with them would fail: the client does not split what is refused.
+        """
+        most_bytes = _UNBOUNDED if self.ingress is None else self.ingress.letter_bytes
+        together: Counter[str] = Counter()
+        for record in records:
+            length_bytes = batch_bytes(record)
+            if together[record.topic] and together[record.topic] + length_bytes > most_bytes:
+                self._producers.flush(number, timeout_ms)
+                together.clear()
+            together[record.topic] += length_bytes
+            self._producers.write_own(number, [record])
 
     def _control(self, record: ControlRecord) -> Record:
         key, value = record

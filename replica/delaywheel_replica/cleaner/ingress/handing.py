@@ -72,28 +72,29 @@ class Handing:
             self._pause_s = FIRST_PAUSE_S
         return answers
 
-    def hand(self, choose: Callable[[Room], Sequence[Handed]]) -> None:
-        """Hands over as much as there is room for.
+    def hand(self, choose: Callable[[Room], Sequence[Handed]]) -> bool:
+        """Hands over as much as there is room for; returns whether that was anything.
 
         Args:
             choose: Returns records for so much room.
         """
         if self._clock.monotonic() < self._again_at:
-            return
+            return False
         if self._port is None:
             self._port = self._make()
             if self._port is None:
                 self._again_at = self._clock.monotonic() + self._pause_s
-                return
+                return False
         room_bytes = self._port.room_bytes
         if room_bytes <= 0:
-            return
+            return False
         handed = choose(Room(MESSAGES_MOST, room_bytes))
         if not handed and not self._unanswered:
             handed = choose(Room(1))  # larger than all the room there ever is
         if handed:
             self._unanswered.update(handed)
             self._port.hand(handed)
+        return bool(handed)
 
     def close(self) -> None:
         """Ends it; what is unanswered stays so."""

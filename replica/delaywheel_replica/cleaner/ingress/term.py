@@ -214,6 +214,11 @@ class Ingress:
             faults=self.faults,
         )
 
+    @property
+    def letter_bytes(self) -> int:
+        """So much the dead-letter topic takes at once."""
+        return self._settings.letter_bytes
+
     def bound(self, state: ControlState, taken: Taken | None = None) -> int | None:
         """Returns the slot that floor and own seals must not pass; None if there is none.
 
@@ -416,8 +421,9 @@ class Ingress:
             self._reader_fault = None
 
     def _hand(self) -> None:
-        if self._office is not None:
-            self._handing.hand(self._office.to_hand)
+        # What is handed over is in no plan any more: it may be held from now on.
+        if self._office is not None and self._handing.hand(self._office.to_hand):
+            self._is_changed = True
 
     def _tell_group(self) -> None:
         now_s = self._clock.monotonic()

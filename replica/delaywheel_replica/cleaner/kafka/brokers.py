@@ -36,7 +36,7 @@ class OwnTopic:
 def own_topics(settings: KafkaSettings) -> tuple[OwnTopic, ...]:
     """Returns the three topics of a cluster, the control topic first."""
     names = settings.names
-    room = {"max.message.bytes": str(settings.max_record_bytes)}
+    room = {"max.message.bytes": str(settings.own_topic_bytes)}
     control = {
         "cleanup.policy": "compact",
         "delete.retention.ms": "86400000",

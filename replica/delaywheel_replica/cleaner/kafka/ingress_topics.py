@@ -165,6 +165,7 @@ class IngressReader:
 
 
 _PASSING = {
+    KafkaError.GROUP_AUTHORIZATION_FAILED,  # what the group shows is for people
     KafkaError._PARTITION_EOF,  # noqa: SLF001 - its names
     KafkaError._TRANSPORT,  # noqa: SLF001
     KafkaError._ALL_BROKERS_DOWN,  # noqa: SLF001
