@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from delaywheel.identity import WheelId
+from delaywheel_replica.cleaner.outside.ports import IDS
 from delaywheel_replica.core.protocol.quorum import required_answers
 from sim.plans.plan import Action, Plan
 
@@ -86,7 +87,8 @@ def wrong_candidacies(world: World) -> Iterator[str]:
     one office: who stands then learns by its marks how long it has to wait.
     """
     asks = required_answers(len(world.members), world.min_insync) > 1
-    if asks and is_calm(world.plan) and world.kafka.last_epoch > 0:
-        yield f"{world.kafka.last_epoch + 1} candidacies, and no reason for a second one"
-    if asks and is_slow(world.plan) and world.kafka.last_epoch > SLOW_CANDIDACIES:
-        yield f"candidacies up to epoch {world.kafka.last_epoch}, for no more than slow commits"
+    epoch = world.kafka.last_epoch({world.names.leader_id(number) for number in range(IDS)})
+    if asks and is_calm(world.plan) and epoch > 0:
+        yield f"{epoch + 1} candidacies, and no reason for a second one"
+    if asks and is_slow(world.plan) and epoch > SLOW_CANDIDACIES:
+        yield f"candidacies up to epoch {epoch}, for no more than slow commits"

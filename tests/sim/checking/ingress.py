@@ -24,11 +24,12 @@ from delaywheel_replica.core.ingress.office import Handed
 from delaywheel_replica.core.ingress.place import Place
 from delaywheel_replica.core.ingress.reading import UnfitReason
 from delaywheel_replica.core.protocol.control import ControlState, IngressPartition, IngressRecord
+from sim.checking.calm import is_calm
 from sim.checking.ingress_book import NUMBER, IngressBook, Sent
 from sim.checking.letters import has_expired_long_ago, wrong_letter
 from sim.checking.moments import Moment
 from sim.checking.truth import FrameName, Key
-from sim.machine.clocks import true_wall_ms
+from sim.machine.clocks import EPOCH_MS, true_wall_ms
 from sim.machine.scheduler import US_PER_MS
 
 if TYPE_CHECKING:
@@ -42,6 +43,12 @@ DIRECT = b"ingress"
 
 ORIGIN = "dw-dead-origin"
 REASON = "dw-dead-reason"
+
+READY_US = 4_000 * US_PER_MS
+"""By then somebody leads, if nothing is done to the cluster."""
+
+LATE_US = 1_000 * US_PER_MS
+"""No message is later then, and no cancel takes longer."""
 
 LATE_MS = 12_000
 """A leader whose clock is further ahead than this is not one for long (`checks.EARLY_MS`)."""
@@ -123,9 +130,12 @@ class IngressChecks:
             self._fail(f"{sent} is delivered, and has expired")
         if told["dw-wheel"] != DIRECT:
             self._from_wheels[key] += 1
-        if self._ends(sent) > 1 and not self._any_gone(key):
+            self._check_withdrawn(sent)
+        self._check_time(sent)
+        is_excused = self._any_gone(key) or sent.is_early
+        if self._ends(sent) > 1 and not is_excused:
             self._fail(f"{sent} is delivered twice")
-        if self._from_wheels[key] > 1 and not self._any_gone(key):
+        if self._from_wheels[key] > 1 and not is_excused:
             self._fail(f"{sent} comes out of a wheel twice")
         return True
 
@@ -138,7 +148,7 @@ class IngressChecks:
         self._trace(f"dead letter {told.get(REASON)} of", sent)
         self._counts(sent)
         self._letters[sent.number] += 1
-        if self._ends(sent) > 1 and not self._any_gone(sent.message):
+        if self._ends(sent) > 1 and not (self._any_gone(sent.message) or sent.is_early):
             self._fail(f"{sent} is delivered twice, as a dead letter")
         if ORIGIN in told and (entry.key, entry.value) != (sent.key, sent.value):
             self._fail(f"{sent} is a dead letter with other bytes")
@@ -266,6 +276,28 @@ class IngressChecks:
         if sent.asked.timestamp_ms not in (None, entry.timestamp_ms):
             self._fail(f"{sent} is delivered with timestamp {entry.timestamp_ms}")
 
+    def _check_time(self, sent: Sent) -> None:
+        """Where nothing is done to the cluster, nothing is late."""
+        if not is_calm(self._world.plan) or sent.place is None or sent.due_ms is None:
+            return
+        topic, partition, offset = sent.place
+        seen_us = self._world.kafka.partitions(topic)[partition].log[offset].visible_us
+        late_us = self._world.scheduler.now_us - max(
+            seen_us, (sent.due_ms - EPOCH_MS) * US_PER_MS, READY_US
+        )
+        if late_us > LATE_US:
+            self._fail(f"{sent} is delivered {late_us // US_PER_MS} ms after its due")
+
+    def _check_withdrawn(self, sent: Sent) -> None:
+        """There, what waits in a wheel is withdrawn in good time."""
+        settled_us = [each.settled_us for each in self.book.cancels[sent.message]]
+        first_us = min((us for us in settled_us if us >= 0), default=None)
+        if first_us is None or sent.due_ms is None or not is_calm(self._world.plan):
+            return
+        lead_us = (sent.due_ms - EPOCH_MS) * US_PER_MS - first_us
+        if lead_us > LATE_US:
+            self._fail(f"{sent} is delivered, and was withdrawn {lead_us // US_PER_MS} ms before")
+
     def _may_be_delivered(self, sent: Sent) -> bool:
         """What was beyond the span is not, once that has come near before anybody has read it."""
         return sent.asked.reason is UnfitReason.DUE_BEYOND_SPAN
@@ -304,6 +336,8 @@ class IngressChecks:
             begin = 0
         if after.next_offset < begin:
             self._fail(f"{at} goes back from {begin} to {after.next_offset}")
+        if self._world.kafka.topic_id(at[0]) != after.topic_id:
+            return  # of a topic that was made anew: nobody knows what it was that was read
         for offset in range(begin, after.next_offset):
             sent = self.book.by_place.get((after.topic_id, Place(*at, offset)))
             if sent is not None:

@@ -9,13 +9,13 @@ INGRESS = Drills()
 
 
 def killed_at(script: Script, moment: str, what: str, *, within_us: int) -> None:
-    """Records come in, and each two seconds whoever leads dies a little after such a moment."""
-    script.stream(3_000, 16_000, 250)
-    script.stream(3_100, 16_000, 400, delay_ms=300, asks="deliver_at")
-    for at_ms in range(4_000, 16_000, 4_000):
+    """Records come in, and now and then whoever leads dies a little after such a moment."""
+    script.stream(3_000, 11_000, 250)
+    script.stream(3_100, 11_000, 400, delay_ms=300, asks="deliver_at")
+    for at_ms in (4_000, 8_000):
         us = script.random.randrange(within_us)
         script.do(script.about(at_ms, 600), "at_moment", moment=moment, what=what, us=us)
-    script.until_ms = 20_000
+    script.until_ms = 15_000
 
 
 @INGRESS(r"announced at a: kill_cleaner", r"init .* epoch 1", r"delivers i\d+")
@@ -163,8 +163,8 @@ def made_anew(script: Script) -> None:
     script.do(script.about(8_000, 700), "ingress_anew", ms=script.about(1_500, 3_000))
     if script.random.random() < 0.5:
         script.do(script.about(9_000, 1_500), "kill_cleaner", node="a")
-    script.stream(14_000, 30_000, 300, delay_ms=700)
-    script.until_ms = 34_000
+    script.stream(14_000, 22_000, 300, delay_ms=700)
+    script.until_ms = 25_000
 
 
 @INGRESS(r"loses ingress/0 from", r"delivers i\d+")

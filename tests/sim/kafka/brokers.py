@@ -25,7 +25,7 @@ What cannot be, whatever the clients do, raises `SimKafkaError`: see `SimKafka.c
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import StrEnum
 
 from delaywheel_replica.cleaner.outside.ports import Record
@@ -289,10 +289,9 @@ class SimKafka:
         """The offset that a group shows; None: it shows none."""
         return self._told.get((group, topic, partition))
 
-    @property
-    def last_epoch(self) -> int:
-        """The greatest of any transactional id; -1: none was ever inited."""
-        return max((known.epoch for known in self._ids.values()), default=-1)
+    def last_epoch(self, ids: Collection[str]) -> int:
+        """The greatest of these transactional ids; -1: none was ever inited."""
+        return max((known.epoch for known in self._ids.values() if known.name in ids), default=-1)
 
     def on_visible(self, callback: OnVisible) -> None:
         """Calls back with the records that have just become visible together, in log order."""

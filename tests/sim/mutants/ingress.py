@@ -209,6 +209,12 @@ INGRESS = {
         _DOUBLES,
         ("out_of_reach",),
     ),
+    "the seals pass what is announced": Mutant(
+        "a leader seals its wheels where it may have to take an announced record again",
+        seals_past_announced,
+        r"records are pending|is settled up to",
+        ("floor_waits",),
+    ),
     "due from the clock": Mutant(
         "delays count from when a record is read",
         due_from_the_clock,

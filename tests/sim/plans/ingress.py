@@ -16,8 +16,10 @@ from sim.plans.stage import Draw, Stage
 ENDS = ("commit", "commit", "commit", "abort", "left")
 
 
-def steps(random: Random, settings: Settings, until_ms: int, others: Iterable[Step]) -> list[Step]:
-    """What senders send, and the faults.
+def sent(
+    random: Random, settings: Settings, until_ms: int, others: Iterable[Step]
+) -> Iterator[IngressOrder]:
+    """What all senders send.
 
     Args:
         random: of its own.
@@ -27,13 +29,6 @@ def steps(random: Random, settings: Settings, until_ms: int, others: Iterable[St
     """
     requests = [step for step in others if isinstance(step, Request)]
     messages = [draft.number for request in requests for draft in request.drafts]
-    sent = _traffic(random, settings, until_ms, messages)
-    return [*sent, *_faults(random, settings, until_ms)]
-
-
-def _traffic(
-    random: Random, settings: Settings, until_ms: int, messages: list[int]
-) -> Iterator[IngressOrder]:
     per_s = random.choice((0.3, 1.0, 2.0, 4.0))
     transactions = random.choice((0.0, 0.2, 0.6))
     with_id: list[tuple[int, int]] = []  # with when it is due
@@ -135,7 +130,8 @@ OFTEN: tuple[Draw, ...] = (
 SELDOM: tuple[Draw, ...] = (_ingress_anew, _ingress_cut_off)
 
 
-def _faults(random: Random, settings: Settings, until_ms: int) -> Iterator[Action]:
+def faults(random: Random, settings: Settings, until_ms: int) -> Iterator[Action]:
+    """What breaks about it."""
     draws = list(random.choices(OFTEN, k=random.choice((0, 1, 2, 4))))
     if random.random() < 0.06:
         draws.append(random.choice(SELDOM))

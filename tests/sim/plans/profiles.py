@@ -318,6 +318,7 @@ class Profile:
         nodes: how many nodes there are, drawn from these.
         changes_members: the operator changes the list of nodes.
         ingress: how likely something is sent to the ingress topic as well.
+        ingress_faults: and then something of that breaks.
     """
 
     draws: tuple[Draw, ...]
@@ -325,11 +326,12 @@ class Profile:
     nodes: tuple[int, ...] = (3,)
     changes_members: bool = False
     ingress: float = 0.0
+    ingress_faults: bool = True
 
 
 PROFILES: dict[str, Profile] = {
     "mixed": Profile(ALL, (2, 14), (3, 3, 3, 3, 3, 1, 2, 5), ingress=0.4),
-    "calm": Profile(CALLERS, (0, 2), (1, 2, 3)),
+    "calm": Profile(CALLERS, (0, 2), (1, 2, 3), ingress=0.5, ingress_faults=False),
     "churn": Profile(DEATHS, (8, 25)),
     "clocks": Profile((*CLOCKS, *CLOCKS, _kill_server, _isolate, _kill_cleaner), (4, 12)),
     "ahead": Profile(
@@ -377,7 +379,9 @@ def draw(seed: int, *, profile: str | None = None, nodes: int | None = None) -> 
     steps += _faults(random, kind, settings, until_ms)
     own = Random(f"ingress {seed}")  # of its own, so that all else is drawn as without it
     if own.random() < kind.ingress:
-        steps += ingress.steps(own, settings, until_ms, steps)
+        steps += ingress.sent(own, settings, until_ms, steps)
+        if kind.ingress_faults:
+            steps += ingress.faults(own, settings, until_ms)
     if kind.changes_members:
         steps += _member_changes(random, settings, until_ms)
     return Plan(seed, name, settings, in_order(steps), until_ms)
