@@ -108,7 +108,7 @@ def judge(mine: PeerIdentity, theirs: PeerIdentity, members: Collection[str]) ->
 
 
 def rolling(mine: PeerIdentity, theirs: PeerIdentity) -> str | None:
-    """Returns how the settings of two nodes differ that may connect; None if they do not."""
+    """Returns how the settings of two connectable nodes differ; None if they do not."""
     differing = [name for name in _differing(mine, theirs) if name in ROLLED]
     said = [_said(mine, theirs, differing)] if differing else []
     if mine.format != theirs.format:

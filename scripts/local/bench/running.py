@@ -87,7 +87,7 @@ class Runner:
         return {"filled": filled, **measured}
 
     def _paced(self, rate_per_s: int, ahead_ms: tuple[int, int]) -> Paced:
-        """Returns a rate long enough for everything to be at it for as long as requested."""
+        """Returns a load that lasts until all parts have run at it for the requested time."""
         return Paced(rate_per_s, ahead_ms[1] / 1000 + self._options.seconds, ahead_ms)
 
     def _rounds(self, parts: list[tuple[str, Job | None]]) -> Document:

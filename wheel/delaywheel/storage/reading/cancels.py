@@ -37,7 +37,7 @@ class CancelRow(NamedTuple):
 
 @dataclass(slots=True)
 class Budget:
-    """How much may be read yet; the frame that uses it up is read whole."""
+    """How much may still be read; the frame that uses it up is read completely."""
 
     frames: int
     length_bytes: int
