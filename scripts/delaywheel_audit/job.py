@@ -26,6 +26,8 @@ from delaywheel_audit.kafka.errors import KafkaSourceError, reason_of
 from delaywheel_audit.kafka.plan import Plan
 from delaywheel_audit.kafka.source import register, ship_package
 from delaywheel_audit.matching.findings import is_error
+from delaywheel_audit.matching.ingress import COLUMNS as INGRESS_COLUMNS
+from delaywheel_audit.matching.ingress import SCHEMA, Asked, wishes, with_ingress
 from delaywheel_audit.matching.letters import COLUMNS as LETTER_COLUMNS
 from delaywheel_audit.matching.matching import in_range
 from delaywheel_audit.matching.reconcile import Books, Inputs, Say, outcomes_of, reconcile
@@ -200,7 +202,7 @@ class _Run:
             if everything.files and not chosen.files:
                 self._judge_emptiness(facts, terms)
             ledger = read_ledger(self._spark, folder, chosen)
-            return self._read_kafka(place, setting.cluster, ledger, terms)
+            return self._read_kafka(place, setting.cluster, ledger, terms, facts)
 
         books = reconcile(read, terms, facts, self._say)
         try:
@@ -228,7 +230,7 @@ class _Run:
         self._spark.conf.set("spark.sql.shuffle.partitions", str(tasks))
 
     def _read_kafka(
-        self, place: KafkaPlace, cluster: str, ledger: DataFrame, terms: Terms
+        self, place: KafkaPlace, cluster: str, ledger: DataFrame, terms: Terms, facts: Facts
     ) -> Inputs:
         options, spark = self._options, self._spark
         names = KafkaNames(cluster)
@@ -244,7 +246,8 @@ class _Run:
         outcomes = place.pin([told], told_from_ms, None)
         ended = outcomes_of(place.read(spark, outcomes, "value"))
         asked = ended.where(in_range(terms, F.col("due_ms"), F.col("accepted_at_ms")))
-        topics = list(terms.topics) or topics_in(ledger, asked)
+        records = self._read_ingress(place, terms, facts)
+        topics = list(terms.topics) or topics_in(ledger, asked, records.asked)
         # Behind the outcomes: what is among them is decided in its topic as well.
         place.wait_for_transactions(topics)
         messages = place.pin(topics, from_ms, options.kafka_to_ms) if topics else Plan(())
@@ -270,8 +273,36 @@ class _Run:
             return place.read(spark, place.pin([names.dead], from_ms, None), LETTER_COLUMNS)
 
         self._topics, self._plan = topics, messages
-        records = place.records(spark, messages)
-        return Inputs(ledger, records, ended, all_kafka, deleted, letters)
+        kafka = place.records(spark, messages)
+        books = with_ingress(ledger, records, kafka, ended, terms, facts) if records else ledger
+        return Inputs(books, kafka, ended, all_kafka, deleted, letters)
+
+    def _read_ingress(self, place: KafkaPlace, terms: Terms, facts: Facts) -> Asked:
+        """Reads what the settled records of ingress topics ask for."""
+        settled = facts.done.ingress
+        nothing = self._spark.createDataFrame([], SCHEMA)
+        if not settled:
+            return Asked(nothing)
+        if not str(self._spark.sparkContext.master).startswith("local"):
+            self._note(
+                "the ingress topics are not read, since that needs delaywheel on every executor: "
+                "what went out directly is taken at its word"
+            )
+            return Asked(nothing, is_used=True)
+        margin, from_ms = self._options.kafka_margin_ms, None
+        if terms.from_ms is not None and margin is not None:
+            from_ms = max(0, terms.accepted_range()[0] - margin)
+        plan = place.pin(sorted({topic for topic, _ in settled}), from_ms, None)
+        ranges = [range_ for topic in plan.topics for range_ in topic.ranges]
+        has_all = not any(each.cut or (from_ms is None and each.start) for each in ranges)
+        if not has_all:
+            self._note(
+                "Kafka has deleted records of ingress topics: what went out directly is taken at "
+                "its word"
+            )
+        self._say(f"Kafka: {_size(plan):,} offsets of ingress topics")
+        asked = wishes(place.read(self._spark, plan, INGRESS_COLUMNS), settled)
+        return Asked(asked, is_used=True, has_all=has_all)
 
     def _note(self, line: str) -> None:
         self._notes.append(line)

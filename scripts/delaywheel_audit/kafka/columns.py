@@ -99,10 +99,10 @@ _OWN = {
     "dw-id": _Form(r"^[0-9a-f]{32}$", _read_ids),
     "dw-due": _NUMBER,
     "dw-accepted": _NUMBER,
-    "dw-wheel": _Form(r"^[a-z0-9][a-z0-9-]{0,30}\.[1-9][0-9]{0,17}$", _read_texts),
+    "dw-wheel": _Form(r"^([a-z0-9][a-z0-9-]{0,30}\.[1-9][0-9]{0,17}|ingress)$", _read_texts),
     "dw-forwarded": _NUMBER,
 }
-"""The headers of delaywheel; the name of a wheel as `delaywheel.identity` has it."""
+"""The headers of delaywheel; a wheel's name as `delaywheel.identity` has it, `ingress` for none."""
 
 
 class _OwnHeader(NamedTuple):

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from confluent_kafka import KafkaException
 
 from delaywheel.identity import WheelId
 from delaywheel_replica.cleaner.kafka.control_topic import ControlReader
 from delaywheel_replica.cleaner.outside.ports import ControlNotReadInTime, ControlUnreadable
-from delaywheel_replica.core.protocol.control import ControlState
+from delaywheel_replica.core.protocol.control import (
+    ControlState,
+    IngressPartition,
+    IngressRecord,
+)
 from delaywheel_replica.core.protocol.progress import Position, Progress
 from delaywheel_replica.kafka_settings import KafkaNames, KafkaSettings
 
@@ -32,6 +36,7 @@ class Done:
         floor: Everything in seconds below.
         closed: Wheel -> its last seq, of those that are closed.
         numbers: Node -> the greatest number of a wheel that it was ever given.
+        ingress: Ingress partition -> how far it was settled.
     """
 
     due_ms: int
@@ -40,6 +45,7 @@ class Done:
     floor: int
     closed: Mapping[str, int]
     numbers: Mapping[str, int]
+    ingress: Mapping[IngressPartition, IngressRecord] = field(default_factory=dict)
 
     @classmethod
     def of(cls, state: ControlState) -> Done:
@@ -62,6 +68,7 @@ class Done:
                 if record.closed_at is not None
             },
             numbers={node: record.last_number for node, record in state.nodes.items()},
+            ingress=state.ingress,
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
-from delaywheel_audit.matching.matching import wheel_table
+from delaywheel_audit.matching.matching import INGRESS, wheel_table
 from delaywheel_audit.matching.terms import Facts, Terms
 
 BEFORE_FIRST = -1
@@ -68,7 +68,7 @@ def _with_strays(messages: DataFrame, terms: Terms, facts: Facts) -> DataFrame:
 def _why(terms: Terms, facts: Facts) -> Column:
     done = facts.done
     accepted = F.col("copy.accepted_ms")
-    number = F.substring_index(F.col("copy.wheel"), ".", -1).cast("long")
+    number = F.substring_index(F.col("copy.wheel"), ".", -1).try_cast("long")
     exists = number <= F.coalesce("last_number", F.lit(0))
     fresh = accepted >= facts.began_ms - terms.clock_tolerance_ms
     inside = F.col("first_seq").isNotNull() & (accepted < F.col("to_ms"))
@@ -84,6 +84,7 @@ def _why(terms: Terms, facts: Facts) -> Column:
         F.when((F.col("rows") > 0) & F.col("matches"), None)
         .when(F.col("copies") == 0, None)
         .when(~readable, "unexpected")
+        .when(F.col("copy.wheel") == INGRESS, "unexpected")
         .when(has_files & ~is_read, "unread")
         .when(F.col("hole_number").isNotNull(), "gap")
         .when(~exists, F.when(fresh, "unpublished").otherwise("unexpected"))

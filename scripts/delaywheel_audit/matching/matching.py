@@ -13,6 +13,9 @@ from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 from delaywheel_audit.matching.terms import Facts, Terms
 
 KEY = ("id", "due_ms")
+INGRESS = "ingress"
+"""What a message names in place of a wheel that went out directly (ingress.py)."""
+
 _FRAME = (*KEY, "topic", "wheel", "seq", "accepted_at_ms")
 _FATES = {"cancelled": "cancelled", "duplicate": "duplicates_dropped", "dead-lettered": "dead"}
 _PIECE_SEQS = 65_536
@@ -129,6 +132,7 @@ def _with_places(frames: DataFrame, outcomes: DataFrame, facts: Facts) -> DataFr
     taken = seq <= F.coalesce("done_seq", F.lit(0))
     split = (due == done.due_ms + 1) & (seq <= F.coalesce("split_seq", F.lit(0)))
     is_done = (due < done.floor * 1000) | (taken & ((due <= done.due_ms) | split))
+    is_done = is_done | (F.col("wheel") == INGRESS)  # its record is settled
     is_lost = F.col("lost_reason").isNotNull()
     run = F.get(F.filter("runs", lambda run: seq.between(run["first"], run["last"])), 0)
     nothing = F.lit(0).cast("long")

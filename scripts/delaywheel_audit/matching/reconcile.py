@@ -100,7 +100,8 @@ class Inputs:
 
     Attributes:
         ledger: Columns of the published files; each row once. All that was accepted in
-            `Terms.accepted_range`; more does no harm.
+            `Terms.accepted_range`; more does no harm. Beside them what was accepted through
+            ingress, and was in no wheel (ingress.py).
         kafka: Columns of the source `delaywheel_kafka`.
         outcomes: The records of the outcomes topic, `outcomes_schema`.
         all_kafka: The same as `kafka`, whatever the time; asked for only when something is
@@ -122,7 +123,8 @@ def outcomes_schema() -> str:
     """Returns the needed part of the JSON schema of the outcomes topic."""
     return (
         "outcome string, reason string, content_differs boolean, id string, due_ms long,"
-        " accepted_at_ms long, topic string, wheel string, seq long, last_seq long"
+        " accepted_at_ms long, topic string, wheel string, seq long, last_seq long,"
+        " origin string"
     )
 
 

@@ -370,7 +370,10 @@ def run(spark: SparkSession, world: World, terms: Terms = TERMS, *, first_offset
     inputs = Inputs(
         spark.createDataFrame(world.ledger, LEDGER),
         kafka.where(F.col("offset") >= first_offset),
-        spark.createDataFrame(world.outcomes, outcomes_schema().replace("id string", "id binary")),
+        spark.createDataFrame(
+            [(*row, None) for row in world.outcomes],
+            outcomes_schema().replace("id string", "id binary"),
+        ),
         lambda: kafka,
         lambda: Deleted({"short": SHORT_FROM, "emptied": END_MS}, OUTCOMES_FROM),
         lambda: spark.createDataFrame(world.letters, LETTERS),

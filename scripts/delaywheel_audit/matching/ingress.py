@@ -1,0 +1,151 @@
+"""Records of ingress topics, held against what became of them.
+
+A record that a wheel took is in the ledger, like any other acceptance. One that was due when it
+was read went out directly, and nothing but Kafka knows it: in its topic it names `ingress` as its
+wheel. So of the settled records that ask for a message
+
+- one that went out directly is accepted by its record, once, when it went out;
+- one that left no trace (no row of the ledger, no copy, no outcome), though the floor has passed
+  it, is accepted as well, and will be found missing. Below the floor everything is published.
+
+Such an acceptance has the wheel `ingress`, and the offset of its record as its seq. A copy from
+`ingress` without a record that asks for it is unexpected, unless Kafka has deleted records since.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+from pyspark.sql import DataFrame, Row
+from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
+
+from delaywheel_audit.matching.matching import INGRESS, KEY, is_ours
+from delaywheel_audit.matching.terms import Facts, Terms
+
+if TYPE_CHECKING:
+    from delaywheel_replica.core.protocol.control import IngressPartition, IngressRecord
+
+SCHEMA = "id binary, due_ms long, topic string, origin string, offset long, sent_ms long"
+COLUMNS = "topic,partition,offset,timestamp_ms,headers"
+
+_NOTHING_TOO_LARGE = 1 << 62
+
+_Wish: TypeAlias = tuple[bytearray, int, str, str, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What settled records of ingress topics ask for.
+
+    Attributes:
+        asked: `SCHEMA`.
+        is_used: Whether there are ingress topics.
+        has_all: Whether Kafka still has every record.
+    """
+
+    asked: DataFrame
+    is_used: bool = False
+    has_all: bool = False
+
+    def __bool__(self) -> bool:
+        return self.is_used
+
+
+def wishes(records: DataFrame, settled: Mapping[IngressPartition, IngressRecord]) -> DataFrame:
+    """Returns what settled records ask for: `SCHEMA`.
+
+    Args:
+        records: Of the ingress topics, `COLUMNS`.
+        settled: How far each partition is settled.
+    """
+    ends = {at: (record.next_offset, dict(record.levels_ms)) for at, record in settled.items()}
+
+    def parse(rows: Iterable[Row]) -> Iterator[_Wish]:
+        for row in rows:
+            next_offset, levels_ms = ends.get((row["topic"], row["partition"]), (0, {}))
+            if row["offset"] < next_offset:
+                yield from _wish_of(row, levels_ms)
+
+    return records.sparkSession.createDataFrame(records.rdd.mapPartitions(parse), SCHEMA)
+
+
+def _wish_of(row: Row, levels_ms: Mapping[str, int]) -> Iterator[_Wish]:
+    # Here: the executors of a cluster, which import this module, have none of it.
+    from delaywheel_replica.core.ingress.place import NO_TIMESTAMP, Place  # noqa: PLC0415
+    from delaywheel_replica.core.ingress.reading import (  # noqa: PLC0415
+        Delayed,
+        Incoming,
+        Rules,
+        read,
+    )
+
+    place = Place(row["topic"], row["partition"], row["offset"])
+    sent_ms = NO_TIMESTAMP if row["timestamp_ms"] is None else row["timestamp_ms"]
+    headers = [
+        (each["name"], None if each["value"] is None else bytes(each["value"]))
+        for each in row["headers"]
+    ]
+    rules = Rules(levels_ms, _NOTHING_TOO_LARGE, frozenset())
+    wish = read(Incoming(place, sent_ms, None, None, headers), rules)
+    if isinstance(wish, Delayed):
+        yield bytearray(wish.id), wish.due_ms, wish.topic, str(place), place.offset, sent_ms
+
+
+def with_ingress(
+    ledger: DataFrame,
+    records: Asked,
+    kafka: DataFrame,
+    outcomes: DataFrame,
+    terms: Terms,
+    facts: Facts,
+) -> DataFrame:
+    """Adds to the ledger what was accepted through ingress, and was in no wheel.
+
+    Args:
+        ledger: Its rows.
+        records: What settled records ask for.
+        kafka: Records of the topics.
+        outcomes: Records of the outcomes topic.
+        terms: What is asked.
+        facts: What was known before Kafka was read.
+    """
+    first = F.min(F.struct("offset", "topic", "origin", "sent_ms")).alias("asked")
+    asked = records.asked.groupBy(*KEY).agg(first)
+    ours = is_ours(kafka)
+    direct = (
+        ours.where(F.col("dw_wheel") == INGRESS)
+        .groupBy(*KEY)
+        .agg(F.min(F.struct("dw_accepted_ms", "topic")).alias("went"))
+        .join(asked, list(KEY), "inner" if records.has_all else "left")
+        .join(ledger.select(*KEY).distinct(), list(KEY), "left_anti")
+    )
+    rows = direct.select(
+        *KEY,
+        F.col("went.dw_accepted_ms").alias("accepted_at_ms"),
+        F.coalesce("asked.topic", "went.topic").alias("topic"),
+        F.lit(INGRESS).alias("wheel"),
+        F.coalesce("asked.offset", F.lit(0)).alias("seq"),
+    )
+    known = ledger.unionByName(rows)
+    if terms.by != "due":  # of what left no trace nobody can say when it would have been accepted
+        return known
+    traces = [part.select(*KEY) for part in (ledger, ours, outcomes.where("id is not null"))]
+    seen = traces[0].unionByName(traces[1]).unionByName(traces[2]).distinct()
+    dead = outcomes.where("origin is not null").select("origin").distinct()
+    gone = (
+        asked.where(F.col("due_ms") < facts.done.floor * 1000)
+        .join(seen, list(KEY), "left_anti")
+        .withColumn("origin", F.col("asked.origin"))
+        .join(dead, "origin", "left_anti")
+    )
+    return known.unionByName(
+        gone.select(
+            *KEY,
+            F.col("asked.sent_ms").alias("accepted_at_ms"),
+            F.col("asked.topic").alias("topic"),
+            F.lit(INGRESS).alias("wheel"),
+            F.col("asked.offset").alias("seq"),
+        )
+    )
