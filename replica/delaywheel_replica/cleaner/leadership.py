@@ -23,17 +23,17 @@ from delaywheel_replica.cleaner.candidacy import Candidacy
 from delaywheel_replica.cleaner.delivery.forward import Forwarder, Planned, Transacted
 from delaywheel_replica.cleaner.ingress.term import Ingress
 from delaywheel_replica.cleaner.kafka.follower import ControlFollower
-from delaywheel_replica.cleaner.office_log import OfficeLog
 from delaywheel_replica.cleaner.outside.clocks import Clock, SystemClock
 from delaywheel_replica.cleaner.outside.ports import ProducersPort
 from delaywheel_replica.cleaner.row_keeper import READING_MS, Waiting
 from delaywheel_replica.cleaner.surroundings import heartbeats_of, is_older, uses_of
 from delaywheel_replica.cleaner.tallies import Tallies
+from delaywheel_replica.cleaner.term_log import TermLog
 from delaywheel_replica.cleaner.view import View
 from delaywheel_replica.core.election.eligibility import Eligibility, heard_heartbeats
 from delaywheel_replica.core.election.events import (
     CANDIDATE,
-    IN_OFFICE,
+    IN_TERM,
     BecomeLeader,
     CommitMark,
     ControlRead,
@@ -120,11 +120,11 @@ class Leadership:
         self._follower = follower
         self._make_forwarder = make_forwarder
         self._clock = clock or SystemClock()
-        self._log = OfficeLog(self._clock.monotonic)
+        self._log = TermLog(self._clock.monotonic)
         self._eligibility = Eligibility(config.max_clock_skew_ms, config.max_clock_dispute_ms)
         self._control_offset = -1
         self._control_moved_ms = self._clock.monotonic_ms()
-        self._office_since_ms = 0
+        self._term_since_ms = 0
         self._forwarder: Forwarder | None = None
         self._server: ServerStatus | None = None
         self._uses: list[tuple[object, ...]] | None = None
@@ -170,10 +170,10 @@ class Leadership:
     def replace(self, node: str, storage: str) -> None:
         """Registers a node's new storage, as its operator wishes.
 
-        Only a leader takes it up, and forgets it with its office: in a later one it would go back
+        Only a leader takes it up, and forgets it with its term: in a later one it would go back
         to it, whatever the operator said meanwhile. It is to be asked for until it is committed.
         """
-        if self._election.phase in IN_OFFICE and self._replacements.get(node) != storage:
+        if self._election.phase in IN_TERM and self._replacements.get(node) != storage:
             self._replacements[node] = storage
             self._commit_wanted = True
 
@@ -192,13 +192,13 @@ class Leadership:
 
     def reschedule(self, wish: RescheduleWish) -> None:
         """Somebody wants a message to have another due; to be asked for until it is decided."""
-        if self._election.phase in IN_OFFICE and len(self._wishes) < MOST_RESCHEDULES:
+        if self._election.phase in IN_TERM and len(self._wishes) < MOST_RESCHEDULES:
             self._wishes[wish.key] = wish
             self._commit_wanted = True
 
     def rescheduled(self, written: RescheduleWritten) -> None:
         """What was decided so is in frames; to be told until the record is gone."""
-        if self._election.phase in IN_OFFICE and len(self._written) < MOST_RESCHEDULES:
+        if self._election.phase in IN_TERM and len(self._written) < MOST_RESCHEDULES:
             self._written[written.key] = written
             self._commit_wanted = True
 
@@ -219,7 +219,7 @@ class Leadership:
         self._step(self._tick())
         if self._stop_by is not None and self._may_stop(self._stop_by):
             self._step(Stop(self._clock.monotonic_ms()))
-        if self._election.phase in IN_OFFICE:
+        if self._election.phase in IN_TERM:
             self._candidacy.look_again(has_wheels=self._has_wheels)
             return self._lead()
         self._follow()
@@ -366,7 +366,7 @@ class Leadership:
                 self._witnesses = {} if self._server is None else heartbeats_of(self._server)
                 self._candidacy.read(effect.token)
             case BecomeLeader():
-                self._take_office(effect.state)
+                self._take_term(effect.state)
             case StartForwarding():
                 assert self._forwarder is not None
                 self._set_back_from = None
@@ -376,7 +376,7 @@ class Leadership:
             case DestroyProducers():
                 if effect.reason is Reason.CONTROL_INCOMPLETE:
                     self._lacking = contradiction(self._follower.state, self._witnesses)
-                self._leave_office()
+                self._leave_term()
 
     def _held_against_heartbeats(self, event: Event) -> Event:
         """Checks that the topic still has everything that was known of it before."""
@@ -384,16 +384,16 @@ class Leadership:
             return event
         return replace(event, incomplete=contradiction(event.state, self._witnesses) is not None)
 
-    def _take_office(self, state: ControlState) -> None:
+    def _take_term(self, state: ControlState) -> None:
         assert self._candidacy.producers is not None
         self._lacking = None
         self._follower.rest()
         self._forwarder = self._make_forwarder(state, self._candidacy.producers)
         self._counters["elections"] += 1
-        self._office_since_ms = self._clock.monotonic_ms()
+        self._term_since_ms = self._clock.monotonic_ms()
         self._commit_wanted = True
 
-    def _leave_office(self) -> None:
+    def _leave_term(self) -> None:
         if self._forwarder is not None:
             self._forwarder.close()
             self._shown = self._forwarder.state
@@ -409,7 +409,7 @@ class Leadership:
     def _lead(self) -> float:
         forwarder, server = self._forwarder, self._server
         assert forwarder is not None
-        assert server is not None  # without one, the machine has left office
+        assert server is not None  # without one, the machine has ended its term
         forwarder.take_in(server.heartbeat.node, heartbeats_of(server))
         if forwarder.pause_s > 0:
             return forwarder.pause_s
@@ -418,7 +418,7 @@ class Leadership:
         if not (self._commit_wanted or was_long or planned):
             return self._rest(forwarder, now_ms)
         done = self._transact(forwarder, planned, server, now_ms)
-        if self._election.phase not in IN_OFFICE:
+        if self._election.phase not in IN_TERM:
             return TICK_S
         return forwarder.pause_s if done.behind else self._rest(forwarder, self._clock.wall_ms())
 
@@ -427,7 +427,7 @@ class Leadership:
     ) -> tuple[Planned | None, bool]:
         """Plans what to forward; returns also whether reading took so long that a commit is due.
 
-        Whoever only reads does not commit meanwhile: its office is not to end for that.
+        Whoever only reads does not commit meanwhile: its term is not to end for that.
         """
         limits = takeable(forwarder.state, server.heartbeat, heartbeats_of(server))
         began_ms = self._clock.monotonic_ms()
@@ -461,7 +461,7 @@ class Leadership:
                 # What was heard since the row was read does not count as silence.
                 now_ms=server.monotonic_ms,
             ),
-            in_office_ms=self._clock.monotonic_ms() - self._office_since_ms,
+            in_term_ms=self._clock.monotonic_ms() - self._term_since_ms,
             replacements=self._replacements,
             set_back_from=self._set_back_from,
             rescheduling=Rescheduling([*self._wishes.values()], [*self._written.values()]),

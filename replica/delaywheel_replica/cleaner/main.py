@@ -212,7 +212,7 @@ class Cleaner:
 
     def _forwarder(self, state: ControlState, producers: ProducersPort) -> Forwarder:
         config = self._config
-        self._dead_letters.begin_office()
+        self._dead_letters.begin_term()
         forwarder = Forwarder(
             state,
             producers,

@@ -17,7 +17,7 @@
 | waits for anything else | no more | nobody |
 
 So a leader on slow brokers, or a slow disk, is heard, and one that hangs is not: of a transaction,
-the election machine would end its office at that very moment, if it could turn.
+the election machine would end its term at that very moment, if it could turn.
 """
 
 from __future__ import annotations

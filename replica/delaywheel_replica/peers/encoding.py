@@ -22,7 +22,7 @@ from delaywheel_replica.core.protocol.heartbeat import (
     FenceAnswer,
     Heard,
     Heartbeat,
-    Office,
+    Term,
     WheelHeartbeat,
 )
 from delaywheel_replica.core.protocol.messages import (
@@ -183,7 +183,7 @@ def _heartbeat(heartbeat: Heartbeat) -> pb.Beat:
         start=heartbeat.start,
         count=heartbeat.count,
         floor=heartbeat.floor,
-        office=None if heartbeat.office is None else _office(heartbeat.office),
+        office=None if heartbeat.term is None else _term(heartbeat.term),
         heard=[
             pb.Heard(node=node, boot=heard.boot, ago_ms=heard.ago_ms)
             for node, heard in heartbeat.heard.items()
@@ -222,7 +222,7 @@ def _read_heartbeat(told: pb.Beat) -> Heartbeat:
         start=told.start,
         count=told.count,
         floor=told.floor if told.HasField("floor") else None,
-        office=_read_office(told.office) if told.HasField("office") else None,
+        term=_read_term(told.office) if told.HasField("office") else None,
         heard={heard.node: Heard(heard.boot, heard.ago_ms) for heard in told.heard},
         disk_out=told.disk_out,
         verifying=frozenset(map(_wheel, told.verifying)),
@@ -263,16 +263,16 @@ def _read_missing(told: pb.WheelBeat) -> SeqSet:
     return missing.with_span(missing.last, max(missing.last, told.applied))
 
 
-def _office(office: Office) -> pb.Office:
+def _term(term: Term) -> pb.Office:
     return pb.Office(
-        epoch=office.epoch,
-        fences=[pb.Fence(origin=fence.origin, upto=fence.upto) for fence in office.fences],
-        fills={str(wheel): seq for wheel, seq in office.fills.items()},
+        epoch=term.epoch,
+        fences=[pb.Fence(origin=fence.origin, upto=fence.upto) for fence in term.fences],
+        fills={str(wheel): seq for wheel, seq in term.fills.items()},
     )
 
 
-def _read_office(told: pb.Office) -> Office:
-    return Office(
+def _read_term(told: pb.Office) -> Term:
+    return Term(
         epoch=told.epoch,
         fences=tuple(Fence(fence.origin, fence.upto) for fence in told.fences),
         fills={_wheel(wheel): seq for wheel, seq in told.fills.items()},

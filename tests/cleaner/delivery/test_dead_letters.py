@@ -210,7 +210,7 @@ def test_a_topic_deleted_while_messages_are_pending(
     wait_done(world, [*rows, *behind])
     assert len(read_all(kafka.address, good, at_least=31)) == 31
     letters = read_all(kafka.address, KafkaNames(cluster_id).dead, at_least=len(behind))
-    # Not by the leader's counters: a commit whose answer went with its office is in neither.
+    # Not by the leader's counters: a commit whose answer went with its term is in neither.
     ids = [headers_of(letter)["dw-id"] for letter in letters]
     assert len(set(ids)) == len(ids)
     assert {row.id.hex().encode() for row in behind} <= set(ids)

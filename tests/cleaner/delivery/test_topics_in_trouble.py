@@ -216,7 +216,7 @@ def test_what_a_search_had_no_time_for_is_searched_before_anything_is_forwarded(
     assert kafka.searched == [{"a", "b"}, {"b"}]
 
 
-def test_trouble_of_an_earlier_office_condemns_nothing_in_the_next() -> None:
+def test_trouble_of_an_earlier_term_condemns_nothing_in_the_next() -> None:
     kafka = Kafka({"good": PRESENT, "bad": PRESENT})
     kafka.silent = {"bad"}
     judging, rows = judge(kafka), rows_of("good", "bad")
@@ -226,7 +226,7 @@ def test_trouble_of_an_earlier_office_condemns_nothing_in_the_next() -> None:
     for away_s in (10, 7 * 86_400):  # another one leads, and the topic is mended
         kafka.silent = set()
         kafka.now += away_s
-        judging.begin_office()
+        judging.begin_term()
         assert not judging.unavailable_topics
         assert fates(kafka, judging, rows) == (2, [])
         kafka.silent = {"bad"}
@@ -240,7 +240,7 @@ def test_a_failure_just_before_an_election_is_looked_into_after_it() -> None:
     judging, rows = judge(kafka), rows_of("good", "bad")
     judging.failed(rows)
     kafka.now += 3
-    judging.begin_office()
+    judging.begin_term()
     assert turn(kafka, judging, rows) is None
     assert kafka.searched == [{"good", "bad"}]
 
@@ -249,12 +249,12 @@ def test_a_new_leader_looks_first_when_messages_are_overdue() -> None:
     kafka = Kafka({"good": PRESENT, "bad": PRESENT})
     kafka.silent = {"bad"}
     judging = judge(kafka)
-    judging.begin_office()
+    judging.begin_term()
     overdue = rows_of("good", "bad", due_ms=round((kafka.now - 6) * 1000))
     assert held_s(kafka, judging, 10, lambda _: overdue) <= 2, "others have waited long enough"
     assert judging.unavailable_topics == ("bad",)
     assert kafka.searched[0] == {"good", "bad"}
-    judging.begin_office()
+    judging.begin_term()
     in_time = rows_of("good", due_ms=round((kafka.now - 2) * 1000))
     kafka.now += RECENT_S
     searches = len(kafka.searched)
@@ -271,7 +271,7 @@ def test_an_old_answer_condemns_nothing(state: TopicState) -> None:
     kafka.find(["a"])
     kafka.answers = False
     kafka.now += 10 * FRESH_S
-    judging.begin_office()
+    judging.begin_term()
     assert turn(kafka, judging, rows) is None
     assert kafka.asked == ["a"]
     kafka.topics["a"], kafka.answers = PRESENT, True

@@ -17,7 +17,6 @@ from delaywheel_replica.cleaner.ingress.handing import FIRST_PAUSE_S, LAST_PAUSE
 from delaywheel_replica.cleaner.ingress.letters import letter
 from delaywheel_replica.cleaner.ingress.searching import AGAIN_S, FAULTY_S, TopicSearch
 from delaywheel_replica.cleaner.outside.ports import IngressFound, KafkaAway
-from delaywheel_replica.core.ingress.office import Handed
 from delaywheel_replica.core.ingress.partition import Answer, Dies, Goes, Room, Taken
 from delaywheel_replica.core.ingress.place import Place
 from delaywheel_replica.core.ingress.reading import (
@@ -27,6 +26,7 @@ from delaywheel_replica.core.ingress.reading import (
     Unfit,
     UnfitReason,
 )
+from delaywheel_replica.core.ingress.term import Handed
 from support.cleaner.ingress_site import NAMES, AtOnce, ManualClock
 from support.due.rows import due_rows
 

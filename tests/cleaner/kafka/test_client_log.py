@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 
 from delaywheel.identity import WheelId
 from delaywheel_replica.cleaner.kafka.client_log import AGAIN_S, LOGGER, ClientLog
-from delaywheel_replica.cleaner.office_log import DEAD_AGAIN_S, FAILED_AGAIN_S, OfficeLog
+from delaywheel_replica.cleaner.term_log import DEAD_AGAIN_S, FAILED_AGAIN_S, TermLog
 from delaywheel_replica.core.election.events import Phase, Reason
 from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameRange, FrameSet
 from delaywheel_replica.kafka_settings import KafkaNames, KafkaSettings
@@ -103,12 +103,12 @@ def test_a_real_client_says_nothing_past_it(capfd: pytest.CaptureFixture[str]) -
     assert "127.0.0.1:1" not in capfd.readouterr().err
 
 
-def moved(log: OfficeLog, before: Phase, phase: Phase, **why: Any) -> None:
+def moved(log: TermLog, before: Phase, phase: Phase, **why: Any) -> None:
     log.moved(before, phase, **{"epoch": 7, "reason": None, "error": None, **why})
 
 
-def test_an_office_is_lost_with_a_warning_and_a_start_warns_of_nothing() -> None:
-    log = OfficeLog(Clock())
+def test_a_term_is_lost_with_a_warning_and_a_start_warns_of_nothing() -> None:
+    log = TermLog(Clock())
     with capture_logs() as logs:
         way = [
             *(Phase.STANDBY, Phase.ASKING, Phase.INITIALISING, Phase.MARKING, Phase.READING),
@@ -120,17 +120,17 @@ def test_an_office_is_lost_with_a_warning_and_a_start_warns_of_nothing() -> None
         moved(log, Phase.LEADING, Phase.STOPPED)
     told = [entry for entry in logs if entry["log_level"] != "debug"]
     assert [(entry["event"], entry["log_level"]) for entry in told] == [
-        ("office taken", "info"),
+        ("leadership taken", "info"),
         ("leading", "info"),
-        ("office lost", "warning"),
-        ("office lost", "info"),
+        ("leadership lost", "warning"),
+        ("leadership lost", "info"),
     ]
     assert (told[2]["reason"], told[2]["error"]) == ("FENCED", "_FENCED: why")
 
 
 def test_candidacies_that_fail_alike_warn_once_a_minute() -> None:
     clock = Clock()
-    log = OfficeLog(clock)
+    log = TermLog(clock)
     with capture_logs() as logs:
         for error in ("away", "away", "denied"):
             moved(log, Phase.INITIALISING, Phase.STANDBY, reason=Reason.KAFKA_AWAY, error=error)
@@ -142,7 +142,7 @@ def test_candidacies_that_fail_alike_warn_once_a_minute() -> None:
 
 def test_another_that_was_first_is_no_trouble_unless_it_always_is() -> None:
     clock = Clock()
-    log = OfficeLog(clock)
+    log = TermLog(clock)
     with capture_logs() as logs:
         for _ in range(3):
             moved(log, Phase.MARKING, Phase.STANDBY, reason=Reason.FENCED, error="_FENCED")
@@ -152,7 +152,7 @@ def test_another_that_was_first_is_no_trouble_unless_it_always_is() -> None:
 
 def test_dead_letters_are_told_together_and_lost_frames_as_an_error() -> None:
     clock = Clock()
-    log = OfficeLog(clock)
+    log = TermLog(clock)
     with capture_logs() as logs:
         for _ in range(3):
             log.committed(dead=5, lost=NO_FRAMES)

@@ -114,7 +114,7 @@ def progress(due_ms: int) -> ControlRecord:
     return progress_record(Progress(due_ms, None))
 
 
-def test_what_an_office_removed_is_gone_after_it(
+def test_what_a_term_removed_is_gone_after_it(
     follower: ControlFollower, topic: CompactedTopic
 ) -> None:
     follower.rest()

@@ -100,18 +100,18 @@ def test_where_one_is_enough_nobody_stands_while_the_control_topic_is_written(
         place.never(lambda: place.view.role is not Role.STANDBY, for_s=written_until_s - 1)
         place.until(lambda: place.view.role is Role.CANDIDATE)
         assert place.clock.monotonic() - started >= written_until_s - 0.3 + MIN_SILENCE_MS / 1000
-        place.until(place.in_office)
+        place.until(place.in_term)
 
 
 def test_no_turn_waits_while_kafka_is_away(place: Place) -> None:
     place.kafka.stop()
     place.agrees = {"b"}
     place.until(lambda: place.view.role is Role.CANDIDATE)
-    place.never(place.in_office, for_s=10)
+    place.never(place.in_term, for_s=10)
     assert place.view.error is not None
     assert set(place.turns_us) == {0}
     place.kafka.start()
-    place.until(place.in_office)
+    place.until(place.in_term)
 
 
 def test_while_it_waits_for_kafka_it_says_so_and_until_when_it_counts(place: Place) -> None:
@@ -127,7 +127,7 @@ def test_while_it_waits_for_kafka_it_says_so_and_until_when_it_counts(place: Pla
     assert began_ms + 1_500 < waiting.since_ms == place.clock.monotonic_ms()
     # The last commit was just before, and took as long.
     assert 1_500 * PATIENCE - 400 <= waiting.until_ms - waiting.since_ms <= 1_600 * PATIENCE
-    place.never(lambda: not place.in_office(), for_s=20)
+    place.never(lambda: not place.in_term(), for_s=20)
 
 
 def test_a_leader_that_reads_for_long_is_heard_and_stays(place: Place) -> None:
@@ -139,7 +139,7 @@ def test_a_leader_that_reads_for_long_is_heard_and_stays(place: Place) -> None:
     assert waiting.since_ms is None
     assert waiting.until_ms > place.clock.monotonic_ms() + 3_000
     before = place.view.epoch
-    place.never(lambda: not place.in_office(), for_s=30)
+    place.never(lambda: not place.in_term(), for_s=30)
     assert place.view.epoch == before
 
 
@@ -170,14 +170,14 @@ def test_of_two_clocks_that_differ_nobody_knows_which_is_wrong(place: Place) -> 
 # --- leaving
 
 
-def test_who_is_heard_by_too_few_leaves_office(place: Place) -> None:
+def test_who_is_heard_by_too_few_leaves_term(place: Place) -> None:
     place.lead()
     place.heard = set()
-    place.until(lambda: not place.in_office(), within_s=1.5)
+    place.until(lambda: not place.in_term(), within_s=1.5)
     assert place.view.epoch is None
-    place.never(place.in_office, for_s=5)
+    place.never(place.in_term, for_s=5)
     place.heard = {"c"}
-    place.until(place.in_office)
+    place.until(place.in_term)
 
 
 def test_what_it_committed_is_told_on_though_kafka_is_away(place: Place) -> None:
@@ -186,7 +186,7 @@ def test_what_it_committed_is_told_on_though_kafka_is_away(place: Place) -> None
     place.give_wheel("b")
     state = place.view.state
     place.kafka.cut("a")
-    place.until(lambda: not place.in_office())
+    place.until(lambda: not place.in_term())
     assert place.view.state == state
     place.never(lambda: place.view.state != state, for_s=20)
 
@@ -194,24 +194,24 @@ def test_what_it_committed_is_told_on_though_kafka_is_away(place: Place) -> None
 def test_a_clock_that_leaves_the_others_hands_over_at_once(place: Place) -> None:
     place.lead()
     place.peers_ahead_ms = 400
-    place.never(lambda: not place.in_office(), for_s=2)
+    place.never(lambda: not place.in_term(), for_s=2)
     place.peers_ahead_ms = 600
-    assert place.until(lambda: not place.in_office()) < 0.3
+    assert place.until(lambda: not place.in_term()) < 0.3
     place.never(lambda: place.view.vote_wish is not None, for_s=10)
     place.peers_ahead_ms = 0
-    place.until(place.in_office)
+    place.until(place.in_term)
 
 
 def test_who_lags_a_second_hands_over_to_who_holds_more(place: Place) -> None:
     place.lead()
     place.give_wheel("b")
     place.heartbeats["b"] = heartbeat("b", draining=True, open_=B1, wheels={B1: wheel_heartbeat(5)})
-    assert 1.0 <= place.until(lambda: not place.in_office()) < 1.3
+    assert 1.0 <= place.until(lambda: not place.in_term()) < 1.3
     place.heartbeats["a"] = heartbeat("a", draining=True, wheels={B1: wheel_heartbeat(5)})
-    assert place.until(place.in_office, within_s=8) > 2 * MIN_SILENCE_MS / 1000
+    assert place.until(place.in_term, within_s=8) > 2 * MIN_SILENCE_MS / 1000
 
 
-def test_what_ended_an_office_is_history_once_another_leads(place: Place) -> None:
+def test_what_ended_a_term_is_history_once_another_leads(place: Place) -> None:
     place.lead()
     place.agrees = set()
     client = place.client("b")
@@ -228,7 +228,7 @@ def test_what_ended_an_office_is_history_once_another_leads(place: Place) -> Non
             commit(index, *leader_record(index, "b", "its own"))
 
     place.scheduler.spawn("b", stand)
-    place.until(lambda: not place.in_office())
+    place.until(lambda: not place.in_term())
     assert "EPOCH" in str(place.view.error)
     place.until(lambda: place.view.leader is not None and place.view.leader.node == "b")
     progress = place.view.state.progress
@@ -244,14 +244,14 @@ def test_a_topic_that_lost_its_end_has_no_leader(place: Place) -> None:
     later = replace(progress, due_ms=progress.due_ms + 60_000).reached
     before = place.heartbeats["b"]
     place.heartbeats["b"] = replace(before, reached=later)
-    place.until(lambda: not place.in_office(), within_s=0.2)
+    place.until(lambda: not place.in_term(), within_s=0.2)
     place.until(lambda: f"b has read of progress {later}" in str(place.view.error))
-    place.never(place.in_office, for_s=20)
+    place.never(place.in_term, for_s=20)
     assert "lost its end" in str(place.view.error)
     place.heartbeats["b"] = replace(before, floor=progress.floor + 60)
-    place.never(place.in_office, for_s=20)
+    place.never(place.in_term, for_s=20)
     place.heartbeats["b"] = before
-    place.until(place.in_office, within_s=70)
+    place.until(place.in_term, within_s=70)
     place.until(lambda: place.view.error is None)
 
 
@@ -283,9 +283,9 @@ def test_who_is_told_of_a_rivals_progress_takes_nothing_for_lost(place: Place) -
 
     def stands_again() -> bool:
         errors.add(str(place.view.error))
-        return place.in_office() and place.view.state.progress != progress
+        return place.in_term() and place.view.state.progress != progress
 
-    place.until(lambda: not place.in_office())
+    place.until(lambda: not place.in_term())
     place.until(stands_again, within_s=20)
     assert place.view.state.progress is not None
     assert place.view.state.progress.reached.order >= newest.reached.order
@@ -307,7 +307,7 @@ def test_a_leader_looks_at_kafka_again(place: Place, monkeypatch: pytest.MonkeyP
     place.until(lambda: place.view.warnings == ("one copy",), within_s=LOOK_AGAIN_S)
     assert place.view.error is None
     place.until(lambda: place.view.error == "not compacted", within_s=LOOK_AGAIN_S + 1)
-    assert place.in_office(), "messages go out meanwhile"
+    assert place.in_term(), "messages go out meanwhile"
     place.until(lambda: place.view.error is None, within_s=LOOK_AGAIN_S + 1)
     assert place.view.warnings == ()
 
@@ -331,13 +331,13 @@ def test_a_left_wheel_is_closed_by_the_answers_and_beats_of_the_others(place: Pl
     place.until(lambda: (place.view.fences, place.view.fills) == ((), {}))
 
 
-def test_what_was_wanted_in_office_is_wanted_no_more_when_it_is_left(place: Place) -> None:
+def test_what_was_wanted_in_term_is_wanted_no_more_when_it_is_left(place: Place) -> None:
     place.lead()
     place.give_wheel("a")
     place.heartbeats["a"] = heartbeat("a", draining=True, last_number=1)
     place.until(lambda: bool(place.view.fences))
     place.heard = set()
-    place.until(lambda: not place.in_office())
+    place.until(lambda: not place.in_term())
     assert place.view.fences == ()
 
 
@@ -368,10 +368,10 @@ def test_a_new_leader_first_listens_for_as_long_as_a_node_has_to_be_silent(place
     place.lead()
     place.give_wheel("c")
     place.heard = set()
-    place.until(lambda: not place.in_office())
-    place.never(place.in_office, for_s=SILENT_MS / 1000)
+    place.until(lambda: not place.in_term())
+    place.never(place.in_term, for_s=SILENT_MS / 1000)
     place.heard = {"b"}
-    place.until(place.in_office)
+    place.until(place.in_term)
     place.never(lambda: bool(place.view.fences), for_s=SILENT_MS / 1000 - 0.5)
     place.until(lambda: place.view.fences == (Fence("c", 1),))
 
@@ -391,7 +391,7 @@ def test_a_node_that_the_operator_took_out_has_no_storage(place: Place) -> None:
     place.until(lambda: place.view.state.nodes["c"].storage == REMOVED, within_s=0.2)
 
 
-def test_what_the_operator_said_goes_with_the_office(place: Place) -> None:
+def test_what_the_operator_said_goes_with_the_term(place: Place) -> None:
     """Somebody else may have been told something newer meanwhile."""
     place.leadership.replace("c", "too early")
     place.lead()
@@ -399,35 +399,35 @@ def test_what_the_operator_said_goes_with_the_office(place: Place) -> None:
     place.never(lambda: place.view.state.nodes["c"].storage == "too early", for_s=1.0)
     place.kafka.cut("a")
     place.leadership.replace("c", "old")
-    place.until(lambda: not place.in_office())
+    place.until(lambda: not place.in_term())
     place.kafka.mend("a")
-    place.until(place.in_office)
+    place.until(place.in_term)
     place.never(lambda: place.view.state.nodes["c"].storage == "old", for_s=1.0)
 
 
-def test_what_was_unregistered_in_an_office_does_not_come_back_after_it(place: Place) -> None:
+def test_what_was_unregistered_in_a_term_does_not_come_back_after_it(place: Place) -> None:
     """Not even when the compacted topic says nothing of that any more."""
     place.lead()
     place.give_wheel("a")
-    lose_office(place)
+    lose_term(place)
     assert A1 in place.view.state.wheels
     place.heartbeats["a"] = heartbeat("a", draining=True, last_number=1)
     place.until(lambda: place.view.fences == (Fence("a", 1),))
     place.answers = (answer("b", 0), answer("c", 0))
     place.until(lambda: A1 not in place.view.state.wheels, within_s=20)
     place.scheduler.run_for(TOMBSTONE_US / 1e6 + 1)
-    assert place.in_office()
-    lose_office(place)
+    assert place.in_term()
+    lose_term(place)
     assert A1 not in place.view.state.wheels
     place.never(lambda: bool(place.view.fences), for_s=2)
 
 
-def lose_office(place: Place) -> None:
-    """And comes into office again."""
+def lose_term(place: Place) -> None:
+    """And comes to lead again."""
     place.kafka.cut("a")
-    place.until(lambda: not place.in_office())
+    place.until(lambda: not place.in_term())
     place.kafka.mend("a")
-    place.until(place.in_office)
+    place.until(place.in_term)
 
 
 def answer(node: str, seq: int) -> FenceAnswer:

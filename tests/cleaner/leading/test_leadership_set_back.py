@@ -24,7 +24,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
         made.clock.step(DAY_MS)
         made.lead()
         made.clock.step(-DAY_MS)
-        made.until(lambda: not made.in_office())
+        made.until(lambda: not made.in_term())
         made.until(lambda: made.view.role is Role.RESTING, within_s=90)
         yield made
 
@@ -55,11 +55,11 @@ def test_one_word_is_carried_out_once(place: Place) -> None:
     place.leadership.set_back(0)
     place.until(lambda: progress(place).set_backs == 1)
     place.clock.step(DAY_MS)
-    place.until(lambda: not place.in_office())
+    place.until(lambda: not place.in_term())
     place.until(lambda: place.view.role is Role.LEADING, within_s=90)
     place.until(lambda: progress(place).ahead == ())
     place.clock.step(-DAY_MS)
-    place.until(lambda: not place.in_office())
+    place.until(lambda: not place.in_term())
     place.until(lambda: place.view.role is Role.RESTING, within_s=90)
     place.leadership.set_back(0)
     place.never(lambda: progress(place).set_backs != 1, for_s=5)
@@ -68,14 +68,14 @@ def test_one_word_is_carried_out_once(place: Place) -> None:
     assert progress(place).set_backs == 2
 
 
-def test_the_word_goes_with_the_office(place: Place) -> None:
+def test_the_word_goes_with_the_term(place: Place) -> None:
     """Somebody else may have been told something newer meanwhile."""
     place.kafka.cut("a")
     place.leadership.set_back(0)
-    place.until(lambda: not place.in_office())
+    place.until(lambda: not place.in_term())
     place.leadership.set_back(0)
     place.kafka.mend("a")
-    place.until(place.in_office, within_s=90)
+    place.until(place.in_term, within_s=90)
     place.never(lambda: progress(place).set_backs != 0, for_s=3)
 
 

@@ -58,21 +58,21 @@ def row() -> Row:
     return made
 
 
-def test_a_leader_that_waits_for_a_transaction_is_fresh_and_in_office(row: Row) -> None:
+def test_a_leader_that_waits_for_a_transaction_is_fresh_and_in_term(row: Row) -> None:
     row.waiting = Waiting(since_ms=row.now_ms, until_ms=row.now_ms + 4_000)
     for _ in range(10):
         assert row.stamps(STAMP_MS)
         status = row.written[-1]
         assert (status.monotonic_ms, status.wall_ms) == (row.now_ms, row.wall_ms())
         assert (status.role, status.epoch, status.call_since_ms) == (Role.LEADING, 7, 5_000)
-        assert status.is_in_office(row.now_ms)
+        assert status.is_in_term(row.now_ms)
 
 
 def test_a_leader_whose_last_commit_is_too_old_is_stamped_no_more(row: Row) -> None:
     row.waiting = Waiting(since_ms=row.now_ms, until_ms=row.now_ms + 1_000)
     assert row.stamps(1_000)
     assert not row.stamps(STAMP_MS)
-    assert not row.written[-1].is_in_office(row.now_ms + 1_000)
+    assert not row.written[-1].is_in_term(row.now_ms + 1_000)
 
 
 def test_who_waits_for_anything_else_is_not_stamped(row: Row) -> None:

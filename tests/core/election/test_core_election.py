@@ -8,7 +8,7 @@ import pytest
 from delaywheel_replica.core.election.events import (
     CANDIDATE,
     ENDINGS,
-    IN_OFFICE,
+    IN_TERM,
     TRANSITIONS,
     BecomeLeader,
     CommitMark,
@@ -203,8 +203,8 @@ def test_a_mark_that_is_not_the_next_changes_nothing() -> None:
     assert election.phase is Phase.MARKING
 
 
-def test_leaving_office_or_candidacy_destroys_the_producers_once() -> None:
-    for phase in (*CANDIDATE, *IN_OFFICE):
+def test_leaving_term_or_candidacy_destroys_the_producers_once() -> None:
+    for phase in (*CANDIDATE, *IN_TERM):
         for event in events(IN_PHASE[phase](), "r-1", 0):
             election = IN_PHASE[phase]()
             effects = election.step(event)
@@ -212,7 +212,7 @@ def test_leaving_office_or_candidacy_destroys_the_producers_once() -> None:
             assert destroyed == (election.phase in {Phase.STANDBY, Phase.STOPPED})
 
 
-def test_epoch_and_role_are_told_only_in_office() -> None:
+def test_epoch_and_role_are_told_only_in_term() -> None:
     for phase, make in IN_PHASE.items():
         election = make()
         assert election.epoch == (41 if phase in {Phase.RESTING, Phase.LEADING} else None)
@@ -261,7 +261,7 @@ def test_whoever_was_overtaken_before_says_nothing_of_the_topic() -> None:
 
 
 @pytest.mark.parametrize("make", [resting, leading])
-def test_a_leader_that_hears_of_later_progress_leaves_office(make: Callable[[], Election]) -> None:
+def test_a_leader_that_hears_of_later_progress_leaves_term(make: Callable[[], Election]) -> None:
     effects = make().step(tick(START_MS + 1, overtaken=True))
     assert effects == [DestroyProducers(Reason.OVERTAKEN)]
 
@@ -454,7 +454,7 @@ def test_the_silence_falls_under_another_leader_heard_without_a_break(
     assert election.silence_ms == silence_ms
 
 
-def test_idle_commits_keep_a_leader_in_office() -> None:
+def test_idle_commits_keep_a_leader_in_term() -> None:
     election = leading()
     assert election.step(tick(START_MS + IDLE_COMMIT_MS - 1)) == []
     assert election.step(tick(START_MS + IDLE_COMMIT_MS)) == [IdleCommit("r-1")]
@@ -477,7 +477,7 @@ def test_idle_commits_keep_a_leader_in_office() -> None:
         (tick(START_MS, wall_ms=WALL_MS + START_MS - 501), Reason.CLOCK_JUMPED),
     ],
 )
-def test_what_ends_an_office(make: Callable[[], Election], event: Event, reason: Reason) -> None:
+def test_what_ends_a_term(make: Callable[[], Election], event: Event, reason: Reason) -> None:
     election = make()
     assert election.step(event) == [DestroyProducers(reason)]
     assert election.phase is Phase.STANDBY

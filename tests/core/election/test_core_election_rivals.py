@@ -4,7 +4,7 @@ The model keeps who inited each transactional id last; a transaction is committe
 one. Requests lie around for as long as they like and are carried out at any time, even after
 their node has given up; replies come late or get lost; nodes restart. However it goes: a
 progress record is committed only by the candidate that last read the control topic with its own
-marks newest, and nobody else comes into office.
+marks newest, and nobody else comes to lead.
 
 Walks are random and seeded: five steps in a row make a leader, and hypothesis, which draws its
 rules evenly, hardly ever gets there twice.
@@ -17,7 +17,7 @@ from random import Random
 import pytest
 
 from delaywheel_replica.core.election.events import (
-    IN_OFFICE,
+    IN_TERM,
     BecomeLeader,
     CommitMark,
     ControlRead,
@@ -146,7 +146,7 @@ class Rivals:
         index = effect.index if isinstance(effect, CommitMark) else self.turn
         self.turn = (self.turn + 1) % IDS
         if self.owners.get(index) != effect.token:
-            self.happened["fenced in office"] += isinstance(effect, IdleCommit)
+            self.happened["fenced while leading"] += isinstance(effect, IdleCommit)
             return False
         if isinstance(effect, CommitMark):
             record = leader_record(index, "node", effect.token)
@@ -195,7 +195,7 @@ class Rivals:
                 assert self.has_producers[node]
                 self.has_producers[node] = False
             case BecomeLeader():
-                self.happened["came into office"] += 1
+                self.happened["came to lead"] += 1
                 marks = effect.state.leaders.values()
                 assert [mark.token for mark in marks] == [self.elections[node].token] * IDS
                 assert effect.epoch == max(mark.offset for mark in marks)
@@ -205,9 +205,9 @@ class Rivals:
     def check(self) -> None:
         for election, has_producers in zip(self.elections, self.has_producers, strict=True):
             assert MIN_SILENCE_MS <= election.silence_ms <= MAX_SILENCE_MS
-            in_office = election.phase in IN_OFFICE
-            assert (election.epoch is not None) == in_office
-            assert has_producers or not in_office
+            in_term = election.phase in IN_TERM
+            assert (election.epoch is not None) == in_term
+            assert has_producers or not in_term
 
 
 @pytest.mark.parametrize("seeds", [range(first, first + 50) for first in range(0, 200, 50)])
@@ -217,7 +217,7 @@ def test_only_the_last_elected_commits(seeds: range) -> None:
         rivals = Rivals(seed)
         rivals.walk(600)
         happened += rivals.happened
-    assert happened["came into office"] > 50
+    assert happened["came to lead"] > 50
     assert happened["committed"] > 50
-    assert happened["fenced in office"] > 10
+    assert happened["fenced while leading"] > 10
     assert happened["read another's mark"] > 0

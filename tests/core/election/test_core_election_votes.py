@@ -84,7 +84,7 @@ def asking(*, nodes: int = 3, required: int = 2) -> tuple[Election, int]:
 
 
 def leading(now_ms: int, **more: Any) -> Election:
-    """A node of three in office."""
+    """A node of three that leads."""
     election = Election(config())
     at_ms = run_until(election, asks, **more)
     election.step(tick(at_ms, **votes_for(election, "b"), **more))
@@ -101,7 +101,7 @@ def leading(now_ms: int, **more: Any) -> Election:
 
 
 def keep_leading(election: Election, from_ms: int, to_ms: int, **more: Any) -> None:
-    """It commits what it has to, and stays in office."""
+    """It commits what it has to, and stays the leader."""
     for now_ms in range(from_ms, to_ms, 100):
         election.step(tick(now_ms, **more))
         election.step(TransactionReport(now_ms, election.token, Verdict.COMMITTED, 20))
@@ -337,6 +337,6 @@ def test_a_node_with_a_clock_that_is_off_does_not_ask() -> None:
     run_until(election, asks, from_ms=10_000, within_ms=STAGGER_MS)
 
 
-def test_who_is_fit_stays_in_office() -> None:
+def test_who_is_fit_stays_in_term() -> None:
     election = leading(5_000)
     keep_leading(election, 5_000, 20_000)

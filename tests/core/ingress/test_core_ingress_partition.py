@@ -54,7 +54,7 @@ def delayed(offset: int, delay_ms: int) -> Incoming:
 
 
 def reading(*records: Incoming, of: IngressRecord = NEW, rules: Rules = RULES) -> Intake:
-    """An office that has read these."""
+    """A term that has read these."""
     intake = Intake(of, rules)
     intake.read(records, records[-1].place.offset + 1)
     return intake

@@ -1,7 +1,7 @@
 """Many records of several partitions, leaders that come and go, and any trouble, from seeds.
 
 What the exhaustive model (tests/sim/models/ingress.py) does for one record, this does at random for
-many: whole offices, levels that change with the leader, records that cannot be delayed, offsets
+many: whole terms, levels that change with the leader, records that cannot be delayed, offsets
 without records. Then all is calm, and each record has come to one end.
 """
 
@@ -12,10 +12,10 @@ from random import Random
 import pytest
 
 from delaywheel import ingress
-from delaywheel_replica.core.ingress.office import Handed, Office
 from delaywheel_replica.core.ingress.partition import Answer, Dies, Goes, Moment
 from delaywheel_replica.core.ingress.place import Place
 from delaywheel_replica.core.ingress.reading import Delayed, Incoming, Rules, Unfit, read
+from delaywheel_replica.core.ingress.term import Handed, Term
 from delaywheel_replica.core.protocol.control import IngressPartition, IngressRecord
 from delaywheel_replica.core.protocol.seal import REST
 
@@ -40,11 +40,11 @@ Copy = tuple[Place, bytes, int]
 
 @dataclass
 class Node:
-    """A server with one wheel at a time, and perhaps an office."""
+    """A server with one wheel at a time, and perhaps a term."""
 
     wheel: set[Copy] = field(default_factory=set)
     seal: int = BEGIN - LATE_S
-    office: Office | None = None
+    term: Term | None = None
     rules: Rules = RULES[0]
     epoch: int = 0
 
@@ -76,27 +76,27 @@ class World:
         place = Place("in", number, len(log))
         log.append(Incoming(place, sent * 1000, None, b"", self.random.choice(SAID)))
 
-    def take_office(self, node: Node) -> None:
+    def take_term(self, node: Node) -> None:
         self.epoch += 1
         node.epoch, node.rules = self.epoch, self.random.choice(RULES)
-        node.office = Office(self.committed, node.rules)
-        node.office.found("in", "id", PARTITIONS)
+        node.term = Term(self.committed, node.rules)
+        node.term.found("in", "id", PARTITIONS)
 
-    def read(self, office: Office) -> None:
+    def read(self, term: Term) -> None:
         number = self.random.randrange(PARTITIONS)
         log, at = self.logs[number], ("in", number)
-        begin = office.positions[at]
+        begin = term.positions[at]
         end = min(len(log), begin + self.random.randint(1, 5))
-        office.read(at, [record for record in log[begin:end] if record is not None], end)
+        term.read(at, [record for record in log[begin:end] if record is not None], end)
 
     def hand(self, node: Node, *, trouble: bool) -> None:
-        office = node.office
-        assert office is not None
-        for handed in office.to_hand(self.random.randint(1, 5)):
+        term = node.term
+        assert term is not None
+        for handed in term.to_hand(self.random.randint(1, 5)):
             answer = Answer.HELD
             if trouble:
                 answer = self.random.choice([Answer.HELD, Answer.UNKNOWN, Answer.NOT_NOW])
-            office.answered(handed, self.take(node, handed, answer))
+            term.answered(handed, self.take(node, handed, answer))
 
     def take(self, node: Node, handed: Handed, answer: Answer) -> Answer:
         """What a server does with a record; an unknown answer may be of either end."""
@@ -111,19 +111,19 @@ class World:
         return answer
 
     def transact(self, node: Node, *, trouble: bool) -> None:
-        office = node.office
-        assert office is not None
+        term = node.term
+        assert term is not None
         least = node.seal + LATE_S // 2
         takes = not trouble or self.random.random() < 0.9
         moment = Moment(
             self.now * 1000, least if takes else None, (self.now + 10**6) * 1000, self.floor
         )
-        step = office.plan(moment, room=self.random.randint(1, 9))
+        step = term.plan(moment, room=self.random.randint(1, 9))
         if trouble and self.random.random() < 0.1:
             return  # aborted, and known to be
         fate = self.random.random() if trouble else 1.0
         if node.epoch != self.epoch or fate < 0.05:
-            node.office = None  # fenced, or not committed, and nobody knows
+            node.term = None  # fenced, or not committed, and nobody knows
             return
         self.committed |= step.records
         for each in step.settled:
@@ -135,11 +135,11 @@ class World:
                     self.delivered[record.place] += 1
                 case Dies():
                     self.dead[record.place] += 1
-        self.forward(office.bound(step))
+        self.forward(term.bound(step))
         if fate < 0.1:
-            node.office = None  # committed, and nobody knows
+            node.term = None  # committed, and nobody knows
         else:
-            office.committed(step)
+            term.committed(step)
 
     def forward(self, bound: int | None) -> None:
         """Deliver what is due in wheels, a copy of each; move the floor, and forget seconds."""
@@ -155,7 +155,7 @@ class World:
             copies -= {copy for copy in copies if copy[2] // 1000 < self.floor}
 
     def seal(self, node: Node) -> None:
-        bound = None if node.office is None else node.office.bound()
+        bound = None if node.term is None else node.term.bound()
         slot = self.now - LATE_S
         node.seal = max(node.seal, slot if bound is None else min(slot, bound))
         if bound not in (None, REST) and node.seal > bound:
@@ -170,12 +170,12 @@ class World:
         elif move < 0.35:
             self.now += self.random.choice([0, 1, 1, 2, LATE_S // 4])
         elif move < 0.4:
-            self.take_office(node)
+            self.take_term(node)
         elif move < 0.55:
             self.seal(node)
-        elif node.office is not None:
+        elif node.term is not None:
             if move < 0.7:
-                self.read(node.office)
+                self.read(node.term)
             elif move < 0.85:
                 self.hand(node, trouble=True)
             else:
@@ -184,22 +184,22 @@ class World:
     def calm_down(self) -> None:
         """One leader, and nothing goes wrong, until all is settled and done."""
         node = self.nodes[0]
-        self.take_office(node)
+        self.take_term(node)
         for _ in range(2_000):
             for each in self.nodes:
                 self.seal(each)
-            assert node.office is not None
-            self.read(node.office)
+            assert node.term is not None
+            self.read(node.term)
             self.hand(node, trouble=False)
             self.transact(node, trouble=False)
             ends = {("in", number): len(log) for number, log in enumerate(self.logs)}
-            if node.office.offsets == ends:
+            if node.term.offsets == ends:
                 break
         else:
             raise AssertionError("it never ends")
         self.now += 1_000
         self.transact(node, trouble=False)
-        assert node.office.bound() is None
+        assert node.term.bound() is None
 
 
 @pytest.mark.parametrize("seed", range(60))

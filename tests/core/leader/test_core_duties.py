@@ -224,10 +224,10 @@ def test_a_node_that_is_configured_no_more_gets_no_wheel() -> None:
 def test_a_silent_node_gets_no_wheel_and_its_own_are_closed_once_one_could_have_heard() -> None:
     state = nodes_of().apply_all([wheel_record(A1, ABC), wheel_record(A2, ABC)])
     told = using("a", 1)
-    for in_office_ms, fences in ((9_999, []), (10_000, [Fence("a", 2)])):
-        found = look_at(state, told, silent={"a"}, in_office_ms=in_office_ms)
+    for in_term_ms, fences in ((9_999, []), (10_000, [Fence("a", 2)])):
+        found = look_at(state, told, silent={"a"}, in_term_ms=in_term_ms)
         assert (found.fences, keys(found)) == (fences, [])
-    assert look_at(state, told, in_office_ms=10_000).fences == []
+    assert look_at(state, told, in_term_ms=10_000).fences == []
     wants = heartbeat("a", open_=A2)
     assert keys(look_at(state, wants)) == ["node/a", "wheel/a.10"]
     assert keys(look_at(state, wants, silent={"a"})) == []

@@ -113,7 +113,7 @@ def given_up(node: Node, progress: Progress) -> ControlState:
         **{peer: sight.heartbeat for peer, sight in row.peers.items()},
     }
     situation = Situation(
-        node.wall_ms, "a", heartbeats, row.answers, row.looked_for, row.lacks, in_office_ms=0
+        node.wall_ms, "a", heartbeats, row.answers, row.looked_for, row.lacks, in_term_ms=0
     )
     before = state(progress)
     todo = duties(before, progress, FloorWatch(), Cluster(tuple("abc"), 2, 120), situation)

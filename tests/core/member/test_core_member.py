@@ -349,7 +349,7 @@ def test_a_fence_of_own_wheels_uses_up_their_numbers_and_drops_the_spare() -> No
     assert node.status().heartbeat.open == a4
 
 
-def test_no_answer_is_told_out_of_office() -> None:
+def test_no_answer_is_told_out_of_term() -> None:
     node = alone()
     node.told(node.cleaner(role=Role.LEADING, fences=(Fence("b", 3),)))
     assert len(node.status().answers) == 1
@@ -484,14 +484,14 @@ def test_a_published_ledger_is_told() -> None:
 # --- beats
 
 
-def test_an_office_is_told_only_while_the_cleaner_lives() -> None:
+def test_a_term_is_told_only_while_the_cleaner_lives() -> None:
     node = alone()
     node.told(node.cleaner(role=Role.LEADING, fences=(Fence("b", 1),), fills={A1: 2}))
-    office = node.status().heartbeat.office
-    assert office is not None
-    assert (office.epoch, office.fences, office.fills) == (7, (Fence("b", 1),), {A1: 2})
+    term = node.status().heartbeat.term
+    assert term is not None
+    assert (term.epoch, term.fences, term.fills) == (7, (Fence("b", 1),), {A1: 2})
     node.tick(1_000)
-    assert node.status().heartbeat.office is None
+    assert node.status().heartbeat.term is None
 
 
 def test_later_beats_have_a_greater_order() -> None:

@@ -1,10 +1,10 @@
-"""The member machine and leaders: who is heard, their clocks, the own cleaner's office, votes."""
+"""The member machine and leaders: who is heard, their clocks, the own cleaner's term, votes."""
 
 from dataclasses import replace
 
 from delaywheel.identity import WheelId
 from delaywheel_replica.core.node.events import Tell
-from delaywheel_replica.core.protocol.heartbeat import Heard, Office
+from delaywheel_replica.core.protocol.heartbeat import Heard, Term
 from delaywheel_replica.core.protocol.messages import Gossip, Vote, VoteAsk
 from delaywheel_replica.core.protocol.status_files import Role, VoteWish
 from support.core.member_talk import heartbeat_of, messages, spare_of
@@ -15,7 +15,7 @@ A1 = WheelId("a", 1)
 
 def test_a_leader_is_heard_directly_and_forgotten_when_its_connection_breaks() -> None:
     node = FakeNode("a")
-    leading = heartbeat_of("b", office=Office(5))
+    leading = heartbeat_of("b", term=Term(5))
     node.receive("c", Gossip(heartbeat_of("c"), (leading,)))
     assert node.status().leader_heard_ms is None
     node.receive("b", Gossip(leading))
@@ -29,7 +29,7 @@ def test_a_leader_is_heard_directly_and_forgotten_when_its_connection_breaks() -
 def test_a_leader_that_says_it_leads_no_more_is_gone_at_once() -> None:
     node = FakeNode("a")
     node.tick(5_000)
-    node.receive("b", Gossip(heartbeat_of("b", count=1, office=Office(5))))
+    node.receive("b", Gossip(heartbeat_of("b", count=1, term=Term(5))))
     ended = heartbeat_of("b", count=2)
     node.receive("c", Gossip(heartbeat_of("c"), (ended,)))
     assert node.status().leader_heard_ms == node.now_ms, "only its own word counts"
@@ -61,21 +61,21 @@ def test_the_others_are_told_at_once_that_kafka_has_answered_the_own_candidate()
     assert [message.heartbeat.stands for message in gossip_of(node)] == [False] * 2
 
 
-def test_a_beat_without_office_of_who_did_not_lead_says_nothing() -> None:
+def test_a_beat_without_term_of_who_did_not_lead_says_nothing() -> None:
     node = FakeNode("a")
-    node.receive("b", Gossip(heartbeat_of("b", office=Office(5))))
+    node.receive("b", Gossip(heartbeat_of("b", term=Term(5))))
     assert Tell() not in node.receive("c", Gossip(heartbeat_of("c")))
     assert node.status().leader_heard_ms == node.now_ms
 
 
-def test_the_others_are_told_at_once_that_the_own_office_begins_and_ends() -> None:
+def test_the_others_are_told_at_once_that_the_own_term_begins_and_ends() -> None:
     node = FakeNode("a")
     node.told(node.cleaner(role=Role.LEADING))
-    assert [message.heartbeat.office for message in gossip_of(node)] == [Office(7)] * 2
+    assert [message.heartbeat.term for message in gossip_of(node)] == [Term(7)] * 2
     node.told(node.cleaner(role=Role.LEADING))
     assert gossip_of(node) == []
     node.told(None)  # it died
-    assert [message.heartbeat.office for message in gossip_of(node)] == [None] * 2
+    assert [message.heartbeat.term for message in gossip_of(node)] == [None] * 2
     node.told(None)
     assert gossip_of(node) == []
 
@@ -86,8 +86,8 @@ def test_seals_follow_the_newest_leaders_clock_also_when_it_is_relayed() -> None
     node.tick()
     assert node.status().heartbeat.wheels[A1].seal_slot == 0
     wall_ms = node.wall_ms - 50_000
-    leading = heartbeat_of("b", wall_ms=wall_ms, office=Office(5))
-    stale = heartbeat_of("c", wall_ms=wall_ms - 90_000, office=Office(4))
+    leading = heartbeat_of("b", wall_ms=wall_ms, term=Term(5))
+    stale = heartbeat_of("c", wall_ms=wall_ms - 90_000, term=Term(4))
     node.receive("c", Gossip(stale, (leading,)))
     node.tick()
     assert node.status().heartbeat.wheels[A1].seal_slot == (wall_ms + 100) // 1000 - 120
@@ -113,7 +113,7 @@ def test_votes_are_asked_for_while_wished_and_counted_for_the_round() -> None:
     assert node.status().vote_round == 0
 
 
-def test_a_node_in_office_or_on_its_way_gives_no_vote() -> None:
+def test_a_node_in_term_or_on_its_way_gives_no_vote() -> None:
     for role in (Role.LEADING, Role.RESTING, Role.CANDIDATE):
         node = FakeNode("a")
         node.tick(5_000)

@@ -18,7 +18,7 @@ DAY_MS = 86_400_000
 
 
 def led(node: FakeNode, *wheels: WheelId, seal_slot: int = 0) -> CleanerStatus:
-    """The row of its cleaner, in office."""
+    """The row of its cleaner, which leads."""
     registered: dict[WheelId, WheelRecord] = {
         wheel: replace(record_of("a"), seal_slot=seal_slot) for wheel in wheels
     }

@@ -20,7 +20,7 @@ def test_silence_is_counted_from_the_start_at_the_earliest() -> None:
     assert agrees(voting, "a", 11_000)
 
 
-def test_a_leader_that_is_heard_keeps_its_office() -> None:
+def test_a_leader_that_is_heard_keeps_its_term() -> None:
     voting = Prevote("b", 0)
     voting.leader_heard("c", 5_000)
     assert voting.leader_heard_ms == 5_000
@@ -38,7 +38,7 @@ def test_a_leader_that_is_gone_counts_at_once() -> None:
     assert agrees(voting, "a", 5_001)
 
 
-def test_the_very_leader_that_asks_has_left_office() -> None:
+def test_the_very_leader_that_asks_has_left_term() -> None:
     voting = Prevote("b", 0)
     voting.leader_heard("c", 5_000)
     assert agrees(voting, "c", 5_001)

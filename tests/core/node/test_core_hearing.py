@@ -6,7 +6,7 @@ import pytest
 
 from delaywheel_replica.core.node.events import MemberConfig
 from delaywheel_replica.core.node.heard_heartbeats import HeardHeartbeats, News
-from delaywheel_replica.core.protocol.heartbeat import Heard, Heartbeat, Office
+from delaywheel_replica.core.protocol.heartbeat import Heard, Heartbeat, Term
 from delaywheel_replica.core.protocol.messages import Gossip
 from support.core.values import heartbeat
 
@@ -107,10 +107,10 @@ def test_who_is_silent_for_a_second_or_disconnected_is_not_reachable() -> None:
 def test_the_newest_leaders_clock_runs_on_until_nothing_new_is_heard() -> None:
     ears = hearing()
     assert ears.leader_clock_ms(0) is None
-    old = told("b", 1, wall_ms=90_000, office=Office(3))
+    old = told("b", 1, wall_ms=90_000, term=Term(3))
     hear(ears, "b", old, 0)
-    new = told("c", 1, wall_ms=50_000, office=Office(4))
-    hear(ears, "b", told("b", 2, wall_ms=90_100, office=Office(3)), 100, new)
+    new = told("c", 1, wall_ms=50_000, term=Term(4))
+    hear(ears, "b", told("b", 2, wall_ms=90_100, term=Term(3)), 100, new)
     assert ears.leader_clock_ms(300) == 50_200
     assert ears.leader_clock_ms(1_099) == 50_999
     hear(ears, "b", told("b", 3), 1_050, new)

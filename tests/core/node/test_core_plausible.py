@@ -27,7 +27,7 @@ from delaywheel_replica.core.protocol.heartbeat import (
     FenceAnswer,
     Heard,
     Heartbeat,
-    Office,
+    Term,
     WheelHeartbeat,
 )
 from delaywheel_replica.core.protocol.messages import (
@@ -97,8 +97,8 @@ def frames_with(
         (of_b(wheels={B1: wheel_heartbeat(1, missing=SeqSet.of([2]))}), "missing"),
         (of_b(wheels={B1: wheel_heartbeat(9, missing=SeqSet.of([0, 3]))}), "missing"),
         (of_b(wheels={B1: wheel_heartbeat(999, missing=SeqSet.of(range(1, 200, 2)))}), "missing"),
-        (of_b(office=Office(1, (Fence("b", 10**18),))), "wheel number"),
-        (of_b(office=Office(1, (), {B1: HUGE})), "fill"),
+        (of_b(term=Term(1, (Fence("b", 10**18),))), "wheel number"),
+        (of_b(term=Term(1, (), {B1: HUGE})), "fill"),
         (Gossip(heartbeat_of("b"), (heartbeat_of("c", floor=HUGE),)), "floor"),
         (frames_with(replace(CARD, wheel=X1)), "not its own"),
         (frames_with(replace(CARD, min_insync=4)), "4 of 3 members"),
@@ -194,7 +194,7 @@ def test_no_floor_that_a_peer_tells_deletes_anything(floor: int) -> None:
 def test_fences_for_wheels_that_nobody_knows_are_not_promised() -> None:
     node = registered()
     fences = tuple(Fence(origin, 1_000) for origin in ("a", "b", "x"))
-    node.receive("c", Gossip(heartbeat_of("c", count=2_000, office=Office(9, fences))))
+    node.receive("c", Gossip(heartbeat_of("c", count=2_000, term=Term(9, fences))))
     node.tick()
     assert node.store.state.fenced == {}
     assert not [effect for effect in node.done if isinstance(effect, LeaveWheel)]
@@ -290,8 +290,8 @@ wheel_beats = st.builds(
     mostly(NO_SEQS, odd=(SeqSet.of([2]), SeqSet([(1, HUGE)]))),
 )
 fences = st.builds(Fence, nodes, numbers)
-offices = st.builds(
-    Office,
+terms = st.builds(
+    Term,
     numbers,
     st.lists(fences, max_size=2).map(tuple),
     st.dictionaries(wheels, numbers, max_size=2),
@@ -315,7 +315,7 @@ def heartbeats_of(node: str) -> st.SearchStrategy[Heartbeat]:
         start=numbers,
         count=mostly(1_000, 2_000, odd=(0, HUGE)),
         floor=st.none() | slots,
-        office=st.none() | offices,
+        term=st.none() | terms,
         heard=st.dictionaries(nodes, st.builds(Heard, boots, numbers), max_size=1),
     )
 

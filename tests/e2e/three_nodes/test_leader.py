@@ -109,7 +109,7 @@ def test_the_leader_is_paused_with_an_open_transaction(proxied: Proxied, topic: 
     trio.wait("so long a pause", lambda: time.monotonic() - paused_at > PAUSE_S)
     assert proxied.proxy.end_txn_error(held.late[0]) in REFUSALS
     trio.resume(leader)
-    trio.wait("it stands down", lambda: "office lost" in leader.log.read_text()[told:])
+    trio.wait("it stands down", lambda: "leadership lost" in leader.log.read_text()[told:])
     trio.wait_accepting()
     proxied.assert_delivered(topic)
 

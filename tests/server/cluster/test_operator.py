@@ -14,7 +14,7 @@ from delaywheel.identity import WheelId
 from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.protocol.control import REMOVED, NodeRecord, WheelRecord
-from delaywheel_replica.core.protocol.heartbeat import Heartbeat, Office
+from delaywheel_replica.core.protocol.heartbeat import Heartbeat, Term
 from delaywheel_replica.core.protocol.progress import MOST_AHEAD, Progress
 from delaywheel_replica.core.protocol.status_files import (
     CleanerStatus,
@@ -387,7 +387,7 @@ async def site() -> AsyncIterator[Site]:
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
     place = Place(addresses={"b": address})
-    place.peers["b"] = replace(place.peers["b"], office=Office(7))
+    place.peers["b"] = replace(place.peers["b"], term=Term(7))
     place.cleaner.status = replace(control_of(), role=Role.STANDBY)
     yield Site(leader, place, counts)
     await place.passing.close()

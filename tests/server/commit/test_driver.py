@@ -33,7 +33,7 @@ from delaywheel_replica.core.node.events import (
 )
 from delaywheel_replica.core.protocol.control import WheelRecord
 from delaywheel_replica.core.protocol.frames import FrameSet
-from delaywheel_replica.core.protocol.heartbeat import Fence, FenceAnswer, Heartbeat, Office
+from delaywheel_replica.core.protocol.heartbeat import Fence, FenceAnswer, Heartbeat, Term
 from delaywheel_replica.core.protocol.messages import (
     Applied,
     Fetch,
@@ -317,17 +317,17 @@ def test_a_spares_seal_is_saved_before_it_is_told(ready: Driven) -> None:
     assert ready.state.spare.seal_slot == after
 
 
-def test_the_row_says_office_floor_and_its_place_in_the_order(ready: Driven) -> None:
+def test_the_row_says_term_floor_and_its_place_in_the_order(ready: Driven) -> None:
     ready.hear(floor=17, fences=(Fence("n9", 1),), w1=None, w2=None)
     heartbeat = ready.row.heartbeat
-    assert (heartbeat.start, heartbeat.floor, heartbeat.office) == (
+    assert (heartbeat.start, heartbeat.floor, heartbeat.term) == (
         1,
         17,
-        Office(7, (Fence("n9", 1),), {}),
+        Term(7, (Fence("n9", 1),), {}),
     )
     assert ready.row.heartbeat.order > heartbeat.order
     ready.hear(role=Role.STANDBY, floor=17, w1=None, w2=None)
-    assert ready.row.heartbeat.office is None
+    assert ready.row.heartbeat.term is None
 
 
 # --- how effects are carried out

@@ -74,7 +74,7 @@ def test_behind_what_was_dropped_on_the_way_it_begins_anew() -> None:
     assert fates.reason(letter(180).id, 180) == REASON
 
 
-def test_what_another_office_did_is_not_known() -> None:
+def test_what_another_term_did_is_not_known() -> None:
     fates = Fates()
     fates.row(row(done_to(100)))
     fates.row(row(done_to(200)))
@@ -134,8 +134,8 @@ class NothingUntrue(RuleBasedStateMachine):
 
     @rule()
     def row_is_read(self) -> None:
-        office = {"epoch": self.epoch, "started_ms": self.cleaner_ms}
-        self.fates.row(row(done_to(self.now_ms), counted=self.counted, **office))
+        term = {"epoch": self.epoch, "started_ms": self.cleaner_ms}
+        self.fates.row(row(done_to(self.now_ms), counted=self.counted, **term))
 
     @rule()
     def letters_are_told(self) -> None:

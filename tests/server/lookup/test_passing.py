@@ -14,7 +14,7 @@ import pytest
 from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_proto.v1 import delaywheel_pb2_grpc as rpc
-from delaywheel_replica.core.protocol.heartbeat import Office
+from delaywheel_replica.core.protocol.heartbeat import Term
 from delaywheel_replica.core.protocol.status_files import PeerSight, ServerStatus
 from delaywheel_replica.peers.states import (
     Connection,
@@ -102,8 +102,8 @@ def view_of(
     address: str | None, *, heard_ago_ms: int = 100, leads: bool = True, is_complete: bool = True
 ) -> NodeView:
     """Node n1, which hears n2."""
-    office = Office(7) if leads else None
-    told = replace(heartbeat("n2"), office=office, complete=is_complete)
+    term = Term(7) if leads else None
+    told = replace(heartbeat("n2"), term=term, complete=is_complete)
     other = PeerSight(told, NOW_MS - heard_ago_ms)
     status = ServerStatus(heartbeat("n1"), 1, NOW_MS, peers={"n2": other})
     state = PeerState(Connection.CONNECTED, 0, "127.0.0.1:1", client_address=address)

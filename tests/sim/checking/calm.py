@@ -84,7 +84,7 @@ def wrong_candidacies(world: World) -> Iterator[str]:
     """A run is over: whoever stood first leads, and nobody else has stood.
 
     Where R is 1 nobody asks for votes: two may stand at the same time. Brokers that become slow end
-    one office: who stands then learns by its marks how long it has to wait.
+    one term: who stands then learns by its marks how long it has to wait.
     """
     asks = required_answers(len(world.members), world.min_insync) > 1
     epoch = world.kafka.last_epoch({world.names.leader_id(number) for number in range(IDS)})

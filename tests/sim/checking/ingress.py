@@ -20,9 +20,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from delaywheel.seqset import NO_SEQS, SeqSet
-from delaywheel_replica.core.ingress.office import Handed
 from delaywheel_replica.core.ingress.place import Place
 from delaywheel_replica.core.ingress.reading import UnfitReason
+from delaywheel_replica.core.ingress.term import Handed
 from delaywheel_replica.core.protocol.control import ControlState, IngressPartition, IngressRecord
 from sim.checking.calm import is_calm
 from sim.checking.ingress_book import NUMBER, IngressBook, Sent

@@ -90,9 +90,9 @@ class WatchedDeadLetters(DeadLetters):
         self._holding = False
         self._held_s = 0.0
 
-    def begin_office(self) -> None:
-        """A look at each office by itself."""
-        super().begin_office()
+    def begin_term(self) -> None:
+        """A look at each term by itself."""
+        super().begin_term()
         self._began = self._at = self._clock()
         self._holding, self._held_s = False, 0.0
 

@@ -9,8 +9,8 @@ from sim.drills.clocks import CLOCKS
 from sim.drills.closing import CLOSING
 from sim.drills.delivery import DELIVERY
 from sim.drills.ingress import INGRESS
-from sim.drills.office import OFFICE
 from sim.drills.script import Situation
+from sim.drills.term import TERM
 from sim.drills.topics import TOPICS
 from sim.drills.verifying import VERIFYING
 
@@ -19,7 +19,7 @@ DRILLS: dict[str, Situation] = {
     **CLOSING,
     **DELIVERY,
     **INGRESS,
-    **OFFICE,
+    **TERM,
     **TOPICS,
     **VERIFYING,
 }

@@ -14,8 +14,8 @@ from typing import TypeAlias
 from sim.models.ingress import IngressModel
 from sim.models.ingress import State as IngressState
 from sim.models.model import Explored, explore
-from sim.models.office import OfficeModel
-from sim.models.office import State as OfficeState
+from sim.models.term import State as TermState
+from sim.models.term import TermModel
 from sim.models.wheel import State as WheelState
 from sim.models.wheel import WheelModel
 
@@ -35,12 +35,12 @@ LARGER_WHEELS = [
     *[WheelModel(4, w, crashes=1) for w in (1, 2, 3, 4)],
     *[WheelModel(5, w, crashes=1, replacements=0) for w in (1, 2, 3, 4, 5)],
 ]
-OFFICES = [
-    OfficeModel(candidacies=2, late=3),
-    OfficeModel(candidacies=3, late=0),
-    OfficeModel(candidacies=3, transactions=2, late=1),
+TERMS = [
+    TermModel(candidacies=2, late=3),
+    TermModel(candidacies=3, late=0),
+    TermModel(candidacies=3, transactions=2, late=1),
 ]
-LARGER_OFFICES = [OfficeModel(candidacies=3)]
+LARGER_TERMS = [TermModel(candidacies=3)]
 INGRESSES = [
     IngressModel(),
     IngressModel(records=2, begins=1),
@@ -49,12 +49,12 @@ LARGER_INGRESSES = [
     IngressModel(records=2),
     IngressModel(begins=3),
 ]
-Model: TypeAlias = WheelModel | OfficeModel | IngressModel
-Found: TypeAlias = Explored[WheelState] | Explored[OfficeState] | Explored[IngressState]
+Model: TypeAlias = WheelModel | TermModel | IngressModel
+Found: TypeAlias = Explored[WheelState] | Explored[TermState] | Explored[IngressState]
 ALL: list[Model] = [
-    *WHEELS, *OFFICES, *INGRESSES, *LARGER_WHEELS, *LARGER_OFFICES, *LARGER_INGRESSES,
+    *WHEELS, *TERMS, *INGRESSES, *LARGER_WHEELS, *LARGER_TERMS, *LARGER_INGRESSES,
 ]  # fmt: skip
-WHEEL_STATES, OFFICE_STATES, INGRESS_STATES = 1_000_000, 2_000_000, 1_000_000
+WHEEL_STATES, TERM_STATES, INGRESS_STATES = 1_000_000, 2_000_000, 1_000_000
 """More than these at most is a model that has grown."""
 
 
@@ -79,8 +79,8 @@ def exhausted(model: Model) -> Exhausted:
     found: Found
     if isinstance(model, WheelModel):
         found = explore(model.start, model.moves, model.wrong, at_most=WHEEL_STATES)
-    elif isinstance(model, OfficeModel):
-        found = explore(model.start, model.moves, model.wrong, at_most=OFFICE_STATES)
+    elif isinstance(model, TermModel):
+        found = explore(model.start, model.moves, model.wrong, at_most=TERM_STATES)
     else:
         found = explore(model.start, model.moves, model.wrong, at_most=INGRESS_STATES)
     return Exhausted(name_of(model), found, time.monotonic() - began)

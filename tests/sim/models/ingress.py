@@ -2,7 +2,7 @@
 
 The real `Intake` plans, with the real meaning of headers. Around it all is minimal: a wheel is the
 messages that W members hold, a second of it is done as a whole, and time goes by in seconds. What
-may happen at any time: a node takes office over one that does not know it yet; a transaction is
+may happen at any time: a node takes the lead over one that does not know it yet; a transaction is
 committed and nobody hears of it, or is not; a server takes a record and its answer is lost, or
 never gets it; seals move with the clock, but for those of a node that leads.
 
@@ -50,7 +50,7 @@ Message = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Office:
+class Term:
     """One leadership as a value: two that know the same are alike."""
 
     epoch: int
@@ -58,8 +58,8 @@ class Office:
     key: tuple[object, ...]
 
     @classmethod
-    def of(cls, epoch: int, intake: Intake) -> Office:
-        """An office with what it knows now."""
+    def of(cls, epoch: int, intake: Intake) -> Term:
+        """A term with what it knows now."""
         key = (
             intake.position,
             _committed(intake.record),
@@ -78,8 +78,8 @@ class State(NamedTuple):
         control: what is committed of the partition: the next offset, and what is announced.
         floor: seconds below are forgotten.
         epoch: of the newest leader.
-        offices: of each node; None: it does not lead.
-        begins: so many offices may still begin.
+        terms: of each node; None: it does not lead.
+        begins: so many terms may still begin.
         wheels: of each node what W members hold.
         seals: of each node's wheel.
         done: what was delivered out of wheels, while it is not forgotten.
@@ -92,7 +92,7 @@ class State(NamedTuple):
     control: tuple[int, SeqSet]
     floor: int
     epoch: int
-    offices: tuple[Office | None, ...]
+    terms: tuple[Term | None, ...]
     begins: int
     wheels: tuple[frozenset[Message], ...]
     seals: tuple[int, ...]
@@ -108,7 +108,7 @@ class IngressModel:
 
     Attributes:
         records: how many were sent.
-        begins: how many offices there are at most.
+        begins: how many terms there are at most.
         seconds: for how long time goes on.
         due_by_clock: dues count from when a record is read, as they must not.
     """
@@ -127,7 +127,7 @@ class IngressModel:
             control=(0, NO_SEQS),
             floor=-LATE_WINDOW,
             epoch=0,
-            offices=(None,) * len(NODES),
+            terms=(None,) * len(NODES),
             begins=self.begins,
             wheels=nothing,
             seals=(-LATE_WINDOW,) * len(NODES),
@@ -142,10 +142,10 @@ class IngressModel:
             if sealed != state:
                 yield f"{name} seals", sealed
             if state.begins:
-                yield f"{name} takes office", self._begins(state, index)
-            office = state.offices[index]
-            if office is not None:
-                for move, after in self._leads(state, index, office):
+                yield f"{name} takes the lead", self._begins(state, index)
+            term = state.terms[index]
+            if term is not None:
+                for move, after in self._leads(state, index, term):
                     if after != state:
                         yield f"{name} {move}", after
 
@@ -164,38 +164,38 @@ class IngressModel:
 
     def _begins(self, state: State, index: int) -> State:
         record = IngressRecord("topic", *state.control, RULES.levels_ms)
-        office = Office.of(state.epoch + 1, Intake(record, RULES))
+        term = Term.of(state.epoch + 1, Intake(record, RULES))
         state = state._replace(epoch=state.epoch + 1, begins=state.begins - 1)
-        return state._replace(offices=_put(state.offices, index, office))
+        return state._replace(terms=_put(state.terms, index, term))
 
     def _seals(self, state: State, index: int) -> State:
-        """As far as the clock lets it, and the office of the node itself, if it has one."""
-        office = state.offices[index]
+        """As far as the clock lets it, and the term of the node itself, if it has one."""
+        term = state.terms[index]
         slot = state.now - LATE_WINDOW
-        if office is not None:
-            slot = _bounded(slot, office.intake.bound())
+        if term is not None:
+            slot = _bounded(slot, term.intake.bound())
         return state._replace(seals=_put(state.seals, index, max(slot, state.seals[index])))
 
-    def _leads(self, state: State, index: int, office: Office) -> Iterator[tuple[str, State]]:
-        yield "reads", self._reads(state, index, office)
-        yield from self._hands(state, index, office)
-        if office.epoch == state.epoch:
-            after, intake, step = self._transacts(state, office)
+    def _leads(self, state: State, index: int, term: Term) -> Iterator[tuple[str, State]]:
+        yield "reads", self._reads(state, index, term)
+        yield from self._hands(state, index, term)
+        if term.epoch == state.epoch:
+            after, intake, step = self._transacts(state, term)
             yield (
                 "commits, and nobody hears",
-                after._replace(offices=_put(state.offices, index, None)),
+                after._replace(terms=_put(state.terms, index, None)),
             )
             intake.committed(step)
-            yield "commits", _with(after, index, office, intake)
-            bound = office.intake.bound()
+            yield "commits", _with(after, index, term, intake)
+            bound = term.intake.bound()
             if bound and bound < state.seals[index]:
                 yield (
                     "opens a new wheel",
                     state._replace(seals=_put(state.seals, index, state.floor)),
                 )
 
-    def _reads(self, state: State, index: int, office: Office) -> State:
-        intake = _copied(office.intake)
+    def _reads(self, state: State, index: int, term: Term) -> State:
+        intake = _copied(term.intake)
         base = state.now if self.due_by_clock else 0
         for number, offset in enumerate(OFFSETS[: self.records]):
             if offset >= intake.position:
@@ -205,20 +205,20 @@ class IngressModel:
                 ]
                 place = Place("ingress", 0, offset)
                 intake.read([Incoming(place, base * 1000, None, None, headers)], offset + 1)
-                return _with(state, index, office, intake)
+                return _with(state, index, term, intake)
         intake.read([], END)
-        return _with(state, index, office, intake)
+        return _with(state, index, term, intake)
 
-    def _hands(self, state: State, index: int, office: Office) -> Iterator[tuple[str, State]]:
+    def _hands(self, state: State, index: int, term: Term) -> Iterator[tuple[str, State]]:
         """The first record that waits for it; a second one has its turn when that is held."""
 
         def answered(answer: Answer) -> State:
-            intake = _copied(office.intake)
+            intake = _copied(term.intake)
             (taken,) = intake.to_hand(1)
             intake.answered(taken, answer)
-            return _with(state, index, office, intake)
+            return _with(state, index, term, intake)
 
-        handed = _copied(office.intake).to_hand(1)
+        handed = _copied(term.intake).to_hand(1)
         if not handed:
             return
         message = _message(handed[0])
@@ -231,9 +231,9 @@ class IngressModel:
         yield f"hands {message}, hears nothing", lost._replace(wheels=wheels)
         yield f"hands {message}, in vain", lost
 
-    def _transacts(self, state: State, office: Office) -> tuple[State, Intake, IntakeStep]:
+    def _transacts(self, state: State, term: Term) -> tuple[State, Intake, IntakeStep]:
         """The state once its transaction is committed; what it does not know yet; and the step."""
-        intake = _copied(office.intake)
+        intake = _copied(term.intake)
         moment = Moment(
             now_ms=state.now * 1000,
             least_slot=state.now - LATE_WINDOW + 1,
@@ -276,8 +276,8 @@ def _copied(intake: Intake) -> Intake:
     return copy
 
 
-def _with(state: State, index: int, office: Office, intake: Intake) -> State:
-    return state._replace(offices=_put(state.offices, index, Office.of(office.epoch, intake)))
+def _with(state: State, index: int, term: Term, intake: Intake) -> State:
+    return state._replace(terms=_put(state.terms, index, Term.of(term.epoch, intake)))
 
 
 def _message(taken: Taken) -> Message:

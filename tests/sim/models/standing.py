@@ -13,7 +13,7 @@ from delaywheel_replica.cleaner.candidacy import MARK_MS
 from delaywheel_replica.cleaner.leadership import MIN_CALL_MS
 from delaywheel_replica.core.election.events import (
     CANDIDATE,
-    IN_OFFICE,
+    IN_TERM,
     CommitMark,
     ControlRead,
     DestroyProducers,
@@ -49,7 +49,7 @@ class Candidate:
     voting: Prevote
     busy: list[tuple[int, Effect]] = field(default_factory=list)
     inited: int = 0
-    office_ms: int | None = None
+    term_ms: int | None = None
     candidacies: int = 0
     row_ms: int = 0
     given_ms: int = 0
@@ -95,7 +95,7 @@ class Standing:
             for candidate in self.candidates:
                 if candidate.starts_ms <= self.now_ms:
                     self._go_on(candidate)
-            led_ms = [self.now_ms - c.office_ms for c in self.candidates if c.office_ms is not None]
+            led_ms = [self.now_ms - c.term_ms for c in self.candidates if c.term_ms is not None]
             self.lasted_ms = max(led_ms, default=0)
             if self.lasted_ms >= lasting_ms:
                 return True
@@ -106,7 +106,7 @@ class Standing:
             _, effect = candidate.busy.pop(0)
             self._carry_out(candidate, effect)
         self._vote(candidate)
-        if candidate.election.phase in IN_OFFICE and candidate.busy:
+        if candidate.election.phase in IN_TERM and candidate.busy:
             if self.now_ms <= candidate.election.waits_until_ms:
                 candidate.row_ms = self.now_ms
             return
@@ -143,7 +143,7 @@ class Standing:
 
     def _is_heard_to_lead(self, candidate: Candidate) -> bool:
         is_fresh = self.now_ms - candidate.row_ms < CLEANER_FRESH_MS
-        return candidate.election.phase in IN_OFFICE and is_fresh
+        return candidate.election.phase in IN_TERM and is_fresh
 
     def _is_heard_to_stand(self, candidate: Candidate) -> bool:
         """Kafka has answered it, and takes its time."""
@@ -202,10 +202,10 @@ class Standing:
                         self._ask(candidate, effect, min(self.commit_ms, candidate.given_ms))
                 case DestroyProducers():
                     candidate.busy.clear()
-        if candidate.election.phase not in IN_OFFICE:
-            candidate.office_ms = None
-        elif candidate.office_ms is None:
-            candidate.office_ms = self.now_ms
+        if candidate.election.phase not in IN_TERM:
+            candidate.term_ms = None
+        elif candidate.term_ms is None:
+            candidate.term_ms = self.now_ms
 
     def _ask(self, candidate: Candidate, effect: Effect, takes_ms: int) -> None:
         candidate.busy.append((self.now_ms + takes_ms, effect))

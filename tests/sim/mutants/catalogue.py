@@ -11,7 +11,7 @@ from sim.mutants.forwarding import FORWARDING
 from sim.mutants.ingress import INGRESS
 from sim.mutants.member import MEMBER
 from sim.mutants.mutant import Mutant
-from sim.mutants.office import OFFICE
+from sim.mutants.term import TERM
 from sim.mutants.topics import TOPICS
 from sim.mutants.verifying import VERIFYING
 from sim.mutants.wheel import WHEEL
@@ -22,7 +22,7 @@ MUTANTS: dict[str, Mutant] = {
     **FORWARDING,
     **INGRESS,
     **MEMBER,
-    **OFFICE,
+    **TERM,
     **TOPICS,
     **VERIFYING,
     **WHEEL,

@@ -73,8 +73,8 @@ def floor_past_unread() -> list[Patch]:
 
 def seals_past_announced() -> list[Patch]:
     def clock(self: Known) -> int | None:
-        office = self.office
-        return None if office is None or office.progress is None else office.progress.due_ms
+        term = self.term
+        return None if term is None or term.progress is None else term.progress.due_ms
 
     return [
         instead(Known, "sealing_clock_ms", property(clock)),

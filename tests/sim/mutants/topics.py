@@ -29,8 +29,8 @@ def patience_for_each() -> list[Patch]:
     return [instead(Allowance, "suffices", property(lambda _self: True))]
 
 
-def believes_an_earlier_office() -> list[Patch]:
-    return [instead(DeadLetters, "begin_office", lambda _self: None)]
+def believes_an_earlier_term() -> list[Patch]:
+    return [instead(DeadLetters, "begin_term", lambda _self: None)]
 
 
 def believes_old_answers() -> list[Patch]:
@@ -75,9 +75,9 @@ TOPICS = {
         "held up everything",
         ("one_topic_after_another",),
     ),
-    "believes an earlier office": Mutant(
+    "believes an earlier term": Mutant(
         "a leader makes dead letters by what it learnt before another one led",
-        believes_an_earlier_office,
+        believes_an_earlier_term,
         "which is well",
         ("mended_meanwhile",),
     ),

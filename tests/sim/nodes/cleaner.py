@@ -296,7 +296,7 @@ class SimCleaner:
 
     def _forwarder(self, state: ControlState, producers: ProducersPort) -> Forwarder:
         settings = self._settings
-        self._dead_letters.begin_office()
+        self._dead_letters.begin_term()
         forwarder = Forwarder(
             state,
             producers,

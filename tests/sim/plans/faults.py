@@ -13,7 +13,7 @@ from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from delaywheel_replica.core.election.events import IN_OFFICE
+from delaywheel_replica.core.election.events import IN_TERM
 from sim.kafka.log import Entry, Partition
 from sim.kafka.topic_troubles import TopicTrouble
 from sim.machine.disk import Fault
@@ -387,7 +387,7 @@ def lose_end(world: World, lost_ms: int, ms: int) -> None:
             world.scheduler.call_later(QUIET_US, lose_end, world, lost_ms, ms)
             return
         for node in world.living():
-            if node.cleaner is not None and node.cleaner.leadership.phase in IN_OFFICE:
+            if node.cleaner is not None and node.cleaner.leadership.phase in IN_TERM:
                 node.cleaner_died()
         end = len(partition.log)
         log = partition.lose_end(world.scheduler.now_us - lost_ms * US_PER_MS)

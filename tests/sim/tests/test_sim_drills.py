@@ -64,7 +64,7 @@ FOUND = {
     "long_done",
     "torn_behind_a_loss",
     "full_disk",
-    "after_an_office",
+    "after_a_term",
     "clock_wrong_at_start",
     "clock_wrong_at_a_restart",
     "slow_ends",

@@ -24,12 +24,12 @@ def test_one_comes_to_lead_however_slow_the_brokers_are(init_ms: int, commit_ms:
 
 
 @pytest.mark.parametrize("commit_ms", [1_300, 2_500, 4_000, 5_000])
-def test_a_leader_stays_in_office_however_long_commits_take(commit_ms: int) -> None:
+def test_a_leader_stays_in_term_however_long_commits_take(commit_ms: int) -> None:
     assert set(map(candidacies_until_one_stays, repeat(commit_ms), SOME_STARTS)) == {1}
 
 
 @pytest.mark.parametrize("later_ms", [1_300, 2_500, 4_000, 5_000])
-def test_commits_that_become_slow_end_one_office(later_ms: int) -> None:
+def test_commits_that_become_slow_end_one_term(later_ms: int) -> None:
     for starts in SOME_STARTS:
         standing = Standing(starts, init_ms=600, commit_ms=20)
         assert standing.run(60, lasting_ms=2 * LASTING_MS)

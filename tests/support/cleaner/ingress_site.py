@@ -29,10 +29,10 @@ from delaywheel_replica.cleaner.outside.ports import (
     Record,
     TopicPartitions,
 )
-from delaywheel_replica.core.ingress.office import Handed
 from delaywheel_replica.core.ingress.partition import Answer
 from delaywheel_replica.core.ingress.place import Place
 from delaywheel_replica.core.ingress.reading import Delayed, Incoming, Rules
+from delaywheel_replica.core.ingress.term import Handed
 from delaywheel_replica.core.leader.duties import Cluster, Situation
 from delaywheel_replica.core.leader.pacing import CapLimits
 from delaywheel_replica.core.protocol.control import (

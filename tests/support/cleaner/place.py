@@ -34,7 +34,7 @@ from support.core.values import heartbeat
 NAMES = KafkaNames("c")
 NODES = ("a", "b", "c")
 LEAST_REST_S = 0.000_5
-OFFICES = {Role.RESTING, Role.LEADING}
+TERMS = {Role.RESTING, Role.LEADING}
 
 
 class AllGoes:
@@ -134,11 +134,11 @@ class Place:
         """Runs for that long."""
         assert not self.scheduler.run_for(for_s, holds), self.view
 
-    def in_office(self) -> bool:
-        return self.view.role in OFFICES
+    def in_term(self) -> bool:
+        return self.view.role in TERMS
 
     def lead(self) -> None:
-        """Comes into office with a vote, and has committed something."""
+        """Comes to lead with a vote, and has committed something."""
         self.agrees = {"b"}
         self.until(lambda: self.view.role is Role.LEADING)
         self.until(lambda: self.view.state.progress is not None)

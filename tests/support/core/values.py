@@ -14,7 +14,7 @@ from delaywheel_replica.core.protocol.heartbeat import (
     FenceAnswer,
     Heard,
     Heartbeat,
-    Office,
+    Term,
     WheelHeartbeat,
 )
 from delaywheel_replica.core.protocol.histogram import Histogram
@@ -58,8 +58,8 @@ wheel_beats = st.builds(
 )
 fences = st.builds(Fence, node_ids, st.integers(1, 9))
 frame_names = st.tuples(wheel_ids, st.integers(1, 99))
-offices = st.builds(
-    Office,
+terms = st.builds(
+    Term,
     epoch=seqs,
     fences=st.lists(fences, max_size=2).map(tuple),
     fills=st.dictionaries(wheel_ids, seqs, max_size=2),
@@ -81,7 +81,7 @@ heartbeats = st.builds(
     floor=st.none() | slots,
     reached=st.none() | st.builds(Reached, st.integers(0, 9), times_ms, st.none() | positions),
     stands=st.booleans(),
-    office=st.none() | offices,
+    term=st.none() | terms,
     heard=st.dictionaries(node_ids, st.builds(Heard, st.text(max_size=8), times_ms), max_size=2),
     disk_out=st.booleans(),
     control_version=st.integers(1, 9),

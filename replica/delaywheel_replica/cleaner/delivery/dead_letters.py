@@ -207,7 +207,7 @@ class DeadLetters:
         """The topics that are dead-lettered until they take messages again."""
         return self._troubles.given_up
 
-    def begin_office(self) -> None:
+    def begin_term(self) -> None:
         """Begins a term: what this node learnt in an earlier one may no longer hold.
 
         A recent failure of a transaction is remembered, as a reason to check before the first one.
@@ -216,7 +216,7 @@ class DeadLetters:
         self._allowance.pass_time(now)
         self._allowance.hold(holding=False)
         failed_lately = now - self._failed_at < RECENT_S
-        self._suspect = self._troubles.begin_office(now) or (self._suspect and failed_lately)
+        self._suspect = self._troubles.begin_term(now) or (self._suspect and failed_lately)
         self._search = self._probe = None
         self._is_new = True
         self._unknown.clear()

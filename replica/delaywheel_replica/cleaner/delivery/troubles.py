@@ -17,8 +17,8 @@ Two clocks bound the waiting:
   on 5 s a minute at most.
 
 When either is used up, the messages of a topic in trouble are dead letters. What was learnt
-belongs to one office: another leader may have mended it meanwhile. Of the troubles of an earlier
-office only the patience that they used up is remembered, and that for `RECENT_S`.
+belongs to one term: another leader may have mended it meanwhile. Of the troubles of an earlier
+term only the patience that they used up is remembered, and that for `RECENT_S`.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Troubles:
     def __init__(self) -> None:
         self._of: dict[str, _Trouble] = {}
 
-    def begin_office(self, now: float) -> bool:
+    def begin_term(self, now: float) -> bool:
         """Forgets what was learnt in an earlier term; returns whether any topic took nothing."""
         suspects = False
         for trouble in self._of.values():

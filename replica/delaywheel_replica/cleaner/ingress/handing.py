@@ -6,7 +6,7 @@
 | did not take one, or perhaps did | nothing is handed over for a while, longer each time |
 | is gone | the same, and then by a new connection |
 
-What is unanswered when the office ends is announced: whoever leads next hands it over again.
+What is unanswered when the term ends is announced: whoever leads next hands it over again.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Final
 
 from delaywheel_replica.cleaner.outside.clocks import Clock
 from delaywheel_replica.cleaner.outside.ports import HandoverPort, MakeHandover
-from delaywheel_replica.core.ingress.office import Handed
 from delaywheel_replica.core.ingress.partition import Answer, Room
+from delaywheel_replica.core.ingress.term import Handed
 
 MESSAGES_MOST: Final = 5_000
 """Of one hand-over."""

@@ -9,8 +9,8 @@ from typing import Final
 
 from delaywheel_replica.cleaner.due.rows import DueRows
 from delaywheel_replica.cleaner.ingress.direct import direct_rows
-from delaywheel_replica.core.ingress.office import Office, OfficeStep
 from delaywheel_replica.core.ingress.partition import Dies, Goes, Gone
+from delaywheel_replica.core.ingress.term import Term, TermStep
 from delaywheel_replica.core.protocol.control import IngressPartition, IngressRecord
 from delaywheel_replica.process.logs import get_logger
 
@@ -28,7 +28,7 @@ class Taken:
         is_full: there was no room for more.
     """
 
-    step: OfficeStep
+    step: TermStep
     rows: DueRows
     is_urgent: bool = False
     is_full: bool = False
@@ -45,13 +45,13 @@ class Taken:
         return Counter(each.unfit.reason.value for each in dead)
 
 
-NOTHING: Final = Taken(OfficeStep(), direct_rows([], 0))
+NOTHING: Final = Taken(TermStep(), direct_rows([], 0))
 
 
-def counted_of(office: Office, step: OfficeStep) -> Counter[str]:
+def counted_of(term: Term, step: TermStep) -> Counter[str]:
     """Counts what a transaction settles and announces, before it is noted."""
     counted: Counter[str] = Counter()
-    offsets = office.offsets
+    offsets = term.offsets
     for at, each in step.steps.items():
         counted["ingress_settled"] += each.record.next_offset - offsets[at]
         counted["ingress_held"] += each.passed - len(each.settled)
@@ -69,7 +69,7 @@ def counted_of(office: Office, step: OfficeStep) -> Counter[str]:
     return counted
 
 
-def tell(step: OfficeStep) -> None:
+def tell(step: TermStep) -> None:
     """Logs what is lost, or perhaps is."""
     for at, each in step.steps.items():
         for settled in each.settled:

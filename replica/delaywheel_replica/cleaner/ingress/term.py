@@ -10,13 +10,13 @@ between any two of these, and why it does not:
 
 | what happens | what follows |
 |---|---|
-| this node dies, or leaves office, before the transaction | nothing has changed: whoever leads next reads the same records from the same offsets |
-| the transaction's end is unknown | the office ends with it. Committed: settled is settled, and what is announced may, to the next leader, lie in a wheel. Not committed: as above |
+| this node dies, or ends its term, before the transaction | nothing has changed: whoever leads next reads the same records from the same offsets |
+| the transaction's end is unknown | the term ends with it. Committed: settled is settled, and what is announced may, to the next leader, lie in a wheel. Not committed: as above |
 | the transaction is aborted | nothing of it has changed here: the next one is planned from what is so then |
 | it dies after the commit, before or after handing over | announced: the next leader hands it to its own server, and the second, for which the floor waits, shows whether there is a copy |
 | an old leader, fenced and unaware, hands over | only what was announced in a transaction before it was fenced: the new leader knows it as announced |
 | an answer is lost, the server dies | UNKNOWN: it may be held, so it goes out through a wheel alone |
-| an answer comes after the office ended | nobody hears it; the next leader hands the record over again |
+| an answer comes after the term ended | nobody hears it; the next leader hands the record over again |
 | a direct message is in the transaction, and its partition's offset too | both or none of them are committed |
 | its topic takes nothing | it stays where it is, with what follows it in its partition; others go on, and as for any message it becomes a dead letter once patience is at its end |
 | records that are read twice | those below the position are left out |
@@ -47,7 +47,6 @@ from delaywheel_replica.cleaner.outside.ports import (
     Record,
 )
 from delaywheel_replica.cleaner.outside.runner import Runner
-from delaywheel_replica.core.ingress.office import Office
 from delaywheel_replica.core.ingress.partition import (
     Dies,
     Goes,
@@ -57,6 +56,7 @@ from delaywheel_replica.core.ingress.partition import (
     unread_bound,
 )
 from delaywheel_replica.core.ingress.reading import Rules
+from delaywheel_replica.core.ingress.term import Term
 from delaywheel_replica.core.leader.rescheduling import nodes_behind
 from delaywheel_replica.core.protocol.control import (
     ControlState,
@@ -153,7 +153,7 @@ class Ingress:
         self._handing = Handing(make_handover, clock)
         self._make_handover = make_handover
         self._around: _Surroundings | None = None
-        self._office: Office | None = None
+        self._term: Term | None = None
         self._reader: IngressPort | None = None
         self._reader_fault: str | None = None
         self._behind: tuple[str, ...] = ()
@@ -197,19 +197,19 @@ class Ingress:
 
     def status(self) -> IngressStatus | None:
         """Returns what others may know; None: there is nothing to be taken in."""
-        office, reader = self._office, self._reader
-        if office is None or reader is None:
+        term, reader = self._term, self._reader
+        if term is None or reader is None:
             return None
-        unread, positions = reader.lags(), office.positions
+        unread, positions = reader.lags(), term.positions
         lags = {
-            at: positions[at] - offset + unread.get(at, 0) for at, offset in office.offsets.items()
+            at: positions[at] - offset + unread.get(at, 0) for at, offset in term.offsets.items()
         }
         greatest = sorted(lags, key=lambda at: (-lags[at], at))[:LAGS_TOLD]
         return IngressStatus(
-            partitions=office.partitions,
+            partitions=term.partitions,
             lag=sum(lags.values()),
             lags={name_of(at): lags[at] for at in sorted(greatest)},
-            held_bytes=office.held_bytes,
+            held_bytes=term.held_bytes,
             cut_off=tuple(name_of(at) for at in sorted(self._cut_off))[:LAGS_TOLD],
             faults=self.faults,
         )
@@ -226,12 +226,12 @@ class Ingress:
             state: what is committed.
             taken: what the transaction carries; None: as it is committed.
         """
-        if self._office is None:
+        if self._term is None:
             return unread_bound(state.ingress.values())
         if taken is not None and taken.step:
-            return self._office.bound(taken.step)
+            return self._term.bound(taken.step)
         if not self._is_bound_known:  # asked for in each turn, and looks at all that is under way
-            self._bound, self._is_bound_known = self._office.bound(), True
+            self._bound, self._is_bound_known = self._term.bound(), True
         return self._bound
 
     # --- what is done
@@ -246,9 +246,9 @@ class Ingress:
         """
         self._around = _Surroundings(state, heartbeats, node)
         announced = {at[0] for at, record in state.ingress.items() if record.announced}
-        if self._office is None and not (self._settings.topics or announced):
+        if self._term is None and not (self._settings.topics or announced):
             return
-        if self._office is None:
+        if self._term is None:
             self._begin(state)
         self._search.look(frozenset(announced))
         found = self._search.found()
@@ -263,7 +263,7 @@ class Ingress:
         """Counts by other levels from now on."""
         rules = replace(self._settings.rules, levels_ms=dict(levels_ms))
         self._settings = replace(self._settings, rules=rules)
-        if self._office is not None and self._around is not None:
+        if self._term is not None and self._around is not None:
             self._begin_anew(self._around.state)
 
     def plan(self, now_ms: int, room: Room, blocked: AbstractSet[str] = frozenset()) -> Taken:
@@ -274,8 +274,8 @@ class Ingress:
             room: so much may go with it.
             blocked: topics that no message can go to now.
         """
-        office, around = self._office, self._around
-        if office is None or around is None or around.state.progress is None:
+        term, around = self._term, self._around
+        if term is None or around is None or around.state.progress is None:
             return NOTHING
         behind = tuple(nodes_behind(around.state, around.heartbeats))
         if behind != self._behind:
@@ -292,14 +292,14 @@ class Ingress:
             floor=around.state.progress.floor,
             blocked=blocked,
         )
-        step = office.plan(moment, room=room)
+        step = term.plan(moment, room=room)
         goes = [each for each in step.settled if isinstance(each, Goes)]
         announces = any(each.announced for each in step.steps.values())
         taken = Taken(
             step,
             direct_rows(goes, now_ms),
             is_urgent=bool(step.settled or step.abandoned or announces)
-            or bool(step and not office.wants_more),
+            or bool(step and not term.wants_more),
             is_full=len(step.settled) >= room.messages,
         )
         self._planned, self._planned_for = taken, room
@@ -332,14 +332,14 @@ class Ingress:
             How much of what there was.
         """
         counted: Counter[str] = Counter()
-        office, around = self._office, self._around
-        if office is None or around is None:
+        term, around = self._term, self._around
+        if term is None or around is None:
             return counted
         around.state = state
         if taken.step:
-            counted = counted_of(office, taken.step)
+            counted = counted_of(term, taken.step)
             tell(taken.step)
-            office.committed(taken.step)
+            term.committed(taken.step)
             self._is_changed, self._is_bound_known = True, False
             self._is_group_behind = True
         self._hand()
@@ -355,7 +355,7 @@ class Ingress:
         if self._reader is not None:
             self._reader.close()
             self._reader = None
-        self._office = None
+        self._term = None
 
     # --- behind it
 
@@ -364,7 +364,7 @@ class Ingress:
         return frozenset() if self._reader is None else self._reader.cut_off
 
     def _begin(self, state: ControlState) -> None:
-        self._office = Office(state.ingress, self._settings.rules)
+        self._term = Term(state.ingress, self._settings.rules)
         self._reader = self._kafka.ingress(self._on_news)
         self._is_changed, self._is_bound_known = True, False
 
@@ -378,17 +378,17 @@ class Ingress:
         self._search.look_soon()
 
     def _take_found(self, found: IngressFound, state: ControlState) -> None:
-        office, reader = self._office, self._reader
-        assert office is not None
+        term, reader = self._term, self._reader
+        assert term is not None
         assert reader is not None
-        if any(office.is_another(name, topic.topic_id) for name, topic in found.topics.items()):
+        if any(term.is_another(name, topic.topic_id) for name, topic in found.topics.items()):
             log.warning("an ingress topic was made anew", topics=sorted(found.topics))
             self._begin_anew(state)
             return self._take_found(found, state)
         positions: dict[IngressPartition, int] = {}
         for name, topic in sorted(found.topics.items()):
             is_former = name not in self._settings.topics
-            positions |= office.found(
+            positions |= term.found(
                 name, topic.topic_id, topic.partitions, only_announced=is_former
             )
         reader.assign(positions)
@@ -396,17 +396,17 @@ class Ingress:
         return None
 
     def _take_answers(self) -> None:
-        office = self._office
-        assert office is not None
+        term = self._term
+        assert term is not None
         for handed, answer in self._handing.answers():
-            office.answered(handed, answer)
+            term.answered(handed, answer)
             self._is_changed = True
 
     def _read(self) -> None:
-        office, reader = self._office, self._reader
-        assert office is not None
+        term, reader = self._term, self._reader
+        assert term is not None
         assert reader is not None
-        if not office.wants_more:
+        if not term.wants_more:
             return
         try:
             fetched = reader.poll(READ_MOST)
@@ -416,20 +416,20 @@ class Ingress:
             self._reader_fault = str(away)
             return
         for each in fetched:
-            office.read(each.at, each.records, each.position, each.first_kept)
+            term.read(each.at, each.records, each.position, each.first_kept)
             self._is_changed, self._is_bound_known = True, False
             self._reader_fault = None
 
     def _hand(self) -> None:
         # What is handed over is in no plan any more: it may be held from now on.
-        if self._office is not None and self._handing.hand(self._office.to_hand):
+        if self._term is not None and self._handing.hand(self._term.to_hand):
             self._is_changed = True
 
     def _tell_group(self) -> None:
         now_s = self._clock.monotonic()
-        if self._office is None or self._reader is None:
+        if self._term is None or self._reader is None:
             return
         if now_s >= (self._tell_group_at if self._is_group_behind else self._tell_again_at):
             self._tell_group_at, self._tell_again_at = now_s + TELL_GROUP_S, now_s + TELL_AGAIN_S
             self._is_group_behind = False
-            self._reader.tell_group(self._office.offsets)
+            self._reader.tell_group(self._term.offsets)

@@ -2,11 +2,11 @@
 
 The library writes to stderr by itself, and repeats each broken connection for every broker and
 client several times a second. Its lines are a detail of what the cleaner tells in its own words
-(`office lost`, `transaction`, the status' `kafka_error`), so their levels are lowered:
+(`leadership lost`, `transaction`, the status' `kafka_error`), so their levels are lowered:
 
 | the library says | it is logged as |
 |---|---|
-| that it cannot go on: FATAL, FENCE | info: it was fenced, which is told as `office lost` |
+| that it cannot go on: FATAL, FENCE | info: it was fenced, which is told as `leadership lost` |
 | anything else that comes of having been fenced | info, likewise |
 | error, critical | warning |
 | warning | info |

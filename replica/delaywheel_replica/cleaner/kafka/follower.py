@@ -7,7 +7,7 @@ topic read from its beginning:
 
 | when | because |
 |---|---|
-| this node was in office | it read nothing meanwhile, for hours or days |
+| this node led | it read nothing meanwhile, for hours or days |
 | nothing was heard of the topic for `ANEW_AFTER_S`, or its end not reached for so long | the same |
 | an error | what was read may not be the topic's |
 

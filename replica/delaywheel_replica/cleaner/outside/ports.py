@@ -11,9 +11,9 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from delaywheel_replica.core.ingress.office import Handed
 from delaywheel_replica.core.ingress.partition import Answer
 from delaywheel_replica.core.ingress.reading import Incoming
+from delaywheel_replica.core.ingress.term import Handed
 from delaywheel_replica.core.protocol.control import IngressPartition
 from delaywheel_replica.core.protocol.transaction_outcomes import Verdict
 
@@ -208,7 +208,7 @@ class IngressKafkaPort(Protocol):
 
 
 class HandoverPort(Protocol):
-    """The way of announced ingress records to this node's server, during one term (office)."""
+    """The way of announced ingress records to this node's server, during one term."""
 
     @property
     def room_bytes(self) -> int:

@@ -41,7 +41,7 @@ _ROLES = {
 }
 
 CANDIDATE = frozenset({Phase.INITIALISING, Phase.MARKING, Phase.READING})
-IN_OFFICE = frozenset({Phase.RESTING, Phase.LEADING})
+IN_TERM = frozenset({Phase.RESTING, Phase.LEADING})
 
 
 class Reason(StrEnum):
@@ -266,7 +266,7 @@ TRANSITIONS: dict[tuple[Phase, type[Event]], frozenset[Phase]] = {
     (Phase.RESTING, TransactionReport): frozenset({Phase.RESTING, Phase.STANDBY}),
     (Phase.LEADING, Tick): frozenset({Phase.LEADING, Phase.STANDBY}),
     (Phase.LEADING, TransactionReport): frozenset({Phase.LEADING, Phase.STANDBY}),
-} | {(phase, Stop): frozenset({Phase.STOPPED}) for phase in (*CANDIDATE, *IN_OFFICE)}
+} | {(phase, Stop): frozenset({Phase.STOPPED}) for phase in (*CANDIDATE, *IN_TERM)}
 """(phase, event) -> the phases that may follow. Any other pair changes nothing."""
 
 

@@ -38,7 +38,7 @@ from zlib import crc32
 
 from delaywheel_replica.core.election.events import (
     ENDINGS,
-    IN_OFFICE,
+    IN_TERM,
     TRANSITIONS,
     BecomeLeader,
     CommitMark,
@@ -140,7 +140,7 @@ class Election:
         # Wall clock minus monotonic clock when this candidacy began.
         self._clock_offset_ms = 0
         self._epoch: int | None = None
-        self._in_office_since_ms = 0
+        self._in_term_since_ms = 0
         self._last_commit_ms = 0
         self._recent_ms: tuple[int, ...] = ()
 
@@ -235,7 +235,7 @@ class Election:
             return self._call(tick) if self._may_stand(tick) else []
         if self._phase is Phase.ASKING:
             return self._count_votes(tick)
-        reason = self._why_not_in_office(tick)
+        reason = self._why_not_in_term(tick)
         if reason is not None:
             return self._end(reason, tick.now_ms)
         effects: list[Effect] = []
@@ -349,12 +349,12 @@ class Election:
             return self._end(Reason.CONTROL_INCOMPLETE, read.now_ms)
         self._phase = Phase.RESTING
         self._epoch = leader.epoch
-        self._in_office_since_ms = read.now_ms
+        self._in_term_since_ms = read.now_ms
         # What was just read proves as much as a commit would.
         self._last_commit_ms = read.now_ms
         return [BecomeLeader(leader.epoch, read.state)]
 
-    def _why_not_in_office(self, tick: Tick) -> Reason | None:
+    def _why_not_in_term(self, tick: Tick) -> Reason | None:
         """Returns why this leader must step down, or None; checked before each transaction."""
         drift_ms = tick.wall_ms - tick.now_ms - self._clock_offset_ms
         checks = (
@@ -394,7 +394,7 @@ class Election:
             self._silence_ms = min(self._silence_ms, enough_ms)
 
     def _has_lasted(self, now_ms: int) -> bool:
-        return self._phase in IN_OFFICE and now_ms - self._in_office_since_ms >= LASTING_MS
+        return self._phase in IN_TERM and now_ms - self._in_term_since_ms >= LASTING_MS
 
     def _end(self, reason: Reason, now_ms: int) -> list[Effect]:
         ending = ENDINGS[reason]

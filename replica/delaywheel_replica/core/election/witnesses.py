@@ -19,7 +19,7 @@ This rests on these invariants:
 - A candidate's inits have ended every older transaction. So if no other candidate overtook it (its
   marks are the newest), what was committed before it began to read is in what it reads.
 - Only a later leader can know more than a leader. Kafka decides that, not this check: the leader
-  leaves office, and declares nothing lost before it has read the topic as a candidate again.
+  ends its term, and declares nothing lost before it has read the topic as a candidate again.
 
 So a node that is merely behind, or was overtaken, never claims that something was lost.
 """

@@ -103,7 +103,7 @@ class Situation:
         looked_for: frames that were looked for.
         lacks: member -> those of them that it does not have.
         silent: nodes that are heard by too few.
-        in_office_ms: for how long it has led: silence counts only after it could have heard.
+        in_term_ms: for how long it has led: silence counts only after it could have heard.
         replacements: node -> its new storage, as the operator wishes; `REMOVED`: none.
         set_back_from: the operator wishes that w is set back to the clock, if it was so often by
             now; None: no such wish.
@@ -121,7 +121,7 @@ class Situation:
     looked_for: FrameSet = NO_FRAMES
     lacks: Mapping[str, FrameSet] = field(default_factory=dict)
     silent: AbstractSet[str] = frozenset()
-    in_office_ms: int = 0
+    in_term_ms: int = 0
     replacements: Mapping[str, str] = field(default_factory=dict)
     set_back_from: int | None = None
     ingress: Mapping[IngressPartition, IngressRecord] = field(default_factory=dict)
@@ -299,7 +299,7 @@ def _closings(
     state: ControlState, progress: Progress, situation: Situation
 ) -> dict[WheelId, Closing]:
     """Returns how far each wheel that has to be closed is."""
-    silent = situation.silent if situation.in_office_ms >= SILENT_MS else frozenset()
+    silent = situation.silent if situation.in_term_ms >= SILENT_MS else frozenset()
     return {
         wheel: closing(
             wheel, state, situation.answers, situation.heartbeats, taken=progress.seq(wheel)

@@ -6,7 +6,7 @@ one begins, after the last one began,
 =============================================  =================================================
 when                                           after
 =============================================  =================================================
-nothing is due                                 as long as the office lasts without: an idle commit
+nothing is due                                 as long as the term lasts without: an idle commit
 the last commits took 5 ms or less             `LEAST_PAUSE_MS`
 they took longer (the median of the last 16)   twice as long: at most half of the time is spent in
                                                transactions, and the slower they are, the fewer

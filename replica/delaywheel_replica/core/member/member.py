@@ -178,8 +178,8 @@ class Member:
         """Returns the server's status."""
         known = self._known
         known.now_ms, known.wall_ms = now_ms, wall_ms
-        office = known.office
-        own_answers = [] if office is None else self._peers.answers(office.fences)
+        term = known.term
+        own_answers = [] if term is None else self._peers.answers(term.fences)
         looked_for, lacks = self._mirrors.looked_for()
         return ServerStatus(
             heartbeat=self._own_heartbeat.heartbeat(),
@@ -298,7 +298,7 @@ class Member:
 
     def _saved(self, state: NodeState) -> list[Effect]:
         effects = self._node_file.saved(state)
-        for heartbeat in self._hearing.offices(self._known.now_ms):
+        for heartbeat in self._hearing.terms(self._known.now_ms):
             effects += self._peers.answer_leader(heartbeat)
         return [Tell(), *effects]
 
@@ -369,7 +369,7 @@ class Member:
         unreadable = status.unreadable - known.lost
         for wheel, seqs in unreadable.items():
             self._unreadable_own(wheel, seqs)
-        if status.has_office:  # nothing else reads them
+        if status.has_term:  # nothing else reads them
             self._inventory.reported(unreadable, known.now_ms)
         self._node_file.changed()
         return effects
@@ -390,7 +390,7 @@ class Member:
         self._fencing.filled({wheel: record.fill for wheel, record in status.wheels.items()})
 
     def _leader_clock_ms(self) -> int | None:
-        if self._known.office is not None:
+        if self._known.term is not None:
             return self._known.sealing_clock_ms
         return self._hearing.leader_clock_ms(self._known.now_ms)
 
@@ -409,7 +409,7 @@ class Member:
 
 def _standing(known: Known) -> tuple[bool, bool]:
     """Whether this node stands, and whether it leads: both are reported to the others."""
-    return known.stands, known.office is not None
+    return known.stands, known.term is not None
 
 
 def _rank(effect: Effect) -> int:

@@ -12,7 +12,7 @@ from delaywheel_replica.core.node.events import Effect, Send
 from delaywheel_replica.core.node.heard_heartbeats import HeardHeartbeats
 from delaywheel_replica.core.node.known import Known
 from delaywheel_replica.core.protocol.control import CONTROL_VERSION
-from delaywheel_replica.core.protocol.heartbeat import Heartbeat, Office, WheelHeartbeat
+from delaywheel_replica.core.protocol.heartbeat import Heartbeat, Term, WheelHeartbeat
 from delaywheel_replica.core.protocol.messages import Gossip
 from delaywheel_replica.core.wheels.inventory import Inventory
 from delaywheel_replica.core.wheels.node_file import NodeFile
@@ -65,7 +65,7 @@ class OwnHeartbeat:
             floor=known.floor,
             reached=known.reached,
             stands=known.stands,
-            office=self._office(),
+            term=self._term(),
             heard=self._hearing.told(known.now_ms),
             disk_out=known.disk.is_out,
             verifying=self._verifying.wheels,
@@ -102,8 +102,8 @@ class OwnHeartbeat:
             heartbeats[spare.wheel] = WheelHeartbeat(0, 0, spare.seal_slot, 0, 0, -1)
         return heartbeats
 
-    def _office(self) -> Office | None:
-        office = self._known.office
-        if office is None or office.epoch is None:
+    def _term(self) -> Term | None:
+        term = self._known.term
+        if term is None or term.epoch is None:
             return None
-        return Office(office.epoch, office.fences, office.fills)
+        return Term(term.epoch, term.fences, term.fills)

@@ -118,15 +118,15 @@ class PeerMessages:
             self._completeness.heard(heartbeat)
             self._current.heard(heartbeat)
             effects += self._refuse_named(heartbeat)
-        is_waited_for = heartbeat.stands or heartbeat.office is not None
+        is_waited_for = heartbeat.stands or heartbeat.term is not None
         if news.is_direct and is_waited_for:
             self._prevote.leader_heard(heartbeat.node, known.now_ms)
         elif news.is_direct and self._prevote.gone(heartbeat.node):
             effects.append(Tell())  # the cleaner may stand at once
-        if heartbeat.office is None:
+        if heartbeat.term is None:
             return effects
-        self._fencing.filled(heartbeat.office.fills)
-        self._asked(f for f in heartbeat.office.fences if f.upto <= self._known_number(f.origin))
+        self._fencing.filled(heartbeat.term.fills)
+        self._asked(f for f in heartbeat.term.fences if f.upto <= self._known_number(f.origin))
         return [*effects, *self.answer_leader(heartbeat)]
 
     def _refuse_named(self, heartbeat: Heartbeat) -> list[Effect]:
@@ -138,7 +138,7 @@ class PeerMessages:
 
     def answer_leader(self, heartbeat: Heartbeat) -> list[Effect]:
         """Sends a leader this node's durable answers to the fences it asks for."""
-        fences = () if heartbeat.office is None else heartbeat.office.fences
+        fences = () if heartbeat.term is None else heartbeat.term.fences
         return [Send(heartbeat.node, Promise(found)) for found in self.answers(fences)]
 
     def answers(self, fences: Iterable[Fence]) -> list[FenceAnswer]:
@@ -157,7 +157,7 @@ class PeerMessages:
 
     def tell_leader(self) -> list[Effect]:
         """Updates the status at once if the own cleaner leads."""
-        return [] if self._known.office is None else [Tell()]
+        return [] if self._known.term is None else [Tell()]
 
     def _serve(self, sender: str, fetch: Fetch) -> list[Effect]:
         """Serves frames, except those that were never written or not reported yet."""
@@ -181,7 +181,7 @@ class PeerMessages:
     def _asked_vote(self, sender: str, ask: VoteAsk) -> list[Effect]:
         known = self._known
         cleaner = known.living_cleaner
-        stands = known.office is not None or (
+        stands = known.term is not None or (
             cleaner is not None and cleaner.role is Role.CANDIDATE and cleaner.vote_wish is None
         )
         vote = self._prevote.asked(sender, ask, known.now_ms, stands=stands)

@@ -11,7 +11,7 @@ A node agrees when all of these hold:
 
 Agreeing counts as having heard a leader, for this node and so for any node that asks it next; the
 same round of the same node is answered again without counting anew, as the answer may be lost. A
-leader that asks has left office, and nothing is disturbed if it stands again. If two ask at once
+leader that asks has ended its term, and nothing is disturbed if it stands again. If two ask at once
 one gives way, and a node that asks in vain blocks the others no longer than once per round.
 """
 

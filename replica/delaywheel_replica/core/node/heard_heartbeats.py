@@ -155,19 +155,19 @@ class HeardHeartbeats:
             if (peer := self._peers.get(node)) is not None
         }
 
-    def offices(self, now_ms: int) -> list[Heartbeat]:
+    def terms(self, now_ms: int) -> list[Heartbeat]:
         """Returns the newest heartbeats of nodes that lately claimed to lead."""
         return [
             peer.newest
             for node in self.others
             if (peer := self._peers.get(node)) is not None
-            and peer.newest.office is not None
+            and peer.newest.term is not None
             and now_ms - peer.told_ms < HEARD_MS
         ]
 
     def leader_clock_ms(self, now_ms: int) -> int | None:
         """Returns a lower bound of the newest leader's wall clock; None if no leader is heard."""
-        newest = max(self.offices(now_ms), key=_epoch, default=None)
+        newest = max(self.terms(now_ms), key=_epoch, default=None)
         if newest is None:
             return None
         return newest.wall_ms + now_ms - self._peers[newest.node].told_ms
@@ -231,5 +231,5 @@ def _replaces(heartbeat: Heartbeat, known: Heartbeat) -> bool:
 
 
 def _epoch(heartbeat: Heartbeat) -> int:
-    assert heartbeat.office is not None
-    return heartbeat.office.epoch
+    assert heartbeat.term is not None
+    return heartbeat.term.epoch

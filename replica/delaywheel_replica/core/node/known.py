@@ -96,10 +96,10 @@ class Known:
         return cleaner if cleaner is not None and cleaner.is_fresh(self.now_ms) else None
 
     @property
-    def office(self) -> CleanerStatus | None:
+    def term(self) -> CleanerStatus | None:
         """The cleaner's status, if the cleaner is alive and leads."""
         cleaner = self.cleaner
-        return cleaner if cleaner is not None and cleaner.is_in_office(self.now_ms) else None
+        return cleaner if cleaner is not None and cleaner.is_in_term(self.now_ms) else None
 
     @property
     def sealing_clock_ms(self) -> int | None:
@@ -107,14 +107,14 @@ class Known:
 
         It stops where an announced ingress record may have to be taken again.
         """
-        office = self.office
-        if office is None or office.progress is None or office.ingress_slot == REST:
+        term = self.term
+        if term is None or term.progress is None or term.ingress_slot == REST:
             return None
         # Not the own clock, which may just have jumped: w was checked before it was moved.
-        due_ms = office.progress.due_ms
-        if office.ingress_slot is None:
+        due_ms = term.progress.due_ms
+        if term.ingress_slot is None:
             return due_ms
-        return min(due_ms, (office.ingress_slot + self.config.late_window_s) * 1000)
+        return min(due_ms, (term.ingress_slot + self.config.late_window_s) * 1000)
 
     @property
     def stands(self) -> bool:
@@ -134,9 +134,9 @@ class Known:
         if progress is None:
             return None
         slots = [self.wall_ms // 1000] if progress.ahead else []
-        office = self.office
-        if office is not None and office.ingress_slot not in (None, REST):
-            slots.append(office.ingress_slot)
+        term = self.term
+        if term is not None and term.ingress_slot not in (None, REST):
+            slots.append(term.ingress_slot)
         return max(progress.floor, min(slots)) if slots else None
 
     def record(self, wheel: WheelId) -> WheelRecord | None:

@@ -183,13 +183,13 @@ def _check_heartbeat(heartbeat: Heartbeat) -> None:
         _check_node(node)
         _check_texts(heard.boot)
         _check_number("silence", heard.ago_ms)
-    if heartbeat.office is not None:
-        _check_number("epoch", heartbeat.office.epoch)
-        _at_most("fences", len(heartbeat.office.fences), MOST_WHEELS)
-        for fence in heartbeat.office.fences:
+    if heartbeat.term is not None:
+        _check_number("epoch", heartbeat.term.epoch)
+        _at_most("fences", len(heartbeat.term.fences), MOST_WHEELS)
+        for fence in heartbeat.term.fences:
             _check_fence(fence)
-        _at_most("fills", len(heartbeat.office.fills), MOST_WHEELS)
-        for wheel, seq in heartbeat.office.fills.items():
+        _at_most("fills", len(heartbeat.term.fills), MOST_WHEELS)
+        for wheel, seq in heartbeat.term.fills.items():
             _check_number(f"fill of {wheel}", seq)
 
 

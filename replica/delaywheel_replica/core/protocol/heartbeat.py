@@ -107,7 +107,7 @@ class Fence:
 
 
 @dataclass(frozen=True, slots=True)
-class Office:
+class Term:
     """What a leader reports while it leads; repeated in full with every heartbeat.
 
     Attributes:
@@ -182,7 +182,7 @@ class Heartbeat:
         reached: The latest committed progress it knows of; None before the first.
         stands: Its cleaner is a candidate that waits for Kafka, which has answered it; reported
             only while both of its processes live.
-        office: Reported only while its cleaner is in office and both of its processes live.
+        term: Reported only while its cleaner leads and both of its processes live.
         heard: Every other node that it ever heard directly since its start.
         disk_out: Its disk accepts no frames now: it has no room, or hangs.
         verifying: Wheels of which it has files without knowing yet what they hold.
@@ -205,7 +205,7 @@ class Heartbeat:
     floor: int | None = None
     reached: Reached | None = None
     stands: bool = False
-    office: Office | None = None
+    term: Term | None = None
     heard: Mapping[str, Heard] = field(default_factory=dict)
     disk_out: bool = False
     verifying: frozenset[WheelId] = frozenset()
@@ -241,7 +241,7 @@ class Heartbeat:
             "floor": self.floor,
             "reached": None if self.reached is None else self.reached.to_json(),
             "stands": self.stands,
-            "office": None if self.office is None else self.office.to_json(),
+            "office": None if self.term is None else self.term.to_json(),
             "heard": {node: [heard.boot, heard.ago_ms] for node, heard in self.heard.items()},
             "disk_out": self.disk_out,
             "verifying": sorted(map(str, self.verifying)),
@@ -278,7 +278,7 @@ class Heartbeat:
             floor=fields.optional_integer("floor"),
             reached=known.of("reached", fields.value("reached"), _reached),
             stands=fields.boolean("stands"),
-            office=known.of("office", fields.value("office"), _office),
+            term=known.of("office", fields.value("office"), _term),
             heard={name: Heard(*heard.pair(name)) for name in heard.names()},
             disk_out=fields.boolean("disk_out"),
             verifying=frozenset(map(parse_wheel, fields.texts("verifying"))),
@@ -359,8 +359,8 @@ def _reached(document: Any) -> Reached | None:
     return None if document is None else Reached.from_json(Fields(document))
 
 
-def _office(document: Any) -> Office | None:
-    return None if document is None else Office.from_json(document)
+def _term(document: Any) -> Term | None:
+    return None if document is None else Term.from_json(document)
 
 
 @lru_cache(maxsize=4_096)

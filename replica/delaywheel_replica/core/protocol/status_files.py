@@ -24,7 +24,7 @@ SERVER_FRESH_MS = 500
 """A server that has not stamped its status for this long does not count as alive."""
 
 CLEANER_FRESH_MS = 1_000
-"""A cleaner that has not stamped its status for this long is not believed to be in office."""
+"""A cleaner that has not stamped its status for this long is not believed to lead."""
 
 
 class Role(StrEnum):
@@ -72,7 +72,7 @@ class ServerStatus:
         monotonic_ms: CLOCK_MONOTONIC when it was written; the same clock in all processes of one
             machine.
         peers: The other nodes, as far as they were heard of.
-        leader_heard_ms: When another node was last heard to be in office, or a vote was given to
+        leader_heard_ms: When another node was last heard to lead, or a vote was given to
             one, by the monotonic clock; None: never, or its connection broke since.
         answers: The newest answers to fences, own ones included: at most one for each member and
             origin.
@@ -230,15 +230,15 @@ class CleanerStatus:
         lateness: How late messages were forwarded since then; None: not counted.
         commit_times: How long transactions took that were committed since then, likewise.
         unavailable_topics: Topics whose messages become dead letters until they answer again.
-        fences: Promises that it wants of every member, while it is in office.
-        fills: Reported by an office as `fills`.
+        fences: Promises that it wants of every member, while it leads.
+        fills: Reported by a term as `fills`.
         vote_wish: Set while it asks for votes.
         stands: It is a candidate, and Kafka has answered it.
         call_since_ms: Since when, by the monotonic clock, it has waited for a transaction to end;
             None: it does not, or not for long.
         unreadable: Frames that it could not read.
         lost: Frames that are committed as lost.
-        ingress_slot: While this node is in office, the seals of its wheels must not pass this slot,
+        ingress_slot: While this node leads, the seals of its wheels must not pass this slot,
             so that they accept again what was announced; 0: they rest; None: no limit.
         ingress: How far it takes in the ingress topics; None: it does not lead, or has none.
         reschedules: Messages that have another due by now, while frames do not express it yet.
@@ -302,13 +302,13 @@ class CleanerStatus:
         return now_monotonic_ms - self.monotonic_ms < CLEANER_FRESH_MS
 
     @property
-    def has_office(self) -> bool:
+    def has_term(self) -> bool:
         """Whether the cleaner led when it wrote this, even if it rested."""
         return self.role in {Role.RESTING, Role.LEADING}
 
-    def is_in_office(self, now_monotonic_ms: int) -> bool:
+    def is_in_term(self, now_monotonic_ms: int) -> bool:
         """Whether the cleaner is alive and leads, even if it rests."""
-        return self.has_office and self.is_fresh(now_monotonic_ms)
+        return self.has_term and self.is_fresh(now_monotonic_ms)
 
     def to_json(self) -> dict[str, Any]:
         """Returns a JSON object."""

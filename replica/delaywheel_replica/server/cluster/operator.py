@@ -1,6 +1,6 @@
 """Operator calls: replace a node's data folder, remove a node, set w back.
 
-Only the leading cleaner can commit it, and it forgets requests at the end of its office. So any
+Only the leading cleaner can commit it, and it forgets requests at the end of its term. So any
 node forwards the call to the leader's node, which repeats it to its cleaner until the cleaner's
 status shows it committed. Refusals come before anything is requested.
 """
@@ -220,7 +220,7 @@ class Operator:
     def _leads(self) -> bool:
         """Whether this node leads, even if it rests while it waits for frames of a lost folder."""
         cleaner = self._view.cleaner.status
-        return cleaner is not None and cleaner.is_in_office(monotonic_ms())
+        return cleaner is not None and cleaner.is_in_term(monotonic_ms())
 
     def _control(self) -> ControlState:
         cleaner = self._view.cleaner.status

@@ -9,7 +9,7 @@ so the two can be compared:
 |---|---|
 | it leads, and has counted as many as were told | reaches its progress; a new one begins there |
 | it has counted more | rests: they are on their way, or were dropped |
-| it does not lead, or in another office | ends |
+| it does not lead, or in another term | ends |
 
 A span also ends if a report does not follow on the one before. What became of a message that was
 done outside of all spans is not known here. Memory is bounded: the oldest dead letters and spans
@@ -37,7 +37,7 @@ _SPANS_AT_MOST: Final = 8
 class _Span:
     """A span between two progress records of which every dead letter is known."""
 
-    office: tuple[int, int | None]
+    term: tuple[int, int | None]
     begin: Progress
     end: Progress
 
@@ -92,9 +92,9 @@ class Fates:
             return
         if status.counters.get("dead_lettered", 0) != self._told.get(status.started_ms, 0):
             return
-        office = status.started_ms, status.epoch
-        if self._open is None or self._open.office != office:
-            self._open = _Span(office, progress, progress)
+        term = status.started_ms, status.epoch
+        if self._open is None or self._open.term != term:
+            self._open = _Span(term, progress, progress)
             self._generations[-1].spans.append(self._open)
         self._open.end = progress
 

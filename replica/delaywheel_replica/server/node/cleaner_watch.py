@@ -1,7 +1,7 @@
 """Follows the cleaner: its status, its messages on the link, and its end.
 
 The status is read when the link wakes us, and some time after the last reading: wake-ups may be
-lost. The process that writes the status is watched: a dead leader's office is over at once, not
+lost. The process that writes the status is watched: a dead leader's term is over at once, not
 when its last status is a second old. If it cannot be watched, the age of the status shows its end
 as well, but later.
 """

@@ -87,14 +87,14 @@ def heartbeats_heard(status: ServerStatus) -> dict[str, Heartbeat]:
 
 def leader_heard(status: ServerStatus) -> Leader | None:
     """The leader heard now, the later of two; possibly this node."""
-    offices = [
-        (heartbeat.office.epoch, node)
+    terms = [
+        (heartbeat.term.epoch, node)
         for node, heartbeat in heartbeats_heard(status).items()
-        if heartbeat.office is not None
+        if heartbeat.term is not None
     ]
-    if not offices:
+    if not terms:
         return None
-    epoch, node = max(offices)
+    epoch, node = max(terms)
     return Leader(node, epoch)
 
 

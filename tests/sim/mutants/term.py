@@ -73,16 +73,16 @@ def numbers_start_again() -> list[Patch]:
     return [everywhere(real, register)]
 
 
-def reads_on_after_an_office() -> list[Patch]:
-    leave_office = Leadership._leave_office
+def reads_on_after_a_term() -> list[Patch]:
+    leave_term = Leadership._leave_term
 
     def leave(self: Leadership) -> None:
         with instead(ControlFollower, "begin_anew", lambda _self: None):
-            leave_office(self)
+            leave_term(self)
 
     return [
         instead(ControlFollower, "rest", lambda _self: None),
-        instead(Leadership, "_leave_office", leave),
+        instead(Leadership, "_leave_term", leave),
         *never_too_far_behind(),
     ]
 
@@ -120,7 +120,7 @@ def compares_no_progress() -> list[Patch]:
     return [instead(OwnHeartbeat, "heartbeat", lambda self: replace(tell(self), reached=None))]
 
 
-OFFICE = {
+TERM = {
     "compares no progress": Mutant(
         "a control topic that has lost less than the floor's last move is led on",
         compares_no_progress,
@@ -157,11 +157,11 @@ OFFICE = {
         "candidacies",
         ("slow_ends",),
     ),
-    "reads on after an office": Mutant(
-        "a leader goes on reading the control topic where it was when its office began",
-        reads_on_after_an_office,
+    "reads on after a term": Mutant(
+        "a leader goes on reading the control topic where it was when its term began",
+        reads_on_after_a_term,
         "comes back|(is|was) not registered",
-        ("after_an_office",),
+        ("after_a_term",),
     ),
     "reads on however long it was cut off": Mutant(
         "a standby goes on reading the control topic, whatever was removed and forgotten meanwhile",

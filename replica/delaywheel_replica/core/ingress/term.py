@@ -33,14 +33,14 @@ _RECORD_BYTES: Final = 1_000
 
 
 class Handed(NamedTuple):
-    """A record for the server, to be answered with `Office.answered`."""
+    """A record for the server, to be answered with `Term.answered`."""
 
     at: IngressPartition
     taken: Taken
 
 
 @dataclass(frozen=True, slots=True)
-class OfficeStep:
+class TermStep:
     """What the next transaction carries, over all partitions.
 
     Attributes:
@@ -66,7 +66,7 @@ class OfficeStep:
         return {at: step.record for at, step in self.steps.items()}
 
 
-class Office:
+class Term:
     """The ingress during one leadership. Created anew for each, from what is committed."""
 
     def __init__(self, committed: Mapping[IngressPartition, IngressRecord], rules: Rules) -> None:
@@ -91,7 +91,7 @@ class Office:
     ) -> dict[IngressPartition, int]:
         """Takes a topic with so many partitions; returns where to read the new ones from.
 
-        A topic that was made anew while this office lasts is found by the next one.
+        A topic that was made anew while this term lasts is found by the next one.
 
         Args:
             topic: its name.
@@ -175,7 +175,7 @@ class Office:
         intake.read(taken, position)
         self._held_bytes[at] = self._held_bytes.get(at, 0) + sum(map(_bytes_of, taken))
 
-    def plan(self, moment: Moment, *, room: Room | int) -> OfficeStep:
+    def plan(self, moment: Moment, *, room: Room | int) -> TermStep:
         """Returns what the next transaction can carry; nothing changes until it is committed.
 
         Args:
@@ -193,14 +193,14 @@ class Office:
                 steps[at] = step
                 settled += step.settled
                 used_bytes += step.length_bytes
-        return OfficeStep(steps, tuple(settled), dict(self._abandoned), used_bytes)
+        return TermStep(steps, tuple(settled), dict(self._abandoned), used_bytes)
 
     def _in_turn(self) -> list[tuple[IngressPartition, Intake]]:
         intakes = list(self._intakes.items())
         begin = self._turn % len(intakes) if intakes else 0
         return intakes[begin:] + intakes[:begin]
 
-    def committed(self, step: OfficeStep) -> None:
+    def committed(self, step: TermStep) -> None:
         """Notes that the transaction with the newest step is committed."""
         self._turn += bool(step.settled)
         for at in step.abandoned:
@@ -228,7 +228,7 @@ class Office:
         """Takes the server's answer about a record."""
         self._intakes[handed.at].answered(handed.taken, answer)
 
-    def bound(self, step: OfficeStep | None = None) -> int | None:
+    def bound(self, step: TermStep | None = None) -> int | None:
         """Returns the slot that floor and own seals must not pass; None if there is none.
 
         Args:

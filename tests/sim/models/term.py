@@ -23,7 +23,7 @@ from enum import Enum
 from typing import NamedTuple, TypeVar
 
 from delaywheel_replica.core.election.events import (
-    IN_OFFICE,
+    IN_TERM,
     CommitMark,
     ControlRead,
     DestroyProducers,
@@ -209,7 +209,7 @@ class State(NamedTuple):
 
 
 @dataclass(frozen=True)
-class OfficeModel:
+class TermModel:
     """The model of one size.
 
     Attributes:
@@ -272,7 +272,7 @@ class OfficeModel:
             fewer = state._replace(candidacies=state.candidacies - 1)
             event = _tick(now_ms + 10 * MAX_SILENCE_MS)
             yield "stands", self._told(fewer, index, candidate, event)
-        if phase in IN_OFFICE and candidate.known < self.transactions:
+        if phase in IN_TERM and candidate.known < self.transactions:
             event = _tick(now_ms + IDLE_COMMIT_MS)
             yield "goes on", self._told(state, index, candidate, event)
 

@@ -2,8 +2,8 @@
 
 | event | level | repeated |
 |---|---|---|
-| `office taken`, `leading` | info | each time |
-| `office lost` | warning; info when the node stops | each time |
+| `leadership taken`, `leading` | info | each time |
+| `leadership lost` | warning; info when the node stops | each time |
 | `candidacy failed` | warning; info where another node was first | once a minute for one reason |
 | `messages dead-lettered` | warning | once in ten seconds, with how many |
 | `frames lost` | error | each time |
@@ -24,13 +24,13 @@ FAILED_AGAIN_S: Final = 60.0
 DEAD_AGAIN_S: Final = 10.0
 
 _NAMED: Final = 10
-_IN_OFFICE: Final = frozenset({Phase.RESTING, Phase.LEADING})
+_IN_TERM: Final = frozenset({Phase.RESTING, Phase.LEADING})
 _CANDIDATE: Final = frozenset({Phase.INITIALISING, Phase.MARKING, Phase.READING})
 
 _log = get_logger(__name__)
 
 
-class OfficeLog:
+class TermLog:
     """Logs terms and outcomes, without repetition."""
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
@@ -54,19 +54,19 @@ class OfficeLog:
         Args:
             before: the phase it was in.
             phase: the one it is in now.
-            epoch: of the office, if there is one.
+            epoch: of the term, if there is one.
             reason: why it ended.
             error: what is wrong, as the status tells it.
         """
         why = None if reason is None else reason.value
-        if before in _IN_OFFICE and phase not in _IN_OFFICE:
+        if before in _IN_TERM and phase not in _IN_TERM:
             tell = _log.info if phase is Phase.STOPPED else _log.warning
-            tell("office lost", reason=why, error=error)
+            tell("leadership lost", reason=why, error=error)
         elif phase is Phase.LEADING:
             self._failed = None
             _log.info("leading", epoch=epoch)
         elif phase is Phase.RESTING:
-            _log.info("office taken", epoch=epoch)
+            _log.info("leadership taken", epoch=epoch)
         elif before in _CANDIDATE and phase is Phase.STANDBY:
             self._candidacy_failed(why, error)
         else:

@@ -23,18 +23,18 @@ from delaywheel_replica.core.protocol.transaction_outcomes import (
     Call,
     Verdict,
 )
-from sim.models.catalogue import OFFICES, exhausted, name_of
-from sim.models.office import OfficeModel
+from sim.models.catalogue import TERMS, exhausted, name_of
+from sim.models.term import TermModel
 
 
-@pytest.mark.parametrize("model", OFFICES, ids=name_of)
-def test_one_epoch_commits_at_a_time(model: OfficeModel) -> None:
+@pytest.mark.parametrize("model", TERMS, ids=name_of)
+def test_one_epoch_commits_at_a_time(model: TermModel) -> None:
     assert exhausted(model).found.wrong is None
 
 
 def test_marks_with_one_id_alone_are_found() -> None:
     """Interleaving 1: two candidates init the two ids crosswise."""
-    found = exhausted(OfficeModel(candidacies=2, late=0, ids=1)).found
+    found = exhausted(TermModel(candidacies=2, late=0, ids=1)).found
     assert found.wrong == "progress 2 is committed over 2"
 
 
@@ -52,16 +52,16 @@ def test_going_on_after_inits_without_reading_is_found() -> None:
 
     after = {**TRANSITIONS, (Phase.MARKING, MarkReport): frozenset(Phase)}
     with patch.object(Election, "_marked", blind), patch.dict(TRANSITIONS, after):
-        assert exhausted(OfficeModel(candidacies=2, late=0)).found.wrong is not None
+        assert exhausted(TermModel(candidacies=2, late=0)).found.wrong is not None
 
 
 def test_a_repeated_commit_that_counts_as_known_is_found() -> None:
     """Interleaving 20: the first copy of an end arrives in a later transaction of its id."""
     with patch.dict(VERDICTS, {(Call.COMMIT, Answer.OK_RETRIED): Verdict.COMMITTED}):
-        found = exhausted(OfficeModel(candidacies=1, late=1)).found
+        found = exhausted(TermModel(candidacies=1, late=1)).found
     assert found.wrong == "message 1 is visible, and its progress is not"
 
 
 def test_going_on_after_an_unknown_outcome_is_found() -> None:
     with patch.dict(ACTIONS, {Verdict.UNKNOWN: Action.GO_ON}):
-        assert exhausted(OfficeModel(candidacies=1, late=1)).found.wrong is not None
+        assert exhausted(TermModel(candidacies=1, late=1)).found.wrong is not None

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from sim.drills.script import FOREVER_MS, Drills, Script
 
-OFFICE = Drills()
+TERM = Drills()
 
 
-@OFFICE(r"init .* epoch 3")
+@TERM(r"init .* epoch 3")
 def candidates(script: Script) -> None:
     """Interleaving 1: inits and marks take so long that candidates overtake each other."""
     script.cluster("ab", 2)
@@ -18,7 +18,7 @@ def candidates(script: Script) -> None:
     script.until_ms = 50_000
 
 
-@OFFICE(r"init .* epoch 0", r"delivers")
+@TERM(r"init .* epoch 0", r"delivers")
 def first_leader(script: Script) -> None:
     """Interleaving 22: a candidate takes its time, and nobody disturbs it."""
     script.do(10, "slow_first_init", us=script.about(400_000, 300_000))
@@ -26,7 +26,7 @@ def first_leader(script: Script) -> None:
     script.until_ms = 4_000
 
 
-@OFFICE(r"init .* epoch 1", r"init .* epoch 2")
+@TERM(r"init .* epoch 1", r"init .* epoch 2")
 def repeated_ends(script: Script) -> None:
     """Interleaving 20: the library sends the end of a transaction twice."""
     changes = {"retried_end": 0.5, "late_us": (5_000, 300_000), "way_us": (3_000, 9_000)}
@@ -35,7 +35,7 @@ def repeated_ends(script: Script) -> None:
     script.until_ms = 9_000
 
 
-@OFFICE(r"kafka_cut node=a", r"init .* epoch 1", r"delivers")
+@TERM(r"kafka_cut node=a", r"init .* epoch 1", r"delivers")
 def without_kafka(script: Script) -> None:
     """Interleaving 14: a leader is cut from Kafka, and not from its peers."""
     script.do(script.about(4_000), "kafka_cut", node="a", ms=12_000)
@@ -43,7 +43,7 @@ def without_kafka(script: Script) -> None:
     script.until_ms = 16_000
 
 
-@OFFICE(r"block src=b dst=a", r"init .* epoch 1", r"delivers")
+@TERM(r"block src=b dst=a", r"init .* epoch 1", r"delivers")
 def deaf_leader(script: Script) -> None:
     """Interleaving 14: a leader is heard, and hears nobody."""
     script.block(script.about(4_000), "b", "a", ms=12_000)
@@ -52,7 +52,7 @@ def deaf_leader(script: Script) -> None:
     script.until_ms = 16_000
 
 
-@OFFICE(r"cut one=a other=c", r"delivers m\d+ c\.1", r"delivers m\d+ c\.1")
+@TERM(r"cut one=a other=c", r"delivers m\d+ c\.1", r"delivers m\d+ c\.1")
 def through_another(script: Script) -> None:
     """Interleaving 15: a leader does not hear an origin, and another node hears both."""
     script.cut(3_000, "a", "c", ms=12_000)
@@ -60,7 +60,7 @@ def through_another(script: Script) -> None:
     script.until_ms = 15_000
 
 
-@OFFICE(r"pause node=a", r"init .* epoch 1", r"delivers")
+@TERM(r"pause node=a", r"init .* epoch 1", r"delivers")
 def dead_server(script: Script) -> None:
     """Interleaving 16: the leader's server stands still, and its cleaner does not."""
     script.do(script.about(4_000), "pause", node="a", part="server", ms=script.about(3_000, 6_000))
@@ -68,7 +68,7 @@ def dead_server(script: Script) -> None:
     script.until_ms = 14_000
 
 
-@OFFICE(r"kafka_faults", r"init .* epoch 1", r"delivers")
+@TERM(r"kafka_faults", r"init .* epoch 1", r"delivers")
 def slow_commits(script: Script) -> None:
     """Interleaving 18: a commit takes longer than anybody waits for a leader at first."""
     way_us = (550_000, 650_000)
@@ -77,7 +77,7 @@ def slow_commits(script: Script) -> None:
     script.until_ms = 54_000
 
 
-@OFFICE(r"clock_step node=a", r"init .* epoch 1", r"delivers")
+@TERM(r"clock_step node=a", r"init .* epoch 1", r"delivers")
 def clock_wrong_at_start(script: Script) -> None:
     """A node alone starts with a clock that is ahead by half an hour, which is corrected later."""
     script.cluster("a", 1)
@@ -86,7 +86,7 @@ def clock_wrong_at_start(script: Script) -> None:
     script.until_ms = 30_000
 
 
-@OFFICE(r"clock_step node=a", r"starts", r"delivers")
+@TERM(r"clock_step node=a", r"starts", r"delivers")
 def clock_wrong_at_a_restart(script: Script) -> None:
     """The same when messages are pending: they would all go out at once."""
     script.cluster("a", 1)
@@ -96,7 +96,7 @@ def clock_wrong_at_a_restart(script: Script) -> None:
     script.until_ms = 50_000
 
 
-@OFFICE(r"kafka_faults", r"delivers")
+@TERM(r"kafka_faults", r"delivers")
 def slow_ends(script: Script) -> None:
     """The brokers take so long for the end of a transaction that the leader's main thread waits."""
     us = script.about(script.random.choice((1_300_000, 2_500_000, 4_000_000, 5_000_000)), 300_000)
@@ -106,9 +106,9 @@ def slow_ends(script: Script) -> None:
     script.until_ms = 60_000
 
 
-@OFFICE(r"init .* epoch 1", r"kill_server node=c", r"kafka_cut node=a ms=3000", r"init .* epoch 3")
-def after_an_office(script: Script) -> None:
-    """A wheel is unregistered in an office so long that nothing is left of that, and a leads again.
+@TERM(r"init .* epoch 1", r"kill_server node=c", r"kafka_cut node=a ms=3000", r"init .* epoch 3")
+def after_a_term(script: Script) -> None:
+    """A wheel is unregistered in a term so long that nothing is left of that, and a leads again.
 
     The others are cut off from Kafka whenever a is to lead; it has read the wheel before.
     """
@@ -122,7 +122,7 @@ def after_an_office(script: Script) -> None:
     script.until_ms = 74_000
 
 
-@OFFICE(r"kill_server node=c", r"kafka_cut node=b", r"kafka_cut node=a", r"init .* epoch 1")
+@TERM(r"kill_server node=c", r"kafka_cut node=b", r"kafka_cut node=a", r"init .* epoch 1")
 def long_cut_off(script: Script) -> None:
     """A standby hears nothing of Kafka for so long, and then leads."""
     script.flow(4_000, 8_000, 500, "c", delay_ms=1_000)
@@ -139,7 +139,7 @@ def _only_a_reaches_kafka(script: Script, at_ms: int, ms: int) -> None:
         script.do(at_ms, "kafka_cut", node=node, ms=ms)
 
 
-@OFFICE(r"loses the control topic", r"init .* epoch 1", r"has the control .*again", r"delivers")
+@TERM(r"loses the control topic", r"init .* epoch 1", r"has the control .*again", r"delivers")
 def lost_end(script: Script) -> None:
     """The control topic loses less than a second: what was forwarded then would go out again."""
     script.flow(2_500, 30_000, 40, "abc", delay_ms=script.about(300, 600), patience_ms=4_000)
@@ -148,7 +148,7 @@ def lost_end(script: Script) -> None:
     script.until_ms = 32_000
 
 
-@OFFICE(r"slow_start node=a", r"crash_machine node=a", r"a +starts", r"init .* epoch 1")
+@TERM(r"slow_start node=a", r"crash_machine node=a", r"a +starts", r"init .* epoch 1")
 def slow_starts(script: Script) -> None:
     """A server takes its time to start, and all that its cleaner finds is from an earlier boot."""
     script.cluster(*script.random.choice((("a", 1), ("ab", 1))))

@@ -1,0 +1,195 @@
+"""All ingress partitions in one term."""
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from delaywheel import ingress
+from delaywheel.seqset import SeqSet
+from delaywheel_replica.core.ingress.partition import Answer, Gone, Moment, Room
+from delaywheel_replica.core.ingress.place import Place
+from delaywheel_replica.core.ingress.reading import Incoming, Rules
+from delaywheel_replica.core.ingress.term import HELD_BYTES_MOST, Term, TermStep
+from delaywheel_replica.core.protocol.control import IngressRecord
+from delaywheel_replica.core.protocol.seal import REST
+
+SENT_MS = 1_900_000_000_000
+SENT = SENT_MS // 1000
+RULES = Rules({}, 1 << 30, frozenset())
+NOW = Moment(SENT_MS, SENT - 60, SENT_MS + 3_600_000, SENT - 120)
+LATER = replace(NOW, now_ms=SENT_MS + 600_000, least_slot=SENT + 540)
+AT, BESIDE, THIRD = ("in", 0), ("in", 1), ("in", 2)
+
+
+def record(at: tuple[str, int], offset: int, delay_ms: int = 60_000, size: int = 0) -> Incoming:
+    """One with a delay."""
+    headers = [(ingress.TOPIC, b"t"), (ingress.DELAY_MS, b"%d" % delay_ms)]
+    return Incoming(Place(*at, offset), SENT_MS, None, bytes(size), headers)
+
+
+def reading(*records: Incoming, partitions: int = 2) -> Term:
+    """A term that has found partitions and read these."""
+    term = Term({}, RULES)
+    term.found("in", "id", partitions)
+    for each in records:
+        term.read(each.place[:2], [each], each.place.offset + 1)
+    return term
+
+
+def transact(term: Term, moment: Moment = NOW, *, room: int = 99) -> TermStep:
+    """A transaction that is committed."""
+    step = term.plan(moment, room=room)
+    term.committed(step)
+    return step
+
+
+def places(step: TermStep) -> list[Place]:
+    """Where the records lie that it settles."""
+    return [each.taken.record.place for each in step.settled if each.taken.record is not None]
+
+
+def test_new_partitions_begin_and_known_ones_go_on() -> None:
+    term = Term({BESIDE: IngressRecord("id", 7)}, RULES)
+    assert term.found("in", "id", 2) == {AT: 0, BESIDE: 7}
+    assert term.found("in", "id", 3) == {THIRD: 0}
+    assert term.offsets == {AT: 0, BESIDE: 7, THIRD: 0}
+
+
+def test_a_partition_that_nobody_finds_is_waited_for() -> None:
+    announced = IngressRecord("id", 7, SeqSet.of([8]))
+    term = Term({AT: announced, BESIDE: IngressRecord("id", 3)}, RULES)
+    assert term.bound() == REST
+    term.found("in", "another", 2)  # what was announced of the former topic is nowhere any more
+    assert term.bound() is None
+
+
+def test_what_a_former_topic_announced_is_told_once() -> None:
+    announced = IngressRecord("id", 7, SeqSet.of([8]))
+    term = Term({AT: announced}, RULES)
+    assert term.found("in", "another", 1) == {AT: 0}
+    step = term.plan(NOW, room=9)
+    assert (step.abandoned, step.records[AT].topic_id) == ({AT: announced}, "another")
+    assert term.plan(NOW, room=9).abandoned
+    term.committed(step)
+    assert term.plan(NOW, room=9) == TermStep()
+
+
+def test_a_topic_made_anew_may_have_fewer_partitions() -> None:
+    """What the former one had announced of the others is told, and holds up nothing."""
+    announced = IngressRecord("id", 7, SeqSet.of([8]))
+    term = Term({AT: announced, THIRD: announced}, RULES)
+    assert term.found("in", "another", 2) == {AT: 0, BESIDE: 0}
+    assert term.bound() is None
+    step = term.plan(NOW, room=9)
+    assert step.abandoned == {AT: announced, THIRD: announced}
+    assert {at: each.topic_id for at, each in step.records.items()} == {
+        AT: "another", THIRD: "another",
+    }  # fmt: skip
+    assert [term.is_another("in", id_) for id_ in ("another", "id")] == [False, True]
+    assert not term.is_another("unheard of", "id")
+
+
+def test_of_a_topic_that_is_given_up_only_what_was_announced_is_taken() -> None:
+    announced = IngressRecord("id", 7, SeqSet.of([8]))
+    term = Term({AT: announced, BESIDE: IngressRecord("id", 3)}, RULES)
+    assert term.found("in", "id", 3, only_announced=True) == {AT: 7}
+    term.read(AT, [record(AT, offset) for offset in (7, 8, 9)], 10)
+    transact(term)
+    for handed in term.to_hand(9):
+        term.answered(handed, Answer.HELD)
+    assert (transact(term).records[AT].next_offset, term.bound()) == (9, None)
+    term.read(AT, [record(AT, 10)], 11)
+    assert (term.held_bytes, term.plan(NOW, room=9)) == (0, TermStep())
+
+
+def test_partitions_take_turns() -> None:
+    """However little room there is, none is always the last."""
+    term = reading(*[record(at, n, 0) for n in range(2) for at in (AT, BESIDE)])
+    order = [place for _ in range(4) for place in places(transact(term, LATER, room=1))]
+    assert [place.partition for place in order] == [0, 1, 0, 1]
+    term = reading(*[record(at, n) for n in range(2) for at in (AT, BESIDE)])
+    transact(term)
+    each = record(AT, 0).length_bytes
+    handed = [term.to_hand(Room(9, each)) for _ in range(4)]
+    assert [only.at for (only,) in handed] == [AT, BESIDE, AT, BESIDE]
+
+
+def test_floor_and_seals_wait_for_the_least_of_all() -> None:
+    term = reading(record(AT, 0, 90_000), record(BESIDE, 0, 60_000))
+    assert term.bound() is None
+    assert term.bound(term.plan(NOW, room=9)) == SENT + 60
+    transact(term)
+    assert term.bound() == SENT + 60
+    for handed in term.to_hand(9):
+        if handed.at == BESIDE:
+            term.answered(handed, Answer.HELD)
+    step = term.plan(NOW, room=9)
+    assert set(step.records) == {BESIDE}
+    assert (term.bound(), term.bound(step)) == (SENT + 60, SENT + 90)
+    term.committed(step)
+    assert (term.bound(), term.offsets) == (SENT + 90, {AT: 0, BESIDE: 1})
+
+
+def test_a_transaction_has_room_for_all_partitions_together() -> None:
+    term = reading(*[record(at, n, 0) for n in range(3) for at in (AT, BESIDE)])
+    assert places(transact(term, LATER, room=4)) == [
+        (*AT, 0), (*AT, 1), (*AT, 2), (*BESIDE, 0),
+    ]  # fmt: skip
+    assert term.offsets == {AT: 3, BESIDE: 1}
+    assert not transact(term, LATER, room=0).steps
+
+
+def test_each_partition_has_its_share_of_what_is_handed_over() -> None:
+    term = reading(*[record(at, n) for n in range(5) for at in (AT, BESIDE)])
+    transact(term)
+    assert [handed.at for handed in term.to_hand(4)] == [AT, AT, BESIDE, BESIDE]
+    assert len(term.to_hand(99)) == 6
+
+
+def test_what_is_held_is_bounded() -> None:
+    half = HELD_BYTES_MOST // 2
+    wanted = []
+    term = reading(record(AT, 0, 0, half))
+    wanted.append(term.wants_more)
+    term.read(BESIDE, [record(BESIDE, 0, 0, half)], 1)
+    wanted.append(term.wants_more)
+    transact(term, LATER, room=1)
+    assert [*wanted, term.wants_more] == [True, False, True]
+
+
+def test_what_was_deleted_is_told() -> None:
+    term = reading()
+    term.read(AT, [record(AT, 5)], 6, first_kept=5)
+    (gone,) = transact(term).settled
+    assert isinstance(gone, Gone)
+    assert gone.deleted == (0, 4)
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 700_000)), max_size=20), st.data())
+def test_each_record_is_settled_once_and_in_order(
+    sent: list[tuple[int, int]], data: st.DataObject
+) -> None:
+    """Whatever servers say, and however much room there is."""
+    term = reading(partitions=3)
+    offsets = [0, 0, 0]
+    for number, delay_ms in sent:
+        at, offset = ("in", number), offsets[number]
+        term.read(at, [record(at, offset, delay_ms)], offset + 1)
+        offsets[number] += 1
+    held, out = set[Place](), list[Place]()
+    for _ in range(200):
+        step = transact(term, LATER, room=data.draw(st.integers(1, 3)))
+        out += places(step)
+        for handed in term.to_hand(data.draw(st.integers(1, 4))):
+            answer = data.draw(st.sampled_from([Answer.HELD, Answer.HELD, Answer.UNKNOWN]))
+            term.answered(handed, answer)
+            if answer is Answer.HELD and handed.taken.record is not None:
+                held.add(handed.taken.record.place)
+        if term.offsets == {("in", n): offsets[n] for n in range(3)}:
+            break
+    assert term.offsets == {("in", number): offsets[number] for number in range(3)}
+    assert len(set(out)) == len(out)
+    assert not held & set(out)
+    assert len(held) + len(out) == len(sent)
+    assert (term.bound(), term.wants_more) == (None, True)
