@@ -26,11 +26,13 @@ from delaywheel_replica.core.protocol.control import (
     lost_record,
     node_record,
     progress_record,
+    reschedule_record,
     wheel_record,
 )
 from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameName, FrameRange, FrameSet
 from delaywheel_replica.core.protocol.heartbeat import Fence, FenceAnswer, Heartbeat, WheelHeartbeat
 from delaywheel_replica.core.protocol.progress import Position, Progress, first_progress, violations
+from delaywheel_replica.core.protocol.reschedules import Reschedule
 from delaywheel_replica.core.protocol.seal import Seal, next_seal
 from support.core.values import heartbeat, looked_for, wheel_heartbeat, wheel_record_of
 
@@ -403,6 +405,20 @@ def test_with_one_member_its_own_word_is_enough() -> None:
     found = look(state, told, **lacked(lacks))
     assert keys(found) == ["lost/a.1/3"]
     assert keys(look(state.apply_all(found.records), told, **lacked(lacks))) == []
+
+
+def test_what_is_rescheduled_is_lost_with_a_frame_whose_wheel_goes_at_once() -> None:
+    """Nobody knows later that it was: the floor would wait for its copy for ever."""
+    state = committed((A1, 4), (A2, None))
+    state = replace(state, progress=Progress(NOW_MS, None, {A1: 4, A2: 1}, floor=10))
+    key, stands = (b"i" * 16, NOW_MS + 5_000), Reschedule(NOW_MS + 9_000, Position(A1, 3, 0))
+    state = state.apply_all([reschedule_record(key, stands)])
+    told = heartbeat(open_=A2, spare=A3, wheels={A1: wheel_heartbeat(4, top_slot=9)})
+    found = look(state, told, **lacked({(A1, 3): frozenset("a")}))
+    assert (found.lost, found.unregistered) == (FrameSet.of([(A1, 3)]), frozenset({A1}))
+    after = state.apply_all(found.all_records)
+    assert after.reschedules[key].is_written
+    assert not after.lost
 
 
 def test_the_floor_of_what_is_handed_in_is_not_looked_at() -> None:

@@ -190,8 +190,10 @@ def duties(
         records += unregister_records(after, wheel)
     progress = progress.without(unregistered)
     records += _ingress_records(after, situation)
+    # Of a wheel that is unregistered just now, nobody will know later what was lost.
+    known = replace(state, lost=state.lost | endings.lost)
     records += reschedule_records(
-        state, progress, situation.rescheduling, situation.heartbeats, situation.now_ms
+        known, progress, situation.rescheduling, situation.heartbeats, situation.now_ms
     )
     after = state.apply_all(records)
 
