@@ -347,10 +347,12 @@ class IngressChecks:
         """The offset passes a record: in this very transaction it had its end, or is held."""
         if sent.is_committed is None:
             self._fail(f"{sent} is passed, and its transaction is open")
-        if sent.is_committed and sent.excuse is None:
-            if not (self._ends(sent) or self._is_held(sent)):
+        if sent.is_committed:
+            is_well = bool(self._ends(sent)) or self._is_held(sent)
+            if not is_well and sent.excuse is None:
                 self._fail(f"{sent} is passed: it has no end, and W members do not hold it")
-            sent.settled_us = self._world.scheduler.now_us
+            if is_well or sent.excuse is None:
+                sent.settled_us = self._world.scheduler.now_us
 
     def _is_held(self, sent: Sent) -> bool:
         return any(
