@@ -88,7 +88,7 @@ class IngressChecks:
             place = Place(partition.topic, partition.number, offset)
             sent = self.book.by_place.get((topic_id, place))
             if sent is not None and sent.settled_us < 0:
-                sent.excuse = sent.excuse or why
+                sent.excuse = why if why == ANEW else sent.excuse or why
 
     # --- what a leader does
 
