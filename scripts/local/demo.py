@@ -75,6 +75,7 @@ def keep_books(stage: Stage, folder: Path) -> Books:
 def run(options: argparse.Namespace) -> bool:
     """Runs the whole demo; returns whether everything is as it should be."""
     from local.stage.dead_letters import replay_one  # noqa: PLC0415 - not for `--help`
+    from local.stage.retries import retry_one  # noqa: PLC0415 - the same
 
     plain = options.plain or not sys.stdout.isatty()
     view: View = PlainView() if plain else LiveView()
@@ -88,10 +89,13 @@ def run(options: argparse.Namespace) -> bool:
             ended = play(stage, options)
             view.note("sending a message that has expired, and replaying its dead letter, twice")
             replayed = replay_one(stage.cluster, CLUSTER_ID)
-            view.conclude(verdict_text(ended.verdict, ended.mirrors, replayed))
+            view.note("failing a record three times, which a consumer retries by Kafka alone")
+            retried = retry_one(stage.cluster, CLUSTER_ID)
+            view.conclude(verdict_text(ended.verdict, ended.mirrors, replayed, retried))
             books = keep_books(stage, folder)
             view.conclude(books_text(books, ended.verdict))
-    return ended.is_clean and replayed.is_clean and books.is_clean(ended.verdict)
+    is_kept = replayed.is_clean and retried.is_clean
+    return ended.is_clean and is_kept and books.is_clean(ended.verdict)
 
 
 def argument_parser() -> argparse.ArgumentParser:

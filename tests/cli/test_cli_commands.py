@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
@@ -102,13 +103,17 @@ LIGHT = [
 
 @pytest.mark.parametrize("asked", LIGHT, ids=" ".join)
 def test_help_version_and_completion_need_nothing_of_what_commands_need(
-    asked: tuple[str, ...],
+    asked: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """A shell's completion asks at each key."""
+    """A shell's completion asks at each key; here without what a real cluster told before."""
     told = "import sys; from delaywheel_replica.cli.app import main\n"
     told += "try: main(sys.argv[1:])\nexcept SystemExit: print('have', *sys.modules)\n"
     ended = subprocess.run(
-        [sys.executable, "-c", told, *asked], capture_output=True, text=True, check=True
+        [sys.executable, "-c", told, *asked],
+        env=os.environ | {"XDG_CACHE_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
     )
     *shown, have = ended.stdout.splitlines()
     assert shown

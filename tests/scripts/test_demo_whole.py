@@ -38,6 +38,9 @@ def test_everything_arrives_once_across_a_kill(tmp_path: Path) -> None:
     by_consumer, by_books = told.split("exactly once")
     assert re.search(r"dead letter, EXPIRED +1\nreplayed +1\n", by_consumer)
     assert re.search(r"again +0\narrived in its topic +1\n", by_consumer)
+    waits = re.findall(r"retried after ([\d,]+) ms, came after +([\d,]+) ms\n", by_consumer)
+    assert [due_ms for due_ms, _ in waits] == ["500", "1,000", "2,000"]
+    assert re.search(r"done at the last attempt +1\n", by_consumer)
     assert re.search(r"accepted +2,000\ndelivered +2,000\n", by_consumer)
     assert re.search(r"accepted +2,000 +2,000\ndelivered +2,000 +2,000\n", by_books)
     page = output / "page.html"

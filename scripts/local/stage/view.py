@@ -26,6 +26,7 @@ from local.stage.tally import Spread, Tally, Verdict, id_of
 
 if TYPE_CHECKING:  # it needs the Kafka client, which --help does not
     from local.stage.dead_letters import Replayed
+    from local.stage.retries import Retried
 
 PAST_SECONDS = 8
 COMING_SECONDS = 16
@@ -254,7 +255,12 @@ def _figures(sample: Sample) -> RenderableType:
     return table
 
 
-def verdict_text(verdict: Verdict, mirrors: Mirrors, replayed: Replayed | None = None) -> str:
+def verdict_text(
+    verdict: Verdict,
+    mirrors: Mirrors,
+    replayed: Replayed | None = None,
+    retried: Retried | None = None,
+) -> str:
     """Returns the closing table."""
     counts = [
         ("accepted", verdict.accepted),
@@ -291,6 +297,8 @@ def verdict_text(verdict: Verdict, mirrors: Mirrors, replayed: Replayed | None =
         lines += [_mirrors_text(mirrors), ""]
     if replayed is not None:
         lines += [*_replayed_lines(replayed), ""]
+    if retried is not None:
+        lines += [*_retried_lines(retried), ""]
     if verdict.is_clean and not mirrors.differing:
         lines.append("Every message arrived exactly once, none early, byte for byte.")
     else:
@@ -322,6 +330,12 @@ def _replayed_lines(replayed: Replayed) -> list[str]:
         ("arrived in its topic", replayed.arrived),
     ]
     return [f"{name:<36}{count:>9,}" for name, count in counts]
+
+
+def _retried_lines(retried: Retried) -> list[str]:
+    pairs = zip(retried.delays_ms, retried.waited_ms, strict=True)
+    waits = [f"{f'retried after {due_ms:,} ms, came after':<36}{ms:>9,} ms" for due_ms, ms in pairs]
+    return [*waits, f"{'done at the last attempt':<36}{retried.done:>9,}"]
 
 
 def _words(name: str) -> str:

@@ -12,7 +12,9 @@ from delaywheel_replica.process.topic_counts import OTHERS
 from delaywheel_replica.server.node.pending_topics import BUCKETS, PendingTopics
 
 START = 1_795_262_400
-WIDTH = 64
+AHEAD_S = 7 * 86_400
+WIDTH = -(-AHEAD_S // (BUCKETS - 2))
+"""Of a bucket that far ahead, in seconds."""
 TOPICS = [f"topic-{number}" for number in range(5)]
 
 
@@ -30,7 +32,7 @@ steps = st.one_of(
 
 @given(st.lists(steps, max_size=20))
 def test_what_is_told_is_right_to_a_bucket(told: list[list[tuple[int, int]] | int]) -> None:
-    pending = PendingTopics(7 * 86_400, START)
+    pending = PendingTopics(AHEAD_S, START)
     done, added = START, list[tuple[int, int]]()
     for now in told:
         if isinstance(now, list):
@@ -49,7 +51,7 @@ def test_what_is_told_is_right_to_a_bucket(told: list[list[tuple[int, int]] | in
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, WIDTH - 1)), max_size=50))
 def test_what_is_near_is_exact(ahead: list[tuple[int, int]]) -> None:
-    pending = PendingTopics(7 * 86_400, START)
+    pending = PendingTopics(AHEAD_S, START)
     add(pending, *((topic, START + seconds) for topic, seconds in ahead))
     for past in range(0, WIDTH + 1, 7):
         expected = Counter(TOPICS[topic] for topic, seconds in ahead if seconds >= past)

@@ -8,7 +8,6 @@ from sim.mutants.hunt import Hunted, hunt, look_on
 
 QUICK = (
     "a cancel counts beyond V",
-    "many cancels are answered as one",
     "a mirror answers before it has written",
     "a replaced member counts",
     "a vote given is no leader heard",

@@ -1,0 +1,71 @@
+"""Demonstrates a record that a consumer cannot handle at first: retried with growing delays."""
+
+from __future__ import annotations
+
+import threading
+import time
+from itertools import pairwise
+from typing import NamedTuple
+
+from confluent_kafka import Producer
+
+from delaywheel.consumer import RetryConsumer
+from local.loopback.cluster import ClusterError, LocalCluster
+
+TOPIC = "demo-retried"
+GROUP = "demo"
+RETRY = ("500ms", "1s", "2s")
+DELAYS_MS = (500, 1_000, 2_000)
+WITHIN_S = 60.0
+
+
+class Retried(NamedTuple):
+    """What became of one record that fails as often as it may be retried, less once.
+
+    Attributes:
+        delays_ms: After which it was to come again.
+        waited_ms: Between one attempt and the next.
+        done: Records that ended as done, after that.
+    """
+
+    delays_ms: tuple[int, ...]
+    waited_ms: tuple[int, ...]
+    done: int
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether each retry came when it was due, no earlier, and the record ended as done."""
+        waited = zip(self.waited_ms, self.delays_ms, strict=True)
+        return self.done == 1 and all(by_ms >= due_ms for by_ms, due_ms in waited)
+
+
+def retry_one(cluster: LocalCluster, cluster_id: str) -> Retried:
+    """Sends a record by Kafka alone, to a consumer that fails until its last attempt."""
+    cluster.create_topic(TOPIC, 1)
+    producer = Producer({"bootstrap.servers": cluster.kafka})
+    producer.produce(TOPIC, b"again")
+    producer.flush(WITHIN_S)
+    attempts: list[float] = []
+    with RetryConsumer(
+        TOPIC,
+        group=GROUP,
+        bootstrap=cluster.kafka,
+        cluster=cluster_id,
+        retry=RETRY,
+    ) as consumer:
+        late = threading.Timer(WITHIN_S, consumer.stop)
+        late.start()
+        for message in consumer:
+            attempts.append(time.monotonic())
+            with message:
+                if len(attempts) <= len(RETRY):
+                    raise ConnectionError("the demo's handler fails")
+                consumer.stop()
+        late.cancel()
+    done = consumer.counts.done
+    if len(attempts) <= len(RETRY):
+        raise ClusterError(
+            f"{len(attempts)} attempts within {WITHIN_S:.0f} s; see {cluster.folder}/*.log"
+        )
+    waited_ms = tuple(round((after - before) * 1000) for before, after in pairwise(attempts))
+    return Retried(DELAYS_MS, waited_ms, done)
