@@ -17,7 +17,8 @@ from delaywheel_replica.cleaner.ingress.handing import FIRST_PAUSE_S, LAST_PAUSE
 from delaywheel_replica.cleaner.ingress.letters import letter
 from delaywheel_replica.cleaner.ingress.searching import AGAIN_S, FAULTY_S, TopicSearch
 from delaywheel_replica.cleaner.outside.ports import IngressFound, KafkaAway
-from delaywheel_replica.core.ingress.partition import Answer, Dies, Goes, Room, Taken
+from delaywheel_replica.core.ingress.moment import Room
+from delaywheel_replica.core.ingress.partition import Answer, Dies, Goes, Taken
 from delaywheel_replica.core.ingress.place import Place
 from delaywheel_replica.core.ingress.reading import (
     ABSENT,

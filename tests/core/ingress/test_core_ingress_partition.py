@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from delaywheel import ingress
 from delaywheel.seqset import NO_SEQS, SeqSet
+from delaywheel_replica.core.ingress.moment import Moment, Room
 from delaywheel_replica.core.ingress.partition import (
     SPANS_MOST,
     Answer,
@@ -18,13 +19,11 @@ from delaywheel_replica.core.ingress.partition import (
     Gone,
     Intake,
     IntakeStep,
-    Moment,
-    Room,
     Settled,
     begun,
 )
 from delaywheel_replica.core.ingress.place import Place
-from delaywheel_replica.core.ingress.reading import Incoming, Rules, UnfitReason
+from delaywheel_replica.core.ingress.reading import Delayed, Incoming, Rules, UnfitReason
 from delaywheel_replica.core.protocol.control import (
     ControlRecordMalformedError,
     ControlState,
@@ -155,6 +154,61 @@ def test_what_is_due_needs_no_server_to_go_out() -> None:
         hand(intake, answer)
         assert told(intake.plan(away, room=9).settled) == goes
         assert intake.plan(NOW, room=9).settled == ()  # before its due
+
+
+REFUSING = replace(NOW, most={Delayed: 0})
+
+
+def test_what_a_server_that_takes_nothing_has_not_is_announced_no_more() -> None:
+    """So the floor does not wait for it, and what it is comes out as if it had never been."""
+    intake = reading(record(0), record(3), record(5))
+    transact(intake)
+    handed = intake.to_hand(99)
+    for taken, answer in zip(handed, (Answer.NOT_NOW, Answer.UNKNOWN, Answer.NOT_NOW), strict=True):
+        intake.answered(taken, answer)
+    step = intake.plan(REFUSING, room=9)
+    assert [taken.offset for taken in step.taken_back] == [0, 5]
+    assert step.record.announced == SeqSet([(1, 3)])
+    assert intake.record.announced == SeqSet([(0, 5)])
+    intake.committed(step)
+    assert [taken.offset for taken in intake.to_hand(9)] == [3]
+    assert not intake.plan(REFUSING, room=9).taken_back
+    assert transact(intake).record.announced == SeqSet([(0, 5)])
+    assert hand(intake, Answer.HELD) == [0, 5]
+
+
+def test_neither_what_is_handed_over_nor_what_was_inherited_is_taken_back() -> None:
+    intake = reading(record(0), record(1), record(2), of=ANNOUNCED)
+    transact(intake)
+    assert len(intake.to_hand(99)) == 3
+    assert not intake.plan(REFUSING, room=9).taken_back
+    intake = reading(record(0), record(1), of=ANNOUNCED)
+    hand(intake, Answer.NOT_NOW)
+    assert not intake.plan(REFUSING, room=9).taken_back
+
+
+def test_the_floor_goes_on_in_the_transaction_that_takes_back() -> None:
+    intake = reading(delayed(0, 600_000), delayed(1, 10_000))
+    transact(intake)
+    hand(intake, Answer.NOT_NOW)
+    assert intake.bound() == SENT + 10
+    step = intake.plan(REFUSING, room=9)
+    assert intake.bound(step) is None
+    intake.committed(step)
+    assert intake.bound() is None
+
+
+def test_one_at_a_time_asks_a_server_that_takes_nothing() -> None:
+    """A cancel is another matter: it may be taken where no message is."""
+    at = str(SENT_MS + 60_000).encode()
+    cancel = record(2, (ingress.CANCEL, bytes(16)), (ingress.DELIVER_AT, at))
+    intake = reading(record(0), record(1), cancel)
+    assert [taken.offset for taken in transact(intake, REFUSING).announced] == [2]
+    asking = replace(NOW, most={Delayed: 1})
+    assert [taken.offset for taken in transact(intake, asking).announced] == [0]
+    assert not intake.plan(asking, room=9).announced
+    hand(intake, Answer.NOT_NOW)
+    assert not intake.plan(asking, room=9).taken_back
 
 
 def test_what_goes_to_a_topic_that_takes_nothing_waits_with_what_follows() -> None:

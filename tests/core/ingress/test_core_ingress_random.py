@@ -12,7 +12,8 @@ from random import Random
 import pytest
 
 from delaywheel import ingress
-from delaywheel_replica.core.ingress.partition import Answer, Dies, Goes, Moment
+from delaywheel_replica.core.ingress.moment import Moment
+from delaywheel_replica.core.ingress.partition import Answer, Dies, Goes
 from delaywheel_replica.core.ingress.place import Place
 from delaywheel_replica.core.ingress.reading import Delayed, Incoming, Rules, Unfit, read
 from delaywheel_replica.core.ingress.term import Handed, Term
@@ -116,7 +117,11 @@ class World:
         least = node.seal + LATE_S // 2
         takes = not trouble or self.random.random() < 0.9
         moment = Moment(
-            self.now * 1000, least if takes else None, (self.now + 10**6) * 1000, self.floor
+            self.now * 1000,
+            least if takes else None,
+            (self.now + 10**6) * 1000,
+            self.floor,
+            most={Delayed: self.random.randint(0, 1)} if trouble and not takes else {},
         )
         step = term.plan(moment, room=self.random.randint(1, 9))
         if trouble and self.random.random() < 0.1:

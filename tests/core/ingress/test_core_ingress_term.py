@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 
 from delaywheel import ingress
 from delaywheel.seqset import SeqSet
-from delaywheel_replica.core.ingress.partition import Answer, Gone, Moment, Room
+from delaywheel_replica.core.ingress.moment import Moment, Room
+from delaywheel_replica.core.ingress.partition import Answer, Gone
 from delaywheel_replica.core.ingress.place import Place
-from delaywheel_replica.core.ingress.reading import Incoming, Rules
+from delaywheel_replica.core.ingress.reading import Delayed, Incoming, Rules
 from delaywheel_replica.core.ingress.term import HELD_BYTES_MOST, Term, TermStep
 from delaywheel_replica.core.protocol.control import IngressRecord
 from delaywheel_replica.core.protocol.seal import REST
@@ -145,6 +146,12 @@ def test_each_partition_has_its_share_of_what_is_handed_over() -> None:
     transact(term)
     assert [handed.at for handed in term.to_hand(4)] == [AT, AT, BESIDE, BESIDE]
     assert len(term.to_hand(99)) == 6
+
+
+def test_one_of_all_partitions_asks_a_server_that_takes_nothing() -> None:
+    term = reading(*[record(at, n) for n in range(2) for at in (AT, BESIDE)])
+    step = transact(term, replace(NOW, most={Delayed: 1}))
+    assert sum(len(each.announced) for each in step.steps.values()) == 1
 
 
 def test_what_is_held_is_bounded() -> None:

@@ -4,7 +4,8 @@ The real `Intake` plans, with the real meaning of headers. Around it all is mini
 messages that W members hold, a second of it is done as a whole, and time goes by in seconds. What
 may happen at any time: a node takes the lead over one that does not know it yet; a transaction is
 committed and nobody hears of it, or is not; a server takes a record and its answer is lost, or
-never gets it; seals move with the clock, but for those of a node that leads.
+never gets it, or takes nothing, upon which the announcement may be taken back; seals move with the
+clock, but for those of a node that leads.
 
 What could be wrong with a state:
 
@@ -16,21 +17,14 @@ What could be wrong with a state:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeVar
 
 from delaywheel import ingress
 from delaywheel.seqset import NO_SEQS, SeqSet
-from delaywheel_replica.core.ingress.partition import (
-    Answer,
-    Dies,
-    Goes,
-    Intake,
-    IntakeStep,
-    Moment,
-    Taken,
-)
+from delaywheel_replica.core.ingress.moment import Kind, Moment
+from delaywheel_replica.core.ingress.partition import Answer, Dies, Goes, Intake, IntakeStep, Taken
 from delaywheel_replica.core.ingress.place import Place
 from delaywheel_replica.core.ingress.reading import Delayed, Incoming, Rules
 from delaywheel_replica.core.protocol.control import IngressRecord
@@ -180,13 +174,18 @@ class IngressModel:
         yield "reads", self._reads(state, index, term)
         yield from self._hands(state, index, term)
         if term.epoch == state.epoch:
-            after, intake, step = self._transacts(state, term)
-            yield (
-                "commits, and nobody hears",
-                after._replace(terms=_put(state.terms, index, None)),
-            )
-            intake.committed(step)
-            yield "commits", _with(after, index, term, intake)
+            mosts: tuple[dict[Kind, int], ...] = ({}, {Delayed: 0})
+            for most in mosts:
+                after, intake, step = self._transacts(state, term, most)
+                if most and not step.taken_back:
+                    continue
+                name = "commits, taking back" if most else "commits"
+                yield (
+                    f"{name}, and nobody hears",
+                    after._replace(terms=_put(state.terms, index, None)),
+                )
+                intake.committed(step)
+                yield name, _with(after, index, term, intake)
             bound = term.intake.bound()
             if bound and bound < state.seals[index]:
                 yield (
@@ -230,8 +229,11 @@ class IngressModel:
         lost = answered(Answer.UNKNOWN)
         yield f"hands {message}, hears nothing", lost._replace(wheels=wheels)
         yield f"hands {message}, in vain", lost
+        yield f"hands {message}, refused", answered(Answer.NOT_NOW)
 
-    def _transacts(self, state: State, term: Term) -> tuple[State, Intake, IntakeStep]:
+    def _transacts(
+        self, state: State, term: Term, most: Mapping[Kind, int]
+    ) -> tuple[State, Intake, IntakeStep]:
         """The state once its transaction is committed; what it does not know yet; and the step."""
         intake = _copied(term.intake)
         moment = Moment(
@@ -239,6 +241,7 @@ class IngressModel:
             least_slot=state.now - LATE_WINDOW + 1,
             span_end_ms=10**9,
             floor=state.floor,
+            most=most,
         )
         step = intake.plan(moment, room=9)
         counts, wrong = list(state.delivered), state.wrong

@@ -8,11 +8,11 @@ from typing import Any
 from delaywheel.seqset import NO_SEQS
 from delaywheel_replica.cleaner.ingress.term import Ingress
 from delaywheel_replica.core.ingress import partition, reading
+from delaywheel_replica.core.ingress.moment import Moment
 from delaywheel_replica.core.ingress.partition import (
     Answer,
     Intake,
     IntakeStep,
-    Moment,
     Taken,
     _Stage,
     begun,

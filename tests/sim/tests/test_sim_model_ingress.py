@@ -4,14 +4,10 @@ from unittest.mock import patch
 
 import pytest
 
+from delaywheel.seqset import SeqSet
 from delaywheel_replica.core.ingress import partition
-from delaywheel_replica.core.ingress.partition import (
-    Answer,
-    Intake,
-    IntakeStep,
-    Moment,
-    Taken,
-)
+from delaywheel_replica.core.ingress.moment import Kind, Moment
+from delaywheel_replica.core.ingress.partition import Answer, Intake, IntakeStep, Taken
 from delaywheel_replica.core.ingress.reading import Unfit, Wish
 from delaywheel_replica.core.protocol.seal import REST
 from sim.models.catalogue import INGRESSES, exhausted, name_of
@@ -81,3 +77,31 @@ def test_a_floor_that_does_not_wait_for_unread_records_is_found() -> None:
 
     with patch.object(Intake, "bound", unaware):
         assert exhausted(IngressModel()).found.wrong == "a dead letter"
+
+
+def test_an_announcement_taken_back_of_what_a_server_may_have_is_found() -> None:
+    take_back = Intake._take_back
+
+    def doubtless_back(
+        self: Intake, most: dict[Kind, int], draft: partition._Draft, spans: SeqSet
+    ) -> tuple[list[Taken], SeqSet]:
+        for taken in self._taken if most else ():
+            taken.perhaps_held = False
+        return take_back(self, most, draft, spans)
+
+    with patch.object(Intake, "_take_back", doubtless_back):
+        assert exhausted(ALONE).found.wrong == "0 was delivered twice"
+
+
+def test_announcements_are_taken_back_in_the_model() -> None:
+    """Or it would prove nothing of them."""
+    back = set[int]()
+    committed = Intake.committed
+
+    def noting(self: Intake, step: IntakeStep) -> None:
+        back.update(each.offset for each in step.taken_back)
+        committed(self, step)
+
+    with patch.object(Intake, "committed", noting):
+        exhausted(IngressModel(records=2, begins=1))
+    assert back == {0, 2}

@@ -45,7 +45,8 @@ from delaywheel_replica.cleaner.ingress.taken import NOTHING, Taken
 from delaywheel_replica.cleaner.ingress.term import Ingress
 from delaywheel_replica.cleaner.outside.ports import IDS, ProducersPort, Record, is_aftermath
 from delaywheel_replica.cleaner.outside.sizes import batch_bytes
-from delaywheel_replica.core.ingress.partition import Room, unread_bound
+from delaywheel_replica.core.ingress.moment import Room
+from delaywheel_replica.core.ingress.partition import unread_bound
 from delaywheel_replica.core.leader.duties import Cluster, Duties, Situation, duties
 from delaywheel_replica.core.leader.floor import FloorWatch
 from delaywheel_replica.core.leader.pacing import CapLimits, Pace, first_pace

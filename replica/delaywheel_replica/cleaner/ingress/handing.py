@@ -4,19 +4,22 @@
 |---|---|
 | answers that W members hold a record | the next ones follow at once |
 | did not take one, or perhaps did | nothing is handed over for a while, longer each time |
+| takes no messages, or no cancels, for a second | what it surely has not waits unannounced, and one at a time asks whether it takes them again |
 | is gone | the same, and then by a new connection |
 
 What is unanswered when the term ends is announced: whoever leads next hands it over again.
-"""
+"""  # noqa: E501 - rows of a table
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from delaywheel_replica.cleaner.outside.clocks import Clock
 from delaywheel_replica.cleaner.outside.ports import HandoverPort, MakeHandover
-from delaywheel_replica.core.ingress.partition import Answer, Room
+from delaywheel_replica.core.ingress.moment import Kind, Room
+from delaywheel_replica.core.ingress.partition import Answer
+from delaywheel_replica.core.ingress.reading import Delayed, Withdrawn
 from delaywheel_replica.core.ingress.term import Handed
 
 MESSAGES_MOST: Final = 5_000
@@ -24,6 +27,9 @@ MESSAGES_MOST: Final = 5_000
 
 FIRST_PAUSE_S: Final = 0.05
 LAST_PAUSE_S: Final = 1.0
+
+REFUSES_S: Final = 1.0
+"""A server that changes its wheel takes nothing for less than that."""
 
 
 class Handing:
@@ -42,6 +48,7 @@ class Handing:
         self._unanswered: set[Handed] = set()
         self._pause_s = FIRST_PAUSE_S
         self._again_at = 0.0
+        self._refused_since: dict[Kind, float] = {}
 
     @property
     def fileno(self) -> int | None:
@@ -52,6 +59,15 @@ class Handing:
     def unanswered(self) -> int:
         """Returns how many records the server has not answered for."""
         return len(self._unanswered)
+
+    @property
+    def most(self) -> Mapping[Kind, int]:
+        """Returns the kinds that the server has taken none of for a while, as `Moment.most`."""
+        now_s = self._clock.monotonic()
+        asks = int(now_s >= self._again_at and not self._unanswered)
+        return {
+            kind: asks for kind, since in self._refused_since.items() if now_s >= since + REFUSES_S
+        }
 
     def answers(self) -> list[tuple[Handed, Answer]]:
         """Returns what was answered since the last call."""
@@ -70,7 +86,18 @@ class Handing:
             self._pause_s = min(2 * self._pause_s, LAST_PAUSE_S)
         elif answers:
             self._pause_s = FIRST_PAUSE_S
+        self._note_refused(answers)
         return answers
+
+    def _note_refused(self, answers: Sequence[tuple[Handed, Answer]]) -> None:
+        """Notes since when no record of a kind was taken, or judged by itself."""
+        kinds: tuple[Kind, ...] = (Delayed, Withdrawn)
+        for kind in kinds if answers else ():
+            heard = {answer for handed, answer in answers if isinstance(handed.taken.wish, kind)}
+            if heard - {Answer.NOT_NOW, Answer.UNKNOWN}:
+                self._refused_since.pop(kind, None)
+            elif Answer.NOT_NOW in heard:
+                self._refused_since.setdefault(kind, self._clock.monotonic())
 
     def hand(self, choose: Callable[[Room], Sequence[Handed]]) -> bool:
         """Hands over as much as there is room for; returns whether that was anything.

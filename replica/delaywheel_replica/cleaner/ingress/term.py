@@ -47,14 +47,8 @@ from delaywheel_replica.cleaner.outside.ports import (
     Record,
 )
 from delaywheel_replica.cleaner.outside.runner import Runner
-from delaywheel_replica.core.ingress.partition import (
-    Dies,
-    Goes,
-    Gone,
-    Moment,
-    Room,
-    unread_bound,
-)
+from delaywheel_replica.core.ingress.moment import Moment, Room
+from delaywheel_replica.core.ingress.partition import Dies, Goes, Gone, unread_bound
 from delaywheel_replica.core.ingress.reading import Rules
 from delaywheel_replica.core.ingress.term import Term
 from delaywheel_replica.core.leader.rescheduling import nodes_behind
@@ -291,10 +285,11 @@ class Ingress:
             span_end_ms=now_ms + self._settings.span_ms,
             floor=around.state.progress.floor,
             blocked=blocked,
+            most=self._handing.most,
         )
         step = term.plan(moment, room=room)
         goes = [each for each in step.settled if isinstance(each, Goes)]
-        announces = any(each.announced for each in step.steps.values())
+        announces = any(each.announced or each.taken_back for each in step.steps.values())
         taken = Taken(
             step,
             direct_rows(goes, now_ms),

@@ -28,6 +28,9 @@ Invariants:
 - Offset after acceptance: next passes a record only in a transaction that settles it.
 - Announced before handed: its announcement is known to be committed when a record is handed over.
 - What a server was asked to take, and did not say that it did not, goes out through a wheel alone.
+- An announcement is taken back only of what surely no server has: this term made it, no hand-over
+  of it is unanswered, and none was left without an answer that it was not taken. While the server
+  takes nothing, that keeps the floor, and with it the deleting, from waiting for the server.
 - The floor waits (`bound`): it does not pass the slot of what is announced and not settled, and
   while some of that is unread, it does not move. So the second of what is read again still knows
   its duplicate, and a wheel can take it: the seals of the leader's own wheel wait as well, and one
@@ -39,14 +42,14 @@ Invariants:
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
-from collections.abc import Set as AbstractSet
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import islice
 from typing import Final, NamedTuple, TypeAlias
 
 from delaywheel.seqset import NO_SEQS, SeqSet
+from delaywheel_replica.core.ingress.moment import Kind, Moment, Room
 from delaywheel_replica.core.ingress.reading import (
     Delayed,
     Incoming,
@@ -145,33 +148,6 @@ Settled: TypeAlias = Goes | Dies | Gone
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
-    """The time and limits at which a step is planned.
-
-    Attributes:
-        now_ms: the leader's wall clock.
-        least_slot: what is for an earlier second is not handed over; None: nothing is, for the node
-            takes nothing now. Well above the seal of its wheel.
-        span_end_ms: no due may be later.
-        floor: the committed one: no wheel takes anything below.
-        blocked: topics that no message can go to now, though others can.
-    """
-
-    now_ms: int
-    least_slot: int | None
-    span_end_ms: int
-    floor: int
-    blocked: AbstractSet[str] = frozenset()
-
-
-class Room(NamedTuple):
-    """How much may go with a transaction; of a record that is larger, it alone."""
-
-    messages: int
-    length_bytes: int = 1 << 62
-
-
-@dataclass(frozen=True, slots=True)
 class IntakeStep:
     """What the next transaction carries for one partition.
 
@@ -181,6 +157,8 @@ class IntakeStep:
         passed: so many of the first are settled by it.
         announced: those that it announces.
         length_bytes: of the records that go with it.
+        taken_back: those that it announces no more.
+        most: what is left of the moment's.
     """
 
     record: IngressRecord
@@ -188,6 +166,8 @@ class IntakeStep:
     passed: int = 0
     announced: tuple[Taken, ...] = ()
     length_bytes: int = 0
+    taken_back: tuple[Taken, ...] = ()
+    most: Mapping[Kind, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -279,10 +259,11 @@ class Intake:
         before = self.record.announced
         before = before.within(draft.next_offset, before.last) if before else before
         is_inheriting = bool(self._inherited) and self._inherited.last >= draft.next_offset
+        most = dict(moment.most)
+        taken_back, spans = self._take_back(most, draft, before)
         announced: list[Taken] = []
-        spans = before
         if not is_inheriting or self.record.levels_ms == self._rules.levels_ms:
-            announced, spans = self._announce(moment, draft.passed, before)
+            announced, spans = self._announce(moment, draft.passed, spans, most)
         record = replace(
             self.record,
             next_offset=draft.next_offset,
@@ -290,7 +271,13 @@ class Intake:
             levels_ms=self.record.levels_ms if is_inheriting else self._rules.levels_ms,
         )
         return IntakeStep(
-            record, tuple(draft.settled), draft.passed, tuple(announced), draft.length_bytes
+            record,
+            tuple(draft.settled),
+            draft.passed,
+            tuple(announced),
+            draft.length_bytes,
+            tuple(taken_back),
+            most,
         )
 
     def committed(self, step: IntakeStep) -> None:
@@ -300,6 +287,8 @@ class Intake:
             self._taken.popleft()
         for taken in step.announced:
             taken.stage = _Stage.ANNOUNCED
+        for taken in step.taken_back:
+            taken.stage, taken.answer = _Stage.READ, None
         self.record = step.record
 
     def first(self, count: int) -> Iterator[Taken]:
@@ -356,6 +345,7 @@ class Intake:
     def _slots_after(self, step: IntakeStep) -> Counter[int]:
         """Returns the same for the time after a transaction; slots of none are left out."""
         after = self._announced_slots() - _slots_of(self.first(step.passed))
+        after -= _slots_of(step.taken_back)
         after.update(each.slot for each in step.announced if each.slot is not None)
         return after
 
@@ -385,7 +375,38 @@ class Intake:
             return None
         return None if wish.topic in moment.blocked else Goes(taken, wish)
 
-    def _announce(self, moment: Moment, passed: int, spans: SeqSet) -> tuple[list[Taken], SeqSet]:
+    def _take_back(
+        self, most: dict[Kind, int], draft: _Draft, spans: SeqSet
+    ) -> tuple[list[Taken], SeqSet]:
+        """Returns records to be announced no more, and what is left announced.
+
+        What lies before one and is no record goes with it. Where more spans would be left than a
+        control record may have, all of it stays.
+
+        Args:
+            most: of each kind that the server takes none of; less by what stays to ask it with.
+            draft: what is settled.
+            spans: announced behind that.
+        """
+        found: list[Taken] = []
+        gone: list[tuple[int, int]] = []
+        begin = draft.next_offset
+        for taken in islice(self._taken, draft.passed, None) if most else ():
+            first, begin = begin, taken.offset + 1
+            kind = _kind_of(taken)
+            if kind not in most or taken.stage is not _Stage.ANNOUNCED:
+                continue
+            if most[kind]:
+                most[kind] -= 1
+            elif not taken.perhaps_held:
+                found.append(taken)
+                gone.append((first, taken.offset))
+        left = spans - SeqSet(gone) if gone else spans
+        return (found, left) if len(left.spans) <= SPANS_MOST else ([], spans)
+
+    def _announce(
+        self, moment: Moment, passed: int, spans: SeqSet, most: dict[Kind, int]
+    ) -> tuple[list[Taken], SeqSet]:
         """Returns records to hand over from now on, and everything announced with that.
 
         What lies between two that follow on one another is no record: it is announced with them.
@@ -395,7 +416,7 @@ class Intake:
         for taken in islice(self._taken, passed, None):
             if taken.stage is not _Stage.READ:
                 begin = taken.offset + 1 if taken.offset in spans else None
-            elif not _can_be_handed(taken, moment):
+            elif not _can_be_handed(taken, moment) or most.get(_kind_of(taken)) == 0:
                 begin = None
             else:
                 more = spans.with_span(taken.offset if begin is None else begin, taken.offset)
@@ -403,7 +424,13 @@ class Intake:
                     break
                 spans, begin = more, taken.offset + 1
                 found.append(taken)
+                if (kind := _kind_of(taken)) in most:
+                    most[kind] -= 1
         return found, spans
+
+
+def _kind_of(taken: Taken) -> Kind:
+    return Withdrawn if isinstance(taken.wish, Withdrawn) else Delayed
 
 
 def _slots_of(taken: Iterable[Taken]) -> Counter[int]:

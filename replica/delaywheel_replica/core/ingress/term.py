@@ -8,15 +8,14 @@ that the control topic names is waited for though nobody has found it yet: its t
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
+from delaywheel_replica.core.ingress.moment import Moment, Room
 from delaywheel_replica.core.ingress.partition import (
     Answer,
     Intake,
     IntakeStep,
-    Moment,
-    Room,
     Settled,
     Taken,
     begun,
@@ -189,6 +188,7 @@ class Term:
         for at, intake in self._in_turn():
             left = Room(messages - len(settled), length_bytes - used_bytes)
             step = intake.plan(moment, room=left if used_bytes < length_bytes else Room(0))
+            moment = replace(moment, most=step.most) if moment.most else moment
             if step.record != intake.record or at in self._abandoned:
                 steps[at] = step
                 settled += step.settled

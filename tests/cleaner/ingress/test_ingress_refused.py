@@ -1,0 +1,99 @@
+"""A server that takes no messages, as on a full disk: the floor moves, or no disk ever frees."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from delaywheel import ingress
+from delaywheel_replica.core.ingress.partition import Answer
+from delaywheel_replica.core.ingress.reading import Delayed
+from support.cleaner.ingress_site import AT, NOW_MS, Site, asked
+from support.due.wheels import Wheels, wheels_in_memory
+
+NOW = NOW_MS // 1000
+
+
+@pytest.fixture
+def wheels() -> Iterator[Wheels]:
+    with wheels_in_memory() as made:
+        yield made
+
+
+@pytest.fixture
+def site(wheels: Wheels) -> Iterator[Site]:
+    made = Site(wheels)
+    made.topics.make()
+    yield made
+    made.close()
+
+
+def turns(site: Site, seconds: float) -> int:
+    """Turns for so long, with a server that takes cancels alone; returns what it was handed."""
+    handed = 0
+    for _ in range(round(seconds * 20)):
+        site.pass_ms(50)
+        site.turn()
+        server = site.server
+        while server is not None and server.waiting:
+            is_message = isinstance(server.waiting[0].taken.wish, Delayed)
+            handed += server.answer(Answer.NOT_NOW if is_message else Answer.HELD, 1)
+    return handed
+
+
+def floor(site: Site) -> int:
+    progress = site.forwarder.state.progress
+    assert progress is not None
+    return progress.floor
+
+
+def test_the_floor_moves_on_while_a_due_record_waits_behind_one_that_is_not(site: Site) -> None:
+    site.topics.send(*asked(3_000_000))
+    site.topics.send(*asked(10_000))
+    turns(site, 200)
+    site.transact()
+    assert floor(site) > NOW + 10
+    assert (site.offsets[AT], site.delivered()) == (0, [])
+    turns(site, 3)
+    for _ in range(3):  # the server takes messages again
+        site.pass_ms(2_000)
+        site.turn()
+        if site.server is not None:
+            site.server.answer(Answer.HELD)
+    site.rest()
+    site.transact()
+    assert (site.offsets[AT], len(site.delivered())) == (2, 1)
+    site.pass_ms(3_000_000)
+    site.rest()
+    assert list(site.out().values()) == [1, 1]
+
+
+def test_few_records_are_handed_over_in_vain(site: Site) -> None:
+    for _ in range(50):
+        site.topics.send(*asked(3_000_000))
+    turns(site, 5)
+    assert turns(site, 10) <= 10
+    assert floor(site) < NOW
+    assert site.slot() is None or len(site.forwarder.state.ingress[AT].announced) == 1
+
+
+def test_cancels_go_on_while_messages_are_refused(site: Site) -> None:
+    site.topics.send(*asked(3_000_000))
+    turns(site, 3)
+    due = b"%d" % (NOW_MS + 60_000)
+    site.topics.send((ingress.CANCEL, bytes(16)), (ingress.DELIVER_AT, due), at=(AT[0], 1))
+    turns(site, 3)
+    site.transact()
+    assert site.offsets[AT[0], 1] == 1
+
+
+def test_a_short_refusal_takes_nothing_back(site: Site) -> None:
+    site.topics.send(*asked(3_000_000))
+    site.turn()
+    assert site.server is not None
+    site.server.answer(Answer.NOT_NOW)
+    site.take_in()
+    site.pass_ms(900)
+    site.transact()
+    assert 0 in site.forwarder.state.ingress[AT].announced
