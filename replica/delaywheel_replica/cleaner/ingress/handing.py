@@ -81,7 +81,7 @@ class Handing:
             self._unanswered.clear()
             self._port.close()
             self._port = None
-        if is_broken or any(answer in _IN_VAIN for _, answer in answers):
+        if is_broken or any(_is_in_vain(handed, answer) for handed, answer in answers):
             self._again_at = self._clock.monotonic() + self._pause_s
             self._pause_s = min(2 * self._pause_s, LAST_PAUSE_S)
         elif answers:
@@ -128,6 +128,13 @@ class Handing:
         if self._port is not None:
             self._port.close()
             self._port = None
+
+
+def _is_in_vain(handed: Handed, answer: Answer) -> bool:
+    """Whether it would be handed over again at once, for the same answer."""
+    if answer is Answer.FULL:  # else it becomes a dead letter, and other seconds have room
+        return handed.taken.perhaps_held
+    return answer in _IN_VAIN
 
 
 _IN_VAIN = frozenset({Answer.NOT_NOW, Answer.UNKNOWN, Answer.SEALED})
