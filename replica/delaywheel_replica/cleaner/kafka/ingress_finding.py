@@ -4,7 +4,7 @@
 |---|---|
 | of the settings that is missing | is made; where that is not allowed, it is told |
 | that is compacted | is told, and not read: of records with one key the older ones would be gone |
-| that may not be described | is told, and not read |
+| that may not be described, or whose cleanup.policy is not told | is told, and not read |
 | that is no longer in the settings, and missing | is told: what was announced of it keeps the floor where it is |
 
 None of it keeps a node from leading.
@@ -171,7 +171,8 @@ def _unsuited(admin: AdminClient, names: Iterable[str]) -> dict[str, str]:
     for resource, future in admin.describe_configs(wanted, request_timeout=CALL_S).items():
         name = resource.name
         try:
-            policy = future.result()["cleanup.policy"].value
+            entry = future.result().get("cleanup.policy")
+            policy = None if entry is None else entry.value
         except KafkaException as exception:
             if _error(exception).code() not in _DENIED:
                 raise
@@ -180,7 +181,12 @@ def _unsuited(admin: AdminClient, names: Iterable[str]) -> dict[str, str]:
                 " DescribeConfigs, so that its cleanup.policy can be checked"
             )
         else:
-            if "compact" in policy:
+            if policy is None:
+                faults[name] = (
+                    f"Kafka does not tell the cleanup.policy of the ingress topic {name}: look at"
+                    " its configuration: a compacted one would lose records before they are read"
+                )
+            elif "compact" in policy:
                 faults[name] = (
                     f"the ingress topic {name} has cleanup.policy={policy}: set it to delete, for"
                     " of records with one key the older ones would be gone before they are read"
