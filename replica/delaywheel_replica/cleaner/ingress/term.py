@@ -72,6 +72,9 @@ LOOK_S: Final = 0.05
 
 TELL_GROUP_S: Final = 1.0
 
+FAULT_KEPT_S: Final = 30.0
+"""A reader that is still refused says so again within that."""
+
 TELL_AGAIN_S: Final = 30.0
 """What did not arrive is made good by then, and offsets that nobody commits any more expire."""
 
@@ -150,6 +153,7 @@ class Ingress:
         self._term: Term | None = None
         self._reader: IngressPort | None = None
         self._reader_fault: str | None = None
+        self._reader_fault_until = 0.0
         self._behind: tuple[str, ...] = ()
         self._is_changed = True
         self._bound: int | None = None
@@ -409,7 +413,10 @@ class Ingress:
             if self._reader_fault is None:
                 log.warning("ingress cannot be read", cause=str(away))
             self._reader_fault = str(away)
+            self._reader_fault_until = self._clock.monotonic() + FAULT_KEPT_S
             return
+        if self._clock.monotonic() >= self._reader_fault_until:
+            self._reader_fault = None  # also where no records come
         for each in fetched:
             term.read(each.at, each.records, each.position, each.first_kept)
             self._is_changed, self._is_bound_known = True, False

@@ -28,6 +28,9 @@ WAIT_S: Final = 0.5
 LAGS_S: Final = 0.5
 FAULT_PAUSE_S: Final = 0.5
 
+RENEW_S: Final = 10.0
+"""After a refusal another reader is made: librdkafka tells a lasting one only once."""
+
 
 class IngressThread:
     """Reads partitions in the background: `IngressPort`."""
@@ -115,7 +118,7 @@ class IngressThread:
             self._wake()
 
     def _read(self, reader: IngressReader) -> None:
-        lags_at = 0.0
+        lags_at, renew_at = 0.0, float("inf")
         while True:
             with self._changed:
                 while not (self._closing or self._told or (self._positions and self._is_taken)):
@@ -126,8 +129,10 @@ class IngressThread:
                 reads = self._is_taken and bool(positions)
             reader.assign(positions)
             reader.tell_group(told)
-            if reads:
-                self._fetch(reader)
+            if time.monotonic() >= renew_at:
+                return
+            if reads and not self._fetch(reader):
+                renew_at = min(renew_at, time.monotonic() + RENEW_S)
             if time.monotonic() >= lags_at:
                 lags_at = time.monotonic() + LAGS_S
                 self._lags = reader.lags()
@@ -136,18 +141,20 @@ class IngressThread:
     def _is_taken(self) -> bool:
         return not self._fetched and self._fault is None
 
-    def _fetch(self, reader: IngressReader) -> None:
+    def _fetch(self, reader: IngressReader) -> bool:
+        """Returns whether it was not refused."""
         try:
             fetched = reader.poll(BATCH, WAIT_S)
         except KafkaAway as away:
             self._tell_fault(str(away))
-            return
+            return False
         self._cut_off = reader.cut_off
         if fetched:
             with self._changed:
                 self._positions |= {each.at: each.position for each in fetched}
                 self._fetched += fetched
             self._wake()
+        return True
 
     def _tell_fault(self, fault: str) -> None:
         with self._changed:
