@@ -1,0 +1,108 @@
+"""What docs/AUDIT.md tells to do is done, cut out of the text, over made-up books.
+
+Only places are others: settings, ledger, output, and the times of the books that are there. Spark's
+master is this machine, and what is sent to executors is built without fetching anything.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from local.books import make
+from local.loopback.kafka import KafkaBroker
+
+pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(300)]
+
+ROOT = Path(__file__).parents[3]
+BLOCKS = re.findall(
+    r"^```\n(.*?)^```$",
+    (ROOT / "docs" / "AUDIT.md").read_text(encoding="utf-8"),
+    re.MULTILINE | re.DOTALL,
+)
+MESSAGES = 400
+
+starts_spark_again = pytest.mark.skipif(
+    os.environ.get("DELAYWHEEL_DOCS") != "long", reason="DELAYWHEEL_DOCS=long runs it: 30 s of CPU"
+)
+"""What the first command shows is shown at each push; the others before a release."""
+
+
+@pytest.fixture
+def folder(kafka: KafkaBroker, cluster_id: str, tmp_path: Path) -> Path:
+    """A folder with settings and books of the hour before the last."""
+    topics = (f"{cluster_id}-orders", f"{cluster_id}-bills")
+    make(MESSAGES, tmp_path / "ledger", kafka.address, cluster=cluster_id, topics=topics)
+    (tmp_path / "node.toml").write_text(
+        f'cluster_id = "{cluster_id}"\nnode_id = "n1"\ndata_dir = "{tmp_path / "data"}"\n'
+        f'ledger_uri = "{tmp_path / "ledger"}"\n'
+        f'[kafka]\n"bootstrap.servers" = "{kafka.address}"\n'
+    )
+    shutil.copytree(ROOT / "scripts" / "delaywheel_audit", tmp_path / "scripts/delaywheel_audit")
+    return tmp_path
+
+
+def run(folder: Path, commands: str) -> str:
+    """Runs commands in the folder; returns what they printed."""
+    begin, end = datetime.now(UTC) - timedelta(hours=2), datetime.now(UTC) + timedelta(hours=1)
+    commands = (
+        commands.replace("/etc/delaywheel/node.toml", str(folder / "node.toml"))
+        .replace("/var/lib/books", str(folder))
+        .replace("s3a://books", str(folder))
+        .replace("spark://host:7077", "local[2]")
+        .replace("2026-05-01T10:00Z", f"{begin:%Y-%m-%dT%H:00Z}")
+        .replace("2026-05-01T11:00Z", f"{end:%Y-%m-%dT%H:00Z}")
+        .replace("--from …", f"--from {begin:%Y-%m-%dT%H:00Z}")
+        .replace("--to …", f"--to {end:%Y-%m-%dT%H:00Z}")
+    )
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-euc", commands],
+        env=os.environ | {"PATH": path, "PYSPARK_PYTHON": sys.executable},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=200,
+    )
+    assert done.returncode == 0, (commands, done.stdout, done.stderr)
+    return done.stdout
+
+
+def accepted(output: Path) -> int:
+    summary = json.loads((output / "summary.json").read_text())
+    assert not summary["findings"], summary
+    return int(summary["counts"]["accepted"])
+
+
+def test_by_hand(folder: Path) -> None:
+    (commands,) = (block for block in BLOCKS if "pip install" in block)
+    run(folder, commands.split("\n", maxsplit=1)[1])
+    assert accepted(folder / "reconciliation") == MESSAGES
+
+
+@starts_spark_again
+def test_from_a_scheduler(folder: Path) -> None:
+    """cron reads % as the end of a line, unless there is a backslash before it."""
+    (line,) = (block for block in BLOCKS if block.startswith("17 * * * *"))
+    told = run(folder, line.removeprefix("17 * * * *").replace("\\%", "%").strip())
+    assert "ccepted" in told
+    (output,) = folder.glob("*T[0-9][0-9]")
+    assert accepted(output) <= MESSAGES
+
+
+@starts_spark_again
+def test_on_a_cluster(folder: Path) -> None:
+    (commands,) = (block for block in BLOCKS if "spark-submit" in block)
+    build, submit = commands.split("\n", maxsplit=1)
+    build = build.replace("-m build", f"-m build --no-isolation -o dist {ROOT}")
+    run(folder, f"{build}\n{submit}")
+    assert accepted(folder / "2026050110") == MESSAGES
