@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -97,3 +98,22 @@ def test_a_short_refusal_takes_nothing_back(site: Site) -> None:
     site.pass_ms(900)
     site.transact()
     assert 0 in site.forwarder.state.ingress[AT].announced
+
+
+def test_a_partition_that_is_stuck_stops_no_other(site: Site) -> None:
+    site.settings = replace(
+        site.settings, rules=replace(site.settings.rules, max_message_bytes=5 << 20)
+    )
+    site.lead("a")
+    for _ in range(9):
+        site.topics.send(*asked(3_000_000), value=bytes(4 << 20))
+    site.turn()
+    site.topics.send(*asked(3_000_000))
+    beside = AT[0], 1
+    site.topics.send(*asked(0), at=beside)
+    turns(site, 3)
+    assert (site.offsets[beside], site.offsets[AT]) == (1, 0)
+    assert site.topics.partitions[AT[0]][0][-1].place.offset == 9
+    status = site.ingress.status()
+    assert status is not None
+    assert status.lags == {f"{AT[0]}/0": 10, f"{AT[0]}/1": 0}

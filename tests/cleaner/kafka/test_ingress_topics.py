@@ -216,3 +216,25 @@ def test_the_group_shows_how_far_things_are(
             if committed.offset == 2 and reader.lags() == {(topic, 0): 0}:
                 break
             assert time.monotonic() < give_up
+
+
+def test_of_a_partition_that_rests_nothing_comes_and_nothing_is_lost(
+    kafka: KafkaBroker, topic: str, reader: IngressReader
+) -> None:
+    """Neither what the client had fetched of it already; and others go on."""
+    values = [b"%d" % number for number in range(500)]
+    send(kafka, topic, *values)
+    reader.assign({(topic, 0): 0, (topic, 1): 0})
+    read = Read(reader)
+    read.until(lambda read: bool(read.records))
+    for _ in range(2):
+        before = [value for value in read.values if value != b"beside"]
+        reader.rest({(topic, 0)})
+        send(kafka, topic, b"beside", partition=1)
+        count = read.values.count(b"beside")
+        read.until(lambda read, count=count: read.values.count(b"beside") > count)  # type: ignore[misc]
+        assert [value for value in read.values if value != b"beside"] == before
+        reader.rest(frozenset())
+        read.until(lambda read, before=before: len(read.values) > len(before) + 2)  # type: ignore[misc]
+    read.until(lambda read: len(read.values) == 502)
+    assert [value for value in read.values if value != b"beside"] == values

@@ -154,15 +154,27 @@ def test_one_of_all_partitions_asks_a_server_that_takes_nothing() -> None:
     assert sum(len(each.announced) for each in step.steps.values()) == 1
 
 
-def test_what_is_held_is_bounded() -> None:
-    half = HELD_BYTES_MOST // 2
-    wanted = []
-    term = reading(record(AT, 0, 0, half))
-    wanted.append(term.wants_more)
-    term.read(BESIDE, [record(BESIDE, 0, 0, half)], 1)
-    wanted.append(term.wants_more)
+def test_what_is_held_is_bounded_for_each_partition() -> None:
+    """One that is stuck stops no other, and goes on at half its share."""
+    quarter = HELD_BYTES_MOST // 4
+    term = reading(*[record(AT, n, 0, quarter) for n in range(2)])
+    assert term.full() == {AT}
+    term.read(BESIDE, [record(BESIDE, 0, 0, quarter)], 1)
+    assert term.full() == {AT}
+    term.read(BESIDE, [record(BESIDE, 1, 0, quarter)], 2)
+    assert term.full() == {AT, BESIDE}
     transact(term, LATER, room=1)
-    assert [*wanted, term.wants_more] == [True, False, True]
+    assert term.full() == {AT, BESIDE}
+    transact(term, LATER, room=9)
+    assert term.full() == frozenset()
+
+
+def test_while_little_is_held_a_partition_may_have_more_than_its_share() -> None:
+    term = reading(record(AT, 0, 0, HELD_BYTES_MOST // 3), partitions=9)
+    assert term.full() == frozenset()
+    term.read(BESIDE, [record(BESIDE, 0, 0, HELD_BYTES_MOST // 4)], 1)
+    assert term.full() == {AT, BESIDE}
+    assert THIRD not in term.full()
 
 
 def test_what_was_deleted_is_told() -> None:
@@ -199,4 +211,4 @@ def test_each_record_is_settled_once_and_in_order(
     assert len(set(out)) == len(out)
     assert not held & set(out)
     assert len(held) + len(out) == len(sent)
-    assert (term.bound(), term.wants_more) == (None, True)
+    assert (term.bound(), term.full()) == (None, frozenset())

@@ -8,6 +8,7 @@ was made anew it goes on where it was in the former one, if there is so much.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 
 from delaywheel_replica.cleaner.outside.ports import Fetched, KafkaAway, TopicPartitions
 from delaywheel_replica.core.ingress.place import Place
@@ -42,6 +43,7 @@ class SimIngress:
         self._owner = None if current is None else current.owner
         line.kafka.on_visible(self._came)
         self._positions: dict[IngressPartition, int] = {}
+        self._resting: AbstractSet[IngressPartition] = frozenset()
         self._cut_off: set[IngressPartition] = set()
         self._told_us = -TOLD_EVERY_US
 
@@ -53,6 +55,10 @@ class SimIngress:
     def assign(self, positions: Mapping[IngressPartition, int]) -> None:
         """Reads these partitions from these offsets on, and those that it reads already go on."""
         self._positions = {**positions, **self._positions}
+
+    def rest(self, partitions: AbstractSet[IngressPartition]) -> None:
+        """Reads no more of these for now, and of all others."""
+        self._resting = partitions
 
     def poll(self, most: int, wait_s: float = 0) -> list[Fetched]:
         """What came of each partition, at most so many records together.
@@ -104,7 +110,7 @@ class SimIngress:
 
     def _in_turns(self) -> Sequence[IngressPartition]:
         """The partitions, each of them first at times."""
-        known = sorted(self._positions)
+        known = sorted(self._positions.keys() - self._resting)
         begin = self._line.random.randrange(len(known)) if known else 0
         return known[begin:] + known[:begin]
 

@@ -155,10 +155,14 @@ class PretendedReader:
     def __init__(self, topics: PretendedTopics) -> None:
         self._topics = topics
         self._positions: dict[IngressPartition, int] = {}
+        self._resting: AbstractSet[IngressPartition] = frozenset()
         self.cut_off: frozenset[IngressPartition] = frozenset()
 
     def assign(self, positions: Mapping[IngressPartition, int]) -> None:
         self._positions = {**positions, **self._positions}
+
+    def rest(self, partitions: AbstractSet[IngressPartition]) -> None:
+        self._resting = partitions
 
     def poll(self, most: int, wait_s: float = 0) -> list[Fetched]:
         del most, wait_s
@@ -166,6 +170,8 @@ class PretendedReader:
             raise KafkaAway(self._topics.refuses)
         fetched = []
         for at, position in list(self._positions.items()):
+            if at in self._resting:
+                continue
             kept = self._topics.first_kept.get(at, 0)
             records = self._topics.partitions[at[0]][at[1]][max(position, kept) :]
             if records or kept > position:

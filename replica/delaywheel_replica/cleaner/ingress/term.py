@@ -152,6 +152,7 @@ class Ingress:
         self._around: _Surroundings | None = None
         self._term: Term | None = None
         self._reader: IngressPort | None = None
+        self._full: AbstractSet[IngressPartition] = frozenset()
         self._reader_fault: str | None = None
         self._reader_fault_until = 0.0
         self._behind: tuple[str, ...] = ()
@@ -298,7 +299,7 @@ class Ingress:
             step,
             direct_rows(goes, now_ms),
             is_urgent=bool(step.settled or step.abandoned or announces)
-            or bool(step and not term.wants_more),
+            or not self._full.isdisjoint(step.steps),
             is_full=len(step.settled) >= room.messages,
         )
         self._planned, self._planned_for = taken, room
@@ -405,8 +406,8 @@ class Ingress:
         term, reader = self._term, self._reader
         assert term is not None
         assert reader is not None
-        if not term.wants_more:
-            return
+        self._full = term.full()
+        reader.rest(self._full)
         try:
             fetched = reader.poll(READ_MOST)
         except KafkaAway as away:
@@ -421,6 +422,9 @@ class Ingress:
             term.read(each.at, each.records, each.position, each.first_kept)
             self._is_changed, self._is_bound_known = True, False
             self._reader_fault = None
+        if fetched:
+            self._full = term.full()
+            reader.rest(self._full)
 
     def _hand(self) -> None:
         # What is handed over is in no plan any more: it may be held from now on.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
 from typing import Final
 
 from confluent_kafka import KafkaException
@@ -48,6 +49,7 @@ class IngressThread:
         self._closing = False
         # For the thread.
         self._positions: dict[IngressPartition, int] = {}
+        self._resting: AbstractSet[IngressPartition] = frozenset()
         self._told: Mapping[IngressPartition, int] = {}
         # For the leader.
         self._fetched: list[Fetched] = []
@@ -67,6 +69,12 @@ class IngressThread:
         """Reads these partitions from these offsets on, and those that it reads already go on."""
         with self._changed:
             self._positions = {**positions, **self._positions}
+            self._changed.notify()
+
+    def rest(self, partitions: AbstractSet[IngressPartition]) -> None:
+        """Reads no more of these for now, and of all others; a batch may be under way."""
+        with self._changed:
+            self._resting = partitions
             self._changed.notify()
 
     def poll(self, most: int, wait_s: float = 0) -> list[Fetched]:  # noqa: ARG002 - the port's
@@ -121,21 +129,28 @@ class IngressThread:
         lags_at, renew_at = 0.0, float("inf")
         while True:
             with self._changed:
-                while not (self._closing or self._told or (self._positions and self._is_taken)):
+                while not (self._closing or self._told or self._reads):
                     self._changed.wait()
                 if self._closing:
                     return
                 positions, told, self._told = dict(self._positions), self._told, {}
-                reads = self._is_taken and bool(positions)
+                reads, resting = self._reads, self._resting
             reader.assign(positions)
             reader.tell_group(told)
             if time.monotonic() >= renew_at:
                 return
+            if reads:
+                reader.rest(resting)
             if reads and not self._fetch(reader):
                 renew_at = min(renew_at, time.monotonic() + RENEW_S)
             if time.monotonic() >= lags_at:
                 lags_at = time.monotonic() + LAGS_S
                 self._lags = reader.lags()
+
+    @property
+    def _reads(self) -> bool:
+        """Whether to read; where all rest, what the client has fetched waits in it."""
+        return self._is_taken and bool(self._positions.keys() - self._resting)
 
     @property
     def _is_taken(self) -> bool:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from typing import Any, Final
 
 from confluent_kafka import (
@@ -55,6 +56,7 @@ class IngressReader:
         self._positions: dict[IngressPartition, int] = {}
         self._to_look_at: set[IngressPartition] = set()
         self._cut_off: set[IngressPartition] = set()
+        self._resting: set[IngressPartition] = set()
         self._refused: str | None = None
 
     @property
@@ -70,6 +72,17 @@ class IngressReader:
             self._consumer.incremental_assign(
                 [TopicPartition(*at, offset) for at, offset in new.items()]
             )
+
+    def rest(self, partitions: AbstractSet[IngressPartition]) -> None:
+        """Returns nothing of these until they are not among them any more; then all of it."""
+        resting = partitions & self._positions.keys()
+        for change, changed in (
+            (self._consumer.pause, resting - self._resting),
+            (self._consumer.resume, self._resting - resting),
+        ):
+            if changed:
+                change([TopicPartition(*at) for at in sorted(changed)])
+        self._resting = set(resting)
 
     def poll(self, most: int, wait_s: float = 0) -> list[Fetched]:
         """Returns the records of each partition, up to a total number; waits for the first one.
@@ -148,6 +161,7 @@ class IngressReader:
                 self._positions[at] = position = first
                 found.append(Fetched(at, (), first, first_kept=first))
             # A seek is refused while the partition rests after its error.
+            self._resting.discard(at)  # it is told again
             self._consumer.incremental_unassign([partition])
             self._consumer.incremental_assign([TopicPartition(*at, position)])
         return found

@@ -167,6 +167,9 @@ class IngressPort(Protocol):
     def assign(self, positions: Mapping[IngressPartition, int]) -> None:
         """Reads these partitions from these offsets on, and those that it reads already go on."""
 
+    def rest(self, partitions: AbstractSet[IngressPartition]) -> None:
+        """Reads no more of these for now, and of all others."""
+
     def poll(self, most: int, wait_s: float = 0) -> list[Fetched]:
         """Returns what came of each partition, at most so many records together.
 

@@ -25,7 +25,13 @@ from delaywheel_replica.core.ingress.reading import Incoming, Rules
 from delaywheel_replica.core.protocol.control import IngressPartition, IngressRecord
 
 HELD_BYTES_MOST: Final = 32 << 20
-"""So much of all partitions is held at once; what one call reads more than that is held too."""
+"""About so much of all partitions is held at once; each has its share.
+
+From half of that on, no more is read of one that holds its share: its first record may wait for a
+server or a topic, and would stop the others. What was read before it is told is held too.
+"""
+
+LEAST_SHARE_BYTES: Final = 256 << 10
 
 _RECORD_BYTES: Final = 1_000
 """What a record takes in memory beside its content, about."""
@@ -80,6 +86,7 @@ class Term:
         self._intakes: dict[IngressPartition, Intake] = {}
         self._abandoned: dict[IngressPartition, IngressRecord] = {}
         self._held_bytes: dict[IngressPartition, int] = {}
+        self._full: frozenset[IngressPartition] = frozenset()
         self._ends: dict[IngressPartition, int] = {}
         self._topic_ids: dict[str, str] = {}
         # Which one has its turn: the room of a transaction is not always for the same partitions.
@@ -129,10 +136,19 @@ class Term:
         self._intakes[at] = Intake(record, self._rules)
         return record
 
-    @property
-    def wants_more(self) -> bool:
-        """Returns whether more may be read."""
-        return self.held_bytes < HELD_BYTES_MOST
+    def full(self) -> frozenset[IngressPartition]:
+        """Returns the partitions of which no more may be read now.
+
+        One goes on at half its share: to stop and go on costs what Kafka's client had fetched.
+        """
+        share = max(HELD_BYTES_MOST // max(1, len(self._intakes)), LEAST_SHARE_BYTES)
+        is_much = self.held_bytes >= HELD_BYTES_MOST // 2
+        self._full = frozenset(
+            at
+            for at, held in self._held_bytes.items()
+            if (is_much and held >= share) or (at in self._full and held >= share // 2)
+        )
+        return self._full
 
     @property
     def held_bytes(self) -> int:
