@@ -281,6 +281,16 @@ class TestRoute:
         assert route.step(0.0) == (None, 1.0)
         assert route.step(1.0) is None
 
+    def test_a_wait_ends_when_it_is_known_that_nothing_listens(self) -> None:
+        of = endpoints("a")
+        route = Route(of, SETTINGS, 30.0)
+        assert route.step(0.0) is not None
+        of.reached("a", connected=False)
+        route.report("a", started_s=0.0, now_s=0.0, report=Report(False, 60.0))  # noqa: FBT003  healthy
+        assert route.step(0.5) == (None, 1.5)
+        assert route.nobody(1.9) is None
+        assert route.nobody(2.0) == "nothing listens at a"
+
     def test_all_of_the_time_is_for_one_node_only_when_it_is_known_to_be_alone(self) -> None:
         of = endpoints("a")
         assert Route(of, SETTINGS, 4.0).step(0.0) == ("a", 2.0)

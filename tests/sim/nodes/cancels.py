@@ -61,11 +61,15 @@ class _WaitingMany:
 
 
 class Cancels:
-    """Withdraws messages at one server."""
+    """Withdraws messages at one server.
+
+    Attributes:
+        scanner: Reads what callers ask for; one thread of a real server does.
+    """
 
     def __init__(self, server: SimServer) -> None:
         self._server = server
-        self._scanner = Scanner(server.node.disk, server.node.data)
+        self.scanner = Scanner(server.node.disk, server.node.data)
         self._waiting: list[_Waiting] = []
         self._waiting_many: list[_WaitingMany] = []
 
@@ -257,7 +261,7 @@ class Cancels:
         open_wheel = self._server.store.wheel
         if open_wheel is not None:
             limits[open_wheel.wheel] = open_wheel.last_seq
-        found = self._scanner.find(slot, id_, limits, due_ms, lost=status.lost)
+        found = self.scanner.find(slot, id_, limits, due_ms, lost=status.lost)
         found.complete = found.complete and knows_all(registry, row.heartbeat, heard)
         return found
 

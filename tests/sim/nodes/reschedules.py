@@ -23,7 +23,6 @@ from delaywheel_replica.core.protocol.reschedules import (
     mark_of,
 )
 from delaywheel_replica.server.commit.committer import Committed, Outcome, Request
-from delaywheel_replica.server.lookup.scan import Scanner
 from sim.checking.truth import Key
 from sim.nodes.cancels import WAIT_MS, Cancels
 
@@ -48,7 +47,6 @@ class Reschedules:
     def __init__(self, server: SimServer, cancels: Cancels) -> None:
         self._server = server
         self._cancels = cancels
-        self._scanner = Scanner(server.node.disk, server.node.data)
         self._waiting: list[_Waiting] = []
         self._busy: set[Key] = set()
         self._written: dict[Key, RescheduleWritten] = {}
@@ -100,7 +98,7 @@ class Reschedules:
                 self._write_copy(key, stands)
 
     def _write_copy(self, key: Key, stands: Reschedule) -> None:
-        columns = self._scanner.message(key[1] // 1000, stands.place)
+        columns = self._cancels.scanner.message(key[1] // 1000, stands.place)
         if columns is None:
             self._busy.discard(key)
             return

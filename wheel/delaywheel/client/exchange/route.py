@@ -42,7 +42,10 @@ class Route:
             return None
         turn = self._endpoints.turn(now_s, self._settings.attempt_timeout_s, self._not_before)
         if turn.address is None:
-            return Step(None, min(turn.wait_s, left_s))
+            wait_s = min(turn.wait_s, left_s)
+            if self._endpoints.nobody and now_s < self._started_s + START_S:
+                wait_s = min(wait_s, self._started_s + START_S - now_s)
+            return Step(None, wait_s)
         return Step(turn.address, self._settings.attempt_s(left_s, alone=self._endpoints.alone))
 
     def nobody(self, now_s: float) -> str | None:
