@@ -1,12 +1,13 @@
 """Every check of the project, one named step after another, each with its time and CPU time.
 
-Six lanes run side by side, because the tests on real nodes mostly wait: one has these, one the
-audit with Spark, one the others with a broker, one the scripts and those that stop a broker of
-their own, one the simulation, which only computes and gives way to all others, one all else. The
-simulation's drills come last in the shortest one: otherwise the simulation alone would keep one
-core busy when all others have ended. All steps run even if one fails: a run reports everything that
-is wrong. Steps' output appears as it is printed, each line with its step's name. The table of steps
-comes last, and below it how many tests passed and failed: the result needs no searching.
+Seven lanes run side by side, because the tests on real nodes mostly wait: one has those of a node
+alone, one those of several, one the audit with Spark, one the others with a broker, one the scripts
+and those that stop a broker of their own, one the simulation, which only computes and gives way to
+all others, one all else. The simulation's drills come last in the shortest one: otherwise the
+simulation alone would keep one core busy when all others have ended. All steps run even if one
+fails: a run reports everything that is wrong. Steps' output appears as it is printed, each line
+with its step's name. The table of steps comes last, and below it how many tests passed and failed:
+the result needs no searching.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from local.loopback.kafka_jars import cache_folder
 ROOT = Path(__file__).parents[2]
 NODES = "tests/e2e"
 """Where the tests of real nodes are."""
+ALONE = f"{NODES}/one_node"
 OUTAGES = f"{NODES}/test_outages.py"
 SCRIPTS = "tests/scripts"
 """What runs here starts brokers of its own."""
@@ -72,7 +74,7 @@ class Done:
 
 
 def lanes(*, fast: bool, scratch: Path) -> list[list[Step]]:
-    """Returns all checks, in order, in six lanes."""
+    """Returns all checks, in order, in seven lanes."""
     python = sys.executable
     # What mypy found out about a file is true wherever the same file lies.
     found = cache_folder() / "mypy"
@@ -89,7 +91,8 @@ def lanes(*, fast: bool, scratch: Path) -> list[list[Step]]:
     ]
     ignored = (f"--ignore={NODES}", f"--ignore={SCRIPTS}", f"--ignore={AUDIT}")
     return [
-        [Step("pytest nodes", (*outside, NODES, f"--ignore={OUTAGES}"))],
+        [Step("pytest nodes", (*outside, NODES, f"--ignore={OUTAGES}", f"--ignore={ALONE}"))],
+        [Step("pytest one node", (*outside, ALONE))],
         [*([] if fast else slow), drills],
         [Step("pytest spark", (*outside, AUDIT))],
         [Step("pytest kafka", (*outside, *ignored))],

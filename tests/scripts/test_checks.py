@@ -125,6 +125,7 @@ def test_steps_of_the_project(tmp_path: Path) -> None:
     *tests, others = lanes(fast=False, scratch=tmp_path)
     assert [[step.name for step in lane] for lane in tests] == [
         ["pytest nodes"],
+        ["pytest one node"],
         ["pytest scripts", "pytest outages", "pytest drills"],
         ["pytest spark"],
         ["pytest kafka"],
@@ -142,9 +143,8 @@ def test_steps_of_the_project(tmp_path: Path) -> None:
 
 
 def test_every_test_is_in_one_step(tmp_path: Path) -> None:
-    (nodes,), (scripts, outages, drills), (spark,), (kafka,), (simulation,), (*_, without) = lanes(
-        fast=False, scratch=tmp_path
-    )
+    *first, (*_, without) = lanes(fast=False, scratch=tmp_path)
+    (nodes,), (one_node,), (scripts, outages, drills), (spark,), (kafka,), (simulation,) = first
     inside = ("-m", "not kafka and not spark")
     assert without.command[3:] == (*inside, "--ignore=tests/sim")
     for step in (drills, simulation):
@@ -154,7 +154,9 @@ def test_every_test_is_in_one_step(tmp_path: Path) -> None:
     assert simulation.command[6:] == (*inside, "tests/sim", f"--ignore={alone}")
     own = "tests/e2e/test_outages.py"
     asked = ("-m", "(kafka or spark)")
-    assert nodes.command[3:] == (*asked, "tests/e2e", f"--ignore={own}")
+    single = "tests/e2e/one_node"
+    assert nodes.command[3:] == (*asked, "tests/e2e", f"--ignore={own}", f"--ignore={single}")
+    assert one_node.command[3:] == (*asked, single)
     assert outages.command[3:] == (*asked, own)
     assert scripts.command[3:] == (*asked, "tests/scripts")
     audit = "tests/audit"
