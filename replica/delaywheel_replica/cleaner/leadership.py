@@ -26,7 +26,7 @@ from delaywheel_replica.cleaner.kafka.follower import ControlFollower
 from delaywheel_replica.cleaner.outside.clocks import Clock, SystemClock
 from delaywheel_replica.cleaner.outside.ports import ProducersPort
 from delaywheel_replica.cleaner.row_keeper import READING_MS, Waiting
-from delaywheel_replica.cleaner.surroundings import heartbeats_of, is_older, uses_of
+from delaywheel_replica.cleaner.surroundings import is_older, uses_of
 from delaywheel_replica.cleaner.tallies import Tallies
 from delaywheel_replica.cleaner.term_log import TermLog
 from delaywheel_replica.cleaner.view import View
@@ -240,7 +240,7 @@ class Leadership:
                 if self._server is not None:
                     # Whoever stood in vain is no leader: the topic is to have it all again.
                     self._lacking = self._lacking and contradiction(
-                        self._follower.state, heartbeats_of(self._server)
+                        self._follower.state, self._server.heartbeats
                     )
         elif not self._config.alone:
             self._candidacy.follow()
@@ -331,7 +331,7 @@ class Leadership:
             due_ms=None if state.progress is None else state.progress.due_ms,
             heard_ms=server.leader_heard_ms,
             overtaken=self._forwarder is not None
-            and contradiction(state, heartbeats_of(server)) is not None,
+            and contradiction(state, server.heartbeats) is not None,
             hears_enough=len(heard_heartbeats(server, now_ms)) + 1 >= self._config.required,
             unfit=self._eligibility.look(
                 state, server, now_ms, wall_ms, self._candidacy.broker_clock
@@ -363,7 +363,7 @@ class Leadership:
             case CommitMark():
                 self._candidacy.mark(effect.token, effect.index)
             case ReadControl():
-                self._witnesses = {} if self._server is None else heartbeats_of(self._server)
+                self._witnesses = {} if self._server is None else self._server.heartbeats
                 self._candidacy.read(effect.token)
             case BecomeLeader():
                 self._take_term(effect.state)
@@ -410,7 +410,7 @@ class Leadership:
         forwarder, server = self._forwarder, self._server
         assert forwarder is not None
         assert server is not None  # without one, the machine has ended its term
-        forwarder.take_in(server.heartbeat.node, heartbeats_of(server))
+        forwarder.take_in(server.heartbeat.node, server.heartbeats)
         if forwarder.pause_s > 0:
             return forwarder.pause_s
         now_ms = self._clock.wall_ms()
@@ -429,7 +429,7 @@ class Leadership:
 
         Whoever only reads does not commit meanwhile: its term is not to end for that.
         """
-        limits = takeable(forwarder.state, server.heartbeat, heartbeats_of(server))
+        limits = takeable(forwarder.state, server.heartbeat, server.heartbeats)
         began_ms = self._clock.monotonic_ms()
         self._waiting = Waiting(None, began_ms + READING_MS)
         try:
@@ -450,7 +450,7 @@ class Leadership:
         situation = Situation(
             now_ms=now_ms,
             node=server.heartbeat.node,
-            heartbeats=heartbeats_of(server),
+            heartbeats=server.heartbeats,
             answers=server.answers,
             looked_for=server.looked_for,
             lacks=server.lacks,

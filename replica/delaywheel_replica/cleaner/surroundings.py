@@ -3,14 +3,7 @@
 from __future__ import annotations
 
 from delaywheel_replica.core.protocol.control import ControlState
-from delaywheel_replica.core.protocol.heartbeat import Heartbeat
 from delaywheel_replica.core.protocol.status_files import ServerStatus
-
-
-def heartbeats_of(server: ServerStatus) -> dict[str, Heartbeat]:
-    """Returns the newest heartbeat of each node, including its own."""
-    others = {node: sight.heartbeat for node, sight in server.peers.items()}
-    return {**others, server.heartbeat.node: server.heartbeat}
 
 
 def uses_of(server: ServerStatus) -> list[tuple[object, ...]]:
@@ -23,7 +16,7 @@ def uses_of(server: ServerStatus) -> list[tuple[object, ...]]:
             heartbeat.last_number,
             heartbeat.storage,
         )
-        for _, heartbeat in sorted(heartbeats_of(server).items())
+        for _, heartbeat in sorted(server.heartbeats.items())
     ]
 
 

@@ -14,7 +14,6 @@ from local.loopback.cluster import ClusterError, LocalCluster
 
 TOPIC = "demo-retried"
 GROUP = "demo"
-RETRY = ("500ms", "1s", "2s")
 DELAYS_MS = (500, 1_000, 2_000)
 WITHIN_S = 60.0
 
@@ -51,19 +50,20 @@ def retry_one(cluster: LocalCluster, cluster_id: str) -> Retried:
         group=GROUP,
         bootstrap=cluster.kafka,
         cluster=cluster_id,
-        retry=RETRY,
+        retry=[f"{delay_ms}ms" for delay_ms in DELAYS_MS],
     ) as consumer:
         late = threading.Timer(WITHIN_S, consumer.stop)
+        late.daemon = True  # an interrupt does not wait for it
         late.start()
         for message in consumer:
             attempts.append(time.monotonic())
             with message:
-                if len(attempts) <= len(RETRY):
+                if len(attempts) <= len(DELAYS_MS):
                     raise ConnectionError("the demo's handler fails")
                 consumer.stop()
         late.cancel()
     done = consumer.counts.done
-    if len(attempts) <= len(RETRY):
+    if len(attempts) <= len(DELAYS_MS):
         raise ClusterError(
             f"{len(attempts)} attempts within {WITHIN_S:.0f} s; see {cluster.folder}/*.log"
         )

@@ -14,18 +14,12 @@ from delaywheel import ingress
 from delaywheel_replica.kafka_settings import KafkaNames
 from local.loopback.kafka import KafkaBroker
 from support.cleaner.cleaner_world import World
-from support.due.wheels import Wheels, wheels_in_memory
+from support.due.wheels import Wheels
 from support.kafka.read_committed import CommittedReader, create_topic
 
 pytestmark = pytest.mark.kafka
 
 SOON_MS = 1_500
-
-
-@pytest.fixture
-def wheels() -> Iterator[Wheels]:
-    with wheels_in_memory() as wheels:
-        yield wheels
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
 from unittest.mock import patch
 
 import pytest
@@ -15,15 +14,9 @@ from delaywheel_replica.cleaner.kafka.ingress_thread import RENEW_S, IngressThre
 from delaywheel_replica.cleaner.outside.ports import KafkaAway
 from delaywheel_replica.kafka_settings import KafkaNames, KafkaSettings
 from support.cleaner.ingress_site import Site
-from support.due.wheels import Wheels, wheels_in_memory
+from support.due.wheels import Wheels
 
 PATIENCE_S = 60
-
-
-@pytest.fixture
-def wheels() -> Iterator[Wheels]:
-    with wheels_in_memory() as made:
-        yield made
 
 
 def test_a_fault_that_is_over_is_told_no_more_though_no_record_comes(wheels: Wheels) -> None:

@@ -2,32 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
-
-import pytest
 
 from delaywheel import ingress
 from delaywheel_replica.core.ingress.partition import Answer
 from delaywheel_replica.core.ingress.reading import Delayed
 from support.cleaner.ingress_site import AT, NOW_MS, Site, asked
-from support.due.wheels import Wheels, wheels_in_memory
 
 NOW = NOW_MS // 1000
-
-
-@pytest.fixture
-def wheels() -> Iterator[Wheels]:
-    with wheels_in_memory() as made:
-        yield made
-
-
-@pytest.fixture
-def site(wheels: Wheels) -> Iterator[Site]:
-    made = Site(wheels)
-    made.topics.make()
-    yield made
-    made.close()
 
 
 def turns(site: Site, seconds: float) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -18,24 +17,10 @@ from delaywheel_replica.core.protocol.control import NEEDS_KEY, IngressRecord, i
 from delaywheel_replica.core.protocol.seal import REST
 from delaywheel_replica.core.protocol.transaction_outcomes import Verdict
 from support.cleaner.ingress_site import AT, NAMES, NOW_MS, TOPIC, Site, asked
-from support.due.wheels import Sent, Wheels, wheels_in_memory
+from support.due.wheels import Sent, Wheels
 
 NOW = NOW_MS // 1000
 BESIDE = (TOPIC, 1)
-
-
-@pytest.fixture
-def wheels() -> Iterator[Wheels]:
-    with wheels_in_memory() as made:
-        yield made
-
-
-@pytest.fixture
-def site(wheels: Wheels) -> Iterator[Site]:
-    made = Site(wheels)
-    made.topics.make()
-    yield made
-    made.close()
 
 
 def test_a_delayed_record_is_announced_then_handed_over_then_settled(site: Site) -> None:

@@ -16,7 +16,7 @@ from delaywheel_replica.cleaner.delivery.troubles import PATIENCE_S
 from delaywheel_replica.cleaner.due.rows import DueRows
 from delaywheel_replica.core.protocol.transaction_outcomes import Verdict
 from support.cleaner.ingress_site import AT, NAMES, NOW_MS, TOPIC, Site, asked
-from support.due.wheels import Sent, Wheels, wheels_in_memory
+from support.due.wheels import Sent, Wheels
 
 BESIDE = (TOPIC, 1)
 A1 = WheelId("a", 1)
@@ -58,12 +58,6 @@ class Kafka:
 @pytest.fixture
 def kafka() -> Kafka:
     return Kafka()
-
-
-@pytest.fixture
-def wheels() -> Iterator[Wheels]:
-    with wheels_in_memory() as made:
-        yield made
 
 
 @pytest.fixture

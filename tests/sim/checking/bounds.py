@@ -86,10 +86,9 @@ def _too_many(world: World, node: SimNode) -> Iterator[str]:
 
 def _too_much_told(world: World, name: str, row: ServerStatus) -> Iterator[str]:
     nodes = len(world.nodes)
-    heartbeats = [row.heartbeat, *(sight.heartbeat for sight in row.peers.values())]
     length, wheels = (
         len(json.dumps(row.to_json())),
-        max(len(heartbeat.wheels) for heartbeat in heartbeats),
+        max(len(heartbeat.wheels) for heartbeat in row.heartbeats.values()),
     )
     most = ROW_BYTES + nodes * (ROW_BYTES_A_NODE + wheels * ROW_BYTES_A_WHEEL)
     if length > most + len(row.answers) * ROW_BYTES_AN_ANSWER:

@@ -97,6 +97,12 @@ class ServerStatus:
     lacks: Mapping[str, FrameSet] = field(default_factory=dict)
     implausible_heartbeats: int = 0
 
+    @property
+    def heartbeats(self) -> dict[str, Heartbeat]:
+        """The newest heartbeat of each node heard since this one started, including its own."""
+        others = {node: sight.heartbeat for node, sight in self.peers.items()}
+        return {**others, self.heartbeat.node: self.heartbeat}
+
     def is_fresh(self, now_monotonic_ms: int) -> bool:
         """Whether the status is recent enough for the server to be alive."""
         return now_monotonic_ms - self.monotonic_ms < SERVER_FRESH_MS

@@ -203,9 +203,8 @@ class Reschedules:
     def _check_releases(self) -> None:
         """As the leader will, which has no way to say why it decides nothing."""
         status, own = self._view.cleaner.status, self._view.status()
-        heartbeats = {node: sight.heartbeat for node, sight in own.peers.items()}
-        heartbeats[own.heartbeat.node] = own.heartbeat
-        behind = nodes_behind(ControlState() if status is None else status.control, heartbeats)
+        control = ControlState() if status is None else status.control
+        behind = nodes_behind(control, own.heartbeats)
         if behind:
             raise RefusedError(
                 Reason.RELEASE_TOO_OLD, f"Older, or not heard since the start: {', '.join(behind)}"

@@ -15,9 +15,8 @@ from delaywheel_proto.v1 import delaywheel_pb2_grpc as rpc
 from delaywheel_replica.core.leader.registration import wheels_of_a_node
 from delaywheel_replica.core.leader.replacing import frames_at_risk
 from delaywheel_replica.core.protocol.control import REMOVED, ControlState
-from delaywheel_replica.core.protocol.heartbeat import Heartbeat
 from delaywheel_replica.core.protocol.progress import Progress, SetBackRefusal
-from delaywheel_replica.core.protocol.status_files import CleanerStatus, ServerStatus
+from delaywheel_replica.core.protocol.status_files import CleanerStatus
 from delaywheel_replica.link import NodeStorage, SetBack
 from delaywheel_replica.server.node.answering import Context
 from delaywheel_replica.server.node.calls_to_nodes import AS_PASSED, Passing, was_passed
@@ -270,7 +269,7 @@ class Operator:
             storage=_shown(storage),
             wheels=[
                 pb.WheelAtRisk(wheel=str(wheel), frames=frames)
-                for wheel, frames in frames_at_risk(control, node, _all_heartbeats(status)).items()
+                for wheel, frames in frames_at_risk(control, node, status.heartbeats).items()
             ],
         )
         if not dry_run and before != storage:
@@ -303,12 +302,6 @@ class Operator:
 
 def _shown(storage: str) -> str:
     return "" if storage == REMOVED else storage
-
-
-def _all_heartbeats(status: ServerStatus) -> dict[str, Heartbeat]:
-    """Returns the last heartbeat of every node heard since this one started."""
-    others = {node: sight.heartbeat for node, sight in status.peers.items()}
-    return {**others, status.heartbeat.node: status.heartbeat}
 
 
 class DelayWheelAdminService:

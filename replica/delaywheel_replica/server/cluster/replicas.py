@@ -77,10 +77,9 @@ def replicas_of(
 
 def _sights(status: ServerStatus) -> dict[str, _Sight]:
     heard, ages = heartbeats_heard(status), ages_ms(status, status.monotonic_ms)
-    heartbeats = {node: sight.heartbeat for node, sight in status.peers.items()}
     return {
         node: _Sight(heartbeat, ages[node], node in heard)
-        for node, heartbeat in {**heartbeats, status.heartbeat.node: status.heartbeat}.items()
+        for node, heartbeat in status.heartbeats.items()
         if node in ages
     }
 

@@ -1,0 +1,24 @@
+"""What tests of the ingress share: wheels in memory, and a leader that takes in ingress topics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from support.cleaner.ingress_site import Site
+from support.due.wheels import Wheels, wheels_in_memory
+
+
+@pytest.fixture
+def wheels() -> Iterator[Wheels]:
+    with wheels_in_memory() as made:
+        yield made
+
+
+@pytest.fixture
+def site(wheels: Wheels) -> Iterator[Site]:
+    made = Site(wheels)
+    made.topics.make()
+    yield made
+    made.close()
