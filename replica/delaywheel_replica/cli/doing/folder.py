@@ -7,7 +7,9 @@ a node or read a folder. The index says what is there; the dial, a cache, is not
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 
@@ -17,6 +19,7 @@ from delaywheel.storage.folder.disk import PosixDisk
 from delaywheel.storage.folder.layout import wheel_folder
 from delaywheel.storage.folder.node_file import NodeFileDamaged, load_node_state
 from delaywheel.storage.folder.status_file import RowReader
+from delaywheel.storage.frames.format import Kind
 from delaywheel.storage.frames.rows import cancel_counts, message_counts
 from delaywheel.storage.reading.reader import WheelReader
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
@@ -24,10 +27,12 @@ from delaywheel_replica.cli.failures import Failure
 from delaywheel_replica.core.protocol.fields import MalformedError
 from delaywheel_replica.core.protocol.progress import Progress
 from delaywheel_replica.core.protocol.status_files import CleanerStatus
-from delaywheel_replica.server.lookup.scan import Scanner, cancelled_keys, key_of
+from delaywheel_replica.server.lookup.batches import in_batches
+from delaywheel_replica.server.lookup.scan import Scanner
 from delaywheel_replica.server.lookup.stored import progress_message, rows_after, stored_message
 
 _EVERY_SEQ = 2**63 - 1
+_FIRST_ROWS: Final = 1_000
 _STATES = {
     WheelState.OPEN: pb.WHEEL_STATE_OPEN,
     WheelState.CLOSED: pb.WHEEL_STATE_CLOSED,
@@ -124,10 +129,13 @@ def slot_messages(data: Path, slot: int, *, with_content: bool) -> Iterator[pb.S
     disk = PosixDisk()
     progress = read_progress(data)
     every = dict.fromkeys(list_wheels(disk, data), _EVERY_SEQ)
-    frames = list(Scanner(disk, data).frames(slot, every))
-    cancelled = cancelled_keys(frames)
-    for frame, row in rows_after(frames, None):
-        is_cancelled = key_of(frame.columns, row) in cancelled
-        yield stored_message(
-            frame, row, progress, cancelled=is_cancelled, with_content=with_content
-        )
+    frames = partial(Scanner(disk, data).frames, slot, every)
+    for batch in in_batches(
+        rows_after(frames(kind=Kind.MESSAGES), None),
+        partial(frames, kind=Kind.CANCELS),
+        _FIRST_ROWS,
+    ):
+        for frame, row, key in batch.rows():
+            yield stored_message(
+                frame, row, progress, cancelled=key in batch.cancelled, with_content=with_content
+            )

@@ -15,8 +15,9 @@ from delaywheel.identity import WheelId
 from delaywheel.storage.frames.format import Frame, Kind
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.protocol.progress import Position, Progress
+from delaywheel_replica.server.lookup.batches import in_batches
 from delaywheel_replica.server.lookup.fates import Fates
-from delaywheel_replica.server.lookup.scan import Scanner, cancelled_keys, key_of
+from delaywheel_replica.server.lookup.scan import Scanner
 from delaywheel_replica.server.lookup.stored import rows_after, stored_message
 
 _PAGE_DEFAULT: Final = 100
@@ -26,7 +27,7 @@ _PAGE_BYTES: Final = 2 << 20
 LONGEST_PAGE_BYTES: Final = _PAGE_BYTES + (1 << 20)
 """A page with the rest of its rows; beyond that there is the content of one message."""
 
-# Each may hold the cancels of a second in memory.
+# Each may hold a batch of messages in memory.
 _READINGS: Final = 4
 _OPEN_FOR_S: Final = 30.0
 
@@ -36,13 +37,12 @@ class _Reading:
     """A second, read up to some message.
 
     Attributes:
-        rows: The messages that come next.
-        cancelled: Messages of the second that were withdrawn when reading began.
+        rows: The messages that come next: frame, row, and whether it was withdrawn when its batch
+            was read.
         until_s: When it is dropped, by the monotonic clock.
     """
 
-    rows: Iterator[tuple[Frame, int]]
-    cancelled: set[bytes]
+    rows: Iterator[tuple[Frame, int, bool]]
     until_s: float
 
 
@@ -70,13 +70,13 @@ class Pages:
             progress: The committed progress.
         """
         page_size = min(request.page_size or _PAGE_DEFAULT, _PAGE_AT_MOST)
-        reading = self._reading(request, after, limits)
+        reading = self._reading(request, after, limits, page_size)
         answer = pb.GetSlotResponse()
         length_bytes = 0
-        for frame, row in reading.rows:
+        for frame, row, is_cancelled in reading.rows:
             if len(answer.messages) >= page_size or length_bytes >= _PAGE_BYTES:
                 answer.next_page_token = str(after)
-                reading.rows = chain([(frame, row)], reading.rows)
+                reading.rows = chain([(frame, row, is_cancelled)], reading.rows)
                 self._keep((request.slot, answer.next_page_token), reading)
                 break
             answer.messages.append(
@@ -84,7 +84,7 @@ class Pages:
                     frame,
                     row,
                     progress,
-                    cancelled=key_of(frame.columns, row) in reading.cancelled,
+                    cancelled=is_cancelled,
                     with_content=request.with_content,
                     fates=self._fates,
                 )
@@ -95,15 +95,27 @@ class Pages:
         return answer
 
     def _reading(
-        self, request: pb.GetSlotRequest, after: Position | None, limits: Mapping[WheelId, int]
+        self,
+        request: pb.GetSlotRequest,
+        after: Position | None,
+        limits: Mapping[WheelId, int],
+        page_size: int,
     ) -> _Reading:
         kept = self._readings.pop((request.slot, request.page_token), None)
         if kept is not None and kept.until_s > time.monotonic():
             return kept
         slot, frames = request.slot, self._scanner.frames
-        cancelled = cancelled_keys(frames(slot, limits, kind=Kind.CANCELS))
-        messages = frames(slot, limits, kind=Kind.MESSAGES, after=after)
-        return _Reading(iter(rows_after(messages, after)), cancelled, 0.0)
+        batches = in_batches(
+            rows_after(frames(slot, limits, kind=Kind.MESSAGES, after=after), after),
+            lambda: frames(slot, limits, kind=Kind.CANCELS),
+            page_size + 1,  # the one behind it says whether there is a next page
+        )
+        rows = (
+            (frame, row, key in batch.cancelled)
+            for batch in batches
+            for frame, row, key in batch.rows()
+        )
+        return _Reading(rows, 0.0)
 
     def _keep(self, key: tuple[int, str], reading: _Reading) -> None:
         now_s = time.monotonic()

@@ -315,16 +315,6 @@ def _order(place: Position) -> tuple[WheelId, int, int]:
     return place.wheel, place.seq, place.row
 
 
-def cancelled_keys(frames: Iterable[Frame]) -> set[bytes]:
-    """Returns the keys, as `key_of` makes them, of the messages cancelled by these frames."""
-    return {
-        key_of(frame.columns, row)
-        for frame in frames
-        if frame.kind is Kind.CANCELS
-        for row in range(len(frame.columns))
-    }
-
-
 def key_of(columns: Columns, row: int) -> bytes:
     """Returns id and due of a message as one key."""
     return message_key(columns.ids[row].tobytes(), int(columns.due_ms[row]))

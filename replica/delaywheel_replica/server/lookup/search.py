@@ -34,16 +34,15 @@ from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameSet
 from delaywheel_replica.core.protocol.progress import Position, Progress
 from delaywheel_replica.core.protocol.reschedules import mark_begin
 from delaywheel_replica.core.protocol.status_files import ServerStatus
+from delaywheel_replica.server.lookup.batches import Batch, in_batches
 from delaywheel_replica.server.lookup.filters import Wanted
 from delaywheel_replica.server.lookup.queries import limits_of
 from delaywheel_replica.server.lookup.scan import (
     Found,
     Scanner,
-    cancelled_keys,
-    key_of,
     message_key,
 )
-from delaywheel_replica.server.lookup.stored import stored_message
+from delaywheel_replica.server.lookup.stored import first_row, stored_message
 from delaywheel_replica.server.node.node_view import NodeView, done_slot
 from delaywheel_replica.server.node.refusals import RefusedError
 
@@ -313,16 +312,17 @@ class Walk:
         length_bytes = 0
         for slot in self._dial.rows(first, last + 1)["slot"].tolist():
             after = begin.after if slot == begin.slot else None
-            place = Place(slot, after)
-            for message, at in self._matches(page, asked, place, held):
-                if message is not None:
+            found, seen = Found(), set[bytes]()
+            for batch in self._batches(page, asked, Place(slot, after), held, found):
+                for message, at in _matches(asked, held, batch, seen):
                     page.messages.append(message)
                     page.places.append(at)
                     length_bytes += message.ByteSize() if asked.with_content else 0
-                place = Place(slot, at)
-                full = len(page.messages) >= size or length_bytes >= _PAGE_BYTES
-                if full or page.read_bytes >= self._read_bytes or time.monotonic() >= until_s:
-                    page.next = place
+                    if len(page.messages) >= size or length_bytes >= _PAGE_BYTES:
+                        page.next = Place(slot, at)
+                        return page
+                if page.read_bytes >= self._read_bytes or time.monotonic() >= until_s:
+                    page.next = Place(slot, batch.end)
                     return page
             if page.read_bytes >= self._read_bytes or time.monotonic() >= until_s:
                 page.next = Place(slot + 1) if slot + 1 < _SLOT_BEYOND else None
@@ -340,59 +340,62 @@ class Walk:
         cancels.note()
         return is_whole
 
-    def _matches(
-        self, page: Page, asked: Asked, begin: Place, held: Held
-    ) -> Iterator[tuple[pb.StoredMessage | None, Position]]:
-        """Yields a second's pending messages that meet the filter, and None after each frame."""
-        scan = Found()
-        cancels = self._scanner.frames(begin.slot, held.limits, kind=Kind.CANCELS, found=scan)
-        cancelled = cancelled_keys(_counted(cancels, page))
-        seen: set[bytes] = set()
-        frames = self._scanner.frames(
-            begin.slot,
-            held.limits,
-            kind=Kind.MESSAGES,
-            after=begin.after,
-            found=scan,
-            lost=held.lost,
+    def _batches(
+        self, page: Page, asked: Asked, begin: Place, held: Held, found: Found
+    ) -> Iterator[Batch]:
+        """Yields the messages of a second that meet the filter, cancelled ones included."""
+
+        def frames(
+            kind: Kind, after: Position | None = None, lost: FrameSet = NO_FRAMES
+        ) -> Iterator[Frame]:
+            for frame in self._scanner.frames(
+                begin.slot, held.limits, kind=kind, after=after, found=found, lost=lost
+            ):
+                page.read_bytes += frame.length_bytes
+                page.complete = page.complete and found.complete
+                yield frame
+            page.complete = page.complete and found.complete
+
+        def wanted() -> Iterator[tuple[Frame, list[int]]]:
+            for frame in frames(Kind.MESSAGES, begin.after, held.lost):
+                page.read_messages += len(frame.columns)
+                first = first_row(frame, begin.after)
+                yield frame, [row for row in asked.wanted.rows(frame.columns) if row >= first]
+
+        return in_batches(
+            wanted(),
+            lambda: frames(Kind.CANCELS),
+            min(asked.page_size or _PAGE_DEFAULT, PAGE_AT_MOST),
+            is_enough=lambda: page.read_bytes >= self._read_bytes,
         )
-        for frame in _counted(frames, page):
-            page.complete = page.complete and scan.complete
-            page.read_messages += len(frame.columns)
-            for row in asked.wanted.rows(frame.columns):
-                at = Position(frame.wheel, frame.seq, row)
-                key = key_of(frame.columns, row)
-                if _is_before(at, begin.after) or key in seen:
-                    continue
-                if not asked.with_cancelled and (key in cancelled or key in held.rescheduled):
-                    continue
-                if held.progress is not None and held.progress.covers(
-                    int(frame.columns.due_ms[row]), at
-                ):
-                    continue
-                seen.add(key)
-                yield (
-                    stored_message(
-                        frame,
-                        row,
-                        held.progress,
-                        cancelled=key in cancelled,
-                        with_content=asked.with_content,
-                    ),
-                    at,
-                )
-            yield None, Position(frame.wheel, frame.seq, len(frame.columns))
-        page.complete = page.complete and scan.complete
 
 
-def _counted(frames: Iterator[Frame], page: Page) -> Iterator[Frame]:
-    for frame in frames:
-        page.read_bytes += frame.length_bytes
-        yield frame
+def _matches(
+    asked: Asked, held: Held, batch: Batch, seen: set[bytes]
+) -> Iterator[tuple[pb.StoredMessage, Position]]:
+    """Yields the pending messages of a batch, with their places.
 
-
-def _is_before(at: Position, after: Position | None) -> bool:
-    return after is not None and (at.wheel, at.seq, at.row) <= (after.wheel, after.seq, after.row)
+    Args:
+        asked: The request.
+        held: What the node has.
+        batch: The messages.
+        seen: Those of the second that the page has already; a retry may have left several copies.
+    """
+    for frame, row, key in batch.rows():
+        at, is_cancelled = Position(frame.wheel, frame.seq, row), key in batch.cancelled
+        if key in seen:
+            continue
+        if not asked.with_cancelled and (is_cancelled or key in held.rescheduled):
+            continue
+        if held.progress is not None and held.progress.covers(int(frame.columns.due_ms[row]), at):
+            continue
+        seen.add(key)
+        yield (
+            stored_message(
+                frame, row, held.progress, cancelled=is_cancelled, with_content=asked.with_content
+            ),
+            at,
+        )
 
 
 def _place_of(token: str) -> Place:

@@ -1,27 +1,27 @@
 """Builds protocol messages from what lies in slot files: for answers and the command line."""
 
-from collections.abc import Iterable
-from itertools import islice
+from collections.abc import Iterable, Iterator
 
-from delaywheel.storage.frames.format import Frame, Kind
+from delaywheel.storage.frames.format import Frame
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.protocol.progress import Position, Progress
 from delaywheel_replica.server.lookup.fates import Fates
 
 
-def rows_after(frames: Iterable[Frame], after: Position | None) -> Iterable[tuple[Frame, int]]:
-    """Returns the messages after a position, in the order of positions."""
+def first_row(frame: Frame, after: Position | None) -> int:
+    """Returns the row of a frame's first message after a position; its length if it has none."""
+    if after is None or (frame.wheel, frame.seq) > (after.wheel, after.seq):
+        return 0
+    is_same = (frame.wheel, frame.seq) == (after.wheel, after.seq)
+    return min(after.row + 1, len(frame.columns)) if is_same else len(frame.columns)
+
+
+def rows_after(
+    frames: Iterable[Frame], after: Position | None
+) -> Iterator[tuple[Frame, list[int]]]:
+    """Returns frames, in the order of positions, with the rows that lie after a position."""
     for frame in frames:
-        if frame.kind is not Kind.MESSAGES:
-            continue
-        first = 0
-        if after is not None:
-            if (frame.wheel, frame.seq) < (after.wheel, after.seq):
-                continue
-            if (frame.wheel, frame.seq) == (after.wheel, after.seq):
-                first = after.row + 1
-        for row in islice(range(len(frame.columns)), first, None):
-            yield frame, row
+        yield frame, list(range(first_row(frame, after), len(frame.columns)))
 
 
 def stored_message(

@@ -1,0 +1,86 @@
+"""Reads the messages of one second in batches, each with the cancels that concern it.
+
+A second may hold any number of messages and of cancels. So neither is kept as a whole: frames are
+gathered until there are enough messages or bytes, and then all cancels of the second are read once,
+of which only those of the batch are kept. Batches grow, so that the first messages come soon and
+the cancels are not read too often.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from delaywheel.storage.frames.columns import ID_LENGTH_BYTES
+from delaywheel.storage.frames.format import Frame
+from delaywheel.storage.reading.cancels import BEGIN_BYTES
+from delaywheel_replica.core.protocol.progress import Position
+from delaywheel_replica.server.lookup.scan import key_of
+
+_BATCH_BYTES: Final = 8 << 20
+_BATCH_ROWS: Final = 1 << 16
+_GROWTH: Final = 4
+
+
+@dataclass(slots=True)
+class Batch:
+    """Some messages of a second.
+
+    Attributes:
+        frames: Frames in the order of positions, each with the rows that are wanted of it; none
+            of which no row is.
+        end: The position behind all messages that were looked at.
+        cancelled: The keys, as `key_of` makes them, of those messages that have a cancel.
+    """
+
+    frames: list[tuple[Frame, list[int]]] = field(default_factory=list)
+    end: Position | None = None
+    cancelled: set[bytes] = field(default_factory=set)
+
+    def rows(self) -> Iterator[tuple[Frame, int, bytes]]:
+        """Returns the messages one by one: frame, row and key."""
+        for frame, rows in self.frames:
+            for row in rows:
+                yield frame, row, key_of(frame.columns, row)
+
+
+def in_batches(
+    frames: Iterable[tuple[Frame, list[int]]],
+    cancels: Callable[[], Iterable[Frame]],
+    first_rows: int,
+    *,
+    is_enough: Callable[[], bool] = lambda: False,
+) -> Iterator[Batch]:
+    """Yields the messages of a second in batches.
+
+    Args:
+        frames: Its frames with messages, each with the rows that are wanted.
+        cancels: Reads its frames with cancels.
+        first_rows: The first batch ends when it has so many messages.
+        is_enough: Ends a batch early.
+    """
+    batch, rows_at_most, count, length_bytes = Batch(), first_rows, 0, 0
+    for frame, rows in frames:
+        if rows:
+            batch.frames.append((frame, rows))
+        batch.end = Position(frame.wheel, frame.seq, len(frame.columns))
+        count, length_bytes = count + len(rows), length_bytes + frame.length_bytes
+        if count >= rows_at_most or length_bytes >= _BATCH_BYTES or is_enough():
+            yield _with_cancels(batch, cancels)
+            rows_at_most = max(first_rows, min(rows_at_most * _GROWTH, _BATCH_ROWS))
+            batch, count, length_bytes = Batch(), 0, 0
+    if batch.end is not None:
+        yield _with_cancels(batch, cancels)
+
+
+def _with_cancels(batch: Batch, cancels: Callable[[], Iterable[Frame]]) -> Batch:
+    keys = {key for _, _, key in batch.rows()}
+    if keys:
+        begins = np.frombuffer(b"".join(key[:BEGIN_BYTES] for key in keys), dtype=np.uint64)
+        for frame in cancels():
+            columns = frame.columns
+            ids = np.ascontiguousarray(columns.ids).reshape(-1, ID_LENGTH_BYTES)
+            at = np.flatnonzero(np.isin(ids.view(np.uint64)[:, 0], begins))
+            batch.cancelled |= keys & {key_of(columns, row) for row in at.tolist()}
+    return batch
