@@ -11,6 +11,9 @@ import pytest
 from hypothesis import settings
 
 from local.loopback.kafka import JVM_OPTIONS, JVM_VARIABLE, KafkaBroker
+from support.process.failures import pytest_configure
+
+__all__ = ["pytest_configure"]
 
 # As in scripts/: hundreds of processes start here, and most of a start would be compiling.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

@@ -1,13 +1,13 @@
 """Every check of the project, one named step after another, each with its time and CPU time.
 
-Seven lanes run side by side, because the tests on real nodes mostly wait: one has those of a node
-alone, one those of several, one the audit with Spark, one the others with a broker, one the scripts
-and those that stop a broker of their own, one the simulation, which only computes and gives way to
-all others, one all else. The simulation's drills come last in the shortest one: otherwise the
-simulation alone would keep one core busy when all others have ended. All steps run even if one
-fails: a run reports everything that is wrong. Steps' output appears as it is printed, each line
-with its step's name. The table of steps comes last, and below it how many tests passed and failed:
-the result needs no searching.
+Steps stand in two queues. Those of the tests on real nodes and brokers mostly wait: four run at
+once. All others only compute: two run at once, and fill what the first leave of two cores; those of
+the simulation give way besides. Whoever has ended a step takes the next one of its queue, the
+longest first, so that no step is alone at the end; the checks of the text come before all tests,
+because they take seconds. All steps run even if one fails: a run reports everything that is wrong.
+Steps' output appears as it is printed, each line with its step's name, and names each failed test
+at once. The table of steps comes last, and below it how many tests passed and failed: the result
+needs no searching.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +33,7 @@ ROOT = Path(__file__).parents[2]
 NODES = "tests/e2e"
 """Where the tests of real nodes are."""
 ALONE = f"{NODES}/one_node"
+THREE = f"{NODES}/three_nodes"
 OUTAGES = f"{NODES}/test_outages.py"
 SCRIPTS = "tests/scripts"
 """What runs here starts brokers of its own."""
@@ -40,9 +41,14 @@ AUDIT = "tests/audit"
 """All tests that need Spark: it is started once, for these."""
 SIMULATION = "tests/sim"
 DRILLS = f"{SIMULATION}/tests/test_sim_drills.py"
+MUTANTS = f"{SIMULATION}/tests/test_sim_mutants_short.py"
+SERVER = ("tests/server", "tests/peers")
+CORE = ("tests/core", "tests/wheel", "tests/consumer")
+"""What computes longest of all that needs neither a broker nor the simulation."""
 
 # What pytest ends with; a library's words about a broker that has ended may come behind it.
 _SUMMARY = re.compile(r"=+ .+ in \d[\d.]*s")
+_PYTEST = (sys.executable, "-m", "pytest")
 _COUNT = re.compile(r"(\d+) (passed|failed|error|skipped|xfailed)")
 
 
@@ -73,52 +79,89 @@ class Done:
     summary: str
 
 
-def lanes(*, fast: bool, scratch: Path) -> list[list[Step]]:
-    """Returns all checks, in order, in seven lanes."""
-    python = sys.executable
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """Steps that are done in this order.
+
+    Attributes:
+        at_once: So many of them run side by side.
+        steps: All of them.
+    """
+
+    at_once: int
+    steps: tuple[Step, ...]
+
+
+def queues(*, fast: bool, scratch: Path) -> list[Queue]:
+    """Returns all checks: those that only compute, and those that mostly wait."""
+    return [
+        Queue(2, (*_text(scratch), *_computing(" and not slow" if fast else ""))),
+        Queue(4, _waiting(" and not slow" if fast else "", fast=fast)),
+    ]
+
+
+def _waiting(and_not_slow: str, *, fast: bool) -> tuple[Step, ...]:
+    pytest = (*_PYTEST, "-m", "(kafka or spark)" + and_not_slow)
+    elsewhere = _ignored(NODES, SCRIPTS, AUDIT, SIMULATION)
+    # All of these are slow, and pytest fails if it has nothing to do.
+    slow = () if fast else (Step("pytest scripts", (*pytest, SCRIPTS)),)
+    slower = () if fast else (Step("pytest outages", (*pytest, OUTAGES)),)
+    return (
+        Step("pytest nodes", (*pytest, NODES, *_ignored(OUTAGES, ALONE, THREE))),
+        Step("pytest kafka", (*pytest, *elsewhere)),
+        Step("pytest one node", (*pytest, ALONE)),
+        Step("pytest 3 nodes", (*pytest, THREE)),
+        *slow,
+        Step("pytest spark", (*pytest, AUDIT)),
+        *slower,
+    )
+
+
+def _text(scratch: Path) -> tuple[Step, ...]:
     # What mypy found out about a file is true wherever the same file lies.
     found = cache_folder() / "mypy"
     packages = ("proto", "wheel", "replica", "scripts", "tests")
-    pytest = (python, "-m", "pytest", "-m")
-    and_not_slow = " and not slow" if fast else ""
-    outside = (*pytest, "(kafka or spark)" + and_not_slow)
-    inside = (*pytest, "not kafka and not spark" + and_not_slow)
-    drills = Step("pytest drills", ("nice", "-n", "5", *inside, DRILLS))
-    # All of these are slow, and pytest fails if it has nothing to do.
-    slow = [
-        Step("pytest scripts", (*outside, SCRIPTS)),
-        Step("pytest outages", (*outside, OUTAGES)),
-    ]
-    ignored = (f"--ignore={NODES}", f"--ignore={SCRIPTS}", f"--ignore={AUDIT}")
-    return [
-        [Step("pytest nodes", (*outside, NODES, f"--ignore={OUTAGES}", f"--ignore={ALONE}"))],
-        [Step("pytest one node", (*outside, ALONE))],
-        [*([] if fast else slow), drills],
-        [Step("pytest spark", (*outside, AUDIT))],
-        [Step("pytest kafka", (*outside, *ignored))],
-        [Step("pytest simulation", ("nice", "-n", "5", *inside, SIMULATION, f"--ignore={DRILLS}"))],
-        [
-            Step("ruff check", ("ruff", "check", ".")),
-            Step("ruff format", ("ruff", "format", "--check", ".")),
-            Step("mypy", ("mypy", f"--cache-dir={found}", *packages)),
-            Step("import-linter", ("lint-imports",)),
-            Step("generated code", (python, "-m", "local.proto", "--check")),
-            Step("build", (python, "-m", "build", "--no-isolation", "--outdir", str(scratch))),
-            Step("pytest", (*inside, f"--ignore={SIMULATION}")),
-        ],
-    ]
+    return (
+        Step("ruff check", ("ruff", "check", ".")),
+        Step("ruff format", ("ruff", "format", "--check", ".")),
+        Step("mypy", ("mypy", f"--cache-dir={found}", *packages)),
+        Step("import-linter", ("lint-imports",)),
+        Step("generated code", (sys.executable, "-m", "local.proto", "--check")),
+        Step(
+            "build",
+            (sys.executable, "-m", "build", "--no-isolation", "--outdir", str(scratch)),
+        ),
+    )
+
+
+def _computing(and_not_slow: str) -> tuple[Step, ...]:
+    pytest = (*_PYTEST, "-m", "not kafka and not spark" + and_not_slow)
+    gives_way = ("nice", "-n", "5", *pytest)
+    return (
+        Step("pytest simulation", (*gives_way, SIMULATION, *_ignored(DRILLS, MUTANTS))),
+        Step("pytest core", (*pytest, *CORE)),
+        Step("pytest drills", (*gives_way, DRILLS)),
+        Step("pytest server", (*pytest, *SERVER)),
+        Step("pytest", (*pytest, *_ignored(SIMULATION, *SERVER, *CORE))),
+        Step("pytest mutants", (*gives_way, MUTANTS)),
+    )
+
+
+def _ignored(*paths: str) -> tuple[str, ...]:
+    return tuple(f"--ignore={path}" for path in paths)
 
 
 class Lane:
-    """Runs steps one after another on its own thread, until done or ended.
+    """Takes steps from the front of a queue on its own thread, until none is left or it is ended.
 
     Attributes:
-        done: How the steps went.
+        done: How its steps went.
     """
 
-    def __init__(self, steps: Sequence[Step]) -> None:
+    def __init__(self, waiting: deque[Step]) -> None:
+        """Begins; other lanes may take from the same queue."""
         self.done: list[Done] = []
-        self._steps = steps
+        self._waiting = waiting
         self._lock = threading.Lock()
         self._process: subprocess.Popen[str] | None = None
         self._is_ended = False
@@ -130,15 +173,16 @@ class Lane:
         """Blocks until all steps are done; a signal interrupts it."""
         self._finished.wait()
 
-    def end(self) -> None:
-        """Interrupts the step as Ctrl-C would, so that pytest's fixtures stop what they started."""
+    def end(self, how: signal.Signals) -> None:
+        """Sends the step a signal; no other one begins."""
         with self._lock:
             self._is_ended = True
-        for how, patience_s in ((signal.SIGINT, 30), (signal.SIGKILL, 5)):
-            with self._lock:
-                if self._process is not None:
-                    os.killpg(self._process.pid, how)
-            self._finished.wait(patience_s)
+            if self._process is not None:
+                os.killpg(self._process.pid, how)
+
+    def has_ended(self, within_s: float) -> bool:
+        """Whether nothing of it runs any more, waiting for that so long at most."""
+        return self._finished.wait(within_s)
 
     def _run(self) -> None:
         try:
@@ -147,7 +191,11 @@ class Lane:
             self._finished.set()
 
     def _run_steps(self) -> None:
-        for step in self._steps:
+        while self._waiting:
+            try:
+                step = self._waiting.popleft()
+            except IndexError:  # another lane was quicker
+                return
             started = time.monotonic()
             if not self._start(step):
                 return
@@ -193,6 +241,16 @@ class Lane:
         return process.returncode, usage.ru_utime + usage.ru_stime
 
 
+def end(running: Sequence[Lane]) -> None:
+    """Interrupts all at once, as Ctrl-C would, so that pytest's fixtures stop what they started."""
+    for how, patience_s in ((signal.SIGINT, 30), (signal.SIGKILL, 5)):
+        for lane in running:
+            lane.end(how)
+        deadline = time.monotonic() + patience_s
+        for lane in running:
+            lane.has_ended(max(0.0, deadline - time.monotonic()))
+
+
 def table(done: Sequence[Done]) -> str:
     """Formats the steps with their durations and CPU times."""
     rows = [
@@ -223,17 +281,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     interrupt_on_signals()
     with tempfile.TemporaryDirectory() as scratch:
-        running = [Lane(steps) for steps in lanes(fast=options.fast, scratch=Path(scratch))]
+        wanted = queues(fast=options.fast, scratch=Path(scratch))
+        running = []
+        for queue in wanted:
+            left = deque(queue.steps)
+            running += [Lane(left) for _ in range(queue.at_once)]
         try:
             for lane in running:
                 lane.wait()
         except KeyboardInterrupt:
-            for lane in running:
-                lane.end()
+            end(running)
             print("interrupted", file=sys.stderr)
             return 130
-    done = [Done("environment", options.environment_seconds, 0, 0, "")]
-    done += [step for lane in reversed(running) for step in lane.done]
+    order = [step.name for queue in wanted for step in queue.steps]
+    done = sorted(
+        (step for lane in running for step in lane.done), key=lambda d: order.index(d.name)
+    )
+    done.insert(0, Done("environment", options.environment_seconds, 0, 0, ""))
     print(table(done))
     print(verdict(done))
     return 1 if any(step.code for step in done) else 0

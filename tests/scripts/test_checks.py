@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+import subprocess
 import sys
 import threading
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from local import checks
-from local.checks import Step, lanes, main
+from local.checks import Queue, Step, main, queues
 
 
 def python(code: str) -> tuple[str, ...]:
@@ -21,7 +24,7 @@ def python(code: str) -> tuple[str, ...]:
 def run_with(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], *wanted: list[Step]
 ) -> tuple[int, list[str]]:
-    monkeypatch.setattr(checks, "lanes", lambda **_: list(wanted))
+    monkeypatch.setattr(checks, "queues", lambda **_: [Queue(1, tuple(steps)) for steps in wanted])
     code = main(["--environment-seconds", "3"])
     return code, capfd.readouterr().out.splitlines()
 
@@ -76,12 +79,12 @@ def test_every_step_runs_and_is_named_with_its_time(
     *table, total = lines[lines.index("=== steps") + 1 : -1]
     assert [line.split()[:2] for line in table] == [
         ["environment", "ok"],
+        ["other", "ok"],
         ["first", "FAILED"],
         ["second", "ok"],
-        ["other", "ok"],
     ]
     assert table[0].split()[2:] == ["3.0", "s", "0.0", "CPU", "s"]
-    assert float(table[1].split()[4]) >= 0.3
+    assert float(table[2].split()[4]) >= 0.3
     assert float(total.split()[1]) >= 0.3
 
 
@@ -97,8 +100,8 @@ def test_an_interrupt_reaches_the_steps_of_all_lanes(
         f"os.write(os.open({str(pipe)!r}, os.O_WRONLY), b'x')\n"
         "signal.sigwait([signal.SIGINT])\nprint('told to end')\n"
     )
-    steps = [[Step(name, python(there)), Step("next", python(""))] for name in ("one", "two")]
-    monkeypatch.setattr(checks, "lanes", lambda **_: steps)
+    steps = [Step("one", python(there)), Step("two", python(there)), Step("next", python(""))]
+    monkeypatch.setattr(checks, "queues", lambda **_: [Queue(2, tuple(steps))])
 
     # Open for both, it never ends: who writes always has a reader.
     told_there = os.open(pipe, os.O_RDWR)
@@ -121,52 +124,110 @@ def test_an_interrupt_reaches_the_steps_of_all_lanes(
     assert "next" not in told
 
 
+def test_who_has_ended_a_step_takes_the_next_of_its_queue(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """The long step ends when the other lane has come to the last short one."""
+    pipe = tmp_path / "last"
+    os.mkfifo(pipe)
+    steps = (
+        Step("long", python(f"print(open({str(pipe)!r}).read())")),
+        Step("short", python("")),
+        Step("last", python(f"open({str(pipe)!r}, 'w').write('it is there')")),
+    )
+    monkeypatch.setattr(checks, "queues", lambda **_: [Queue(2, steps)])
+    assert main([]) == 0
+    lines = capfd.readouterr().out.splitlines()
+    assert "long | it is there" in lines
+    ended = [line.split()[0] for line in lines[lines.index("=== steps") + 2 : -2]]
+    assert ended == ["long", "short", "last"], "the table keeps the order"
+
+
+def test_a_failed_test_is_told_before_the_next_one_ends(tmp_path: Path) -> None:
+    pipe = tmp_path / "go on"
+    os.mkfifo(pipe)
+    (tmp_path / "conftest.py").write_text("from support.process.failures import pytest_configure")
+    (tmp_path / "test_two.py").write_text(
+        "def test_wrong(): assert 1 == 2, 'not so'\n"
+        f"def test_long(): assert open({str(pipe)!r}).read() == 'go on'\n"
+    )
+    with subprocess.Popen(
+        (sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "test_two.py"),
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(checks.ROOT / "tests")},
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        told = next(line for line in process.stdout if line.startswith("failed: "))
+        pipe.write_text("go on")
+        rest = process.stdout.read()
+    assert told.startswith("failed: test_two.py::test_wrong: ")
+    assert "not so" in told
+    assert "1 failed, 1 passed" in rest
+
+
 def test_steps_of_the_project(tmp_path: Path) -> None:
-    *tests, others = lanes(fast=False, scratch=tmp_path)
-    assert [[step.name for step in lane] for lane in tests] == [
-        ["pytest nodes"],
-        ["pytest one node"],
-        ["pytest scripts", "pytest outages", "pytest drills"],
-        ["pytest spark"],
-        ["pytest kafka"],
-        ["pytest simulation"],
+    computing, waiting = queues(fast=False, scratch=tmp_path)
+    assert [step.name for step in waiting.steps] == [
+        "pytest nodes",
+        "pytest kafka",
+        "pytest one node",
+        "pytest 3 nodes",
+        "pytest scripts",
+        "pytest spark",
+        "pytest outages",
     ]
-    assert [step.name for step in others] == [
+    assert [step.name for step in computing.steps] == [
         "ruff check",
         "ruff format",
         "mypy",
         "import-linter",
         "generated code",
         "build",
+        "pytest simulation",
+        "pytest core",
+        "pytest drills",
+        "pytest server",
         "pytest",
+        "pytest mutants",
     ]
 
 
-def test_every_test_is_in_one_step(tmp_path: Path) -> None:
-    *first, (*_, without) = lanes(fast=False, scratch=tmp_path)
-    (nodes,), (one_node,), (scripts, outages, drills), (spark,), (kafka,), (simulation,) = first
-    inside = ("-m", "not kafka and not spark")
-    assert without.command[3:] == (*inside, "--ignore=tests/sim")
-    for step in (drills, simulation):
-        assert step.command[:3] == ("nice", "-n", "5")
-    alone = "tests/sim/tests/test_sim_drills.py"
-    assert drills.command[6:] == (*inside, alone)
-    assert simulation.command[6:] == (*inside, "tests/sim", f"--ignore={alone}")
-    own = "tests/e2e/test_outages.py"
-    asked = ("-m", "(kafka or spark)")
-    single = "tests/e2e/one_node"
-    assert nodes.command[3:] == (*asked, "tests/e2e", f"--ignore={own}", f"--ignore={single}")
-    assert one_node.command[3:] == (*asked, single)
-    assert outages.command[3:] == (*asked, own)
-    assert scripts.command[3:] == (*asked, "tests/scripts")
-    audit = "tests/audit"
-    assert spark.command[3:] == (*asked, audit)
-    elsewhere = [f"--ignore={folder}" for folder in ("tests/e2e", "tests/scripts", audit)]
-    assert kafka.command[3:] == (*asked, *elsewhere)
+def files_of(step: Step) -> Counter[Path]:
+    """The files whose tests a step has, if they have the marks that it asks for."""
+    words = step.command[step.command.index("pytest") + 1 :]
+    paths = [word for word in words if word.startswith("tests/")] or ["tests"]
+    ignored = [word.removeprefix("--ignore=") for word in words if word.startswith("--ignore=")]
+    return Counter[Path](files_below(*paths) - files_below(*ignored))
+
+
+def files_below(*paths: str) -> set[Path]:
+    found = {path: [checks.ROOT / path, *(checks.ROOT / path).rglob("*")] for path in paths}
+    tests = {path: {one for one in found[path] if one.match("test_*.py")} for path in paths}
+    assert all(tests.values()), tests
+    return set[Path]().union(*tests.values())
+
+
+@pytest.mark.parametrize("asked", ["(kafka or spark)", "not kafka and not spark"])
+def test_every_test_is_in_one_step(tmp_path: Path, asked: str) -> None:
+    steps = [step for queue in queues(fast=False, scratch=tmp_path) for step in queue.steps]
+    times = sum((files_of(step) for step in steps if asked in step.command), Counter[Path]())
+    assert set(times.values()) == {1}
+    left_out = files_below("tests") - times.keys()
+    if asked == "not kafka and not spark":
+        assert not left_out
+    assert not [path for path in left_out if re.search(r"mark\.(kafka|spark)", path.read_text())]
+
+
+def test_the_simulation_gives_way(tmp_path: Path) -> None:
+    computing, _ = queues(fast=False, scratch=tmp_path)
+    nice = {step.name for step in computing.steps if step.command[:3] == ("nice", "-n", "5")}
+    assert nice == {"pytest simulation", "pytest drills", "pytest mutants"}
 
 
 def test_fast_leaves_out_what_is_slow(tmp_path: Path) -> None:
-    steps = [step for lane in lanes(fast=True, scratch=tmp_path) for step in lane]
+    steps = [step for queue in queues(fast=True, scratch=tmp_path) for step in queue.steps]
     for step in steps:
         if step.name.startswith("pytest"):
             marks = step.command[len(step.command) - step.command[::-1].index("-m")]
