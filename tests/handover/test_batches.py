@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from delaywheel.headers import encode_headers
 from delaywheel.storage.frames.columns import Columns
 from delaywheel.storage.frames.format import Kind
-from delaywheel_replica.core.ingress.partition import Answer
 from delaywheel_replica.core.ingress.reading import ABSENT, Delayed, Withdrawn
+from delaywheel_replica.core.ingress.underway import Answer
 from delaywheel_replica.core.protocol.fields import MalformedError
 from delaywheel_replica.handover.answers import (
     ANSWER_HEAD,

@@ -11,7 +11,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
-from delaywheel_replica.core.ingress.partition import Answer
+from delaywheel_replica.core.ingress.underway import Answer
 from delaywheel_replica.core.protocol.fields import MalformedError
 
 ANSWER_HEAD: Final = struct.Struct("<II")

@@ -18,7 +18,6 @@ from delaywheel_replica.cleaner.ingress.letters import letter
 from delaywheel_replica.cleaner.ingress.searching import AGAIN_S, FAULTY_S, TopicSearch
 from delaywheel_replica.cleaner.outside.ports import IngressFound, KafkaAway
 from delaywheel_replica.core.ingress.moment import Room
-from delaywheel_replica.core.ingress.partition import Answer, Dies, Goes, Taken
 from delaywheel_replica.core.ingress.place import Place
 from delaywheel_replica.core.ingress.reading import (
     ABSENT,
@@ -28,6 +27,7 @@ from delaywheel_replica.core.ingress.reading import (
     UnfitReason,
 )
 from delaywheel_replica.core.ingress.term import Handed
+from delaywheel_replica.core.ingress.underway import Answer, Dies, Goes, Taken
 from support.cleaner.ingress_site import NAMES, AtOnce, ManualClock
 from support.due.rows import due_rows
 

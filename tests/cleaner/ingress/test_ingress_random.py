@@ -7,8 +7,8 @@ from collections import Counter
 
 import pytest
 
-from delaywheel_replica.core.ingress.partition import Answer
 from delaywheel_replica.core.ingress.place import message_id
+from delaywheel_replica.core.ingress.underway import Answer
 from delaywheel_replica.core.protocol.transaction_outcomes import Verdict
 from support.cleaner.ingress_site import NAMES, TOPIC, Site, asked
 from support.due.wheels import wheels_in_memory

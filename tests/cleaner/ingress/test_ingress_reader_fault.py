@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from typing import ClassVar
 from unittest.mock import patch
 
 import pytest
@@ -40,7 +41,7 @@ class Refused:
     """A reader that says only once what keeps it from reading."""
 
     made = 0
-    cut_off: frozenset[object] = frozenset()
+    cut_off: ClassVar[dict[object, int]] = {}
 
     def __init__(self, _: object) -> None:
         type(self).made += 1
@@ -53,7 +54,7 @@ class Refused:
             raise KafkaAway("denied")
         return []
 
-    def assign(self, _: object) -> None: ...
+    def assign(self, *_: object) -> None: ...
 
     def rest(self, _: object) -> None: ...
 

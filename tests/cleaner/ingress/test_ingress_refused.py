@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from delaywheel import ingress
-from delaywheel_replica.core.ingress.partition import Answer
 from delaywheel_replica.core.ingress.reading import Delayed
+from delaywheel_replica.core.ingress.underway import Answer
 from support.cleaner.ingress_site import AT, NOW_MS, Site, asked
 
 NOW = NOW_MS // 1000

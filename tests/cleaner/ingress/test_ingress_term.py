@@ -11,8 +11,8 @@ from structlog.testing import capture_logs
 from delaywheel import ingress
 from delaywheel.identity import WheelId
 from delaywheel.seqset import SeqSet
-from delaywheel_replica.core.ingress.partition import Answer
 from delaywheel_replica.core.ingress.place import message_id
+from delaywheel_replica.core.ingress.underway import Answer
 from delaywheel_replica.core.protocol.control import NEEDS_KEY, IngressRecord, ingress_record
 from delaywheel_replica.core.protocol.seal import REST
 from delaywheel_replica.core.protocol.transaction_outcomes import Verdict

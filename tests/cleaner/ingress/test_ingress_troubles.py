@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
@@ -9,11 +10,13 @@ from dataclasses import replace
 import pytest
 
 from delaywheel.identity import WheelId
+from delaywheel.seqset import NO_SEQS
 from delaywheel_replica.cleaner.delivery.bisection import Findings
 from delaywheel_replica.cleaner.delivery.dead_letters import DeadLetters
 from delaywheel_replica.cleaner.delivery.topics import Limits, Topic, TopicState
 from delaywheel_replica.cleaner.delivery.troubles import PATIENCE_S
 from delaywheel_replica.cleaner.due.rows import DueRows
+from delaywheel_replica.core.ingress.underway import Answer
 from delaywheel_replica.core.protocol.transaction_outcomes import Verdict
 from support.cleaner.ingress_site import AT, NAMES, NOW_MS, TOPIC, Site, asked
 from support.due.wheels import Sent, Wheels
@@ -75,6 +78,34 @@ def site(wheels: Wheels, kafka: Kafka) -> Iterator[Site]:
     made.topics.make()
     yield made
     made.close()
+
+
+def test_a_partition_that_lost_its_end_is_told_by_every_leader_and_holds_up_nothing(
+    site: Site,
+) -> None:
+    for _ in range(3):
+        site.topics.send(*asked(5_000))
+    site.turn()
+    assert site.state_of(AT).announced
+    del site.topics.partitions[TOPIC][AT[1]][1:]
+    for node in "ba":
+        site.lead(node)
+        site.rest()
+        if site.server is not None:
+            site.server.answer(Answer.HELD)
+        site.rest()
+        assert site.state_of(AT) == replace(
+            site.state_of(AT), next_offset=3, announced=NO_SEQS, cut_off=1
+        )
+        assert site.slot() is None
+        status = site.ingress.status()
+        assert status is not None
+        assert (status.cut_off, status.lag) == ((f"{TOPIC}/0",), 0)
+        assert "ends before what was read" in status.faults[0]
+        site.topics.send(*asked(5_000))  # under an offset that was given before
+    (outcome,) = site.written_to(NAMES.outcomes)
+    told = json.loads(outcome.value or b"")
+    assert (told["outcome"], told["first_offset"], told["last_offset"]) == ("ingress-cut-off", 1, 2)
 
 
 def turns(site: Site, seconds: float) -> None:

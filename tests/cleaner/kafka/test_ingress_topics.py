@@ -180,7 +180,19 @@ def test_a_partition_that_ends_too_early_is_not_read(
     read.until(lambda _: bool(reader.cut_off))
     send(kafka, topic, b"1", partition=1)
     read.until(lambda read: read.values == [b"1"])
-    assert reader.cut_off == {(topic, 0)}
+    assert reader.cut_off == {(topic, 0): 1}
+
+
+def test_a_partition_that_ends_before_what_was_announced_is_read_and_told(
+    kafka: KafkaBroker, topic: str, reader: IngressReader
+) -> None:
+    send(kafka, topic, b"0", b"1")
+    send(kafka, topic, b"0", b"1", partition=1)
+    reader.assign({(topic, 0): 1, (topic, 1): 0}, {(topic, 0): 5, (topic, 1): 2})
+    read = Read(reader)
+    read.until(lambda _: bool(reader.cut_off))
+    read.until(lambda read: sorted(map(str, read.values)) == ["b'0'", "b'1'", "b'1'"])
+    assert reader.cut_off == {(topic, 0): 2}
 
 
 def test_partitions_may_become_more_and_a_topic_another(

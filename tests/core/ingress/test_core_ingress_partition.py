@@ -10,20 +10,18 @@ from hypothesis import strategies as st
 from delaywheel import ingress
 from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel_replica.core.ingress.moment import Moment, Room
-from delaywheel_replica.core.ingress.partition import (
-    SPANS_MOST,
+from delaywheel_replica.core.ingress.partition import SPANS_MOST, Intake, begun
+from delaywheel_replica.core.ingress.place import Place
+from delaywheel_replica.core.ingress.reading import Delayed, Incoming, Rules, UnfitReason
+from delaywheel_replica.core.ingress.underway import (
     Answer,
     Deleted,
     Dies,
     Goes,
     Gone,
-    Intake,
     IntakeStep,
     Settled,
-    begun,
 )
-from delaywheel_replica.core.ingress.place import Place
-from delaywheel_replica.core.ingress.reading import Delayed, Incoming, Rules, UnfitReason
 from delaywheel_replica.core.protocol.control import (
     ControlRecordMalformedError,
     ControlState,
@@ -369,6 +367,46 @@ def test_what_kafka_deleted_is_told() -> None:
     assert len(intake) == 0
 
 
+CUT = replace(ANNOUNCED, next_offset=1, announced=SeqSet([(2, 3), (6, 8)]))
+"""Of it Kafka had offsets up to 3, when a leader looked."""
+
+
+def test_a_partition_that_lost_its_end_is_read_to_it_and_the_rest_is_told() -> None:
+    intake = Intake(CUT, RULES)
+    assert (intake.least_end, intake.is_done) == (9, False)
+    intake.read([record(1)], 2)
+    intake.ends(4)
+    assert intake.bound() == REST, "what can still be read is waited for"
+    intake.read([record(2), record(3), record(4), record(7)], 8)
+    assert (intake.position, intake.is_done) == (9, True)
+    assert intake.bound() == SENT + 60
+    transact(intake)
+    assert hand(intake, Answer.HELD) == [1, 2, 3]
+    (gone,) = transact(intake).settled
+    assert isinstance(gone, Gone)
+    assert gone.deleted == Deleted(4, 8, is_cut_off=True)
+    assert intake.record == replace(CUT, next_offset=9, announced=NO_SEQS, cut_off=4)
+    assert intake.bound() is None
+
+
+def test_the_end_that_was_found_is_known_to_the_next_leader() -> None:
+    record_ = replace(CUT, cut_off=2)
+    intake = Intake(record_, RULES)
+    assert (intake.least_end, intake.is_done) == (2, False)
+    intake.read([record(1), record(2)], 3)
+    assert (intake.position, intake.is_done) == (9, True)
+    assert Intake(replace(record_, next_offset=2), RULES).is_done
+    intake.ends(1)  # it is no news
+    assert intake.cut_off == 2
+
+
+def test_what_was_deleted_behind_the_end_that_was_found_is_told_with_it() -> None:
+    intake = Intake(replace(CUT, cut_off=2), RULES)
+    intake.deleted(7)
+    told_ = [each.deleted for each in transact(intake).settled if isinstance(each, Gone)]
+    assert told_ == [Deleted(1, 1), Deleted(2, 8, is_cut_off=True)]
+
+
 def test_a_topic_that_was_made_anew_begins_anew() -> None:
     assert begun(None, "id", RULES) == NEW
     assert begun(ANNOUNCED, "id", RULES) is ANNOUNCED
@@ -379,11 +417,15 @@ def test_a_topic_that_was_made_anew_begins_anew() -> None:
     st.integers(0, 2**40),
     st.lists(st.tuples(st.integers(0, 99), st.integers(0, 99)), max_size=5),
     st.dictionaries(st.text(max_size=3), st.integers(0, 2**40), max_size=3),
+    st.none() | st.integers(0, 2**40),
 )
 def test_a_control_record_is_read_back(
-    offset: int, spans: list[tuple[int, int]], levels_ms: dict[str, int]
+    offset: int,
+    spans: list[tuple[int, int]],
+    levels_ms: dict[str, int],
+    cut_off: int | None,
 ) -> None:
-    made = IngressRecord("id", offset, SeqSet(spans), levels_ms)
+    made = IngressRecord("id", offset, SeqSet(spans), levels_ms, cut_off)
     state = ControlState().apply_all([ingress_record(("t.x", 3), made)])
     assert state.ingress == {("t.x", 3): made}
 

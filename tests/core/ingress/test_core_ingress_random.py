@@ -13,10 +13,10 @@ import pytest
 
 from delaywheel import ingress
 from delaywheel_replica.core.ingress.moment import Moment
-from delaywheel_replica.core.ingress.partition import Answer, Dies, Goes
 from delaywheel_replica.core.ingress.place import Place
 from delaywheel_replica.core.ingress.reading import Delayed, Incoming, Rules, Unfit, read
 from delaywheel_replica.core.ingress.term import Handed, Term
+from delaywheel_replica.core.ingress.underway import Answer, Dies, Goes
 from delaywheel_replica.core.protocol.control import IngressPartition, IngressRecord
 from delaywheel_replica.core.protocol.seal import REST
 

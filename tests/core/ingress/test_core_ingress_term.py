@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from delaywheel import ingress
 from delaywheel.seqset import SeqSet
 from delaywheel_replica.core.ingress.moment import Moment, Room
-from delaywheel_replica.core.ingress.partition import Answer, Gone
 from delaywheel_replica.core.ingress.place import Place
 from delaywheel_replica.core.ingress.reading import Delayed, Incoming, Rules
 from delaywheel_replica.core.ingress.term import HELD_BYTES_MOST, Term, TermStep
+from delaywheel_replica.core.ingress.underway import Answer, Deleted, Gone
 from delaywheel_replica.core.protocol.control import IngressRecord
 from delaywheel_replica.core.protocol.seal import REST
 
@@ -182,7 +182,7 @@ def test_what_was_deleted_is_told() -> None:
     term.read(AT, [record(AT, 5)], 6, first_kept=5)
     (gone,) = transact(term).settled
     assert isinstance(gone, Gone)
-    assert gone.deleted == (0, 4)
+    assert gone.deleted == Deleted(0, 4)
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 700_000)), max_size=20), st.data())

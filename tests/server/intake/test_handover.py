@@ -18,9 +18,9 @@ from delaywheel.reasons import Reason
 from delaywheel.storage.folder.disk import PosixDisk
 from delaywheel.storage.frames.columns import Columns
 from delaywheel.storage.frames.format import Kind
-from delaywheel_replica.core.ingress.partition import Answer, Taken
 from delaywheel_replica.core.ingress.reading import ABSENT, Delayed, Withdrawn
 from delaywheel_replica.core.ingress.term import Handed
+from delaywheel_replica.core.ingress.underway import Answer, Taken
 from delaywheel_replica.handover.answers import ANSWER_HEAD, encode_answers
 from delaywheel_replica.handover.batches import (
     BATCH_BYTES,

@@ -179,6 +179,23 @@ def cut_off(script: Script) -> None:
     script.until_ms = 22_000
 
 
+@INGRESS(r"is handed", r"loses ingress/0 from", r"init .* epoch 1", r"delivers i\d+")
+def cut_off_unread(script: Script) -> None:
+    """A new leader finds that a partition ends before what was announced of it, and goes on."""
+    script.cluster("abc", 2, late_window_s=4)
+    script.stream(3_000, 5_000, 40, delay_ms=script.about(2_000, 1_500))
+    script.do(script.about(4_000, 500), "slow_handover", us=2_500_000, ms=2_000)
+    at_ms = script.about(5_000, 100)
+    script.do(at_ms, "kill_cleaner", node="a")
+    script.do(at_ms + 5, "ingress_cut_off", partition=0, lost=script.about(2, 6))
+    if script.random.random() < 0.5:
+        script.do(script.about(9_000, 3_000), "kill_cleaner", node="b")
+    script.flow(3_000, 22_000, 500, "abc", delay_ms=500)
+    for partition in (1, 2):
+        script.stream(11_000, 18_000, 300, delay_ms=700, partition=partition)
+    script.until_ms = 24_000
+
+
 @INGRESS(r"with_id", r"tells (duplicate|cancelled) i\d+", r"delivers i\d+")
 def said_twice(script: Script) -> None:
     """Ids given twice, and withdrawn, by producers that may send twice; leaders change."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
-from delaywheel_replica.cleaner.outside.ports import Fetched, KafkaAway, TopicPartitions
+from delaywheel_replica.cleaner.outside.ports import NO_ENDS, Fetched, KafkaAway, TopicPartitions
 from delaywheel_replica.core.ingress.place import Place
 from delaywheel_replica.core.ingress.reading import Incoming
 from delaywheel_replica.core.protocol.control import IngressPartition
@@ -44,16 +44,23 @@ class SimIngress:
         line.kafka.on_visible(self._came)
         self._positions: dict[IngressPartition, int] = {}
         self._resting: AbstractSet[IngressPartition] = frozenset()
-        self._cut_off: set[IngressPartition] = set()
+        self._least_ends: dict[IngressPartition, int] = {}
+        self._cut_off: dict[IngressPartition, int] = {}
         self._told_us = -TOLD_EVERY_US
 
     @property
-    def cut_off(self) -> frozenset[IngressPartition]:
-        """The partitions that end before what was read of them."""
-        return frozenset(self._cut_off)
+    def cut_off(self) -> Mapping[IngressPartition, int]:
+        """The partitions that end before what was read or announced of them, and where."""
+        return self._cut_off
 
-    def assign(self, positions: Mapping[IngressPartition, int]) -> None:
+    def assign(
+        self,
+        positions: Mapping[IngressPartition, int],
+        least_ends: Mapping[IngressPartition, int] = NO_ENDS,
+    ) -> None:
         """Reads these partitions from these offsets on, and those that it reads already go on."""
+        new = positions.keys() - self._positions.keys()
+        self._least_ends |= {at: least_ends.get(at, 0) for at in new}
         self._positions = {**positions, **self._positions}
 
     def rest(self, partitions: AbstractSet[IngressPartition]) -> None:
@@ -72,7 +79,7 @@ class SimIngress:
         for at in self._in_turns():
             partition = self._partition(at)
             has_leader = self._line.kafka.troubles.of(at[0]) is None
-            if partition is not None and has_leader and at not in self._cut_off:
+            if partition is not None and has_leader:
                 fetched = self._fetch(at, partition, most)
                 most -= 0 if fetched is None else len(fetched.records)
                 found += [] if fetched is None else [fetched]
@@ -125,9 +132,11 @@ class SimIngress:
 
     def _fetch(self, at: IngressPartition, partition: Partition, most: int) -> Fetched | None:
         position, end = self._positions[at], self._heard_to(partition)
-        if position > len(partition.log):
-            if self._line.kafka.is_reachable(self._line.node):
-                self._cut_off.add(at)
+        if self._line.kafka.is_reachable(self._line.node):
+            expected = max(position, self._least_ends.pop(at, 0))
+            if len(partition.log) < expected:
+                self._cut_off.setdefault(at, len(partition.log))
+        if position > len(partition.log) or position >= self._cut_off.get(at, position + 1):
             return None
         if position < partition.first:
             self._positions[at] = partition.first

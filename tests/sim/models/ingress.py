@@ -24,9 +24,10 @@ from typing import NamedTuple, TypeVar
 from delaywheel import ingress
 from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel_replica.core.ingress.moment import Kind, Moment
-from delaywheel_replica.core.ingress.partition import Answer, Dies, Goes, Intake, IntakeStep, Taken
+from delaywheel_replica.core.ingress.partition import Intake
 from delaywheel_replica.core.ingress.place import Place
 from delaywheel_replica.core.ingress.reading import Delayed, Incoming, Rules
+from delaywheel_replica.core.ingress.underway import Answer, Dies, Goes, IntakeStep, Taken
 from delaywheel_replica.core.protocol.control import IngressRecord
 
 T = TypeVar("T")

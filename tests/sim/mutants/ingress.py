@@ -9,16 +9,9 @@ from delaywheel.seqset import NO_SEQS
 from delaywheel_replica.cleaner.ingress.term import Ingress
 from delaywheel_replica.core.ingress import partition, reading
 from delaywheel_replica.core.ingress.moment import Moment
-from delaywheel_replica.core.ingress.partition import (
-    Answer,
-    Intake,
-    IntakeStep,
-    Taken,
-    _Stage,
-    begun,
-    unread_bound,
-)
+from delaywheel_replica.core.ingress.partition import Intake, begun, unread_bound
 from delaywheel_replica.core.ingress.reading import Incoming, Rules, Wish
+from delaywheel_replica.core.ingress.underway import Answer, IntakeStep, Stage, Taken
 from delaywheel_replica.core.node.known import Known
 from delaywheel_replica.core.protocol.control import IngressRecord
 from delaywheel_replica.core.protocol.seal import REST
@@ -31,7 +24,7 @@ def offset_before_acceptance() -> list[Patch]:
     def hand(self: Intake, *room: Any) -> list[Taken]:
         handed = to_hand(self, *room)
         for taken in handed:
-            taken.stage = _Stage.HELD
+            taken.stage = Stage.HELD
         return handed
 
     return [instead(Intake, "to_hand", hand)]
@@ -103,7 +96,7 @@ def handed_before_announced() -> list[Patch]:
     def hasty(self: Intake, moment: Moment, **rest: Any) -> IntakeStep:
         step = plan(self, moment, **rest)
         for taken in step.announced:
-            taken.stage = _Stage.ANNOUNCED
+            taken.stage = Stage.ANNOUNCED
         return step
 
     return [instead(Intake, "plan", hasty)]
@@ -152,7 +145,7 @@ def settles_behind_what_waits() -> list[Patch]:
 
     def skip(self: Intake, *room: Any) -> Any:
         draft = settle(self, *room)
-        if draft.passed < len(self._taken) and self._taken[draft.passed].stage is _Stage.HANDED:
+        if draft.passed < len(self._taken) and self._taken[draft.passed].stage is Stage.HANDED:
             draft.next_offset = self._taken[draft.passed].offset + 1
         return draft
 

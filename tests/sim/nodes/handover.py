@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from delaywheel_replica.core.ingress.partition import Answer
 from delaywheel_replica.core.ingress.term import Handed
+from delaywheel_replica.core.ingress.underway import Answer
 from delaywheel_replica.handover.answers import encode_answers, take_answers
 from delaywheel_replica.handover.batches import HEAD, UNANSWERED_BYTES, Head, decode, encode
 from delaywheel_replica.handover.sending import _Batch, _batches, _wish

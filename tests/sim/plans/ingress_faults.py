@@ -74,7 +74,7 @@ def ingress_cut_off(world: World, partition: int, lost: int) -> None:
     world.cut_off.add((log.topic, partition))
     log.cut_off(end - lost)
     world.trace.add("kafka", f"loses ingress/{partition} from {len(log.log)} to {end}")
-    world.ingress.excuses(_topic_id(world), log, range(end), CUT_OFF)
+    world.ingress.excuses(_topic_id(world), log, range(len(log.log), end), CUT_OFF)
 
 
 @_fault

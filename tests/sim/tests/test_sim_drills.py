@@ -103,6 +103,7 @@ INGRESS = {
     "deleted_unread",
     "made_anew",
     "cut_off",
+    "cut_off_unread",
     "said_twice",
     "held_up",
 }

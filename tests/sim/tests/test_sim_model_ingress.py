@@ -7,8 +7,9 @@ import pytest
 from delaywheel.seqset import SeqSet
 from delaywheel_replica.core.ingress import partition
 from delaywheel_replica.core.ingress.moment import Kind, Moment
-from delaywheel_replica.core.ingress.partition import Answer, Intake, IntakeStep, Taken
+from delaywheel_replica.core.ingress.partition import Intake
 from delaywheel_replica.core.ingress.reading import Unfit, Wish
+from delaywheel_replica.core.ingress.underway import Answer, IntakeStep, Stage, Taken
 from delaywheel_replica.core.protocol.seal import REST
 from sim.models.catalogue import INGRESSES, exhausted, name_of
 from sim.models.ingress import IngressModel
@@ -52,8 +53,8 @@ def test_a_record_handed_over_before_it_is_announced_is_found() -> None:
 
     def hasty(self: Intake, moment: Moment, *, room: int) -> IntakeStep:
         for taken in self._taken:
-            if taken.stage is partition._Stage.READ:
-                taken.stage = partition._Stage.ANNOUNCED
+            if taken.stage is Stage.READ:
+                taken.stage = Stage.ANNOUNCED
         return plan(self, moment, room=room)
 
     with patch.object(Intake, "plan", hasty), patch.object(partition, "_unfit", doubtless):

@@ -22,6 +22,7 @@ from delaywheel_replica.cleaner.due.reader import DueReader
 from delaywheel_replica.cleaner.due.rows import DueRows
 from delaywheel_replica.cleaner.ingress.term import Ingress, IngressSettings
 from delaywheel_replica.cleaner.outside.ports import (
+    NO_ENDS,
     Ended,
     Fetched,
     IngressFound,
@@ -29,16 +30,17 @@ from delaywheel_replica.cleaner.outside.ports import (
     Record,
     TopicPartitions,
 )
-from delaywheel_replica.core.ingress.partition import Answer
 from delaywheel_replica.core.ingress.place import Place
 from delaywheel_replica.core.ingress.reading import Delayed, Incoming, Rules
 from delaywheel_replica.core.ingress.term import Handed
+from delaywheel_replica.core.ingress.underway import Answer
 from delaywheel_replica.core.leader.duties import Cluster, Situation
 from delaywheel_replica.core.leader.pacing import CapLimits
 from delaywheel_replica.core.protocol.control import (
     CONTROL_VERSION,
     ControlState,
     IngressPartition,
+    IngressRecord,
     NodeRecord,
     node_record,
     wheel_record,
@@ -156,9 +158,18 @@ class PretendedReader:
         self._topics = topics
         self._positions: dict[IngressPartition, int] = {}
         self._resting: AbstractSet[IngressPartition] = frozenset()
-        self.cut_off: frozenset[IngressPartition] = frozenset()
+        self.cut_off: dict[IngressPartition, int] = {}
 
-    def assign(self, positions: Mapping[IngressPartition, int]) -> None:
+    def assign(
+        self,
+        positions: Mapping[IngressPartition, int],
+        least_ends: Mapping[IngressPartition, int] = NO_ENDS,
+    ) -> None:
+        self.cut_off |= {
+            at: len(self._topics.partitions[at[0]][at[1]])
+            for at in positions
+            if len(self._topics.partitions[at[0]][at[1]]) < least_ends.get(at, 0)
+        }
         self._positions = {**positions, **self._positions}
 
     def rest(self, partitions: AbstractSet[IngressPartition]) -> None:
@@ -426,6 +437,10 @@ class Site:
         """How far each partition is settled, as committed."""
         state = self.forwarder.state
         return {at: record.next_offset for at, record in state.ingress.items()}
+
+    def state_of(self, at: IngressPartition) -> IngressRecord:
+        """What is committed of a partition."""
+        return self.forwarder.state.ingress[at]
 
     def _made_server(self) -> PretendedServer | None:
         if not self.has_server:

@@ -21,7 +21,7 @@ from delaywheel_replica.cleaner.due.rows import (
     Records,
     Source,
 )
-from delaywheel_replica.core.ingress.partition import Goes
+from delaywheel_replica.core.ingress.underway import Goes
 
 _TTL = TTL_HEADER.encode()
 

@@ -18,9 +18,9 @@ from typing import Final
 from delaywheel_replica.cleaner.outside.clocks import Clock
 from delaywheel_replica.cleaner.outside.ports import HandoverPort, MakeHandover
 from delaywheel_replica.core.ingress.moment import Kind, Room
-from delaywheel_replica.core.ingress.partition import Answer
 from delaywheel_replica.core.ingress.reading import Delayed, Withdrawn
 from delaywheel_replica.core.ingress.term import Handed
+from delaywheel_replica.core.ingress.underway import Answer
 
 MESSAGES_MOST: Final = 5_000
 """Of one hand-over."""

@@ -9,6 +9,7 @@ detail says so. The record itself lies where `dw-dead-origin` says, as long as K
 |---|---|
 | `ingress-dead-lettered` | a record whose dead letter is in the same transaction |
 | `ingress-deleted` | offsets that Kafka no longer had when they were to be read |
+| `ingress-cut-off` | announced offsets that a partition lost with its end: accepted, or lost |
 | `ingress-abandoned` | what was announced of a topic that was made anew: accepted, or lost |
 """
 
@@ -19,9 +20,9 @@ from collections.abc import Iterator
 
 from delaywheel_replica.cleaner.outside.ports import Record
 from delaywheel_replica.cleaner.outside.sizes import batch_bytes
-from delaywheel_replica.core.ingress.partition import Dies, Gone
 from delaywheel_replica.core.ingress.place import Place
 from delaywheel_replica.core.ingress.reading import Delayed, Incoming, Unfit, Withdrawn
+from delaywheel_replica.core.ingress.underway import Dies, Gone
 from delaywheel_replica.core.protocol.control import IngressPartition, IngressRecord
 from delaywheel_replica.kafka_settings import KafkaNames
 
@@ -69,8 +70,14 @@ def dead_outcome(
 
 def deleted(names: KafkaNames, at: IngressPartition, gone: Gone) -> Record:
     """Returns the outcome of offsets that were deleted before they were read."""
-    told = {"outcome": "ingress-deleted", "topic": at[0], "partition": at[1]}
-    told |= gone.deleted._asdict()
+    first_offset, last_offset, is_cut_off = gone.deleted
+    told: dict[str, object] = {
+        "outcome": "ingress-cut-off" if is_cut_off else "ingress-deleted",
+        "topic": at[0],
+        "partition": at[1],
+        "first_offset": first_offset,
+        "last_offset": last_offset,
+    }
     return _outcome(names, *at, told)
 
 

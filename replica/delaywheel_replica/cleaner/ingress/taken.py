@@ -9,8 +9,8 @@ from typing import Final
 
 from delaywheel_replica.cleaner.due.rows import DueRows
 from delaywheel_replica.cleaner.ingress.direct import direct_rows
-from delaywheel_replica.core.ingress.partition import Dies, Goes, Gone
 from delaywheel_replica.core.ingress.term import Term, TermStep
+from delaywheel_replica.core.ingress.underway import Dies, Goes, Gone
 from delaywheel_replica.core.protocol.control import IngressPartition, IngressRecord
 from delaywheel_replica.process.logs import get_logger
 
@@ -64,7 +64,7 @@ def counted_of(term: Term, step: TermStep) -> Counter[str]:
                 counted["ingress_dead_letters"] += 1
                 counted["dead_lettered"] += 1
             case Gone():
-                first, last = settled.deleted
+                first, last, _ = settled.deleted
                 counted["ingress_deleted"] += last - first + 1
     return counted
 
@@ -74,9 +74,11 @@ def tell(step: TermStep) -> None:
     for at, each in step.steps.items():
         for settled in each.settled:
             if isinstance(settled, Gone):
-                first, last = settled.deleted
+                first, last, is_cut_off = settled.deleted
                 log.warning(
-                    "ingress records were deleted before they were read",
+                    "announced ingress records are gone with the end of their partition"
+                    if is_cut_off
+                    else "ingress records were deleted before they were read",
                     at=name_of(at),
                     first_offset=first,
                     last_offset=last,

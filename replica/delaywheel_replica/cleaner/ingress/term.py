@@ -20,6 +20,7 @@ between any two of these, and why it does not:
 | a direct message is in the transaction, and its partition's offset too | both or none of them are committed |
 | its topic takes nothing | it stays where it is, with what follows it in its partition; others go on, and as for any message it becomes a dead letter once patience is at its end |
 | records that are read twice | those below the position are left out |
+| a partition ends before what was read or announced of it | it is read to that end, and no further, by whoever leads; what was announced behind it is told as accepted, or lost |
 | a topic is made anew | all begins anew from what is committed, as with a new leader, and finds the other topic id |
 | nobody leads who knows of ingress | nodes of a release that does not are waited for, and kept from leading afterwards (`needs`) |
 """  # noqa: E501 - rows of a table
@@ -48,9 +49,10 @@ from delaywheel_replica.cleaner.outside.ports import (
 )
 from delaywheel_replica.cleaner.outside.runner import Runner
 from delaywheel_replica.core.ingress.moment import Moment, Room
-from delaywheel_replica.core.ingress.partition import Dies, Goes, Gone, unread_bound
+from delaywheel_replica.core.ingress.partition import unread_bound
 from delaywheel_replica.core.ingress.reading import Rules
 from delaywheel_replica.core.ingress.term import Term
+from delaywheel_replica.core.ingress.underway import Dies, Goes, Gone
 from delaywheel_replica.core.leader.rescheduling import nodes_behind
 from delaywheel_replica.core.protocol.control import (
     ControlState,
@@ -190,7 +192,7 @@ class Ingress:
             topic, partition = cut_off[0]
             found.append(
                 f"ingress partition {topic}/{partition}{more} ends before what was read of it, and"
-                " is not read: delete the topic, and have it made anew"
+                " is not read on: delete the topic, and have it made anew"
             )
         return tuple(found)
 
@@ -200,6 +202,7 @@ class Ingress:
         if term is None or reader is None:
             return None
         unread, positions = reader.lags(), term.positions
+        unread = {at: count for at, count in unread.items() if at not in term.done}
         lags = {
             at: positions[at] - offset + unread.get(at, 0) for at, offset in term.offsets.items()
         }
@@ -361,7 +364,7 @@ class Ingress:
 
     @property
     def _cut_off(self) -> frozenset[IngressPartition]:
-        return frozenset() if self._reader is None else self._reader.cut_off
+        return frozenset() if self._term is None else self._term.cut_off
 
     def _begin(self, state: ControlState) -> None:
         self._term = Term(state.ingress, self._settings.rules)
@@ -391,7 +394,7 @@ class Ingress:
             positions |= term.found(
                 name, topic.topic_id, topic.partitions, only_announced=is_former
             )
-        reader.assign(positions)
+        reader.assign(positions, term.least_ends)
         self._is_changed, self._is_bound_known = True, False
         return None
 
@@ -406,8 +409,7 @@ class Ingress:
         term, reader = self._term, self._reader
         assert term is not None
         assert reader is not None
-        self._full = term.full()
-        reader.rest(self._full)
+        self._rest(term, reader)
         try:
             fetched = reader.poll(READ_MOST)
         except KafkaAway as away:
@@ -422,9 +424,15 @@ class Ingress:
             term.read(each.at, each.records, each.position, each.first_kept)
             self._is_changed, self._is_bound_known = True, False
             self._reader_fault = None
+        for at, end in reader.cut_off.items():
+            if term.ends(at, end):
+                self._is_changed, self._is_bound_known = True, False
         if fetched:
-            self._full = term.full()
-            reader.rest(self._full)
+            self._rest(term, reader)
+
+    def _rest(self, term: Term, reader: IngressPort) -> None:
+        self._full = term.full()
+        reader.rest(self._full | term.done)
 
     def _hand(self) -> None:
         # What is handed over is in no plan any more: it may be held from now on.

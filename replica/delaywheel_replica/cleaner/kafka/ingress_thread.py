@@ -16,7 +16,7 @@ from typing import Final
 from confluent_kafka import KafkaException
 
 from delaywheel_replica.cleaner.kafka.ingress_topics import IngressReader
-from delaywheel_replica.cleaner.outside.ports import Fetched, KafkaAway
+from delaywheel_replica.cleaner.outside.ports import NO_ENDS, Fetched, KafkaAway
 from delaywheel_replica.core.protocol.control import IngressPartition
 from delaywheel_replica.kafka_settings import KafkaSettings
 
@@ -49,26 +49,37 @@ class IngressThread:
         self._closing = False
         # For the thread.
         self._positions: dict[IngressPartition, int] = {}
+        self._least_ends: dict[IngressPartition, int] = {}
         self._resting: AbstractSet[IngressPartition] = frozenset()
         self._told: Mapping[IngressPartition, int] = {}
         # For the leader.
         self._fetched: list[Fetched] = []
         self._fault: str | None = None
         self._lags: dict[IngressPartition, int] = {}
-        self._cut_off: frozenset[IngressPartition] = frozenset()
+        self._cut_off: Mapping[IngressPartition, int] = {}
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="ingress", daemon=True)
         self._thread.start()
 
     @property
-    def cut_off(self) -> frozenset[IngressPartition]:
-        """Returns the partitions that are not read, since they end before what was read of them."""
+    def cut_off(self) -> Mapping[IngressPartition, int]:
+        """Returns the partitions that end before what was read or announced of them, and where."""
         return self._cut_off
 
-    def assign(self, positions: Mapping[IngressPartition, int]) -> None:
-        """Reads these partitions from these offsets on, and those that it reads already go on."""
+    def assign(
+        self,
+        positions: Mapping[IngressPartition, int],
+        least_ends: Mapping[IngressPartition, int] = NO_ENDS,
+    ) -> None:
+        """Reads more partitions; those that it reads already go on.
+
+        Args:
+            positions: from these offsets on.
+            least_ends: a partition that ends before that is cut off.
+        """
         with self._changed:
             self._positions = {**positions, **self._positions}
+            self._least_ends = {**least_ends, **self._least_ends}
             self._changed.notify()
 
     def rest(self, partitions: AbstractSet[IngressPartition]) -> None:
@@ -134,8 +145,9 @@ class IngressThread:
                 if self._closing:
                     return
                 positions, told, self._told = dict(self._positions), self._told, {}
+                least_ends = dict(self._least_ends)
                 reads, resting = self._reads, self._resting
-            reader.assign(positions)
+            reader.assign(positions, least_ends)
             reader.tell_group(told)
             if time.monotonic() >= renew_at:
                 return
@@ -163,7 +175,8 @@ class IngressThread:
         except KafkaAway as away:
             self._tell_fault(str(away))
             return False
-        self._cut_off = reader.cut_off
+        if reader.cut_off:
+            self._cut_off = {**self._cut_off, **reader.cut_off}
         if fetched:
             with self._changed:
                 self._positions |= {each.at: each.position for each in fetched}

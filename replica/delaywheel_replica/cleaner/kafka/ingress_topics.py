@@ -5,8 +5,9 @@ librdkafka fetches no more than `INGRESS_FETCHED_KBYTES` ahead, and what `poll` 
 caller's to bound, by not calling it.
 
 Where Kafka no longer has what comes next, the reader goes on with the first record that it has,
-and says so. Where it has less than was read before, the topic was cut off: then records may come
-under offsets that were read already, and nothing of that partition is read until somebody looks.
+and says so. Where it has less than was read or announced before, the partition was cut off: then
+records may come under offsets that were given before. That is told; what lies behind the end is not
+to be taken.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from confluent_kafka import (
 
 from delaywheel.record_headers import headers_of
 from delaywheel_replica.cleaner.kafka.client_log import LOGGER
-from delaywheel_replica.cleaner.outside.ports import Fetched, KafkaAway
+from delaywheel_replica.cleaner.outside.ports import NO_ENDS, Fetched, KafkaAway
 from delaywheel_replica.core.ingress.place import NO_TIMESTAMP, Place
 from delaywheel_replica.core.ingress.reading import Incoming
 from delaywheel_replica.core.protocol.control import IngressPartition
@@ -55,20 +56,31 @@ class IngressReader:
         )
         self._positions: dict[IngressPartition, int] = {}
         self._to_look_at: set[IngressPartition] = set()
-        self._cut_off: set[IngressPartition] = set()
+        self._least_ends: dict[IngressPartition, int] = {}
+        self._cut_off: dict[IngressPartition, int] = {}
         self._resting: set[IngressPartition] = set()
         self._refused: str | None = None
 
     @property
-    def cut_off(self) -> frozenset[IngressPartition]:
-        """Returns partitions that end before what was read of them, and so are not read."""
-        return frozenset(self._cut_off)
+    def cut_off(self) -> Mapping[IngressPartition, int]:
+        """Returns the partitions that end before what was read or announced of them, and where."""
+        return self._cut_off
 
-    def assign(self, positions: Mapping[IngressPartition, int]) -> None:
-        """Reads these partitions from these offsets on; those already being read continue."""
+    def assign(
+        self,
+        positions: Mapping[IngressPartition, int],
+        least_ends: Mapping[IngressPartition, int] = NO_ENDS,
+    ) -> None:
+        """Reads more partitions; those already being read continue.
+
+        Args:
+            positions: from these offsets on.
+            least_ends: a partition that ends before that is cut off.
+        """
         new = {at: offset for at, offset in positions.items() if at not in self._positions}
         if new:
             self._positions |= new
+            self._least_ends |= {at: least_ends.get(at, 0) for at in new}
             self._consumer.incremental_assign(
                 [TopicPartition(*at, offset) for at, offset in new.items()]
             )
@@ -107,6 +119,7 @@ class IngressReader:
         for at, read in records.items():
             self._positions[at] = read[-1].place.offset + 1
         deleted = self._looked_at()
+        self._compare_ends()
         fetched = [
             Fetched(at, tuple(read), read[-1].place.offset + 1) for at, read in records.items()
         ]
@@ -154,8 +167,7 @@ class IngressReader:
             self._to_look_at.discard(at)
             position = self._positions[at]
             if position > end:
-                self._cut_off.add(at)
-                log.error("an ingress partition is cut off", at=at, end=end, position=position)
+                self._tell_cut_off(at, end, position)
                 continue
             if first > position:
                 self._positions[at] = position = first
@@ -165,6 +177,29 @@ class IngressReader:
             self._consumer.incremental_unassign([partition])
             self._consumer.incremental_assign([TopicPartition(*at, position)])
         return found
+
+    def _compare_ends(self) -> None:
+        """Finds partitions that end before what was announced, though not before what is next.
+
+        The end that comes with records is free, but of a broker that has just come to lead one it
+        may lag behind what others have heard; one that is asked for never does.
+        """
+        for at, least in list(self._least_ends.items()):
+            partition = TopicPartition(*at)
+            with contextlib.suppress(KafkaException):  # looked at again with the next poll
+                heard = self._consumer.get_watermark_offsets(partition, cached=True)
+                if self._positions[at] < least and (heard is None or heard[1] < 0):
+                    continue
+                if self._positions[at] < least and heard[1] < least:
+                    _, end = self._consumer.get_watermark_offsets(partition, LOOK_S)
+                    if end < least:
+                        self._tell_cut_off(at, end, least)
+                del self._least_ends[at]
+
+    def _tell_cut_off(self, at: IngressPartition, end: int, expected: int) -> None:
+        if at not in self._cut_off:
+            log.error("an ingress partition is cut off", at=at, end=end, expected=expected)
+        self._cut_off.setdefault(at, end)
 
     def _passed(self, heard: set[IngressPartition]) -> list[Fetched]:
         """Returns partitions of which only markers and aborted records came."""

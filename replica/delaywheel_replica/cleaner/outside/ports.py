@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from types import MappingProxyType
+from typing import Final, NamedTuple, Protocol
 
-from delaywheel_replica.core.ingress.partition import Answer
 from delaywheel_replica.core.ingress.reading import Incoming
 from delaywheel_replica.core.ingress.term import Handed
+from delaywheel_replica.core.ingress.underway import Answer
 from delaywheel_replica.core.protocol.control import IngressPartition
 from delaywheel_replica.core.protocol.transaction_outcomes import Verdict
 
@@ -157,15 +158,27 @@ class Fetched(NamedTuple):
     """Kafka has deleted what came before this offset, read or not; None: nothing that was next."""
 
 
+NO_ENDS: Final[Mapping[IngressPartition, int]] = MappingProxyType({})
+
+
 class IngressPort(Protocol):
     """The ingress topics: committed records of partitions that are assigned by hand."""
 
     @property
-    def cut_off(self) -> frozenset[IngressPartition]:
-        """Returns the partitions that are not read, since they end before what was read of them."""
+    def cut_off(self) -> Mapping[IngressPartition, int]:
+        """Returns the partitions that end before what was read or announced of them, and where."""
 
-    def assign(self, positions: Mapping[IngressPartition, int]) -> None:
-        """Reads these partitions from these offsets on, and those that it reads already go on."""
+    def assign(
+        self,
+        positions: Mapping[IngressPartition, int],
+        least_ends: Mapping[IngressPartition, int] = NO_ENDS,
+    ) -> None:
+        """Reads more partitions; those that it reads already go on.
+
+        Args:
+            positions: from these offsets on.
+            least_ends: a partition that ends before that is cut off.
+        """
 
     def rest(self, partitions: AbstractSet[IngressPartition]) -> None:
         """Reads no more of these for now, and of all others."""

@@ -35,6 +35,9 @@ Invariants:
   while some of that is unread, it does not move. So the second of what is read again still knows
   its duplicate, and a wheel can take it: the seals of the leader's own wheel wait as well, and one
   that was sealed further before gives way to a new one, of which the floor is the first seal.
+- Of a partition that is found to end before what was read or announced of it, nothing is read from
+  that end on: what comes there later lies under offsets that were given before. What was announced
+  and cannot be read any more is told, and waited for no longer; the control record keeps the end.
 - Id and due follow from the record. Levels are those that it was announced by, which are kept
   beside it: under others nothing is announced until all of that is settled.
 """
@@ -42,11 +45,10 @@ Invariants:
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from enum import Enum
 from itertools import islice
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final
 
 from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel_replica.core.ingress.moment import Kind, Moment, Room
@@ -60,114 +62,24 @@ from delaywheel_replica.core.ingress.reading import (
     Withdrawn,
     read,
 )
+from delaywheel_replica.core.ingress.underway import (
+    Answer,
+    Deleted,
+    Dies,
+    Goes,
+    Gone,
+    IntakeStep,
+    Settled,
+    Stage,
+    Taken,
+)
 from delaywheel_replica.core.protocol.control import IngressRecord
 from delaywheel_replica.core.protocol.seal import REST
 
 SPANS_MOST: Final = 200
 """Of announced offsets, in one control record; what would make more waits for its turn."""
 
-
-class Deleted(NamedTuple):
-    """Kafka deleted records before they were read; announced ones among them may be held."""
-
-    first_offset: int
-    last_offset: int
-
-
-class Answer(Enum):
-    """The server's answer about a record that it was handed."""
-
-    HELD = "held"
-    """W members have it."""
-    SEALED = "sealed"
-    """It did not take it: its second is sealed."""
-    FULL = "full"
-    """It did not take it: its second holds as much as it can."""
-    NOT_NOW = "not now"
-    """It did not take it."""
-    UNKNOWN = "unknown"
-    """It may have taken it."""
-
-
-class _Stage(Enum):
-    READ = "read"
-    ANNOUNCED = "announced"
-    HANDED = "handed"
-    HELD = "held"
-    REFUSED = "refused"
-
-
-@dataclass(slots=True, eq=False)
-class Taken:
-    """A record under way.
-
-    Attributes:
-        offset: where it lies; of deleted ones the last.
-        wish: what it asks for.
-        record: as it was read; None: deleted.
-        stage: how far it has come.
-        answer: of the server, once it is refused.
-        perhaps_held: a server may have it.
-    """
-
-    offset: int
-    wish: Wish | Deleted
-    record: Incoming | None
-    stage: _Stage = _Stage.READ
-    answer: Answer | None = None
-    perhaps_held: bool = False
-
-    @property
-    def slot(self) -> int | None:
-        """Returns the slot of its due; None if it has no due."""
-        return None if isinstance(self.wish, Unfit | Deleted) else self.wish.due_ms // 1000
-
-
-class Goes(NamedTuple):
-    """Settled: the message is forwarded in the transaction."""
-
-    taken: Taken
-    message: Delayed
-
-
-class Dies(NamedTuple):
-    """Settled: the transaction has a dead letter for it."""
-
-    taken: Taken
-    unfit: Unfit
-
-
-class Gone(NamedTuple):
-    """Settled: its records were deleted before they were read, which the transaction reports."""
-
-    taken: Taken
-    deleted: Deleted
-
-
-Settled: TypeAlias = Goes | Dies | Gone
-
-
-@dataclass(frozen=True, slots=True)
-class IntakeStep:
-    """What the next transaction carries for one partition.
-
-    Attributes:
-        record: what it leaves in the control topic.
-        settled: what goes with it, in order; what is held has nothing to go with it.
-        passed: so many of the first are settled by it.
-        announced: those that it announces.
-        length_bytes: of the records that go with it.
-        taken_back: those that it announces no more.
-        most: what is left of the moment's.
-    """
-
-    record: IngressRecord
-    settled: tuple[Settled, ...] = ()
-    passed: int = 0
-    announced: tuple[Taken, ...] = ()
-    length_bytes: int = 0
-    taken_back: tuple[Taken, ...] = ()
-    most: Mapping[Kind, int] = field(default_factory=dict)
+_NEVER: Final = 2**63
 
 
 @dataclass(slots=True)
@@ -197,17 +109,26 @@ class Intake:
     Attributes:
         record: what is committed.
         position: the offset to be read next.
+        held_bytes: about how much memory takes what is under way.
+        cut_off: the partition was found to end here; None: it was not.
     """
 
-    def __init__(self, record: IngressRecord, rules: Rules) -> None:
+    def __init__(
+        self, record: IngressRecord, rules: Rules, *, only_announced: bool = False
+    ) -> None:
         """Begins with nothing read.
 
         Args:
             record: what is committed.
             rules: what the cluster takes now.
+            only_announced: no more is taken than what was announced before.
         """
         self.record = record
         self.position = record.next_offset
+        self.held_bytes = 0
+        self.cut_off = record.cut_off
+        # Nothing is taken from there on.
+        self._end = self.least_end if only_announced else _NEVER
         self._inherited: SeqSet = record.announced
         self._rules = rules
         # What was announced has been judged before: whatever has changed since, it may be held.
@@ -215,10 +136,30 @@ class Intake:
         self._taken: deque[Taken] = deque()
         # Of those that are announced, by slot; None: to be counted.
         self._slots: Counter[int] | None = None
+        self._give_up()
 
     def __len__(self) -> int:
         """Returns how many records are under way."""
         return len(self._taken)
+
+    @property
+    def least_end(self) -> int:
+        """Returns an offset that the partition's end is not below, if it is not cut off."""
+        if self.cut_off is not None:
+            return self.cut_off
+        announced = self.record.announced
+        return max(self.record.next_offset, announced.last + 1 if announced else 0)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether no more is to be read of it."""
+        return self.position >= self._last_end
+
+    def ends(self, end: int) -> None:
+        """Notes that the partition ends there, before what was read or announced of it."""
+        if self.cut_off is None:
+            self.cut_off = end
+            self._give_up()
 
     def read(self, records: Iterable[Incoming], position: int) -> None:
         """Takes records that were read, in order.
@@ -229,24 +170,40 @@ class Intake:
         """
         for record in records:
             offset = record.place.offset
-            if offset < self.position:
+            if not self.position <= offset < self._last_end:
                 continue
             is_inherited = offset in self._inherited
             rules = self._inherited_rules if is_inherited else self._rules
-            stage = _Stage.ANNOUNCED if is_inherited else _Stage.READ
+            stage = Stage.ANNOUNCED if is_inherited else Stage.READ
             taken = Taken(offset, read(record, rules), record, stage, perhaps_held=is_inherited)
             self._taken.append(taken)
+            self.held_bytes += taken.held_bytes
             if is_inherited:
                 self._slots = None
             self.position = offset + 1
-        self.position = max(self.position, position)
+        self.position = max(self.position, min(position, self._last_end))
+        self._give_up()
 
     def deleted(self, first_kept: int) -> None:
         """Notes that Kafka no longer has anything before this offset, however much was read."""
-        if first_kept > self.position:
-            gap = Deleted(self.position, first_kept - 1)
+        self._skip(min(first_kept, self._last_end), is_cut_off=False)
+        self._give_up()
+
+    @property
+    def _last_end(self) -> int:
+        return self._end if self.cut_off is None else min(self._end, self.cut_off)
+
+    def _give_up(self) -> None:
+        """Waits no longer for what was announced behind the end, once all before that is read."""
+        announced = self.record.announced
+        if self.cut_off is not None and announced and self.position >= self.cut_off:
+            self._skip(announced.last + 1, is_cut_off=True)
+
+    def _skip(self, position: int, *, is_cut_off: bool) -> None:
+        if position > self.position:
+            gap = Deleted(self.position, position - 1, is_cut_off)
             self._taken.append(Taken(gap.last_offset, gap, None))
-            self.position = first_kept
+            self.position = position
 
     def plan(self, moment: Moment, *, room: Room | int) -> IntakeStep:
         """Returns what the next transaction can carry; nothing changes until it is committed.
@@ -269,6 +226,7 @@ class Intake:
             next_offset=draft.next_offset,
             announced=spans,
             levels_ms=self.record.levels_ms if is_inheriting else self._rules.levels_ms,
+            cut_off=self.cut_off,
         )
         return IntakeStep(
             record,
@@ -284,11 +242,11 @@ class Intake:
         """Notes that the transaction with the newest step is committed."""
         self._slots = self._slots_after(step)
         for _ in range(step.passed):
-            self._taken.popleft()
+            self.held_bytes -= self._taken.popleft().held_bytes
         for taken in step.announced:
-            taken.stage = _Stage.ANNOUNCED
+            taken.stage = Stage.ANNOUNCED
         for taken in step.taken_back:
-            taken.stage, taken.answer = _Stage.READ, None
+            taken.stage, taken.answer = Stage.READ, None
         self.record = step.record
 
     def first(self, count: int) -> Iterator[Taken]:
@@ -298,14 +256,14 @@ class Intake:
     def to_hand(self, room: Room | int) -> list[Taken]:
         """Returns records for the server for which there is room; each is to be answered."""
         messages, left_bytes = Room(room) if isinstance(room, int) else room
-        found = (each for each in self._taken if each.stage is _Stage.ANNOUNCED)
+        found = (each for each in self._taken if each.stage is Stage.ANNOUNCED)
         handed: list[Taken] = []
         for taken in islice((each for each in found if each.slot is not None), messages):
             assert taken.record is not None
             left_bytes -= taken.record.length_bytes
             if left_bytes < 0:
                 break
-            taken.stage = _Stage.HANDED
+            taken.stage = Stage.HANDED
             handed.append(taken)
         return handed
 
@@ -314,11 +272,11 @@ class Intake:
         taken.answer = answer
         match answer:
             case Answer.HELD:
-                taken.stage = _Stage.HELD
+                taken.stage = Stage.HELD
             case Answer.SEALED | Answer.FULL if not taken.perhaps_held:
-                taken.stage = _Stage.REFUSED
+                taken.stage = Stage.REFUSED
             case _:  # another wheel may take it
-                taken.stage = _Stage.ANNOUNCED
+                taken.stage = Stage.ANNOUNCED
                 taken.perhaps_held |= answer is Answer.UNKNOWN
 
     def bound(self, step: IntakeStep | None = None) -> int | None:
@@ -352,7 +310,7 @@ class Intake:
     def _settle(self, moment: Moment, room: Room) -> _Draft:
         draft = _Draft(next_offset=self.record.next_offset)
         for taken in self._taken:
-            if taken.stage is not _Stage.HELD:
+            if taken.stage is not Stage.HELD:
                 settled = self._settled(taken, moment)
                 if settled is None or not draft.take(settled, room):
                     return draft
@@ -366,7 +324,7 @@ class Intake:
         wish = taken.wish
         if isinstance(wish, Deleted):
             return Gone(taken, wish)
-        if taken.stage is _Stage.HANDED:
+        if taken.stage is Stage.HANDED:
             return None
         unfit = _unfit(taken, wish, moment)
         if unfit is not None:
@@ -394,7 +352,7 @@ class Intake:
         for taken in islice(self._taken, draft.passed, None) if most else ():
             first, begin = begin, taken.offset + 1
             kind = _kind_of(taken)
-            if kind not in most or taken.stage is not _Stage.ANNOUNCED:
+            if kind not in most or taken.stage is not Stage.ANNOUNCED:
                 continue
             if most[kind]:
                 most[kind] -= 1
@@ -414,7 +372,7 @@ class Intake:
         found: list[Taken] = []
         begin: int | None = None
         for taken in islice(self._taken, passed, None):
-            if taken.stage is not _Stage.READ:
+            if taken.stage is not Stage.READ:
                 begin = taken.offset + 1 if taken.offset in spans else None
             elif not _can_be_handed(taken, moment) or most.get(_kind_of(taken)) == 0:
                 begin = None
@@ -435,7 +393,7 @@ def _kind_of(taken: Taken) -> Kind:
 
 def _slots_of(taken: Iterable[Taken]) -> Counter[int]:
     """Counts, by slot, the announced ones that have a due."""
-    slots = (each.slot for each in taken if each.stage is not _Stage.READ)
+    slots = (each.slot for each in taken if each.stage is not Stage.READ)
     return Counter(slot for slot in slots if slot is not None)
 
 
@@ -462,12 +420,12 @@ def _unfit(taken: Taken, wish: Wish, moment: Moment) -> Unfit | None:
     if taken.perhaps_held:
         is_known = not isinstance(wish, Unfit) and wish.due_ms // 1000 >= moment.floor
         return None if is_known else Unfit(UnfitReason.WHEEL_LOST, "It may have been accepted")
-    is_refused = taken.stage is _Stage.REFUSED
+    is_refused = taken.stage is Stage.REFUSED
     if isinstance(wish, Unfit):
         return wish
     if isinstance(wish, Withdrawn) and (is_refused or _is_late(taken, moment)):
         return Unfit(UnfitReason.DUE_TOO_OLD, "The message to be withdrawn is gone by now")
-    if taken.stage is _Stage.READ and wish.due_ms > moment.span_end_ms:
+    if taken.stage is Stage.READ and wish.due_ms > moment.span_end_ms:
         return Unfit(UnfitReason.DUE_BEYOND_SPAN, f"A due of {wish.due_ms} ms")
     if is_refused and taken.answer is Answer.FULL:
         return Unfit(UnfitReason.SLOT_FULL, f"Second {wish.due_ms // 1000}")
@@ -492,7 +450,7 @@ def _is_late(taken: Taken, moment: Moment) -> bool:
     """Whether a record that was not handed over comes too late for that."""
     slot = taken.slot
     return (
-        taken.stage is _Stage.READ
+        taken.stage is Stage.READ
         and slot is not None
         and moment.least_slot is not None
         and slot < moment.least_slot

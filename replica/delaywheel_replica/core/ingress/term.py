@@ -12,16 +12,9 @@ from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 from delaywheel_replica.core.ingress.moment import Moment, Room
-from delaywheel_replica.core.ingress.partition import (
-    Answer,
-    Intake,
-    IntakeStep,
-    Settled,
-    Taken,
-    begun,
-    unread_bound,
-)
+from delaywheel_replica.core.ingress.partition import Intake, begun, unread_bound
 from delaywheel_replica.core.ingress.reading import Incoming, Rules
+from delaywheel_replica.core.ingress.underway import Answer, IntakeStep, Settled, Taken
 from delaywheel_replica.core.protocol.control import IngressPartition, IngressRecord
 
 HELD_BYTES_MOST: Final = 32 << 20
@@ -32,9 +25,6 @@ server or a topic, and would stop the others. What was read before it is told is
 """
 
 LEAST_SHARE_BYTES: Final = 256 << 10
-
-_RECORD_BYTES: Final = 1_000
-"""What a record takes in memory beside its content, about."""
 
 
 class Handed(NamedTuple):
@@ -85,9 +75,7 @@ class Term:
         self._rules = rules
         self._intakes: dict[IngressPartition, Intake] = {}
         self._abandoned: dict[IngressPartition, IngressRecord] = {}
-        self._held_bytes: dict[IngressPartition, int] = {}
         self._full: frozenset[IngressPartition] = frozenset()
-        self._ends: dict[IngressPartition, int] = {}
         self._topic_ids: dict[str, str] = {}
         # Which one has its turn: the room of a transaction is not always for the same partitions.
         self._turn = 0
@@ -114,10 +102,9 @@ class Term:
             committed = self._waited_for.get(at)
             if only_announced and (committed is None or not committed.announced):
                 continue
-            record = self._begin(at, topic_id)
-            new[at] = record.next_offset
-            if only_announced:
-                self._ends[at] = record.announced.last + 1 if record.announced else 0
+            intake = self._begin(at, topic_id, only_announced=only_announced)
+            if not intake.is_done:
+                new[at] = intake.position
         # One that was made anew may have fewer partitions than the former one.
         for at, committed in list(self._waited_for.items()):
             if at[0] == topic and committed.announced and committed.topic_id != topic_id:
@@ -128,13 +115,37 @@ class Term:
         """Whether a topic was found before, and was made anew since."""
         return self._topic_ids.get(topic, topic_id) != topic_id
 
-    def _begin(self, at: IngressPartition, topic_id: str) -> IngressRecord:
+    def _begin(
+        self, at: IngressPartition, topic_id: str, *, only_announced: bool = False
+    ) -> Intake:
         committed = self._waited_for.pop(at, None)
         record = begun(committed, topic_id, self._rules)
         if committed is not None and committed.topic_id != topic_id:
             self._abandoned[at] = committed
-        self._intakes[at] = Intake(record, self._rules)
-        return record
+        intake = self._intakes[at] = Intake(record, self._rules, only_announced=only_announced)
+        return intake
+
+    @property
+    def least_ends(self) -> dict[IngressPartition, int]:
+        """Returns of each partition an offset; one that ends before that is cut off."""
+        return {at: intake.least_end for at, intake in self._intakes.items()}
+
+    def ends(self, at: IngressPartition, end: int) -> bool:
+        """Notes that a partition ends before its least end; returns whether that is news."""
+        intake = self._intakes[at]
+        is_news = intake.cut_off is None
+        intake.ends(end)
+        return is_news
+
+    @property
+    def cut_off(self) -> frozenset[IngressPartition]:
+        """Returns the partitions that end too early, of which no more is read."""
+        return frozenset(at for at, intake in self._intakes.items() if intake.cut_off is not None)
+
+    @property
+    def done(self) -> frozenset[IngressPartition]:
+        """Returns the partitions of which nothing more is to be read."""
+        return frozenset(at for at, intake in self._intakes.items() if intake.is_done)
 
     def full(self) -> frozenset[IngressPartition]:
         """Returns the partitions of which no more may be read now.
@@ -145,15 +156,16 @@ class Term:
         is_much = self.held_bytes >= HELD_BYTES_MOST // 2
         self._full = frozenset(
             at
-            for at, held in self._held_bytes.items()
-            if (is_much and held >= share) or (at in self._full and held >= share // 2)
+            for at, intake in self._intakes.items()
+            if (is_much and intake.held_bytes >= share)
+            or (at in self._full and intake.held_bytes >= share // 2)
         )
         return self._full
 
     @property
     def held_bytes(self) -> int:
         """Returns about how much memory takes what is under way."""
-        return sum(self._held_bytes.values())
+        return sum(intake.held_bytes for intake in self._intakes.values())
 
     @property
     def partitions(self) -> int:
@@ -180,15 +192,10 @@ class Term:
             position: the offset behind them.
             first_kept: Kafka has deleted what came before; None: nothing that was next.
         """
-        intake, end = self._intakes[at], self._ends.get(at)
+        intake = self._intakes[at]
         if first_kept is not None:
-            intake.deleted(first_kept if end is None else min(first_kept, end))
-        taken = [each for each in records if each.place.offset >= intake.position]
-        if end is not None:
-            taken = [each for each in taken if each.place.offset < end]
-            position = min(position, end)
-        intake.read(taken, position)
-        self._held_bytes[at] = self._held_bytes.get(at, 0) + sum(map(_bytes_of, taken))
+            intake.deleted(first_kept)
+        intake.read(records, position)
 
     def plan(self, moment: Moment, *, room: Room | int) -> TermStep:
         """Returns what the next transaction can carry; nothing changes until it is committed.
@@ -222,10 +229,7 @@ class Term:
         for at in step.abandoned:
             self._abandoned.pop(at, None)
         for at, each in step.steps.items():
-            intake = self._intakes[at]
-            gone = sum(_bytes_of(taken.record) for taken in intake.first(each.passed))
-            intake.committed(each)
-            self._held_bytes[at] = self._held_bytes.get(at, 0) - gone
+            self._intakes[at].committed(each)
 
     def to_hand(self, room: Room | int) -> list[Handed]:
         """Returns records for the server for which there is room, a share of each partition."""
@@ -264,10 +268,3 @@ class Term:
     def offsets(self) -> dict[IngressPartition, int]:
         """Returns the committed next offset of each partition: what the group is told."""
         return {at: intake.record.next_offset for at, intake in self._intakes.items()}
-
-
-def _bytes_of(record: Incoming | None) -> int:
-    """Returns about how much memory a record takes."""
-    if record is None:
-        return 0
-    return _RECORD_BYTES + record.length_bytes

@@ -169,21 +169,26 @@ class IngressRecord:
         next_offset: What lies below is settled, and never read again.
         announced: Offsets from there on that a leader may have handed to a server.
         levels_ms: The levels that apply to those: name -> delay.
+        cut_off: The partition was found to end here, before what was read or announced of it;
+            nothing from there on is read. None: it was not. Earlier releases do not know it, and
+            forget it.
     """
 
     topic_id: str
     next_offset: int
     announced: SeqSet = NO_SEQS
     levels_ms: Mapping[str, int] = field(default_factory=dict)
+    cut_off: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Returns a JSON object."""
-        return {
+        document = {
             "topic_id": self.topic_id,
             "next_offset": self.next_offset,
             "announced": self.announced.to_json(),
             "levels_ms": dict(self.levels_ms),
         }
+        return document if self.cut_off is None else document | {"cut_off": self.cut_off}
 
     @classmethod
     def from_json(cls, document: Any) -> Self:
@@ -203,6 +208,7 @@ class IngressRecord:
             next_offset=fields.integer("next_offset", at_least=0),
             announced=announced,
             levels_ms={name: levels.integer(name, at_least=0) for name in levels.names()},
+            cut_off=fields.integer("cut_off", at_least=0) if "cut_off" in fields.names() else None,
         )
 
 

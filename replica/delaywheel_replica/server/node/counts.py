@@ -13,7 +13,7 @@ from typing import Final
 from delaywheel.reasons import Reason
 from delaywheel.storage.frames.bundle import WrittenGroup
 from delaywheel.storage.frames.columns import Columns
-from delaywheel_replica.core.ingress.partition import Answer
+from delaywheel_replica.core.ingress.underway import Answer
 from delaywheel_replica.core.protocol.histogram import Tally
 from delaywheel_replica.process.topic_counts import TopicCounts
 from delaywheel_replica.server.node.pending_topics import PendingTopics
