@@ -10,8 +10,6 @@ from confluent_kafka import Producer
 
 from delaywheel.consumer import AsyncRetryConsumer, ReceivedMessage
 from local.loopback.kafka import KafkaBroker
-from support.consumer.relay import Relay
-from support.kafka.read_committed import create_topic
 
 pytestmark = pytest.mark.kafka
 
@@ -19,21 +17,19 @@ PATIENCE_S = 60.0
 
 
 async def test_handlers_run_at_once_and_settle_in_any_order(
-    kafka: KafkaBroker, cluster_id: str
+    kafka: KafkaBroker, cluster: str, orders: str
 ) -> None:
-    topic = f"orders-{cluster_id}"
-    create_topic(kafka.address, topic, partitions=2)
     producer = Producer({"bootstrap.servers": kafka.address})
     for number in range(100):
-        producer.produce(topic, b"%d" % number)
+        producer.produce(orders, b"%d" % number)
     assert producer.flush(PATIENCE_S) == 0
     attempts: Counter[int] = Counter()
     running, most_running, done = 0, 0, 0
     consumer = AsyncRetryConsumer(
-        topic,
+        orders,
         group="billing",
         bootstrap=kafka.address,
-        cluster=cluster_id,
+        cluster=cluster,
         retry=("50ms", "100ms"),
         expired="dead",
     )
@@ -55,54 +51,50 @@ async def test_handlers_run_at_once_and_settle_in_any_order(
         if done == 100:
             consumer.stop()
 
-    with Relay(kafka.address, cluster_id):
-        async with asyncio.timeout(PATIENCE_S), consumer:
-            await consumer.run(handle, concurrency=30)
+    async with asyncio.timeout(PATIENCE_S), consumer:
+        await consumer.run(handle, concurrency=30)
     assert most_running == 30
     assert attempts == {number: 3 if number % 10 == 0 else 1 for number in range(100)}
     assert (consumer.counts.done, consumer.counts.retried) == (100, 20)
 
 
 async def test_a_loop_takes_messages_and_a_cancelled_one_leaves_them(
-    kafka: KafkaBroker, cluster_id: str
+    kafka: KafkaBroker, cluster: str, orders: str
 ) -> None:
-    topic = f"orders-{cluster_id}"
-    create_topic(kafka.address, topic)
     producer = Producer({"bootstrap.servers": kafka.address})
     for number in range(3):
-        producer.produce(topic, b"%d" % number)
+        producer.produce(orders, b"%d" % number, partition=0)
     assert producer.flush(PATIENCE_S) == 0
 
     def consumer() -> AsyncRetryConsumer:
         return AsyncRetryConsumer(
-            topic, group="billing", bootstrap=kafka.address, cluster=cluster_id, drain="100ms"
+            orders, group="billing", bootstrap=kafka.address, cluster=cluster, drain="100ms"
         )
 
-    with Relay(kafka.address, cluster_id):
-        async with consumer() as first:
-            first_message = await first.receive(PATIENCE_S)
-            assert first_message is not None
-            async with first_message:
-                pass
-            assert await first.flush()
-            second_message = await first.receive(PATIENCE_S)
-            assert second_message is not None
+    async with consumer() as first:
+        first_message = await first.receive(PATIENCE_S)
+        assert first_message is not None
+        async with first_message:
+            pass
+        assert await first.flush()
+        second_message = await first.receive(PATIENCE_S)
+        assert second_message is not None
 
-            async def hang() -> None:
-                async with second_message:
-                    await asyncio.sleep(PATIENCE_S)
+        async def hang() -> None:
+            async with second_message:
+                await asyncio.sleep(PATIENCE_S)
 
-            task = asyncio.create_task(hang())
-            await asyncio.sleep(0)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            assert not second_message.is_settled
-        values = []
-        async with consumer() as second:
-            async for message in second:
-                async with message:
-                    values.append(message.value)
-                if len(values) == 2:
-                    second.stop()
-        assert values == [b"1", b"2"]
+        task = asyncio.create_task(hang())
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert not second_message.is_settled
+    values = []
+    async with consumer() as second:
+        async for message in second:
+            async with message:
+                values.append(message.value)
+            if len(values) == 2:
+                second.stop()
+    assert values == [b"1", b"2"]

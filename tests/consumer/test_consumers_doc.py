@@ -17,8 +17,7 @@ from confluent_kafka import Producer
 from delaywheel.consumer import ConsumerReason, DeadLetterReason
 from delaywheel.consumer.settings import Options
 from local.loopback.kafka import KafkaBroker
-from support.consumer.relay import Relay
-from support.kafka.read_committed import CommittedReader, create_topic, headers_of
+from support.kafka.read_committed import CommittedReader, headers_of
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "CONSUMERS.md"
 PATIENCE_S = 60.0
@@ -71,26 +70,23 @@ class Program:
 
 
 @pytest.fixture
-def run(kafka: KafkaBroker, cluster_id: str) -> Iterator[Callable[..., Program]]:
+def run(kafka: KafkaBroker, cluster: str, orders: str) -> Iterator[Callable[..., Program]]:
     started: list[Program] = []
 
     def start(holding: str, *records: Record) -> Program:
-        topic = f"orders-{cluster_id}"
-        create_topic(kafka.address, topic)
         producer = Producer({"bootstrap.servers": kafka.address})
         for value, headers in records:
-            producer.produce(topic, value, headers=headers)
+            producer.produce(orders, value, partition=0, headers=headers)
         assert producer.flush(PATIENCE_S) == 0
         code = program(holding).replace("localhost:9092", kafka.address)
-        code = code.replace('"orders"', f'"{topic}"')
-        code = code.replace('bootstrap="', f'cluster="{cluster_id}", bootstrap="')
-        started.append(Program(code, topic))
+        code = code.replace('"orders"', f'"{orders}"')
+        code = code.replace('bootstrap="', f'cluster="{cluster}", bootstrap="')
+        started.append(Program(code, orders))
         return started[-1]
 
-    with Relay(kafka.address, cluster_id):
-        yield start
-        for one in started:
-            one.kill()
+    yield start
+    for one in started:
+        one.kill()
 
 
 @pytest.mark.kafka

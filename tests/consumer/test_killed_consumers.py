@@ -1,6 +1,7 @@
 """Three consumers that are killed again and again: each message's history is exactly its plan's.
 
-`DELAYWHEEL_DRILL_S=300 pytest tests/consumer/test_killed_consumers.py` kills for five minutes.
+`DELAYWHEEL_DRILL_S=300 pytest tests/consumer/test_killed_consumers.py` kills for five minutes;
+`DELAYWHEEL_DRILL_NODES=3` has three nodes of delaywheel do it.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import random
 import subprocess
 import sys
 import time
+import uuid
 from collections import defaultdict
 from pathlib import Path
 from typing import Self
@@ -21,7 +23,6 @@ from delaywheel.consumer import Partition
 from delaywheel.consumer.kafka import _read_away
 from local.loopback.kafka import KafkaBroker
 from support.consumer.plan import LEVELS_MS, Plan
-from support.consumer.relay import Relay
 from support.kafka.read_committed import CommittedReader, create_topic, headers_of
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
@@ -33,11 +34,12 @@ PARTITIONS = 3
 PATIENCE_S = 120.0
 
 
-def make_plan(kafka: KafkaBroker, cluster_id: str, folder: Path, *, ordered: bool) -> Plan:
-    topic = f"orders-{cluster_id}"
+def make_plan(kafka: KafkaBroker, cluster: str, folder: Path, *, ordered: bool) -> Plan:
+    name = uuid.uuid4().hex[:8]
+    topic = f"orders-{name}"
     create_topic(kafka.address, topic, partitions=PARTITIONS)
     handled = str(folder / "handled")
-    return Plan(kafka.address, cluster_id, topic, f"group-{cluster_id}", 7, handled, ordered)
+    return Plan(kafka.address, cluster, topic, f"group-{name}", 7, handled, ordered)
 
 
 def send_and_kill(plan: Plan, consumers: Consumers) -> tuple[int, int]:
@@ -63,11 +65,11 @@ def send_and_kill(plan: Plan, consumers: Consumers) -> tuple[int, int]:
 
 @pytest.mark.timeout(DRILL_S + 3 * PATIENCE_S)
 def test_each_history_is_its_plans(
-    kafka: KafkaBroker, cluster_id: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    kafka: KafkaBroker, cluster: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plan = make_plan(kafka, cluster_id, tmp_path, ordered=False)
+    plan = make_plan(kafka, cluster, tmp_path, ordered=False)
     topic = plan.topic
-    with Relay(kafka.address, cluster_id), Consumers(plan, tmp_path) as consumers:
+    with Consumers(plan, tmp_path) as consumers:
         sent, kills = send_and_kill(plan, consumers)
         retries = sum(map(plan.retries, range(sent)))
         deaths = sum(map(plan.dies, range(sent)))
@@ -95,9 +97,9 @@ def test_each_history_is_its_plans(
 
 
 @pytest.mark.timeout(DRILL_S + 6 * PATIENCE_S)
-def test_keys_keep_their_order(kafka: KafkaBroker, cluster_id: str, tmp_path: Path) -> None:
-    plan = make_plan(kafka, cluster_id, tmp_path, ordered=True)
-    with Relay(kafka.address, cluster_id), Consumers(plan, tmp_path) as consumers:
+def test_keys_keep_their_order(kafka: KafkaBroker, cluster: str, tmp_path: Path) -> None:
+    plan = make_plan(kafka, cluster, tmp_path, ordered=True)
+    with Consumers(plan, tmp_path) as consumers:
         sent, _ = send_and_kill(plan, consumers)
         deaths = sum(map(plan.dies, range(sent)))
         with CommittedReader(

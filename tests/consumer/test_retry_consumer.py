@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 from confluent_kafka import Consumer, Message, Producer, TopicPartition
@@ -19,7 +19,6 @@ from delaywheel.consumer import (
 )
 from delaywheel.consumer.kafka import _read_away
 from local.loopback.kafka import KafkaBroker
-from support.consumer.relay import Relay
 from support.kafka.read_committed import CommittedReader, create_topic, delete_topic, headers_of
 
 pytestmark = pytest.mark.kafka
@@ -28,19 +27,6 @@ GROUP = "billing"
 PATIENCE_S = 60.0
 
 Send = Callable[..., None]
-
-
-@pytest.fixture
-def relay(kafka: KafkaBroker, cluster_id: str) -> Iterator[Relay]:
-    with Relay(kafka.address, cluster_id) as running:
-        yield running
-
-
-@pytest.fixture
-def orders(kafka: KafkaBroker, cluster_id: str) -> str:
-    name = f"orders-{cluster_id}"
-    create_topic(kafka.address, name, partitions=2)
-    return name
 
 
 @pytest.fixture
@@ -55,14 +41,9 @@ def send(kafka: KafkaBroker, orders: str) -> Send:
 
 
 @pytest.fixture
-def consume(
-    kafka: KafkaBroker,
-    cluster_id: str,
-    orders: str,
-    relay: Relay,  # noqa: ARG001  it runs meanwhile
-) -> Callable[..., RetryConsumer]:
+def consume(kafka: KafkaBroker, cluster: str, orders: str) -> Callable[..., RetryConsumer]:
     def make(**options: object) -> RetryConsumer:
-        told = {"retry": ("100ms", "200ms"), "cluster": cluster_id, **options}
+        told = {"retry": ("100ms", "200ms"), "cluster": cluster, **options}
         return RetryConsumer(orders, group=GROUP, bootstrap=kafka.address, **told)  # type: ignore[arg-type]
 
     return make
@@ -339,16 +320,15 @@ def test_the_order_of_keys_is_kept_over_retries_and_consumers(
     assert away == {lane: [] for lane in order}
 
 
-@pytest.mark.usefixtures("relay")
 def test_a_consumer_without_partitions_waits_for_its_turn(
-    kafka: KafkaBroker, cluster_id: str, send: Send
+    kafka: KafkaBroker, cluster: str, orders: str, send: Send
 ) -> None:
-    topic = f"narrow-{cluster_id}"
+    topic = f"narrow-{orders}"
     create_topic(kafka.address, topic)
 
     def consumer() -> RetryConsumer:
         return RetryConsumer(
-            topic, group=GROUP, bootstrap=kafka.address, cluster=cluster_id, ordered=True
+            topic, group=GROUP, bootstrap=kafka.address, cluster=cluster, ordered=True
         )
 
     with consumer() as second:
@@ -389,17 +369,16 @@ def test_a_group_that_begins_at_the_end_misses_nothing_after(
         assert message.value == b"between"
 
 
-@pytest.mark.usefixtures("relay")
-def test_what_cannot_be_is_told_by_name(kafka: KafkaBroker, cluster_id: str, orders: str) -> None:
+def test_what_cannot_be_is_told_by_name(kafka: KafkaBroker, cluster: str, orders: str) -> None:
     def reason_of(topic: str, **options: object) -> ConsumerReason:
         consumer = RetryConsumer(topic, group=GROUP, bootstrap=kafka.address, **options)  # type: ignore[arg-type]
         with pytest.raises(ConsumerError) as told, consumer:
             consumer.receive()
         return told.value.reason
 
-    assert reason_of("nowhere", cluster=cluster_id) is ConsumerReason.TOPIC_MISSING
+    assert reason_of("nowhere", cluster=cluster) is ConsumerReason.TOPIC_MISSING
     assert reason_of(orders, cluster="another") is ConsumerReason.INGRESS_MISSING
-    missing = reason_of(orders, cluster=cluster_id, create_topics=False)
+    missing = reason_of(orders, cluster=cluster, create_topics=False)
     assert missing is ConsumerReason.TOPICS_NOT_MADE
 
 

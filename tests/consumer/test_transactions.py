@@ -26,26 +26,30 @@ def proxy(kafka: KafkaBroker) -> Iterator[KafkaProxy]:
         yield proxy
 
 
-def test_transactions_without_records_follow_each_other_on_a_fresh_broker(
-    monkeypatch: pytest.MonkeyPatch,
+def test_transactions_without_records_follow_each_other(
+    monkeypatch: pytest.MonkeyPatch, kafka: KafkaBroker, cluster_id: str
 ) -> None:
     """The end of one is still being written when the next begins: Kafka says `not now`."""
     monkeypatch.setattr(book, "CUT_RECORDS", 1)
-    with KafkaBroker() as fresh:
-        for topic in ("orders", "delaywheel-x-ingress"):
-            create_topic(fresh.address, topic)
-        producer = Producer({"bootstrap.servers": fresh.address})
-        for number in range(RECORDS):
-            producer.produce("orders", b"%d" % number)
-        assert producer.flush(PATIENCE_S) == 0
-        with RetryConsumer(
-            "orders", group="g", bootstrap=fresh.address, commit_every="10s"
-        ) as consumer:
-            for _ in range(RECORDS):
-                message = consumer.receive(PATIENCE_S)
-                assert message is not None, consumer.trouble
-                message.done()
-            assert consumer.flush(PATIENCE_S), consumer.trouble
+    topic = f"orders-{cluster_id}"
+    for name in (topic, f"delaywheel-{cluster_id}-ingress"):
+        create_topic(kafka.address, name)
+    producer = Producer({"bootstrap.servers": kafka.address})
+    for number in range(RECORDS):
+        producer.produce(topic, b"%d" % number)
+    assert producer.flush(PATIENCE_S) == 0
+    with RetryConsumer(
+        topic,
+        group=f"group-{cluster_id}",
+        bootstrap=kafka.address,
+        cluster=cluster_id,
+        commit_every="10s",
+    ) as consumer:
+        for _ in range(RECORDS):
+            message = consumer.receive(PATIENCE_S)
+            assert message is not None, consumer.trouble
+            message.done()
+        assert consumer.flush(PATIENCE_S), consumer.trouble
     assert (consumer.counts.done, consumer.counts.failed_commits) == (RECORDS, 0)
     assert consumer.counts.commits == RECORDS
 

@@ -1,1 +1,1 @@
-"""Around a consumer under test: a Kafka that fails on purpose, a relay in the place of ingress."""
+"""Around a consumer under test: a Kafka that fails on purpose."""

@@ -1,0 +1,41 @@
+"""One real node for all tests of this folder, and topics of their own."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator
+
+import pytest
+
+from delaywheel import ingress
+from local.loopback.cluster import LocalCluster
+from local.loopback.kafka import KafkaBroker
+from support.kafka.read_committed import create_topic, topic_exists
+from support.services.service import wait_until
+from support.services.trio import NO_METRICS
+
+NODES = int(os.environ.get("DELAYWHEEL_DRILL_NODES", "1"))
+
+
+@pytest.fixture(scope="package")
+def cluster(kafka: KafkaBroker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The id of a delaywheel cluster that runs, and takes from its ingress topic."""
+    name = f"t{uuid.uuid4().hex[:12]}"
+    folder = tmp_path_factory.mktemp("delaywheel")
+    settings = {"cluster_id": name, **NO_METRICS}
+    with LocalCluster(
+        nodes=NODES, kafka=kafka.address, folder=folder, settings=settings
+    ) as running:
+        running.wait_until_accepting()
+        topic = ingress.ingress_topic(name)
+        wait_until("there is an ingress topic", lambda: topic_exists(kafka.address, topic))
+        yield name
+
+
+@pytest.fixture
+def orders(kafka: KafkaBroker) -> str:
+    """A new topic with two partitions."""
+    name = f"orders-{uuid.uuid4().hex[:8]}"
+    create_topic(kafka.address, name, partitions=2)
+    return name
