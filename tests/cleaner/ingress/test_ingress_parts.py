@@ -15,7 +15,7 @@ from delaywheel_replica.cleaner.due.rows import Direct
 from delaywheel_replica.cleaner.ingress.direct import direct_rows, joined_with
 from delaywheel_replica.cleaner.ingress.handing import FIRST_PAUSE_S, LAST_PAUSE_S, Handing
 from delaywheel_replica.cleaner.ingress.letters import letter
-from delaywheel_replica.cleaner.ingress.searching import AGAIN_S, FAULTY_S, TopicSearch
+from delaywheel_replica.cleaner.ingress.searching import AGAIN_S, SOON_S, TopicSearch
 from delaywheel_replica.cleaner.outside.ports import IngressFound, KafkaAway
 from delaywheel_replica.core.ingress.moment import Room
 from delaywheel_replica.core.ingress.place import Place
@@ -287,7 +287,7 @@ def test_a_search_is_repeated_sooner_where_something_is_wrong(clock: ManualClock
     kafka.says = KafkaAway("gone")
     searched_s(AGAIN_S)
     assert search.faults == ("the ingress topics cannot be looked for: gone",)
-    assert searched_s(4 * FAULTY_S) == 4
+    assert searched_s(4 * SOON_S) == 4
     kafka.says = IngressFound({}, ("x is compacted",))
     searched_s(AGAIN_S)
     assert search.faults == ("x is compacted",)

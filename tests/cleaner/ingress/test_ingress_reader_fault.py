@@ -56,6 +56,8 @@ class Refused:
 
     def assign(self, *_: object) -> None: ...
 
+    def go_back(self, _: object) -> None: ...
+
     def rest(self, _: object) -> None: ...
 
     def tell_group(self, _: object) -> None: ...
@@ -75,7 +77,7 @@ def test_a_refusal_that_lasts_is_told_again() -> None:
         patch.object(ingress_thread, "RENEW_S", 0.01),
         patch.object(ingress_thread, "FAULT_PAUSE_S", 0.01),
     ):
-        reader = IngressThread(settings, woken.release)
+        reader = IngressThread(settings, lambda _: {}, woken.release)
         reader.assign({("in", 0): 0})
         for _ in range(3):
             assert woken.acquire(timeout=PATIENCE_S)

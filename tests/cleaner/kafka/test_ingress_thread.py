@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 
-from delaywheel_replica.cleaner.kafka.ingress_finding import IngressTopics, find_ingress
+from delaywheel_replica.cleaner.kafka.ingress_finding import (
+    IngressTopics,
+    find_ingress,
+    topic_ids,
+)
 from delaywheel_replica.cleaner.kafka.ingress_thread import IngressThread
 from delaywheel_replica.cleaner.outside.ports import KafkaAway
 from delaywheel_replica.core.protocol.control import IngressPartition
 from delaywheel_replica.kafka_settings import KafkaNames, KafkaSettings
 from local.loopback.kafka import KafkaBroker
-from support.kafka.read_committed import create_topic
+from support.kafka.read_committed import create_topic, delete_topic
 
 pytestmark = pytest.mark.kafka
 
@@ -48,6 +54,15 @@ def until(holds: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
+def reading(
+    settings: KafkaSettings,
+    on_news: Callable[[], None] = lambda: None,
+    ids_of: Callable[[Iterable[str]], Mapping[str, str]] | None = None,
+) -> IngressThread:
+    asked = partial(topic_ids, AdminClient(settings.admin()))
+    return IngressThread(settings, ids_of or asked, on_news)
+
+
 def values(reader: IngressThread) -> list[bytes | None]:
     return [record.value for each in reader.poll(1) for record in each.records]
 
@@ -56,7 +71,7 @@ def test_it_wakes_and_reads_on_once_that_was_taken(
     kafka: KafkaBroker, settings: KafkaSettings, topic: str
 ) -> None:
     woken = threading.Semaphore(0)
-    reader = IngressThread(settings, woken.release)
+    reader = reading(settings, woken.release)
     at: IngressPartition = topic, 0
     reader.assign({at: 0})
     send(kafka, topic, b"0")
@@ -78,9 +93,65 @@ def test_a_partition_that_is_cut_off_is_told(
     kafka: KafkaBroker, settings: KafkaSettings, topic: str
 ) -> None:
     send(kafka, topic, b"0")
-    reader = IngressThread(settings, lambda: None)
+    reader = reading(settings)
     reader.assign({(topic, 0): 7})
     until(lambda: reader.cut_off == {(topic, 0): 1})
+    reader.close()
+
+
+def test_nothing_is_read_of_a_topic_that_was_made_anew(
+    kafka: KafkaBroker, settings: KafkaSettings, topic: str
+) -> None:
+    former = topic_ids(AdminClient(settings.admin()), [topic])
+    reader = reading(settings)
+    reader.assign({(topic, 0): 0}, topic_ids=former)
+    send(kafka, topic, b"0")
+    until(lambda: values(reader) == [b"0"])
+    delete_topic(kafka.address, topic)
+    create_topic(kafka.address, topic)
+    send(kafka, topic, b"other", b"other", b"other")
+    read: list[bytes | None] = []
+
+    def is_told() -> bool:
+        with contextlib.suppress(KafkaAway):  # while it is gone
+            read.extend(values(reader))
+        return reader.anew == {topic}
+
+    until(is_told)
+    send(kafka, topic, b"other")
+    deadline = time.monotonic() + 1
+    while time.monotonic() < deadline:
+        assert is_told()
+    assert read == []
+    reader.close()
+
+
+def test_what_came_of_a_topic_that_may_be_another_is_read_again(
+    kafka: KafkaBroker, settings: KafkaSettings, topic: str
+) -> None:
+    ids = topic_ids(AdminClient(settings.admin()), [topic])
+    answers: list[Mapping[str, str] | KafkaAway] = [{}, KafkaAway("no answer"), ids, ids]
+
+    def ids_of(topics: Iterable[str]) -> Mapping[str, str]:
+        assert list(topics) == [topic]
+        answer = answers.pop(0)
+        if isinstance(answer, KafkaAway):
+            raise answer
+        return answer
+
+    reader = reading(settings, ids_of=ids_of)
+    send(kafka, topic, b"0", b"1")
+    reader.assign({(topic, 0): 1}, topic_ids=ids)
+    read: list[bytes | None] = []
+
+    def has_read() -> bool:
+        with contextlib.suppress(KafkaAway):
+            read.extend(values(reader))
+        return bool(read)
+
+    until(has_read)
+    assert read == [b"1"]
+    assert (answers, reader.anew) == ([ids], frozenset())
     reader.close()
 
 

@@ -132,7 +132,7 @@ class IngressChecks:
             self._from_wheels[key] += 1
             self._check_withdrawn(sent)
         self._check_time(sent)
-        is_excused = self._any_gone(key) or sent.is_early
+        is_excused = self._any_gone(key)
         if self._ends(sent) > 1 and not is_excused:
             self._fail(f"{sent} is delivered twice")
         if self._from_wheels[key] > 1 and not is_excused:
@@ -148,7 +148,7 @@ class IngressChecks:
         self._trace(f"dead letter {told.get(REASON)} of", sent)
         self._counts(sent)
         self._letters[sent.number] += 1
-        if self._ends(sent) > 1 and not (self._any_gone(sent.message) or sent.is_early):
+        if self._ends(sent) > 1 and not self._any_gone(sent.message):
             self._fail(f"{sent} is delivered twice, as a dead letter")
         if ORIGIN in told and (entry.key, entry.value) != (sent.key, sent.value):
             self._fail(f"{sent} is a dead letter with other bytes")

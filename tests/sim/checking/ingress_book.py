@@ -82,8 +82,6 @@ class Sent:
         is_committed: it counts; None: nobody can say yet.
         excuse: why it need not come to its end; None: it has to.
         settled_us: when the offset passed it; -1: not yet.
-        is_early: it was sent to a topic that was made anew, before its leader can have known: it
-            may be taken for one of the former topic's, and then taken in once more.
     """
 
     draft: IngressDraft
@@ -99,7 +97,6 @@ class Sent:
     is_committed: bool | None = None
     excuse: str | None = None
     settled_us: int = -1
-    is_early: bool = False
 
     @property
     def number(self) -> int:

@@ -167,6 +167,17 @@ def made_anew(script: Script) -> None:
     script.until_ms = 25_000
 
 
+@INGRESS(r"deletes the ingress topic", r"makes the ingress topic anew", r"delivers i\d+")
+def made_anew_and_filled(script: Script) -> None:
+    """The new one has more than was read of the former one before its leader can have looked."""
+    script.stream(3_000, 3_300, 100, delay_ms=300)
+    script.do(script.about(8_000, 700), "ingress_anew", ms=script.about(1_500, 3_000))
+    # Senders wait until it is there again.
+    script.stream(9_000, 12_000, 50, delay_ms=-500)
+    script.stream(9_000, 18_000, 200, delay_ms=script.about(700, 2_000))
+    script.until_ms = 20_000
+
+
 @INGRESS(r"loses ingress/0 from", r"delivers i\d+")
 def cut_off(script: Script) -> None:
     """A partition ends before what was read of it; the other ones go on, and so does the floor."""

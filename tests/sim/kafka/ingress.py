@@ -2,7 +2,7 @@
 
 As `cleaner/kafka/ingress_topics.py` does it: between calls it fetches by itself, and `poll` hands
 out what the node could have heard of by now, some of it. It reads a topic by its name: of one that
-was made anew it goes on where it was in the former one, if there is so much.
+was made anew nothing comes.
 """
 
 from __future__ import annotations
@@ -10,7 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
-from delaywheel_replica.cleaner.outside.ports import NO_ENDS, Fetched, KafkaAway, TopicPartitions
+from delaywheel_replica.cleaner.outside.ports import (
+    NO_ENDS,
+    NO_IDS,
+    Fetched,
+    KafkaAway,
+    TopicPartitions,
+)
 from delaywheel_replica.core.ingress.place import Place
 from delaywheel_replica.core.ingress.reading import Incoming
 from delaywheel_replica.core.protocol.control import IngressPartition
@@ -45,6 +51,7 @@ class SimIngress:
         self._positions: dict[IngressPartition, int] = {}
         self._resting: AbstractSet[IngressPartition] = frozenset()
         self._least_ends: dict[IngressPartition, int] = {}
+        self._topic_ids: dict[str, str] = {}
         self._cut_off: dict[IngressPartition, int] = {}
         self._told_us = -TOLD_EVERY_US
 
@@ -53,12 +60,24 @@ class SimIngress:
         """The partitions that end before what was read or announced of them, and where."""
         return self._cut_off
 
+    @property
+    def anew(self) -> frozenset[str]:
+        """The topics that have another id by now: each fetch is followed by a look."""
+        kafka = self._line.kafka
+        return frozenset(
+            topic
+            for topic, id_ in self._topic_ids.items()
+            if kafka.has(topic) and kafka.topic_id(topic) != id_
+        )
+
     def assign(
         self,
         positions: Mapping[IngressPartition, int],
         least_ends: Mapping[IngressPartition, int] = NO_ENDS,
+        topic_ids: Mapping[str, str] = NO_IDS,
     ) -> None:
         """Reads these partitions from these offsets on, and those that it reads already go on."""
+        self._topic_ids = {**topic_ids, **self._topic_ids}
         new = positions.keys() - self._positions.keys()
         self._least_ends |= {at: least_ends.get(at, 0) for at in new}
         self._positions = {**positions, **self._positions}
@@ -76,7 +95,10 @@ class SimIngress:
         if wait_s:
             self._line.scheduler.sleep(wait_s)
         found: list[Fetched] = []
+        anew = self.anew
         for at in self._in_turns():
+            if at[0] in anew:
+                continue
             partition = self._partition(at)
             has_leader = self._line.kafka.troubles.of(at[0]) is None
             if partition is not None and has_leader:

@@ -27,9 +27,6 @@ SENDER = "sender"
 
 AGAIN_US = 100 * US_PER_MS
 
-EARLY_US = 20_000 * US_PER_MS
-"""By then a leader knows that the topic is another one: it looks every ten seconds."""
-
 Waits = Iterator[int]
 """How long to wait before each next request, in microseconds."""
 
@@ -131,8 +128,6 @@ class Senders:
         place = Place(partition.topic, partition.number, offset)
         topic_id = self._kafka.topic_id(partition.topic)
         self._book.taken(sent, topic_id, place, self._world.scheduler.now_us)
-        made_us = self._world.ingress_made_us
-        sent.is_early = made_us > 0 and self._world.scheduler.now_us < made_us + EARLY_US
         if (partition.topic, partition.number) in self._world.cut_off:
             sent.excuse = CUT_OFF
         self._world.trace.add("sender", f"has i{sent.number}", sent.draft.asks, str(place))

@@ -104,7 +104,6 @@ class World:
         self.removals: set[str] = set()
         self.set_back_from: int | None = None
         self.cut_off: set[IngressPartition] = set()
-        self.ingress_made_us = 0
         self.handover_us = HANDOVER_US
         self.moments = Moments()
         self._last_lists: dict[str, tuple[tuple[str, ...], int]] = {}

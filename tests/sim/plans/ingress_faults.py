@@ -58,7 +58,6 @@ def _make(world: World) -> None:
     if not world.kafka.has(world.names.ingress):
         world.trace.add("kafka", "makes the ingress topic anew")
         world.kafka.create(world.names.ingress, PARTITIONS)
-        world.ingress_made_us = world.scheduler.now_us
 
 
 @_fault

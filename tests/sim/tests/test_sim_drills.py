@@ -102,6 +102,7 @@ INGRESS = {
     "gaps",
     "deleted_unread",
     "made_anew",
+    "made_anew_and_filled",
     "cut_off",
     "cut_off_unread",
     "said_twice",

@@ -23,6 +23,7 @@ from delaywheel_replica.cleaner.due.rows import DueRows
 from delaywheel_replica.cleaner.ingress.term import Ingress, IngressSettings
 from delaywheel_replica.cleaner.outside.ports import (
     NO_ENDS,
+    NO_IDS,
     Ended,
     Fetched,
     IngressFound,
@@ -159,12 +160,20 @@ class PretendedReader:
         self._positions: dict[IngressPartition, int] = {}
         self._resting: AbstractSet[IngressPartition] = frozenset()
         self.cut_off: dict[IngressPartition, int] = {}
+        self._topic_ids: dict[str, str] = {}
+
+    @property
+    def anew(self) -> frozenset[str]:
+        ids = self._topics.ids
+        return frozenset(name for name, id_ in self._topic_ids.items() if ids[name] != id_)
 
     def assign(
         self,
         positions: Mapping[IngressPartition, int],
         least_ends: Mapping[IngressPartition, int] = NO_ENDS,
+        topic_ids: Mapping[str, str] = NO_IDS,
     ) -> None:
+        self._topic_ids |= topic_ids
         self.cut_off |= {
             at: len(self._topics.partitions[at[0]][at[1]])
             for at in positions
@@ -181,7 +190,7 @@ class PretendedReader:
             raise KafkaAway(self._topics.refuses)
         fetched = []
         for at, position in list(self._positions.items()):
-            if at in self._resting:
+            if at in self._resting or at[0] in self.anew:
                 continue
             kept = self._topics.first_kept.get(at, 0)
             records = self._topics.partitions[at[0]][at[1]][max(position, kept) :]

@@ -15,8 +15,8 @@ from delaywheel_replica.process.logs import get_logger
 AGAIN_S: Final = 10.0
 """A topic may have got more partitions, or have been made anew."""
 
-FAULTY_S: Final = 1.0
-"""So soon it is looked again where not all could be found."""
+SOON_S: Final = 1.0
+"""So soon it is looked again where not all could be found, or one is known to be made anew."""
 
 log = get_logger(__name__)
 
@@ -46,16 +46,18 @@ class TopicSearch:
         self._on_found = on_found
         self._found: queue.SimpleQueue[IngressFound | BaseException] = queue.SimpleQueue()
         self._is_busy = False
-        self._again_at = 0.0
+        self._found_at = -AGAIN_S
         self.faults: tuple[str, ...] = ()
 
-    def look(self, also: AbstractSet[str]) -> None:
+    def look(self, also: AbstractSet[str], *, is_urgent: bool = False) -> None:
         """Begins a search if it is time.
 
         Args:
             also: topics to be found beside those of the settings.
+            is_urgent: something is known to have changed.
         """
-        if self._is_busy or self._clock.monotonic() < self._again_at:
+        wait_s = SOON_S if self.faults or is_urgent else AGAIN_S
+        if self._is_busy or self._clock.monotonic() < self._found_at + wait_s:
             return
         self._is_busy = True
 
@@ -68,9 +70,9 @@ class TopicSearch:
 
         self._runner.start(search)
 
-    def look_soon(self) -> None:
+    def look_at_once(self) -> None:
         """Does not wait until the next search."""
-        self._again_at = 0.0
+        self._found_at = -AGAIN_S
 
     def found(self) -> IngressFound | None:
         """Returns what a search has found since the last call.
@@ -90,5 +92,5 @@ class TopicSearch:
             if fault not in self.faults:
                 log.warning("ingress", fault=fault)
         self.faults = found.faults
-        self._again_at = self._clock.monotonic() + (FAULTY_S if found.faults else AGAIN_S)
+        self._found_at = self._clock.monotonic()
         return found

@@ -21,7 +21,7 @@ between any two of these, and why it does not:
 | its topic takes nothing | it stays where it is, with what follows it in its partition; others go on, and as for any message it becomes a dead letter once patience is at its end |
 | records that are read twice | those below the position are left out |
 | a partition ends before what was read or announced of it | it is read to that end, and no further, by whoever leads; what was announced behind it is told as accepted, or lost |
-| a topic is made anew | all begins anew from what is committed, as with a new leader, and finds the other topic id |
+| a topic is made anew | nothing of the new one counts (`IngressPort.anew`), until all begins anew from what is committed, as with a new leader, and finds the other topic id |
 | nobody leads who knows of ingress | nodes of a release that does not are waited for, and kept from leading afterwards (`needs`) |
 """  # noqa: E501 - rows of a table
 
@@ -252,7 +252,8 @@ class Ingress:
             return
         if self._term is None:
             self._begin(state)
-        self._search.look(frozenset(announced))
+        is_anew = self._reader is not None and bool(self._reader.anew)
+        self._search.look(frozenset(announced), is_urgent=is_anew)
         found = self._search.found()
         if found is not None:
             self._take_found(found, state)
@@ -378,7 +379,7 @@ class Ingress:
         self._reader_fault = None
         self._planned = NOTHING
         self._begin(state)
-        self._search.look_soon()
+        self._search.look_at_once()
 
     def _take_found(self, found: IngressFound, state: ControlState) -> None:
         term, reader = self._term, self._reader
@@ -394,7 +395,7 @@ class Ingress:
             positions |= term.found(
                 name, topic.topic_id, topic.partitions, only_announced=is_former
             )
-        reader.assign(positions, term.least_ends)
+        reader.assign(positions, term.least_ends, term.topic_ids)
         self._is_changed, self._is_bound_known = True, False
         return None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
+from functools import partial
 
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
@@ -12,7 +13,7 @@ from confluent_kafka.admin import AdminClient
 from delaywheel_replica.cleaner.kafka.brokers import check_brokers, ensure_topics, look_over
 from delaywheel_replica.cleaner.kafka.client_log import LOGGER
 from delaywheel_replica.cleaner.kafka.control_topic import ControlReader
-from delaywheel_replica.cleaner.kafka.ingress_finding import IngressTopics, find_ingress
+from delaywheel_replica.cleaner.kafka.ingress_finding import IngressTopics, find_ingress, topic_ids
 from delaywheel_replica.cleaner.kafka.ingress_thread import IngressThread
 from delaywheel_replica.cleaner.kafka.producers import LeaderProducers
 from delaywheel_replica.cleaner.outside.ports import IngressFound, KafkaAway
@@ -92,4 +93,4 @@ class KafkaClients:
 
     def ingress(self, on_news: Callable[[], None]) -> IngressThread:
         """Makes a new reader of the ingress topics."""
-        return IngressThread(self._settings, on_news)
+        return IngressThread(self._settings, partial(topic_ids, self._admin), on_news)

@@ -86,6 +86,19 @@ def find_ingress(
     return IngressFound(topics, tuple(faults[name] for name in sorted(faults)))
 
 
+def topic_ids(admin: AdminClient, names: Iterable[str]) -> dict[str, str]:
+    """Returns Kafka's ids of those of these topics that there are, and that may be described.
+
+    Raises:
+        KafkaAway: It does not answer.
+    """
+    try:
+        found, _ = _described(admin, names)
+    except KafkaException as exception:
+        raise KafkaAway(_error(exception).str()) from exception
+    return {name: topic.topic_id for name, topic in found.items()}
+
+
 def _described(
     admin: AdminClient, names: Iterable[str]
 ) -> tuple[dict[str, TopicPartitions], dict[str, str]]:

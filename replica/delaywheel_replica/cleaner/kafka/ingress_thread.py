@@ -3,20 +3,24 @@
 The thread waits for records, and wakes the leader when there are some; it reads on once they are
 taken. So beside what librdkafka fetches ahead, one batch waits at most, and while nothing comes
 nobody turns.
+
+librdkafka reads a topic by its name, and goes on reading, at the former offsets, in one that was
+made anew. So Kafka is asked for the ids of the topics once a batch has come, and before it counts:
+where the id is still the same, the batch came from the same topic. That is one request a batch.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Final
 
 from confluent_kafka import KafkaException
 
 from delaywheel_replica.cleaner.kafka.ingress_topics import IngressReader
-from delaywheel_replica.cleaner.outside.ports import NO_ENDS, Fetched, KafkaAway
+from delaywheel_replica.cleaner.outside.ports import NO_ENDS, NO_IDS, Fetched, KafkaAway
 from delaywheel_replica.core.protocol.control import IngressPartition
 from delaywheel_replica.kafka_settings import KafkaSettings
 
@@ -36,20 +40,28 @@ RENEW_S: Final = 10.0
 class IngressThread:
     """Reads partitions in the background: `IngressPort`."""
 
-    def __init__(self, settings: KafkaSettings, on_news: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        settings: KafkaSettings,
+        ids_of: Callable[[Iterable[str]], Mapping[str, str]],
+        on_news: Callable[[], None],
+    ) -> None:
         """Begins to read once there are partitions.
 
         Args:
             settings: How to reach Kafka.
+            ids_of: Asks Kafka for the ids of those of these topics that there are.
             on_news: Called on the thread when `poll` has something.
         """
         self._settings = settings
+        self._ids_of = ids_of
         self._on_news = on_news
         self._changed = threading.Condition()
         self._closing = False
         # For the thread.
         self._positions: dict[IngressPartition, int] = {}
         self._least_ends: dict[IngressPartition, int] = {}
+        self._topic_ids: dict[str, str] = {}
         self._resting: AbstractSet[IngressPartition] = frozenset()
         self._told: Mapping[IngressPartition, int] = {}
         # For the leader.
@@ -57,6 +69,7 @@ class IngressThread:
         self._fault: str | None = None
         self._lags: dict[IngressPartition, int] = {}
         self._cut_off: Mapping[IngressPartition, int] = {}
+        self._anew: frozenset[str] = frozenset()
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="ingress", daemon=True)
         self._thread.start()
@@ -66,18 +79,26 @@ class IngressThread:
         """Returns the partitions that end before what was read or announced of them, and where."""
         return self._cut_off
 
+    @property
+    def anew(self) -> frozenset[str]:
+        """Returns the topics that have another id by now, of which nothing is read any more."""
+        return self._anew
+
     def assign(
         self,
         positions: Mapping[IngressPartition, int],
         least_ends: Mapping[IngressPartition, int] = NO_ENDS,
+        topic_ids: Mapping[str, str] = NO_IDS,
     ) -> None:
         """Reads more partitions; those that it reads already go on.
 
         Args:
             positions: from these offsets on.
             least_ends: a partition that ends before that is cut off.
+            topic_ids: Kafka's ids of their topics: under the same name, nothing of another is read.
         """
         with self._changed:
+            self._topic_ids = {**topic_ids, **self._topic_ids}
             self._positions = {**positions, **self._positions}
             self._least_ends = {**least_ends, **self._least_ends}
             self._changed.notify()
@@ -175,14 +196,40 @@ class IngressThread:
         except KafkaAway as away:
             self._tell_fault(str(away))
             return False
-        if reader.cut_off:
-            self._cut_off = {**self._cut_off, **reader.cut_off}
+        cut_off = {at: end for at, end in reader.cut_off.items() if at not in self._cut_off}
+        same = self._same({each.at[0] for each in fetched} | {topic for topic, _ in cut_off})
+        self._cut_off = {
+            **self._cut_off,
+            **{at: end for at, end in cut_off.items() if at[0] in same},
+        }
+        reader.go_back(
+            {
+                each.at: self._positions[each.at]
+                for each in fetched
+                if each.at[0] not in same | self._anew
+            }
+        )
+        fetched = [each for each in fetched if each.at[0] in same]
         if fetched:
             with self._changed:
                 self._positions |= {each.at: each.position for each in fetched}
                 self._fetched += fetched
             self._wake()
         return True
+
+    def _same(self, topics: set[str]) -> set[str]:
+        """Returns those of these topics that are known to be the ones that were assigned."""
+        topics -= self._anew
+        try:
+            ids = self._ids_of(sorted(topics)) if topics else {}
+        except KafkaAway as away:
+            self._tell_fault(str(away))
+            return set()
+        anew = {topic for topic, id_ in ids.items() if id_ != self._topic_ids.get(topic, id_)}
+        if anew:
+            self._anew |= anew
+            self._wake()
+        return topics & (ids.keys() - anew)
 
     def _tell_fault(self, fault: str) -> None:
         with self._changed:

@@ -85,6 +85,14 @@ class IngressReader:
                 [TopicPartition(*at, offset) for at, offset in new.items()]
             )
 
+    def go_back(self, positions: Mapping[IngressPartition, int]) -> None:
+        """Reads these partitions again from these offsets on."""
+        for at, position in positions.items():
+            self._positions[at] = position
+            self._resting.discard(at)  # it is told again
+            self._consumer.incremental_unassign([TopicPartition(*at)])
+            self._consumer.incremental_assign([TopicPartition(*at, position)])
+
     def rest(self, partitions: AbstractSet[IngressPartition]) -> None:
         """Returns nothing of these until they are not among them any more; then all of it."""
         resting = partitions & self._positions.keys()
@@ -170,12 +178,9 @@ class IngressReader:
                 self._tell_cut_off(at, end, position)
                 continue
             if first > position:
-                self._positions[at] = position = first
+                position = first
                 found.append(Fetched(at, (), first, first_kept=first))
-            # A seek is refused while the partition rests after its error.
-            self._resting.discard(at)  # it is told again
-            self._consumer.incremental_unassign([partition])
-            self._consumer.incremental_assign([TopicPartition(*at, position)])
+            self.go_back({at: position})  # a seek is refused while it rests after its error
         return found
 
     def _compare_ends(self) -> None:

@@ -159,6 +159,7 @@ class Fetched(NamedTuple):
 
 
 NO_ENDS: Final[Mapping[IngressPartition, int]] = MappingProxyType({})
+NO_IDS: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class IngressPort(Protocol):
@@ -172,13 +173,19 @@ class IngressPort(Protocol):
         self,
         positions: Mapping[IngressPartition, int],
         least_ends: Mapping[IngressPartition, int] = NO_ENDS,
+        topic_ids: Mapping[str, str] = NO_IDS,
     ) -> None:
         """Reads more partitions; those that it reads already go on.
 
         Args:
             positions: from these offsets on.
             least_ends: a partition that ends before that is cut off.
+            topic_ids: Kafka's ids of their topics: under the same name, nothing of another is read.
         """
+
+    @property
+    def anew(self) -> AbstractSet[str]:
+        """Returns the topics that have another id by now, of which nothing is read any more."""
 
     def rest(self, partitions: AbstractSet[IngressPartition]) -> None:
         """Reads no more of these for now, and of all others."""

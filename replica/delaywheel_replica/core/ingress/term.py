@@ -173,9 +173,9 @@ class Term:
         return len(self._intakes)
 
     @property
-    def topics(self) -> frozenset[str]:
-        """Returns the topics that were found."""
-        return frozenset(self._topic_ids)
+    def topic_ids(self) -> Mapping[str, str]:
+        """Returns the topics that were found, and Kafka's ids of them."""
+        return self._topic_ids
 
     def read(
         self,
