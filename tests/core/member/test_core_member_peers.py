@@ -94,16 +94,6 @@ def test_a_leader_tells_its_row_when_it_hears_of_a_high_watermark() -> None:
     assert Tell() in node.receive("b", Gossip(told))
 
 
-def test_a_leader_tells_its_row_when_it_holds_what_others_acknowledged_before() -> None:
-    node = _mirror_of_b(held=1)
-    node.told(node.cleaner({B1: record_of()}, role=Role.LEADING))
-    assert Tell() not in node.receive("b", frames_of(B1, 2, 3)), "nobody may take it yet"
-    told = heartbeat_of("b", open=B1, wheels={B1: wheel_heartbeat(5, high_watermark=4)})
-    node.receive("b", Gossip(told))
-    assert Tell() in node.receive("b", frames_of(B1, 4, 5))
-    assert Tell() not in node.receive("b", frames_of(B1, 6, 6))
-
-
 def test_a_mirror_that_is_cut_off_leaves_and_too_few_refuse_callers() -> None:
     world = cluster()
     world.cut = {("a", "c"), ("c", "a")}

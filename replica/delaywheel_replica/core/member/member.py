@@ -327,10 +327,7 @@ class Member:
         if wheel == self._current.wheel:
             self._node_file.left(wheel, held)
             return [Tell()]
-        # What is not known to be acknowledged, nobody may take yet: the heartbeat that reports it
-        # will be told, and the next tick tells everything.
-        told = self._peers.tell_leader() if self._inventory.is_awaited(wheel) else []
-        return [*self._mirrors.mirrored(held), *told]
+        return [*self._mirrors.mirrored(held), *self._peers.tell_leader()]
 
     def _verified(self, held: Held) -> list[Effect]:
         """Treats a verified wheel like all others; what has expired meanwhile is swept."""

@@ -76,11 +76,6 @@ class Inventory:
         end = 0 if held is None else held.missing.first - 1 if held.missing else held.applied
         return self._lost.seqs(wheel).end_from(end)
 
-    def is_awaited(self, wheel: WheelId) -> bool:
-        """Whether frames that this node lacks are known to be acknowledged."""
-        known = self._wheels.get(wheel)
-        return known is None or known.high_watermark > self.prefix(wheel)
-
     def put(self, held: Held) -> None:
         """Notes what the store reports to hold."""
         wheel = held.card.wheel
