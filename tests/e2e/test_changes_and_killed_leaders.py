@@ -19,16 +19,19 @@ from local.loopback.cluster import LocalCluster
 from local.loopback.kafka import KafkaBroker
 from support.kafka.read_committed import CommittedReader
 from support.services.service import wait_until
+from support.services.trio import NO_METRICS
 
 pytestmark = pytest.mark.kafka
 
 KILLS = 2
 AHEAD_S = 25
+FARTHER_S = 10
+PAUSE_S = 0.1
 
 
 @pytest.fixture
 def cluster(kafka: KafkaBroker, tmp_path: Path, cluster_id: str) -> Iterator[LocalCluster]:
-    settings = {"cluster_id": cluster_id, "late_window_seconds": 30}
+    settings = {"cluster_id": cluster_id, "late_window_seconds": 30, **NO_METRICS}
     with LocalCluster(
         nodes=3, kafka=kafka.address, folder=tmp_path / "cluster", settings=settings
     ) as running:
@@ -72,12 +75,13 @@ class Changing:
         while not self._stopping.is_set():
             self._reschedule()
             self._cancel_some()
+            self._stopping.wait(PAUSE_S)
 
     def _reschedule(self) -> None:
         value = uuid.uuid4().bytes
         nearer = len(self.rescheduled) % 2
         due = datetime.now(UTC) + timedelta(seconds=AHEAD_S)
-        to = datetime.now(UTC) + timedelta(seconds=3 if nearer else 2 * AHEAD_S)
+        to = datetime.now(UTC) + timedelta(seconds=3 if nearer else AHEAD_S + FARTHER_S)
         try:
             handle = self._client.produce(self._topic, value, deliver_at=due)
             told = self._client.reschedule(handle, to=to)

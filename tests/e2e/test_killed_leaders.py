@@ -17,7 +17,7 @@ from local.loopback.node import Node
 from support.kafka.read_committed import CommittedReader
 from support.services.load import Load, assert_arrived
 from support.services.service import wait_until
-from support.services.trio import seen_by
+from support.services.trio import NO_METRICS, seen_by
 
 pytestmark = pytest.mark.kafka
 
@@ -26,7 +26,12 @@ KILLS = 3
 
 @pytest.fixture
 def cluster(kafka: KafkaBroker, tmp_path: Path, cluster_id: str) -> Iterator[LocalCluster]:
-    settings = {"cluster_id": cluster_id, "late_window_seconds": 5, "ledger_seal_seconds": 1}
+    settings = {
+        "cluster_id": cluster_id,
+        "late_window_seconds": 5,
+        "ledger_seal_seconds": 1,
+        **NO_METRICS,
+    }
     with LocalCluster(
         nodes=3, kafka=kafka.address, folder=tmp_path / "cluster", settings=settings
     ) as running:

@@ -1,7 +1,12 @@
-"""A backlog is files, not memory; a million messages in one second come out once."""
+"""A backlog is files, not memory; as many messages as one likes in one second come out once.
+
+`DELAYWHEEL_IN_ONE_SECOND` says how many, 250,000 otherwise: more than the cleaner reads ahead, and
+half of them in a millisecond, which is more than any of its transactions takes.
+"""
 
 from __future__ import annotations
 
+import os
 import random
 import time
 from collections.abc import Iterator
@@ -17,6 +22,8 @@ from support.kafka.read_committed import CommittedReader, create_topic
 from support.services.service import Service
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
+
+IN_ONE_SECOND = int(os.environ.get("DELAYWHEEL_IN_ONE_SECOND", "250000"))
 
 
 def open_files(pid: int) -> int:
@@ -82,13 +89,13 @@ def patient_service(kafka: KafkaBroker, tmp_path: Path, cluster_id: str) -> Iter
 
 
 @pytest.mark.timeout(600)
-def test_a_million_messages_in_one_second(
+def test_very_many_messages_in_one_second(
     patient_service: Service, kafka: KafkaBroker, cluster_id: str
 ) -> None:
-    topic = f"million-{cluster_id}"
+    topic = f"many-{cluster_id}"
     create_topic(kafka.address, topic)
     # On a slow machine the last of them are accepted when their second has come.
-    total, due = 1_000_000, datetime.now(UTC).replace(microsecond=0) + timedelta(seconds=30)
+    total, due = IN_ONE_SECOND, datetime.now(UTC).replace(microsecond=0) + timedelta(seconds=10)
     with patient_service.client(timeout=60.0) as client:
         for first in range(0, total, 10_000):
             batch = [
