@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from delaywheel.identity import WheelId
-from delaywheel_replica.cleaner.candidacy import LOOK_AGAIN_S
+from delaywheel_replica.cleaner import candidacy
 from delaywheel_replica.cleaner.outside.ports import IDS, Record, Refusal
 from delaywheel_replica.core.election.machine import MIN_SILENCE_MS, PATIENCE
 from delaywheel_replica.core.leader.failure_detector import SILENT_MS
@@ -33,6 +33,7 @@ from support.cleaner.place import NAMES, Place
 from support.core.values import heartbeat, wheel_heartbeat
 
 A1, B1 = WheelId("a", 1), WheelId("b", 1)
+SOON_S = 20.0
 
 
 @pytest.fixture
@@ -293,6 +294,7 @@ def test_who_is_told_of_a_rivals_progress_takes_nothing_for_lost(place: Place) -
 
 
 def test_a_leader_looks_at_kafka_again(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(candidacy, "LOOK_AGAIN_S", SOON_S)
     place.lead()
     found: list[tuple[str, ...] | Refusal] = [("one copy",), Refusal("not compacted"), ()]
 
@@ -304,11 +306,11 @@ def test_a_leader_looks_at_kafka_again(place: Place, monkeypatch: pytest.MonkeyP
         return told
 
     monkeypatch.setattr(SimKafkaClient, "check", check)
-    place.until(lambda: place.view.warnings == ("one copy",), within_s=LOOK_AGAIN_S)
+    place.until(lambda: place.view.warnings == ("one copy",), within_s=SOON_S)
     assert place.view.error is None
-    place.until(lambda: place.view.error == "not compacted", within_s=LOOK_AGAIN_S + 1)
+    place.until(lambda: place.view.error == "not compacted", within_s=SOON_S + 1)
     assert place.in_term(), "messages go out meanwhile"
-    place.until(lambda: place.view.error is None, within_s=LOOK_AGAIN_S + 1)
+    place.until(lambda: place.view.error is None, within_s=SOON_S + 1)
     assert place.view.warnings == ()
 
 
