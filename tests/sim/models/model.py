@@ -5,7 +5,9 @@ model that normalises what does not matter (order of like nodes, values of which
 counts) has fewer of them.
 """
 
-from collections.abc import Callable, Hashable, Iterable
+import gc
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -57,6 +59,23 @@ def explore(start: S, moves: Moves[S], check: Check[S], *, at_most: int) -> Expl
     Raises:
         TooManyStatesError: there are more.
     """
+    with without_collections():
+        return _explore(start, moves, check, at_most)
+
+
+@contextmanager
+def without_collections() -> Iterator[None]:
+    """What keeps nearly all that it makes looks for garbage when it has ended."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _explore(start: S, moves: Moves[S], check: Check[S], at_most: int) -> Explored[S]:
     came_from: dict[S, tuple[S, str] | None] = {start: None}
     wrong = check(start)
     if wrong is not None:

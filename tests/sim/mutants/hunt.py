@@ -78,8 +78,26 @@ def hunt(names: Iterable[str], *, minutes: float, jobs: int) -> Iterator[Hunted]
     yield from waiting
 
 
-def look_on(hunted: Hunted, *, seconds: float, until: float) -> Hunted:
-    """Goes on with one mutant for so long: its own profiles in turns, now and then any."""
+def fails(choice: Choice, seed: int) -> bool:
+    """Whether a seed fails without any mutant."""
+    return bool(run_seed(choice, seed).violations)
+
+
+def look_on(
+    hunted: Hunted,
+    *,
+    seconds: float,
+    until: float,
+    fails_anyway: Callable[[Choice, int], bool] = fails,
+) -> Hunted:
+    """Goes on with one mutant for so long: its own profiles in turns, now and then any.
+
+    Args:
+        hunted: how far the search is.
+        seconds: for it.
+        until: on the clock, whatever it had.
+        fails_anyway: whether a seed fails without the mutant as well.
+    """
     mutant, began = MUTANTS[hunted.name], time.monotonic()
     choices = [Choice(profile=profile, nodes=mutant.nodes) for profile in mutant.profiles]
     turns = [Choice(nodes=mutant.nodes), *(choices * 4)]
@@ -88,7 +106,7 @@ def look_on(hunted: Hunted, *, seconds: float, until: float) -> Hunted:
         with mutant():
             outcome = run_seed(choice, seed)
         took_s = time.monotonic() - began
-        if outcome.violations and not run_seed(choice, seed).violations:
+        if outcome.violations and not fails_anyway(choice, seed):
             return Hunted(hunted.name, seed, hunted.took_s + took_s, choice, outcome)
         if took_s > seconds or time.monotonic() > until:
             return Hunted(hunted.name, seed, hunted.took_s + took_s)

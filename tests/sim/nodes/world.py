@@ -7,7 +7,6 @@ A run ends with its first violation. What the code under test raises, and does n
 
 from __future__ import annotations
 
-import gc
 import logging
 import traceback
 from collections.abc import Callable, Iterator
@@ -39,6 +38,7 @@ from sim.machine.locks import SimLock
 from sim.machine.network import Network
 from sim.machine.scheduler import US_PER_MS, US_PER_S, Scheduler
 from sim.machine.trace import Trace
+from sim.models.model import without_collections
 from sim.nodes.clients import Clients
 from sim.nodes.frontend import Frontend
 from sim.nodes.node import SimNode
@@ -127,7 +127,7 @@ class World:
         """Runs the plan."""
         locks = patch("threading.Lock", lambda: SimLock(self.scheduler))
         few_files = patch("delaywheel.storage.files.index.OPEN_INDEXES", OPEN_INDEXES)
-        with locks, few_files, self.scheduler, _without_logs(), _without_collections():
+        with locks, few_files, self.scheduler, _without_logs(), without_collections():
             try:
                 self._run()
             except Exception:  # noqa: BLE001 - whatever the code under test raises is a finding
@@ -337,18 +337,6 @@ def _without_logs() -> Iterator[None]:
         yield
     finally:
         structlog.configure(**before)
-
-
-@contextmanager
-def _without_collections() -> Iterator[None]:
-    """A run keeps nearly all that it makes: looking for garbage is left until it has ended."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def run(plan: Plan) -> Result:
