@@ -1,13 +1,13 @@
 """Every check of the project, one named step after another, each with its time and CPU time.
 
 Steps stand in two queues. Those of the tests on real nodes and brokers mostly wait: four run at
-once. All others only compute: two run at once, and fill what the first leave of two cores; those of
-the simulation give way besides. Whoever has ended a step takes the next one of its queue, the
-longest first, so that no step is alone at the end; the checks of the text come before all tests,
-because they take seconds. All steps run even if one fails: a run reports everything that is wrong.
-Steps' output appears as it is printed, each line with its step's name, and names each failed test
-at once. The table of steps comes last, and below it how many tests passed and failed: the result
-needs no searching.
+once. All others mostly compute: three run at once, for the tests of the server wait as well, and
+fill what the first leave of two cores; those of the simulation give way besides. Whoever has ended
+a step takes the next one of its queue, the longest first, so that no step is alone at the end; the
+checks of the text come before all tests, because they take seconds. All steps run even if one
+fails: a run reports everything that is wrong. Steps' output appears as it is printed, each line
+with its step's name, and names each failed test at once. The table of steps comes last, and below
+it how many tests passed and failed: the result needs no searching.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Queue:
 def queues(*, fast: bool, scratch: Path) -> list[Queue]:
     """Returns all checks: those that only compute, and those that mostly wait."""
     return [
-        Queue(2, (*_text(scratch), *_computing(" and not slow" if fast else ""))),
+        Queue(3, (*_text(scratch), *_computing(" and not slow" if fast else ""))),
         Queue(4, _waiting(" and not slow" if fast else "", fast=fast)),
     ]
 
@@ -107,12 +107,12 @@ def _waiting(and_not_slow: str, *, fast: bool) -> tuple[Step, ...]:
     slow = () if fast else (Step("pytest scripts", (*pytest, SCRIPTS)),)
     slower = () if fast else (Step("pytest outages", (*pytest, OUTAGES)),)
     return (
-        Step("pytest nodes", (*pytest, NODES, *_ignored(OUTAGES, ALONE, THREE))),
         Step("pytest kafka", (*pytest, *elsewhere)),
+        Step("pytest nodes", (*pytest, NODES, *_ignored(OUTAGES, ALONE, THREE))),
         Step("pytest one node", (*pytest, ALONE)),
-        Step("pytest 3 nodes", (*pytest, THREE)),
-        *slow,
         Step("pytest spark", (*pytest, AUDIT)),
+        *slow,
+        Step("pytest 3 nodes", (*pytest, THREE)),
         *slower,
     )
 
@@ -138,10 +138,10 @@ def _computing(and_not_slow: str) -> tuple[Step, ...]:
     pytest = (*_PYTEST, "-m", "not kafka and not spark" + and_not_slow)
     gives_way = ("nice", "-n", "5", *pytest)
     return (
-        Step("pytest simulation", (*gives_way, SIMULATION, *_ignored(DRILLS, MUTANTS))),
-        Step("pytest core", (*pytest, *CORE)),
-        Step("pytest drills", (*gives_way, DRILLS)),
         Step("pytest server", (*pytest, *SERVER)),
+        Step("pytest simulation", (*gives_way, SIMULATION, *_ignored(DRILLS, MUTANTS))),
+        Step("pytest drills", (*gives_way, DRILLS)),
+        Step("pytest core", (*pytest, *CORE)),
         Step("pytest", (*pytest, *_ignored(SIMULATION, *SERVER, *CORE))),
         Step("pytest mutants", (*gives_way, MUTANTS)),
     )

@@ -170,12 +170,12 @@ def test_a_failed_test_is_told_before_the_next_one_ends(tmp_path: Path) -> None:
 def test_steps_of_the_project(tmp_path: Path) -> None:
     computing, waiting = queues(fast=False, scratch=tmp_path)
     assert [step.name for step in waiting.steps] == [
-        "pytest nodes",
         "pytest kafka",
+        "pytest nodes",
         "pytest one node",
-        "pytest 3 nodes",
-        "pytest scripts",
         "pytest spark",
+        "pytest scripts",
+        "pytest 3 nodes",
         "pytest outages",
     ]
     assert [step.name for step in computing.steps] == [
@@ -185,10 +185,10 @@ def test_steps_of_the_project(tmp_path: Path) -> None:
         "import-linter",
         "generated code",
         "build",
-        "pytest simulation",
-        "pytest core",
-        "pytest drills",
         "pytest server",
+        "pytest simulation",
+        "pytest drills",
+        "pytest core",
         "pytest",
         "pytest mutants",
     ]
