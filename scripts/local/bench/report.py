@@ -9,7 +9,12 @@ from typing import Any
 from delaywheel_replica.cli.telling.tables import print_table
 from local.bench.running import our_cpu_share
 
-LABELS = {"plain": "Kafka, plain", "floor": "Kafka, transactions", "ours": "delaywheel"}
+LABELS = {
+    "plain": "Kafka, plain",
+    "floor": "Kafka, transactions",
+    "ingress": "delaywheel, ingress",
+    "ours": "delaywheel",
+}
 ORIGIN_SHARE = 0.9
 """Of the groups that a node must have written for its switches to be called an origin's."""
 

@@ -75,12 +75,17 @@ class Runner:
         elif isinstance(kind, Steady):
             theirs = Paced(kind.rate_per_s, self._options.seconds, AT_ONCE_MS)
             ours = self._paced(kind.rate_per_s, kind.ahead_ms)
-            measured = self._rounds([("plain", theirs), ("floor", theirs), ("ours", ours)])
+            beside: list[tuple[str, Job]] = [("plain", theirs), ("floor", theirs)]
+            if workload.by_ingress:
+                beside = [("ingress", ours)]
+            measured = self._rounds([*beside, ("ours", ours)])
         elif isinstance(kind, Accept):
             bulk, before = Bulk(kind, self._options.seconds), self._length_bytes()
-            measured = self._rounds([("plain", bulk), ("ours", bulk)])
+            beside = [("ingress" if workload.by_ingress else "plain", bulk)]
+            measured = self._rounds([*beside, ("ours", bulk)])
             if not measured["void"]:
-                messages = sum(one["ours"]["messages"] for one in measured["rounds"])
+                kept = (one[of] for one in measured["rounds"] for of in one if of != "plain")
+                messages = sum(part["messages"] for part in kept)
                 measured["disk_bytes_a_message"] = (self._length_bytes() - before) / messages
         else:
             measured = self._bursts(kind)
@@ -222,24 +227,29 @@ def our_cpu_share(part: Mapping[str, Any]) -> float:
 
 
 def compared(rounds: list[Document]) -> Document:
-    """Compares our figures with Kafka's own, over all rounds."""
+    """Compares our figures with Kafka's own, or ingress with the SDK, over all rounds."""
     told: Document = {}
     ours = [one["ours"] for one in rounds]
     cpu = Extent.of([our_cpu_share(one) for one in ours])
     told["cpu_share"] = asdict(cpu) if cpu else None
+    if rounds and "ingress" in rounds[0]:
+        _compare(told, [one["ingress"] for one in rounds], "SDK", ours)
     for other in ("plain", "floor"):
-        theirs = [one[other] for one in rounds if other in one]
-        if not theirs:
-            continue
-        if figure := _rate_figure(ours[0]):
-            rates = ratios([one[figure] for one in ours], [one[figure] for one in theirs])
-            told[f"{figure} / {other}"] = asdict(rates) if rates else None
-        for figure in ("p50_ms", "p99_ms") if ours[0]["lateness"] else ():
-            values = [[one["lateness"][figure] for one in side] for side in (ours, theirs)]
-            for sign, how in (("/", ratios), ("-", differences)):
-                extent = how(values[0], values[1])
-                told[f"{figure} {sign} {other}"] = asdict(extent) if extent else None
+        if rounds and other in rounds[0]:
+            _compare(told, ours, other, [one[other] for one in rounds])
     return told
+
+
+def _compare(told: Document, ours: list[Document], other: str, theirs: list[Document]) -> None:
+    """Puts the ratios of figures, and the differences of times, into a document."""
+    if figure := _rate_figure(ours[0]):
+        rates = ratios([one[figure] for one in ours], [one[figure] for one in theirs])
+        told[f"{figure} / {other}"] = asdict(rates) if rates else None
+    for figure in ("p50_ms", "p99_ms") if ours[0]["lateness"] else ():
+        values = [[one["lateness"][figure] for one in side] for side in (ours, theirs)]
+        for sign, how in (("/", ratios), ("-", differences)):
+            extent = how(values[0], values[1])
+            told[f"{figure} {sign} {other}"] = asdict(extent) if extent else None
 
 
 def _rate_figure(part: Document) -> str | None:

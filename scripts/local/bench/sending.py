@@ -1,4 +1,4 @@
-"""The sending processes: delaywheel's SDK, Kafka's producer, Kafka's transactions.
+"""The sending processes: delaywheel's SDK, its ingress, Kafka's producer, Kafka's transactions.
 
 Each does the same jobs in its own way, and says how it went. What a job sends is stamped with its
 due, or, where Kafka sends at once, with the time of sending (see `consuming`).
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from delaywheel import Client, Message
+from delaywheel import Client, Message, ingress
 from local.bench.consuming import STAMP
 from local.bench.workloads import Accept
 from local.loopback.cluster import ClusterError
@@ -37,6 +37,9 @@ MANY: Final = 5_000
 RAW: Final = 1_000
 TICK_S: Final = 0.01
 TIMEOUT_S: Final = 60.0
+CLUSTER_ID: Final = "bench"
+UNSETTLED: Final = 100_000
+"""Records that are sent to the ingress topic ahead of what is settled of it."""
 _FILLER: Final = random.Random(1).randbytes(VALUE_BYTES - STAMP.size)  # noqa: S311 - no secret
 _START_TIMEOUT_S: Final = 60.0
 
@@ -343,7 +346,7 @@ class Plain:
                 for _ in range(MANY):
                     _produce(self._producer, topic, value_of(0))
                 messages += MANY
-            self._flush()
+            _flush(self._producer)
             return Sent(messages, time.monotonic() - started)
         if isinstance(job, At):
             raise ClusterError("a plain producer knows no dues")
@@ -353,12 +356,64 @@ class Plain:
             self._producer.poll(0)
             messages += count
         seconds = time.monotonic() - started
-        self._flush()
+        _flush(self._producer)
         return Sent(messages, seconds)
 
-    def _flush(self) -> None:
-        if self._producer.flush(TIMEOUT_S):
-            raise ClusterError("Kafka did not acknowledge what was sent to it")
+
+class Ingress:
+    """Kafka's idempotent producer, to delaywheel's ingress topic; settled records are accepted."""
+
+    def __init__(self, address: str, _cadence_s: float) -> None:
+        from confluent_kafka import Consumer, TopicPartition  # noqa: PLC0415 - as above
+
+        self._topic = ingress.ingress_topic(CLUSTER_ID)
+        self._producer = _producer(address)
+        self._group = Consumer({"bootstrap.servers": address, "group.id": self._topic})
+        partitions = self._producer.list_topics(self._topic).topics[self._topic].partitions
+        self._partitions = [TopicPartition(self._topic, number) for number in partitions]
+
+    def do(self, job: Job, topic: str) -> Sent:
+        """See `Way`."""
+        if isinstance(job, At):
+            raise ClusterError("bursts are not measured through ingress")
+        chance, started, messages = np.random.default_rng(2), time.monotonic(), 0
+        if isinstance(job, Bulk):
+            while time.monotonic() < started + job.seconds:
+                for ahead_s in chance.uniform(*job.how.ahead_s, MANY).tolist():
+                    self._produce(topic, value_of(0), ingress.DELAY_MS, int(ahead_s * 1000))
+                messages += MANY
+                self._wait_until_unsettled(UNSETTLED)
+            _flush(self._producer)
+            self._wait_until_unsettled(0)
+            return Sent(messages, time.monotonic() - started)
+        for count in paced(job.rate_per_s, job.seconds):
+            now_ms = time.time_ns() // 1_000_000
+            for ahead_ms in chance.integers(*job.ahead_ms, count).tolist():
+                due_ms = now_ms + ahead_ms
+                self._produce(topic, value_of(due_ms * 1000), ingress.DELIVER_AT, due_ms)
+            self._producer.poll(0)
+            messages += count
+        return Sent(messages, time.monotonic() - started)
+
+    def _produce(self, topic: str, value: bytes, name: str, number: int) -> None:
+        headers = [(ingress.TOPIC, topic.encode()), (name, b"%d" % number)]
+        _produce(self._producer, self._topic, value, headers)
+
+    def _wait_until_unsettled(self, most: int) -> None:
+        """Waits until no more than so many records are neither held by wheels nor gone out."""
+        before, deadline = None, time.monotonic() + TIMEOUT_S
+        while (unsettled := self._unsettled()) > most:
+            if unsettled != before:
+                before, deadline = unsettled, time.monotonic() + TIMEOUT_S
+            if time.monotonic() > deadline:
+                raise ClusterError(f"{unsettled:,} records of {self._topic} are not settled")
+            time.sleep(0.02)
+
+    def _unsettled(self) -> int:
+        """Returns how many; the group shows within a second what is settled."""
+        settled = self._group.committed(self._partitions, timeout=TIMEOUT_S)
+        ends = [self._group.get_watermark_offsets(at, timeout=TIMEOUT_S)[1] for at in settled]
+        return sum(end - max(at.offset, 0) for at, end in zip(settled, ends, strict=True))
 
 
 class Transactional:
@@ -401,7 +456,12 @@ class Transactional:
         return Sent(done, time.monotonic() - started, transactions)
 
 
-WAYS: Final[dict[str, Any]] = {"ours": Ours, "plain": Plain, "floor": Transactional}
+WAYS: Final[dict[str, Any]] = {
+    "ours": Ours,
+    "ingress": Ingress,
+    "plain": Plain,
+    "floor": Transactional,
+}
 """By name; `floor` is below which lateness cannot be."""
 
 
@@ -419,10 +479,17 @@ def _producer(address: str, **settings: str) -> Any:
     )
 
 
-def _produce(producer: Any, topic: str, value: bytes) -> None:
+def _flush(producer: Any) -> None:
+    if producer.flush(TIMEOUT_S):
+        raise ClusterError("Kafka did not acknowledge what was sent to it")
+
+
+def _produce(
+    producer: Any, topic: str, value: bytes, headers: list[tuple[str, bytes]] | None = None
+) -> None:
     while True:
         try:
-            producer.produce(topic, value)
+            producer.produce(topic, value, headers=headers)
         except BufferError:
             producer.poll(0.01)
         else:

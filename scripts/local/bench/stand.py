@@ -1,4 +1,4 @@
-"""A cluster with its load: three senders, one receiver, and their resource usage."""
+"""A cluster with its load: four senders, one receiver, and their resource usage."""
 
 from __future__ import annotations
 
@@ -10,14 +10,19 @@ from typing import Final, Self
 
 from local.bench.consuming import Consumer
 from local.bench.figures import Second, by_second
-from local.bench.sending import Bulk, Job, Paced, Sender, Sent
+from local.bench.sending import CLUSTER_ID, Bulk, Job, Paced, Sender, Sent
 from local.bench.usage import Sampler, Usage, Watch
 from local.loopback.cluster import LocalCluster
 from local.stage.scraping import Cost, Meter, scrape
 from local.stage.tally import Spread
 
 PARTITIONS: Final = 5
-OBSERVED: Final = {"ours": "delayed", "plain": "direct", "floor": "transacted"}
+OBSERVED: Final = {
+    "ours": "delayed",
+    "ingress": "ingressed",
+    "plain": "direct",
+    "floor": "transacted",
+}
 BULK: Final = "bulk"
 ARRIVAL_TIMEOUT_S: Final = 30.0
 _SETTLE_S: Final = 0.5
@@ -71,7 +76,8 @@ class Stand:
             cadence_s: Of Kafka's transactions beside ours.
             say: Takes a line for people.
         """
-        self.cluster = LocalCluster(nodes=nodes, settings={"span_seconds": span_s}, say=say)
+        settings = {"cluster_id": CLUSTER_ID, "span_seconds": span_s}
+        self.cluster = LocalCluster(nodes=nodes, settings=settings, say=say)
         self._cadence_s = cadence_s
         self._senders: dict[str, Sender] = {}
         self._ended = ExitStack()

@@ -68,6 +68,7 @@ class Workload:
         span_s: Seconds that the nodes' wheels span; the longest delay.
         pending: Messages, evenly over the span, that are accepted before the rounds begin.
         nodes: Of how many nodes, one cluster after the other; empty: as asked for.
+        by_ingress: Whether ingress is held against the SDK, instead of the SDK against Kafka.
     """
 
     kind: Kind
@@ -75,6 +76,7 @@ class Workload:
     span_s: int = 2 * HOUR_S
     pending: int = 0
     nodes: tuple[int, ...] = ()
+    by_ingress: bool = False
 
 
 _M: Final = 1_000_000
@@ -96,6 +98,12 @@ WORKLOADS: Final = {
     "steady-10000": Workload(Steady(10_000), "lateness at 10,000 a second"),
     "highest": Workload(Highest(), "the highest rate that holds"),
     "short": Workload(Steady(2_000, (50, 500)), "lateness, due in 50 to 500 ms"),
+    "ingress-accept": Workload(
+        Accept((60, HOUR_S)), "accepted a second through ingress", by_ingress=True
+    ),
+    "ingress-short": Workload(
+        Steady(300, (500, 501)), "lateness through ingress, due in 500 ms", by_ingress=True
+    ),
     "burst-100k": Workload(Burst(100_000), "100,000 due in one second"),
     "burst-1m": Workload(Burst(_M), "a million due in one second"),
     "backlog-0": Workload(Steady(2_000), "lateness, wheels of 7 days, nothing pending", WEEK_S),
