@@ -47,11 +47,13 @@ class Sender:
 
     Attributes:
         sent: by value, which is to be another for each, what Kafka has acknowledged.
+        further: another ingress topic than the first.
     """
 
     bootstrap: str
     cluster_id: str
     sent: dict[bytes, Sent] = field(default_factory=dict)
+    further: str | None = None
 
     def __post_init__(self) -> None:
         self._producer = Producer(
@@ -67,7 +69,7 @@ class Sender:
     @property
     def topic(self) -> str:
         """The ingress topic."""
-        return ingress.ingress_topic(self.cluster_id)
+        return self.further or ingress.ingress_topic(self.cluster_id)
 
     def send(
         self,

@@ -52,8 +52,15 @@ class IngressReader:
         """
         # "error": where to go on is not for the library to choose.
         self._consumer = Consumer(
-            {**settings.ingress_consumer(), "auto.offset.reset": "error"}, logger=LOGGER
+            {
+                **settings.ingress_consumer(),
+                "auto.offset.reset": "error",
+                "on_commit": self._hear_of_group,
+            },
+            logger=LOGGER,
         )
+        self._group = settings.names.ingress_group
+        self._is_group_refused = False
         self._positions: dict[IngressPartition, int] = {}
         self._to_look_at: set[IngressPartition] = set()
         self._least_ends: dict[IngressPartition, int] = {}
@@ -150,6 +157,13 @@ class IngressReader:
             with contextlib.suppress(KafkaException):
                 self._consumer.commit(offsets=told, asynchronous=True)
 
+    def _hear_of_group(self, error: KafkaError | None, _: object) -> None:
+        """Logs that the group may not show progress, once each time that it begins."""
+        is_refused = error is not None and error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED
+        if is_refused and not self._is_group_refused:
+            log.warning("not allowed to show how far ingress is", group=self._group)
+        self._is_group_refused = is_refused
+
     def close(self) -> None:
         """Closes the consumer on another thread, since librdkafka's may wait for a broker."""
         threading.Thread(target=self._consumer.close, name="close ingress", daemon=True).start()
@@ -158,7 +172,9 @@ class IngressReader:
         error = message.error()
         assert error is not None
         code = error.code()
-        if code == KafkaError._AUTO_OFFSET_RESET and at is not None:  # noqa: SLF001 - its names
+        if code == KafkaError.GROUP_AUTHORIZATION_FAILED:  # what it shows is for people
+            self._hear_of_group(error, None)
+        elif code == KafkaError._AUTO_OFFSET_RESET and at is not None:  # noqa: SLF001 - its names
             self._to_look_at.add(at)
         elif not (error.retriable() or code in _PASSING):
             self._refused = f"{at}: {error.str()}" if at is not None else error.str()
@@ -219,7 +235,6 @@ class IngressReader:
 
 
 _PASSING = {
-    KafkaError.GROUP_AUTHORIZATION_FAILED,  # what the group shows is for people
     KafkaError._PARTITION_EOF,  # noqa: SLF001 - its names
     KafkaError._TRANSPORT,  # noqa: SLF001
     KafkaError._ALL_BROKERS_DOWN,  # noqa: SLF001

@@ -1,0 +1,163 @@
+"""A node with exactly the ACLs that docs/OPERATIONS.md lists, and with one of them taken away."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka.admin import ResourceType  # type: ignore[attr-defined] # as they are told
+
+from delaywheel import Client, ingress
+from delaywheel_replica.kafka_settings import KafkaNames
+from local.loopback.cluster import LocalCluster, described
+from local.loopback.node import Node
+from support.kafka.authorized import AuthorizingBroker
+from support.kafka.read_committed import PATIENCE_S, CommittedReader, create_topic, topic_exists
+from support.services.ingress import Sender
+from support.services.service import wait_until
+from support.services.trio import NO_METRICS
+
+pytestmark = [pytest.mark.kafka, pytest.mark.slow]
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "OPERATIONS.md"
+CLUSTER = "guarded"
+NAMES = KafkaNames(CLUSTER)
+INGRESS = ingress.ingress_topic(CLUSTER)
+KINDS = {
+    "cluster": ResourceType.BROKER,
+    "topics": ResourceType.TOPIC,
+    "destination topics": ResourceType.TOPIC,
+    "transactional ids": ResourceType.TRANSACTIONAL_ID,
+    "group": ResourceType.GROUP,
+}
+OURS = {"`ingress_topics`": "more", "destination topics": "orders"}
+SOON = (ingress.DELAY_MS, b"300")
+
+
+def listed() -> list[tuple[ResourceType, str, bool, list[str]]]:
+    """The document's table: kind and name of a resource, whether it is a prefix, operations."""
+    text = DOCUMENT.read_text(encoding="utf-8").partition("ACLs of the node's principal")[2]
+    table = text.partition("| resource | operations |")[2].partition("\n\n")[0]
+    rows = [[cell.strip() for cell in row.split("|")[1:3]] for row in table.splitlines()[2:]]
+    found = []
+    for resource, operations in rows:
+        kind = next(kind for word, kind in KINDS.items() if resource.startswith(word))
+        quoted = re.search(r"`(delaywheel-.+)`", resource)
+        ours = next((name for word, name in OURS.items() if word in resource), "kafka-cluster")
+        name = quoted[1].replace("<cluster>", CLUSTER) if quoted else ours
+        wanted = [re.sub(r"(?<=[a-z])(?=[A-Z])", "_", one) for one in operations.split(", ")]
+        found.append((kind, name, "prefixed" in resource, [one.upper() for one in wanted]))
+    return found
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AuthorizingBroker]:
+    with AuthorizingBroker(tmp_path_factory.mktemp("kafka")) as running:
+        for kind, name, prefixed, operations in listed():
+            for operation in operations:
+                running.allow(kind, name, operation, prefixed=prefixed)
+        for topic in OURS.values():
+            create_topic(running.address, topic)
+        yield running
+
+
+@pytest.fixture(scope="module")
+def node(broker: AuthorizingBroker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    settings = {
+        "cluster_id": CLUSTER,
+        "ingress_topics": ["more"],
+        "kafka": broker.user_settings,
+        **NO_METRICS,
+    }
+    folder = tmp_path_factory.mktemp("cluster")
+    with LocalCluster(kafka=broker.address, folder=folder, settings=settings) as cluster:
+        cluster.wait_until_accepting()
+        yield cluster.nodes[0]
+
+
+@pytest.fixture
+def reader(broker: AuthorizingBroker) -> Iterator[CommittedReader]:
+    with CommittedReader(broker.address, "orders") as running:
+        running.read_to_end()
+        yield running
+
+
+@pytest.fixture
+def sender(broker: AuthorizingBroker, node: Node) -> Sender:
+    wait_until("there is an ingress topic", lambda: topic_exists(broker.address, INGRESS))
+    wait_until("nothing is wrong with it", lambda: not faults(node))
+    return Sender(broker.address, CLUSTER)
+
+
+def faults(node: Node) -> list[str]:
+    """What the node says of ingress."""
+    told = wait_until("it answers", lambda: described(node.address, details=True))
+    return [fault for member in told.members for fault in member.report.ingress_faults]
+
+
+def values(reader: CommittedReader, count: int) -> set[bytes]:
+    """Of the messages that came, once these are so many more."""
+    before = len(reader.messages)
+    return {one.value() or b"" for one in reader.wait_for(before + count)[before:]}
+
+
+def test_what_is_listed_is_enough(
+    broker: AuthorizingBroker, node: Node, sender: Sender, reader: CommittedReader
+) -> None:
+    with Client(node.address) as client:
+        handle = client.produce("orders", b"by gRPC", delay=timedelta(milliseconds=300))
+        sender.send("orders", b"by ingress", SOON)
+        sender.flush()
+        more = Sender(broker.address, CLUSTER, further="more")
+        more.send("orders", b"by more", SOON)
+        more.flush()
+        assert values(reader, 3) == {b"by gRPC", b"by ingress", b"by more"}
+        found = wait_until("it is found", lambda: client.get(handle, find_place=True))
+        assert found.place is not None
+    wait_until("the group shows it", lambda: shown(broker) == 1)
+    assert not faults(node)
+    assert "uthoriz" not in node.log.read_text()
+
+
+def shown(broker: AuthorizingBroker) -> int:
+    """Offsets of the ingress topic that its group has passed."""
+    group = Consumer({"bootstrap.servers": broker.address, "group.id": NAMES.ingress_group})
+    partitions = group.list_topics(INGRESS, timeout=PATIENCE_S).topics[INGRESS].partitions
+    told = group.committed([TopicPartition(INGRESS, n) for n in partitions], timeout=PATIENCE_S)
+    group.close()
+    return sum(max(one.offset, 0) for one in told)
+
+
+def test_an_ingress_topic_that_is_closed_is_named_and_stops_nothing_else(
+    broker: AuthorizingBroker, node: Node, sender: Sender, reader: CommittedReader
+) -> None:
+    broker.deny(ResourceType.TOPIC, INGRESS, "READ")
+    wait_until("it is named", lambda: any(INGRESS in fault for fault in faults(node)))
+    assert INGRESS in node.log.read_text()
+    sender.send("orders", b"by ingress", SOON)
+    sender.flush()
+    with Client(node.address) as client:
+        client.produce("orders", b"by gRPC", delay=timedelta(milliseconds=300))
+    more = Sender(broker.address, CLUSTER, further="more")
+    more.send("orders", b"by more", SOON)
+    more.flush()
+    assert values(reader, 2) == {b"by gRPC", b"by more"}
+    broker.give_back(ResourceType.TOPIC, INGRESS)
+    assert values(reader, 1) == {b"by ingress"}
+
+
+def test_a_group_that_is_closed_is_told_and_stops_nothing(
+    broker: AuthorizingBroker, node: Node, sender: Sender, reader: CommittedReader
+) -> None:
+    broker.deny(ResourceType.GROUP, NAMES.ingress_group, "READ")
+    sender.send("orders", b"by ingress", SOON)
+    sender.flush()
+    assert values(reader, 1) == {b"by ingress"}
+    # It has the ingress topic's name.
+    told = "not allowed to show how far ingress is"
+    wait_until("it is told", lambda: told in node.log.read_text())
+    broker.give_back(ResourceType.GROUP, NAMES.ingress_group)
