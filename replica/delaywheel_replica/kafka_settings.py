@@ -3,11 +3,8 @@
 `PROMISES` are the settings that the protocol stands on. An operator's value for one of them is
 refused by name (see `refused`), never overwritten silently.
 
-The clients retry nothing inside one of our calls: `retry.backoff.ms` is longer than any call may
-take. librdkafka speaks the transaction protocol in which a copy of an EndTxn that arrives late
-ends a later transaction of the same producer in the middle; the copy comes from the library's
-own retries. With this backoff, what would have been retried ends as a time-out: an unknown
-outcome, answered by a new candidacy.
+The clients retry nothing inside one of our calls (`delaywheel.transactional` says why): what would
+have been retried ends as an unknown outcome, answered by a new candidacy.
 """
 
 from __future__ import annotations
@@ -17,14 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from delaywheel.ingress import ingress_topic
-
-TRANSACTION_TIMEOUT_MS = 10_000
-"""When everything dies, read_committed consumers wait this long at most for the broker's abort."""
-
-MAX_CALL_MS = 9_000
-"""No call that may end a transaction waits longer: below the broker's own abort."""
-
-NO_RETRY_BACKOFF_MS = 30_000
+from delaywheel.transactional import unrepeated
 
 DEFAULT_BATCH_BYTES = 1_000_000
 """librdkafka's `batch.size`, unless the operator sets it."""
@@ -187,16 +177,8 @@ class KafkaSettings:
             "linger.ms": 5,  # a flush does not wait for it; without it, batches stay small
             "queue.buffering.max.messages": 1_000_000,
             **self.client,
-            "transactional.id": transactional_id,
-            "transaction.timeout.ms": TRANSACTION_TIMEOUT_MS,
-            "message.timeout.ms": TRANSACTION_TIMEOUT_MS,
-            "socket.timeout.ms": TRANSACTION_TIMEOUT_MS,
-            "retry.backoff.ms": NO_RETRY_BACKOFF_MS,
-            "retry.backoff.max.ms": NO_RETRY_BACKOFF_MS,
-            # Not the default 30 s: a missing topic would hold up its transaction for so long.
-            "topic.metadata.propagation.max.ms": 1_000,
+            **unrepeated(transactional_id),
             "message.max.bytes": max(self.max_record_bytes, MAX_REQUEST_BYTES),
-            "partitioner": "murmur2_random",  # as Java's
         }
 
     def consumer(self) -> dict[str, Any]:

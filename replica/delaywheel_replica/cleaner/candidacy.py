@@ -12,6 +12,7 @@ import queue
 from collections.abc import Callable
 from functools import partial
 
+from delaywheel.transactional import MAX_CALL_MS
 from delaywheel_replica.cleaner.kafka.follower import ControlFollower, ControlTopicBroken
 from delaywheel_replica.cleaner.outside.clocks import Clock, SystemClock
 from delaywheel_replica.cleaner.outside.ports import (
@@ -35,7 +36,6 @@ from delaywheel_replica.core.election.events import (
 )
 from delaywheel_replica.core.protocol.control import ControlState, leader_record
 from delaywheel_replica.core.protocol.transaction_outcomes import Verdict
-from delaywheel_replica.kafka_settings import MAX_CALL_MS
 from delaywheel_replica.process.logs import get_logger
 
 CALL_MS = 5_000

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from delaywheel.identity import WheelId
+from delaywheel.transactional import MAX_CALL_MS
 from delaywheel_replica.cleaner.candidacy import Candidacy
 from delaywheel_replica.cleaner.delivery.forward import Forwarder, Planned, Transacted
 from delaywheel_replica.cleaner.ingress.term import Ingress
@@ -72,7 +73,6 @@ from delaywheel_replica.core.protocol.status_files import (
     ServerStatus,
 )
 from delaywheel_replica.core.protocol.transaction_outcomes import Verdict
-from delaywheel_replica.kafka_settings import MAX_CALL_MS
 from delaywheel_replica.link import DeadLetter
 from delaywheel_replica.process.logs import get_logger
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from delaywheel import transactional
 from delaywheel.identity import WheelId
-from delaywheel_replica import kafka_settings as settings_module
 from delaywheel_replica.cleaner.kafka.producers import LeaderProducers
 from delaywheel_replica.cleaner.outside.ports import IDS, Record
 from delaywheel_replica.core.protocol.control import REMOVED, NodeRecord, node_record
@@ -186,7 +186,7 @@ def test_takeover_over_an_open_transaction(
     old = LeaderProducers(settings)
     with monkeypatch.context() as longer:
         # The broker would end it by itself after the test: it is the new leader that does.
-        longer.setattr(settings_module, "TRANSACTION_TIMEOUT_MS", 300_000)
+        longer.setattr(transactional, "TRANSACTION_TIMEOUT_MS", 300_000)
         for number in range(IDS):
             assert old.init(number, PATIENT_MS).verdict is Verdict.CONTINUE
     old.begin(1)

@@ -28,8 +28,8 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import StrEnum
 
+from delaywheel.transactional import TRANSACTION_TIMEOUT_MS
 from delaywheel_replica.cleaner.outside.ports import Record
-from delaywheel_replica.kafka_settings import TRANSACTION_TIMEOUT_MS
 from sim.kafka.faults import KafkaFaults, draw_us
 from sim.kafka.log import Entry, Partition, Transaction
 from sim.kafka.topic_troubles import TopicTroubles

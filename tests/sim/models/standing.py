@@ -9,6 +9,7 @@ fresh: it is stamped meanwhile, until the machine says that the leader counts no
 
 from dataclasses import dataclass, field
 
+from delaywheel.transactional import MAX_CALL_MS
 from delaywheel_replica.cleaner.candidacy import MARK_MS
 from delaywheel_replica.cleaner.leadership import MIN_CALL_MS
 from delaywheel_replica.core.election.events import (
@@ -33,7 +34,6 @@ from delaywheel_replica.core.protocol.control import ControlState, LeaderRecord
 from delaywheel_replica.core.protocol.progress import Progress
 from delaywheel_replica.core.protocol.status_files import CLEANER_FRESH_MS
 from delaywheel_replica.core.protocol.transaction_outcomes import Verdict
-from delaywheel_replica.kafka_settings import MAX_CALL_MS
 
 STEP_MS = 50
 IDS = 2

@@ -48,13 +48,11 @@ from delaywheel.consumer.records import Incoming, Outgoing, Partition, Place
 from delaywheel.consumer.settings import Settings
 from delaywheel.ingress import ingress_topic
 from delaywheel.record_headers import headers_of
+from delaywheel.transactional import MAX_CALL_MS, transactional
 
 _LOG = logging.getLogger("delaywheel.consumer")
 
-TRANSACTION_TIMEOUT_MS = 10_000
-"""How long brokers keep a dead consumer's transaction open, and its partitions waiting."""
-CALL_S = 9.0
-"""Calls that may end a transaction wait no longer than this: below the brokers' own abort."""
+CALL_S = MAX_CALL_MS / 1000
 ASK_S = 5.0
 TOPICS_S = 30.0
 AWAY_S = 30.0
@@ -306,13 +304,10 @@ class KafkaBroker:
                 {
                     "linger.ms": 5,
                     **self._client(),
-                    "transactional.id": self._transactional_id,
-                    "transaction.timeout.ms": TRANSACTION_TIMEOUT_MS,
-                    "message.timeout.ms": TRANSACTION_TIMEOUT_MS,
+                    **transactional(self._transactional_id),
                     "retry.backoff.ms": RETRY_BACKOFF_MS,
                     "retry.backoff.max.ms": RETRY_BACKOFF_MS,
                     "message.max.bytes": LARGEST_BATCH_BYTES,
-                    "partitioner": "murmur2_random",  # as Java's
                 },
                 logger=_LOG,
             )

@@ -15,8 +15,7 @@ next call:
 | the commit, later | any other error | not known: nothing more is sent |
 | another claim | any call: fenced | nothing more is sent |
 
-The client retries nothing within a call: what it would have retried ends as a timeout. Otherwise
-a late copy of an EndTxn could end a later transaction of this producer in the middle.
+The client retries nothing within a call (`delaywheel.transactional` says why).
 """  # noqa: E501 - rows of a table
 
 from __future__ import annotations
@@ -34,12 +33,10 @@ from delaywheel.deadletters.errors import DeadLettersError, DeadLettersReason
 from delaywheel.deadletters.letter import Outgoing
 from delaywheel.deadletters.marks import CLAIM_KEY
 from delaywheel.deadletters.reading import refused
+from delaywheel.transactional import MAX_CALL_MS, unrepeated
 
-TRANSACTION_TIMEOUT_MS = 10_000
-CALL_S = 9.0
-"""Calls that may end a transaction wait no longer than this: below the broker's own abort."""
+CALL_S = MAX_CALL_MS / 1000
 INIT_S = 30.0
-NO_RETRY_BACKOFF_MS = 30_000
 LARGEST_REQUEST_BYTES = 90_000_000
 """The client's own limit of sizes, set high: topics and brokers decide."""
 
@@ -89,15 +86,8 @@ class LetterWriter:
                 "log_level": 0,
                 "linger.ms": 5,
                 **client,
-                "transactional.id": f"{topic}-replay",
-                "transaction.timeout.ms": TRANSACTION_TIMEOUT_MS,
-                "message.timeout.ms": TRANSACTION_TIMEOUT_MS,
-                "socket.timeout.ms": TRANSACTION_TIMEOUT_MS,
-                "retry.backoff.ms": NO_RETRY_BACKOFF_MS,
-                "retry.backoff.max.ms": NO_RETRY_BACKOFF_MS,
-                "topic.metadata.propagation.max.ms": 1_000,
+                **unrepeated(f"{topic}-replay"),
                 "message.max.bytes": LARGEST_REQUEST_BYTES,
-                "partitioner": "murmur2_random",
             }
         )
 
