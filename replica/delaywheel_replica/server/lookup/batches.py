@@ -10,11 +10,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-import numpy as np
-
-from delaywheel.storage.frames.columns import ID_LENGTH_BYTES
 from delaywheel.storage.frames.format import Frame
-from delaywheel.storage.reading.cancels import BEGIN_BYTES
+from delaywheel.storage.reading.cancels import begins_of, rows_that_begin
 from delaywheel_replica.core.protocol.progress import Position
 from delaywheel_replica.server.lookup.scan import key_of
 
@@ -77,10 +74,9 @@ def in_batches(
 def _with_cancels(batch: Batch, cancels: Callable[[], Iterable[Frame]]) -> Batch:
     keys = {key for _, _, key in batch.rows()}
     if keys:
-        begins = np.frombuffer(b"".join(key[:BEGIN_BYTES] for key in keys), dtype=np.uint64)
+        begins = begins_of(keys)
         for frame in cancels():
             columns = frame.columns
-            ids = np.ascontiguousarray(columns.ids).reshape(-1, ID_LENGTH_BYTES)
-            at = np.flatnonzero(np.isin(ids.view(np.uint64)[:, 0], begins))
-            batch.cancelled |= keys & {key_of(columns, row) for row in at.tolist()}
+            rows = rows_that_begin(columns, begins)
+            batch.cancelled |= keys & {key_of(columns, row) for row in rows}
     return batch

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from delaywheel.identity import WheelId
 from delaywheel.seqset import NO_SEQS, SeqSet
-from delaywheel.storage.frames.columns import ID_LENGTH_BYTES
+from delaywheel.storage.frames.columns import ID_LENGTH_BYTES, Columns
 from delaywheel.storage.frames.format import Frame, Kind
 from delaywheel.storage.frames.rows import cancel_counts
 from delaywheel.storage.reading.reader import DamagedFrame, WheelReader
@@ -52,6 +53,18 @@ class Budget:
         self.length_bytes -= length_bytes
 
 
+def begins_of(ids: Iterable[bytes]) -> NDArray[np.uint64]:
+    """Returns the first `BEGIN_BYTES` of each of these ids or keys, each once."""
+    return np.frombuffer(b"".join(sorted({id_[:BEGIN_BYTES] for id_ in ids})), dtype=np.uint64)
+
+
+def rows_that_begin(columns: Columns, begins: NDArray[np.uint64]) -> list[int]:
+    """Returns the rows whose ids begin in one of these ways."""
+    ids = np.ascontiguousarray(columns.ids).reshape(-1, ID_LENGTH_BYTES)
+    rows: list[int] = np.flatnonzero(np.isin(ids.view(np.uint64)[:, 0], begins)).tolist()
+    return rows
+
+
 class CancelLook:
     """The rows, among one second's cancels, whose ids begin in one of some ways.
 
@@ -69,7 +82,7 @@ class CancelLook:
         """
         self.slot = slot
         self.rows: set[CancelRow] = set()
-        self._begins = np.frombuffer(b"".join(sorted(set(begins))), dtype=np.uint64)
+        self._begins = begins_of(begins)
         self._read: dict[WheelId, int] = {}
 
     def go_on(
@@ -147,10 +160,8 @@ class CancelLook:
         )
 
     def _add(self, frame: Frame) -> None:
-        columns = frame.columns
-        ids = np.ascontiguousarray(columns.ids).reshape(-1, ID_LENGTH_BYTES)
-        at = np.flatnonzero(np.isin(ids.view(np.uint64)[:, 0], self._begins))
+        ids, dues_ms = frame.columns.ids, frame.columns.due_ms
         self.rows.update(
-            CancelRow(frame.wheel, frame.seq, row, ids[row].tobytes(), int(columns.due_ms[row]))
-            for row in at.tolist()
+            CancelRow(frame.wheel, frame.seq, row, ids[row].tobytes(), int(dues_ms[row]))
+            for row in rows_that_begin(frame.columns, self._begins)
         )
