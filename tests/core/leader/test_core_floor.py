@@ -12,9 +12,9 @@ from delaywheel_replica.core.leader.floor import (
     FloorView,
     FloorWatch,
     floor_after,
-    ledger_told,
     passed_seq,
-    seals_told,
+    published_seqs,
+    reported_seals,
     watch_seals,
     wholly_below,
 )
@@ -166,7 +166,7 @@ def view(**changes: object) -> FloorView:
     base = FloorView(
         progress=Progress(1_000_000, None, {A1: 5}, floor=10),
         wheels={A1: wheel_record_of(seal_slot=10)},
-        told={A1: Seal(500, 5)},
+        reported={A1: Seal(500, 5)},
         published={A1: 5},
     )
     return replace(base, **changes)  # type: ignore[arg-type]
@@ -180,8 +180,8 @@ def floor_of(view: FloorView, watch: FloorWatch | None = None) -> int:
 def test_each_gate_holds_the_floor() -> None:
     assert set(FRAME_GATES) == {"taken", "published"}
     assert floor_of(view()) == 500
-    assert floor_of(view(told={A1: Seal(990, 5)})) == 900
-    assert floor_of(view(told={})) == 10
+    assert floor_of(view(reported={A1: Seal(990, 5)})) == 900
+    assert floor_of(view(reported={})) == 10
     assert floor_of(view(published={A1: 4})) == 10
     assert floor_of(view(published={})) == 10
     assert floor_of(view(progress=Progress(1_000_000, None, {A1: 4}, floor=10))) == 10
@@ -191,7 +191,7 @@ def test_each_gate_holds_the_floor() -> None:
 def test_a_spare_holds_the_floor_by_its_own_seal() -> None:
     wheels = {A1: wheel_record_of(seal_slot=10), A2: wheel_record_of(seal_slot=300)}
     assert floor_of(view(wheels=wheels)) == 300
-    assert floor_of(view(wheels=wheels, told={A1: Seal(500, 5), A2: Seal(400, 0)})) == 400
+    assert floor_of(view(wheels=wheels, reported={A1: Seal(500, 5), A2: Seal(400, 0)})) == 400
 
 
 def test_a_closed_wheel_holds_it_only_until_its_end_has_passed() -> None:
@@ -213,7 +213,7 @@ def test_under_load_a_held_seal_moves_the_floor_though_the_newest_is_always_ahea
         written = 10 * (second + 1)
         seen = view(
             progress=Progress(1_000_000, None, {A1: written - 15}, floor=10),
-            told={A1: Seal(400 + second, written)},
+            reported={A1: Seal(400 + second, written)},
             published={A1: written},
         )
         watch = watch_seals(watch, seen)
@@ -229,8 +229,8 @@ def test_of_all_that_is_told_the_strongest_counts() -> None:
             "c", wheels={A1: wheel_heartbeat(9, seal=(4, 2), ledger_seq=0), B1: wheel_heartbeat()}
         ),
     ]
-    assert seals_told(heartbeats) == {A1: Seal(5, 7), B1: Seal(0, 0)}
-    assert ledger_told(heartbeats) == {A1: 6, B1: 0}
+    assert reported_seals(heartbeats) == {A1: Seal(5, 7), B1: Seal(0, 0)}
+    assert published_seqs(heartbeats) == {A1: 6, B1: 0}
 
 
 MEMBERS = ControlState(

@@ -22,8 +22,8 @@ from delaywheel_replica.core.node.events import (
     Published,
     Save,
     Sweep,
-    Tell,
     Unreadable,
+    WriteStatus,
     Written,
 )
 from delaywheel_replica.core.protocol.control import WheelRecord
@@ -223,7 +223,7 @@ def test_a_node_alone_acknowledges_what_it_has_written() -> None:
     node = alone()
     node.write(3)
     assert node.acknowledged == {A1: 3}
-    assert Tell in kinds(node.done)
+    assert WriteStatus in kinds(node.done)
 
 
 def test_without_a_wheel_nobody_is_let_in() -> None:

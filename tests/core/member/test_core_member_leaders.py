@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from delaywheel.identity import WheelId
-from delaywheel_replica.core.node.events import Tell
+from delaywheel_replica.core.node.events import WriteStatus
 from delaywheel_replica.core.protocol.heartbeat import Heard, Term
 from delaywheel_replica.core.protocol.messages import Gossip, Vote, VoteAsk
 from delaywheel_replica.core.protocol.status_files import Role, VoteWish
@@ -35,7 +35,7 @@ def test_a_leader_that_says_it_leads_no_more_is_gone_at_once() -> None:
     assert node.status().leader_heard_ms == node.now_ms, "only its own word counts"
     effects = node.receive("b", Gossip(ended))
     assert node.status().leader_heard_ms is None
-    assert Tell() in effects, "the cleaner waits for it"
+    assert WriteStatus() in effects, "the cleaner waits for it"
     node.receive("c", VoteAsk(1, 1_000))
     assert messages(node, Vote) == [("c", Vote(1))]
 
@@ -47,7 +47,7 @@ def test_a_candidate_is_waited_for_like_a_leader_until_it_says_that_it_failed() 
     assert node.status().leader_heard_ms == node.now_ms
     node.receive("c", VoteAsk(1, 1_000))
     assert messages(node, Vote) == []
-    assert Tell() in node.receive("b", Gossip(heartbeat_of("b", count=2)))
+    assert WriteStatus() in node.receive("b", Gossip(heartbeat_of("b", count=2)))
     assert node.status().leader_heard_ms is None
 
 
@@ -64,7 +64,7 @@ def test_the_others_are_told_at_once_that_kafka_has_answered_the_own_candidate()
 def test_a_beat_without_term_of_who_did_not_lead_says_nothing() -> None:
     node = FakeNode("a")
     node.receive("b", Gossip(heartbeat_of("b", term=Term(5))))
-    assert Tell() not in node.receive("c", Gossip(heartbeat_of("c")))
+    assert WriteStatus() not in node.receive("c", Gossip(heartbeat_of("c")))
     assert node.status().leader_heard_ms == node.now_ms
 
 

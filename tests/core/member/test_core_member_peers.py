@@ -19,8 +19,8 @@ from delaywheel_replica.core.node.events import (
     Saved,
     Send,
     Serve,
-    Tell,
     Unreadable,
+    WriteStatus,
 )
 from delaywheel_replica.core.protocol.frames import FrameSet
 from delaywheel_replica.core.protocol.heartbeat import Fence, FenceAnswer, Heard, Term
@@ -88,10 +88,10 @@ def test_the_high_watermark_is_told_at_once() -> None:
 def test_a_leader_tells_its_row_when_it_hears_of_a_high_watermark() -> None:
     node = _mirror_of_b(held=3)
     told = heartbeat_of("b", open=B1, wheels={B1: wheel_heartbeat(3, high_watermark=2)})
-    assert Tell() not in node.receive("b", Gossip(told))
+    assert WriteStatus() not in node.receive("b", Gossip(told))
     node.told(node.cleaner({B1: record_of()}, role=Role.LEADING))
     told = replace(told, count=2, wheels={B1: wheel_heartbeat(3, high_watermark=3)})
-    assert Tell() in node.receive("b", Gossip(told))
+    assert WriteStatus() in node.receive("b", Gossip(told))
 
 
 def test_a_mirror_that_is_cut_off_leaves_and_too_few_refuse_callers() -> None:

@@ -16,8 +16,8 @@ from delaywheel.storage.frames.frame_copy import FrameCopy
 from delaywheel_replica.core.leader.closing import (
     Close,
     closing,
+    committed_fills,
     fences_wanted,
-    fills_told,
     fills_wanted,
     wheels_to_close,
 )
@@ -159,7 +159,7 @@ class Members(RuleBasedStateMachine):
                 dict(self.control.wheels),
                 role=Role.LEADING,
                 fences=tuple(fences_wanted(results)),
-                fills=fills_told(state),
+                fills=committed_fills(state),
             )
         )
         self.world.collect()

@@ -70,13 +70,13 @@ class Fetcher:
     def answered(self, wheel: WheelId = A1) -> None:
         self.fetching.answered(self.sent[wheel][1].request)
 
-    def told_lacks(self, first: int, last: int | None = None, storage: str | None = None) -> None:
+    def note_lacks(self, first: int, last: int | None = None, storage: str | None = None) -> None:
         peer, fetch = self.sent[A1]
         message = Lacks(fetch.request, A1, storage or f"disk-{peer}", first, last or first)
         self.fetching.lacks(peer, message.storage, message)
 
     def missing(self, wheel: WheelId = A1) -> dict[int, str]:
-        told = sorted(self.fetching.lacks_told().get(wheel, {}).items())
+        told = sorted(self.fetching.reported_lacks().get(wheel, {}).items())
         seqs = {seq for _, lacks in told for seq in lacks}
         return {seq: "".join(node for node, lacks in told if seq in lacks) for seq in seqs}
 
@@ -128,7 +128,7 @@ def test_a_frame_that_nobody_has_holds_up_no_other() -> None:
     want = replace(want, heartbeats=damaged)
     for node in "abc":
         assert fetcher.asks(want) == (node, 2, 2)
-        fetcher.told_lacks(2)
+        fetcher.note_lacks(2)
     asked = fetcher.asks(want)
     assert asked is not None
     assert asked[1:] == (6, 6)
@@ -245,7 +245,7 @@ def test_what_nobody_shows_is_asked_of_every_other_member_once() -> None:
     want = want_of(missing=(7, 8))
     for node in "abc":
         assert fetcher.asks(want) == (node, 7, 8)
-        fetcher.told_lacks(7, 8)
+        fetcher.note_lacks(7, 8)
     assert fetcher.missing() == {7: "abc", 8: "abc"}
     assert fetcher.asks(want) is None
 
@@ -255,7 +255,7 @@ def test_a_run_is_gone_on_with_behind_what_nobody_has() -> None:
     want = want_of(missing=(7, 8))
     for _ in "abc":
         fetcher.asks(want)
-        fetcher.told_lacks(7)
+        fetcher.note_lacks(7)
     assert fetcher.asks(want) == ("c", 8, 8)
 
 
@@ -265,7 +265,7 @@ def test_nothing_is_asked_for_behind_a_frame_that_cannot_be_got() -> None:
     want = want_of(applied=4, limit=6)
     for _ in "abc":
         fetcher.asks(want)
-        fetcher.told_lacks(5)
+        fetcher.note_lacks(5)
     assert fetcher.asks(want) is None
 
 
@@ -274,7 +274,7 @@ def test_who_lacks_a_frame_is_asked_again_as_soon_as_it_shows_it() -> None:
     want = want_of({"b": 4}, missing=(5,))
     for node in "abc":
         assert fetcher.asks(want) == (node, 5, 5)
-        fetcher.told_lacks(5)
+        fetcher.note_lacks(5)
     assert fetcher.asks(want) is None
     assert fetcher.asks(want_of({"b": 4, "c": 5}, missing=(5,))) == ("c", 5, 5)
     assert fetcher.missing() == {5: "ab"}
@@ -288,7 +288,7 @@ def test_who_lacks_what_it_still_shows_is_not_asked_for_it_at_once() -> None:
         found = fetcher.asks(want)
         if found is not None:
             asked.append(found[0])
-            fetcher.told_lacks(5)
+            fetcher.note_lacks(5)
     assert "".join(asked) == "bca"
     fetcher.after(TIMEOUT_MS + ROUND_MS)
     assert fetcher.asks(want) == ("b", 5, 5)
@@ -299,7 +299,7 @@ def test_who_is_not_heard_any_more_is_not_believed() -> None:
     want = want_of(missing=(5,))
     for _ in "abc":
         fetcher.asks(want)
-        fetcher.told_lacks(5)
+        fetcher.note_lacks(5)
     assert fetcher.missing() == {5: "abc"}
     fetcher.asks(want, reachable="ac")
     assert fetcher.missing() == {5: "ac"}
@@ -310,14 +310,14 @@ def test_who_is_not_heard_any_more_is_not_believed() -> None:
 def test_what_another_disk_lacks_says_nothing() -> None:
     fetcher = Fetcher()
     fetcher.asks(want_of({"b": 5}, limit=5))
-    fetcher.told_lacks(1, storage="new")
+    fetcher.note_lacks(1, storage="new")
     assert fetcher.missing() == {}
 
 
 def test_only_what_was_asked_for_is_believed() -> None:
     fetcher = Fetcher()
     fetcher.asks(want_of({"b": 4}, applied=2, limit=4))
-    fetcher.told_lacks(2, 5)
+    fetcher.note_lacks(2, 5)
     assert fetcher.missing() == {3: "b", 4: "b"}
 
 
@@ -334,7 +334,7 @@ def test_only_who_was_asked_is_believed() -> None:
 def test_what_is_found_or_over_is_missing_no_more() -> None:
     fetcher = Fetcher()
     fetcher.asks(want_of({"b": 4}, limit=4))
-    fetcher.told_lacks(1, 2)
+    fetcher.note_lacks(1, 2)
     fetcher.fetching.look_only_for(A1, SeqSet([(2, 9)]))
     fetcher.fetching.look_only_for(A2, NO_SEQS)
     assert fetcher.missing() == {2: "b"}
@@ -394,7 +394,7 @@ def test_what_anyone_has_is_got_and_of_the_rest_all_are_known_to_lack_it(
             fetcher.answered()
         else:
             lacks = _leading(run, run - holds[peer])
-            fetcher.told_lacks(min(lacks), max(lacks))
+            fetcher.note_lacks(min(lacks), max(lacks))
     for first, _ in _want_of_all(held, limit).runs():
         assert not any(first in holds[node] for node in answering)
         assert "".join(answering) == fetcher.missing().get(first, "")

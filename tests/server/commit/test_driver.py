@@ -28,8 +28,8 @@ from delaywheel_replica.core.node.events import (
     Mirror,
     Send,
     Sweep,
-    Tell,
     Tick,
+    WriteStatus,
 )
 from delaywheel_replica.core.protocol.control import WheelRecord
 from delaywheel_replica.core.protocol.frames import FrameSet
@@ -359,7 +359,7 @@ CARD = WheelCard(WheelId("n2", 1), {"n1": "s", "n2": "s2"}, 1, 7200)
 
 def test_what_cannot_fail_is_done_while_jobs_wait(ready: Driven, script: Script) -> None:
     refused = Refused("n2", 1)
-    script.effects = [Tell(), Send("n2", refused), Mirror(CARD, NO_BUNDLE)]
+    script.effects = [WriteStatus(), Send("n2", refused), Mirror(CARD, NO_BUNDLE)]
     ready.sent.clear()
     ready.words = 0
     ready.driver.tick()
@@ -408,7 +408,7 @@ def test_callers_are_answered_before_the_row_is_written_but_not_who_cancels(
     ready.jobs.clear()
     group = ready.driver.begin_group()
     assert group is not None
-    script.effects = [Acknowledge(ONE, 1), Tell()]
+    script.effects = [Acknowledge(ONE, 1), WriteStatus()]
     ready.words = 0
     ready.driver.finish_group(group)
     assert (words_then, ready.words) == ([words], 1)
@@ -418,7 +418,7 @@ def test_callers_of_a_wheel_that_is_left_are_told_that_nobody_knows(
     ready: Driven, script: Script
 ) -> None:
     one, two = ready.produce(message(1)), ready.produce(message(2))
-    script.effects = [Acknowledge(ONE, 1), Tell(), LeaveWheel(ONE)]
+    script.effects = [Acknowledge(ONE, 1), WriteStatus(), LeaveWheel(ONE)]
     ready.driver.tick()
     assert (one.said, two.said) == ("n1.1", "nothing yet")
     ready.work()
@@ -430,10 +430,10 @@ def test_an_acknowledgement_that_comes_late_is_of_its_own_wheel(
 ) -> None:
     """Two threads step one after the other, and overtake each other behind it."""
     waits = ready.produce(message(1))
-    script.effects = [Acknowledge(TWO, 9), Tell()]
+    script.effects = [Acknowledge(TWO, 9), WriteStatus()]
     ready.driver.tick()
     assert waits.said == "nothing yet"
-    script.effects = [Acknowledge(ONE, 9), Tell()]
+    script.effects = [Acknowledge(ONE, 9), WriteStatus()]
     ready.driver.tick()
     assert waits.said == "n1.1"
 

@@ -75,7 +75,7 @@ def fills_before_they_are_committed() -> list[Patch]:
 
     return [
         everywhere(closing.fills_wanted, wanted),
-        everywhere(closing.fills_told, lambda _state: dict(told)),
+        everywhere(closing.committed_fills, lambda _state: dict(told)),
     ]
 
 

@@ -156,7 +156,7 @@ def floor_ignores_spares() -> list[Patch]:
         begun = {
             wheel: record
             for wheel, record in view.wheels.items()
-            if view.progress.seq(wheel) or view.told.get(wheel, Seal(0, 0)).seq
+            if view.progress.seq(wheel) or view.reported.get(wheel, Seal(0, 0)).seq
         }
         return real(replace(view, wheels=begun), watch, **window)
 

@@ -34,8 +34,8 @@ from delaywheel_replica.core.node.events import (
     Opened,
     Send,
     Serve,
-    Tell,
     Verified,
+    WriteStatus,
 )
 from delaywheel_replica.core.protocol.messages import Gossip, PeerMessage
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, ServerStatus
@@ -302,7 +302,7 @@ class SimServer:
 
     def tell(self) -> None:
         """Writes the row, and wakes the cleaner."""
-        self._live_on(Tell())
+        self._live_on(WriteStatus())
         self._write_row()
 
     def acknowledged(self, effect: Acknowledge, answers: Answers) -> None:

@@ -38,12 +38,12 @@ from delaywheel_replica.core.node.events import (
     Serve,
     Started,
     Sweep,
-    Tell,
     Tick,
     Unreadable,
     Verified,
     VerifyWheel,
     WheelCard,
+    WriteStatus,
     Written,
 )
 from delaywheel_replica.core.protocol.control import WheelRecord
@@ -385,7 +385,7 @@ class FakeNode:
             case DeleteWheel():
                 del store.frames[effect.wheel]
                 return Deleted(effect.wheel)
-            case ForgetLost() | Sweep() | Tell():
+            case ForgetLost() | Sweep() | WriteStatus():
                 pass
         return None
 

@@ -19,7 +19,7 @@ A clock is compared as a heartbeat reported it, plus the time since it arrived: 
 the time that the heartbeat was under way.
 
 If the clocks of fewer than three nodes are known, the brokers' clock, which a candidate has read
-with its marks, is another one. Of three the median counts. Of two nobody can say which is wrong, so
+with its marks, is another one. Of three the median counts. Of two, either may be wrong, so
 no node leads: a leader whose clock is a day ahead would forward that day's messages at once.
 """
 
@@ -196,12 +196,12 @@ def _wanted(
         return record.closed_at
     if answers and any(answer.covers(wheel) for answer in answers):
         return record.fill
-    told = [
+    reported = [
         heartbeat.wheels[wheel].high_watermark
         for heartbeat in heartbeats
         if wheel in heartbeat.wheels
     ]
-    return max(told, default=0)
+    return max(reported, default=0)
 
 
 def _clocks_heard(

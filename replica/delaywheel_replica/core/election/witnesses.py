@@ -61,8 +61,8 @@ def contradiction(state: ControlState, heartbeats: Mapping[str, Heartbeat]) -> s
     return None
 
 
-def _lost_its_end(node: str, what: str, told: object, known: object) -> str:
+def _lost_its_end(node: str, what: str, reported: object, known: object) -> str:
     return (
-        f"node {node} has read of {what} {told}, and the control topic knows of {known}:"
+        f"node {node} has read of {what} {reported}, and the control topic knows of {known}:"
         " it lost its end, or is another cluster's"
     )

@@ -163,7 +163,7 @@ def fills_wanted(
     }
 
 
-def fills_told(state: ControlState) -> dict[WheelId, int]:
+def committed_fills(state: ControlState) -> dict[WheelId, int]:
     """Returns wheel -> how far members may fetch beyond their fences, as committed."""
     return {
         wheel: record.fill

@@ -1,13 +1,13 @@
 """What a leader adds to the messages of its next transaction.
 
 `duties` looks at what is committed, at the progress that the transaction will reach and at what
-the nodes tell, and says which control records go with it, in this order:
+the nodes report, and says which control records go with it, in this order:
 
 1. the first progress of an empty cluster; w set back, as the operator wishes, in a transaction
    without messages;
 2. nodes that the operator replaced get their new storage, those taken out `REMOVED`;
-3. frames that nobody can read are recorded as lost;
-4. wheels that nobody is to write any more are closed, where enough members answered and hold
+3. frames that no node can read are recorded as lost;
+4. wheels that are no longer written are closed, where enough members answered and hold
    them; where enough answered and too few hold, the end that was found is committed as a fill;
 5. closed wheels wholly below the floor are unregistered;
 6. ingress partitions: what is settled, and what is announced;
@@ -17,7 +17,7 @@ the nodes tell, and says which control records go with it, in this order:
 
 Each looks at what those before it have changed. A wheel registered in this very transaction must
 not hold back its floor, and its first seal is the floor that the transaction commits. The
-progress record itself goes last. What no transaction can do, but the nodes can, is told beside:
+progress record itself goes last. What only the nodes can do is returned beside the records:
 fences, fills and frames to be looked for.
 """
 
@@ -32,8 +32,8 @@ from delaywheel_replica.core.leader.closing import (
     Closing,
     HoldersWanted,
     closing,
+    committed_fills,
     fences_wanted,
-    fills_told,
     fills_wanted,
     is_registered,
     wheels_to_close,
@@ -43,8 +43,8 @@ from delaywheel_replica.core.leader.floor import (
     FloorView,
     FloorWatch,
     floor_after,
-    ledger_told,
-    seals_told,
+    published_seqs,
+    reported_seals,
     watch_seals,
     wholly_below,
 )
@@ -110,7 +110,7 @@ class Situation:
         ingress: how far each partition comes with the transaction in which something of it is
             settled or announced.
         ingress_slot: the floor must not pass it, for the sake of what is announced then; None:
-            nobody reads what is, if anything is.
+            announced records, if there are any, are not read.
         rescheduling: what is wished and known of messages that get another due.
     """
 
@@ -190,7 +190,7 @@ def duties(
         records += unregister_records(after, wheel)
     progress = progress.without(unregistered)
     records += _ingress_records(after, situation)
-    # Of a wheel that is unregistered just now, nobody will know later what was lost.
+    # Once a wheel is unregistered, no record says what of it was lost.
     known = replace(state, lost=state.lost | endings.lost)
     records += reschedule_records(
         known, progress, situation.rescheduling, situation.heartbeats, situation.now_ms
@@ -200,8 +200,8 @@ def duties(
     view = FloorView(
         progress=progress,
         wheels=after.wheels,
-        told=seals_told(situation.heartbeats.values()),
-        published=ledger_told(situation.heartbeats.values()),
+        reported=reported_seals(situation.heartbeats.values()),
+        published=published_seqs(situation.heartbeats.values()),
         lost=after.lost,
         ingress_slot=_ingress_slot(after, situation),
     )
@@ -214,7 +214,7 @@ def duties(
         progress=replace(progress, floor=floor),
         watch=watch,
         fences=fences_wanted(endings.closings),
-        fills=fills_told(state),
+        fills=committed_fills(state),
         missing=frames_missing(after, endings.ends, situation.heartbeats),
         lost=endings.lost,
         closed=endings.closed,
@@ -258,7 +258,7 @@ def _set_back(progress: Progress, state: ControlState, situation: Situation) -> 
 def _replaced(state: ControlState, situation: Situation) -> list[ControlRecord]:
     """Replaces a storage. Wheel numbers go on: a name the old storage has used is never reused.
 
-    Nobody takes itself out: it might be the last one that could take the operator's next word.
+    A node never takes itself out: it might be the last one able to take the operator's next word.
     """
     return [
         node_record(node, replace(state.nodes[node], storage=storage))

@@ -36,7 +36,7 @@ class FloorView:
     Attributes:
         progress: As the transaction will leave it, except for the floor.
         wheels: The registered ones.
-        told: The newest seal reported for each.
+        reported: The newest seal reported for each.
         published: The seq up to which the ledger of each is published.
         lost: Frames that no node can read.
         ingress_slot: The least slot of announced records that the transaction does not settle;
@@ -45,7 +45,7 @@ class FloorView:
 
     progress: Progress
     wheels: Mapping[WheelId, WheelRecord]
-    told: Mapping[WheelId, Seal]
+    reported: Mapping[WheelId, Seal]
     published: Mapping[WheelId, int]
     lost: FrameSet = NO_FRAMES
     ingress_slot: int | None = None
@@ -95,7 +95,7 @@ def watch_seals(watch: FloorWatch, view: FloorView) -> FloorWatch:
     held: dict[WheelId, Seal] = {}
     for wheel, record in view.wheels.items():
         slot = watch.sealed_slot(wheel, record)
-        for seal in (watch.held.get(wheel), view.told.get(wheel)):
+        for seal in (watch.held.get(wheel), view.reported.get(wheel)):
             if seal is None or seal.slot <= slot:
                 continue
             if passed_seq(view, wheel) >= seal.seq:
@@ -119,22 +119,22 @@ def floor_after(view: FloorView, watch: FloorWatch, *, late_window_s: int) -> in
     return max(view.progress.floor, min(limits))
 
 
-def seals_told(heartbeats: Iterable[Heartbeat]) -> dict[WheelId, Seal]:
+def reported_seals(heartbeats: Iterable[Heartbeat]) -> dict[WheelId, Seal]:
     """Returns each wheel's strongest seal, whichever node reported it and whenever.
 
     Seals are never broken: one in an old heartbeat, or from another storage, is as true.
     """
-    told: dict[WheelId, Seal] = {}
+    reported: dict[WheelId, Seal] = {}
     for heartbeat in heartbeats:
         for wheel, wheel_heartbeat in heartbeat.wheels.items():
             seal = wheel_heartbeat.seal
-            known = told.get(wheel)
+            known = reported.get(wheel)
             if known is None or (seal.slot, -seal.seq) > (known.slot, -known.seq):
-                told[wheel] = seal
-    return told
+                reported[wheel] = seal
+    return reported
 
 
-def ledger_told(heartbeats: Iterable[Heartbeat]) -> dict[WheelId, int]:
+def published_seqs(heartbeats: Iterable[Heartbeat]) -> dict[WheelId, int]:
     """Returns each wheel's greatest published seq, whichever node reported it."""
     published: dict[WheelId, int] = {}
     for heartbeat in heartbeats:
@@ -161,12 +161,12 @@ def wholly_below(
     record = state.wheels[wheel]
     if record.closed_at is None:
         return False
-    told = [
+    reported = [
         heartbeat.wheels[wheel].top_slot
         for heartbeat in heartbeats.values()
         if wheel in heartbeat.wheels
     ]
-    if any(top_slot >= floor for top_slot in told):
+    if any(top_slot >= floor for top_slot in reported):
         return False
     if state.remaining(record):
         prefixes = member_prefixes(state, wheel, record, heartbeats)

@@ -27,9 +27,9 @@ _NOTHING = WheelHeartbeat(0, 0, 0, 0, 0, -1)
 
 def held_prefix(state: ControlState, wheel: WheelId, heartbeat: Heartbeat) -> int:
     """Returns the seq up to which a node holds every frame of a wheel, except lost ones."""
-    told, lost = heartbeat.wheels.get(wheel, _NOTHING), state.lost.seqs(wheel)
-    missing = told.missing - lost
-    return missing.first - 1 if missing else lost.end_from(told.applied)
+    reported, lost = heartbeat.wheels.get(wheel, _NOTHING), state.lost.seqs(wheel)
+    missing = reported.missing - lost
+    return missing.first - 1 if missing else lost.end_from(reported.applied)
 
 
 def member_heartbeats(
@@ -131,10 +131,10 @@ def _limit(
         return record.closed_at
     # What was taken stays so, although fewer may be known to hold it by now: no end is below V.
     taken = 0 if state.progress is None else state.progress.seq(wheel)
-    told = [
+    reported = [
         wheel_heartbeat.high_watermark
         for heartbeat in heartbeats.values()
         if (wheel_heartbeat := heartbeat.wheels.get(wheel)) is not None
     ]
     held = held_by(member_prefixes(state, wheel, record, heartbeats), record.min_insync)
-    return max([taken, held, *told])
+    return max([taken, held, *reported])

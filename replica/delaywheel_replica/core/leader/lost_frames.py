@@ -82,10 +82,10 @@ def _written_to(
     that is still to come. For a wheel that is no longer in use, answers to fences show what others
     hold.
     """
-    told = sought.heartbeats.get(wheel.node)
+    origin = sought.heartbeats.get(wheel.node)
     record = state.wheels[wheel]
-    is_origins = told is not None and told.storage == record.members.get(wheel.node)
-    written = told.wheels.get(wheel) if told is not None and is_origins else None
+    is_origins = origin is not None and origin.storage == record.members.get(wheel.node)
+    written = origin.wheels.get(wheel) if origin is not None and is_origins else None
     return max(
         ends.get(wheel, 0),
         record.fill,

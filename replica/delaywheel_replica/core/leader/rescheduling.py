@@ -9,7 +9,7 @@ express the same, the record stands, and binds every leader:
 | pending | will be forwarded | is not there | decided; done; cancelled |
 | decided | is withdrawn by the record | is to be written by the leader | written; put off; lost |
 | put off | the same | has a later `to`; the one that passed is withdrawn | written; put off; lost |
-| lost | the same; told to be lost | is withdrawn as one that passed | settled |
+| lost | the same; reported as lost | is withdrawn as one that passed | settled |
 | written | is cancelled by a frame <= V, or by this | will be forwarded: a frame <= V | settled |
 | settled | the same; the record is gone | a message like any other | - |
 
@@ -18,7 +18,7 @@ express the same, the record stands, and binds every leader:
 | decided | that leaves w before both dues, while a copy of (id, due) is <= V, and no cancel |
 | put off | that takes w past `to` while no copy of (id, to) is <= V |
 | written | with a copy of (id, to), and a cancel of (id, due) with its mark unless sealed, <= V |
-| lost | with the frame of (id, due) told to be lost, before it is written |
+| lost | with the frame of (id, due) reported as lost, before it is written |
 | written, too | that takes w past `to`, a copy of (id, to) being <= V: that is forwarded |
 | settled | with the floor above every due that passed, or was sealed |
 
@@ -75,7 +75,7 @@ _DOUBLINGS: Final = 6
 
 @dataclass(frozen=True, slots=True)
 class Rescheduling:
-    """What a leader knows of it besides the control topic.
+    """What a leader knows of reschedules besides the control topic.
 
     Attributes:
         wishes: Requests of which no cancel is admitted, and whose seconds could be read.
@@ -91,7 +91,7 @@ class Rescheduling:
 def reschedule_records(
     state: ControlState,
     after: Progress,
-    told: Rescheduling,
+    situation: Rescheduling,
     heartbeats: Mapping[str, Heartbeat],
     now_ms: int,
 ) -> list[ControlRecord]:
@@ -100,15 +100,15 @@ def reschedule_records(
     Args:
         state: What is committed.
         after: The progress after the transaction, with the committed floor.
-        told: What else is known.
+        situation: What else is known.
         heartbeats: The newest of each node.
         now_ms: The leader's clock.
     """
     records = []
-    written = {each.key: each for each in told.written}
+    written = {each.key: each for each in situation.written}
     for key, stands in sorted(state.reschedules.items()):
         then = _next(key, stands, written.get(key), state, after)
-        if not then.is_written and key in told.absent:
+        if not then.is_written and key in situation.absent:
             then = _put_off(stands, after, now_ms)
         elif not then.is_written and stands.to_ms <= after.due_ms:  # so its copy was forwarded
             then = _withdrawing(stands, key[1])
@@ -116,7 +116,7 @@ def reschedule_records(
             records.append(reschedule_record(key, None))
         elif then != stands:
             records.append(reschedule_record(key, then))
-    for wish in () if nodes_behind(state, heartbeats) else told.wishes:
+    for wish in () if nodes_behind(state, heartbeats) else situation.wishes:
         decided = state.apply_all(records)
         if len(decided.reschedules) < MOST and may_be_decided(decided, wish, after):
             if decided.needs < KNOWN_SINCE:

@@ -86,11 +86,11 @@ from delaywheel_replica.core.node.events import (
     Send,
     Started,
     Sweep,
-    Tell,
     Tick,
     Unreadable,
     Verified,
     VerifyWheel,
+    WriteStatus,
     Written,
 )
 from delaywheel_replica.core.node.known import Known, Registry
@@ -207,7 +207,7 @@ class Member:
             case _:
                 pass
         effects = self._take(event)
-        effects += self._tell_move()
+        effects += self._announce_move()
         effects += self._node_file.settle(is_tick=isinstance(event, Tick))
         effects.sort(key=_rank)
         self._pending.asked(effects)
@@ -222,14 +222,14 @@ class Member:
             case Disconnected():
                 self._hearing.disconnected(event.peer)
                 self._prevote.gone(event.peer)
-                return [Tell()]
+                return [WriteStatus()]
             case CleanerReported():
-                return self._cleaner_told(event.status)
+                return self._cleaner_reported(event.status)
             case Saved():
                 return self._saved(event.state)
             case Opened():
                 self._node_file.opened(event.wheel)
-                return [Tell()]
+                return [WriteStatus()]
             case Written():
                 self._current.written(event)
                 return self._current.pushes()
@@ -239,9 +239,9 @@ class Member:
             case Mirrored():
                 return self._mirrored(event.held)
             case Left():
-                told = self._node_file.left(event.wheel, None)
-                self._verifying.left(event.wheel, told, self._known.now_ms)
-                return [Tell()]
+                last = self._node_file.left(event.wheel, None)
+                self._verifying.left(event.wheel, last, self._known.now_ms)
+                return [WriteStatus()]
             case Verified():
                 return self._verified(event.held)
             case Unreadable():
@@ -251,11 +251,11 @@ class Member:
             case Closed():
                 self._pending.done(CloseWheel, wheel=event.held.card.wheel)
                 self._inventory.put(event.held)
-                return [Tell()]
+                return [WriteStatus()]
             case Deleted():
                 self._pending.done(DeleteWheel, wheel=event.wheel)
                 self._mirrors.deleted(event.wheel)
-                return [Tell()]
+                return [WriteStatus()]
             case Published():
                 self._current.published(event.wheel, event.seq)
                 self._inventory.published(event.wheel, event.seq)
@@ -264,7 +264,7 @@ class Member:
                 self._node_file.drain()
                 return []
             case DiskReported():
-                return self._disk_told(event.state)
+                return self._disk_reported(event.state)
             case Failed():
                 self._failed(event.effect)
                 return []
@@ -285,14 +285,14 @@ class Member:
             *self._own_heartbeat.tick(),
         ]
 
-    def _disk_told(self, state: DiskState) -> list[Effect]:
+    def _disk_reported(self, state: DiskState) -> list[Effect]:
         """Reports the disk's state to origins at once: they should not wait for a full mirror."""
         known = self._known
         was_out, known.disk = known.disk.is_out, state
         if was_out == state.is_out:
             return []
         self._node_file.changed()
-        return [Tell(), *self._own_heartbeat.gossip()]
+        return [WriteStatus(), *self._own_heartbeat.gossip()]
 
     # --- what is durable
 
@@ -300,7 +300,7 @@ class Member:
         effects = self._node_file.saved(state)
         for heartbeat in self._hearing.terms(self._known.now_ms):
             effects += self._peers.answer_leader(heartbeat)
-        return [Tell(), *effects]
+        return [WriteStatus(), *effects]
 
     def _failed(self, effect: Effect) -> None:
         """Resets what is still wanted, so that the next tick asks for it again."""
@@ -326,31 +326,33 @@ class Member:
         wheel = held.card.wheel
         if wheel == self._current.wheel:
             self._node_file.left(wheel, held)
-            return [Tell()]
-        return [*self._mirrors.mirrored(held), *self._peers.tell_leader()]
+            return [WriteStatus()]
+        return [*self._mirrors.mirrored(held), *self._peers.update_if_leading()]
 
     def _verified(self, held: Held) -> list[Effect]:
         """Treats a verified wheel like all others; what has expired meanwhile is swept."""
-        told = self._verifying.done(held.card.wheel)
+        last = self._verifying.done(held.card.wheel)
         self._inventory.put(held)
-        if told is not None:
-            self._inventory.left(held.card.wheel, told)
+        if last is not None:
+            self._inventory.left(held.card.wheel, last)
         self._swept = None
-        return [Tell()]
+        return [WriteStatus()]
 
-    def _tell_move(self) -> list[Effect]:
+    def _announce_move(self) -> list[Effect]:
         """Announces near-due commits immediately, since short delays depend on it."""
         move = self._current.take_move()
         if move is None:
             return []
         acknowledge = Acknowledge(move.wheel, move.to)
         return (
-            [acknowledge, Tell(), *self._own_heartbeat.gossip()] if move.is_near else [acknowledge]
+            [acknowledge, WriteStatus(), *self._own_heartbeat.gossip()]
+            if move.is_near
+            else [acknowledge]
         )
 
     # --- reports of the cleaner
 
-    def _cleaner_told(self, status: CleanerStatus | None) -> list[Effect]:
+    def _cleaner_reported(self, status: CleanerStatus | None) -> list[Effect]:
         known = self._known
         if status is not None and status.boot != known.state.boot_id:
             return []
@@ -416,4 +418,4 @@ def _rank(effect: Effect) -> int:
     """Ranks effects: those that cannot fail, those that are answered, all others."""
     if isinstance(effect, Awaited):
         return 1
-    return 0 if isinstance(effect, Acknowledge | Send | Tell) else 2
+    return 0 if isinstance(effect, Acknowledge | Send | WriteStatus) else 2

@@ -54,7 +54,7 @@ class OwnHeartbeat:
             storage=state.storage,
             boot=state.boot_id,
             wall_ms=known.wall_ms,
-            open=self._current.told_open,
+            open=self._current.reported_open,
             spare=None if state.spare is None else state.spare.wheel,
             last_number=state.last_number,
             draining=self._node_file.is_draining,
@@ -66,7 +66,7 @@ class OwnHeartbeat:
             reached=known.reached,
             stands=known.stands,
             term=self._term(),
-            heard=self._hearing.told(known.now_ms),
+            heard=self._hearing.heard_directly(known.now_ms),
             disk_out=known.disk.is_out,
             verifying=self._verifying.wheels,
             control_version=CONTROL_VERSION,
@@ -84,12 +84,14 @@ class OwnHeartbeat:
         hearing, now_ms = self._hearing, self._known.now_ms
         if not hearing.others:
             return []
-        tells_all, self._turn = self._turn == 0, (self._turn + 1) % ALL_EVERY
+        carries_all, self._turn = self._turn == 0, (self._turn + 1) % ALL_EVERY
         alone = Gossip(self.heartbeat())
-        whole = replace(alone, others=tuple(hearing.heartbeats().values())) if tells_all else alone
+        whole = (
+            replace(alone, others=tuple(hearing.heartbeats().values())) if carries_all else alone
+        )
         sent: list[Effect] = []
         for peer in hearing.others:
-            unheard = () if tells_all else hearing.unheard_by(peer, now_ms)
+            unheard = () if carries_all else hearing.unheard_by(peer, now_ms)
             sent.append(Send(peer, replace(alone, others=unheard) if unheard else whole))
         return sent
 

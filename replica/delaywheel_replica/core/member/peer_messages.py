@@ -10,7 +10,7 @@ from delaywheel_replica.core.node.events import (
     Effect,
     Send,
     Serve,
-    Tell,
+    WriteStatus,
 )
 from delaywheel_replica.core.node.heard_heartbeats import News
 from delaywheel_replica.core.node.plausible import known_number, tempered
@@ -68,14 +68,14 @@ class PeerMessages:
             case Fetch():
                 return self._serve(sender, message)
             case Lacks():
-                self._mirrors.told_lacks(sender, message)
+                self._mirrors.note_lacks(sender, message)
                 return self._mirrors.fetch()
             case Promise():
                 return self._promised(sender, message.answer)
             case VoteAsk():
                 return self._asked_vote(sender, message)
             case Vote():
-                return [Tell()] if self._prevote.voted(sender, message) else []
+                return [WriteStatus()] if self._prevote.voted(sender, message) else []
 
     def _refused(self, message: Refused) -> None:
         """Fences own wheels: one member that refuses them is enough to prevent acknowledgement."""
@@ -113,7 +113,7 @@ class PeerMessages:
 
     def _heard(self, news: News) -> list[Effect]:
         heartbeat, known = news.heartbeat, self._known
-        effects = self.tell_leader() if self._inventory.heard(heartbeat) else []
+        effects = self.update_if_leading() if self._inventory.heard(heartbeat) else []
         if news.is_direct:
             self._completeness.heard(heartbeat)
             self._current.heard(heartbeat)
@@ -122,7 +122,7 @@ class PeerMessages:
         if news.is_direct and is_waited_for:
             self._prevote.leader_heard(heartbeat.node, known.now_ms)
         elif news.is_direct and self._prevote.gone(heartbeat.node):
-            effects.append(Tell())  # the cleaner may stand at once
+            effects.append(WriteStatus())  # the cleaner may stand at once
         if heartbeat.term is None:
             return effects
         self._fencing.filled(heartbeat.term.fills)
@@ -153,11 +153,11 @@ class PeerMessages:
         is_configured = origin in {self._known.node, *self._hearing.others}
         if not is_configured and self._known_number(origin) == 0:
             return []
-        return [Tell()] if self._fencing.answered(sender, given) else []
+        return [WriteStatus()] if self._fencing.answered(sender, given) else []
 
-    def tell_leader(self) -> list[Effect]:
+    def update_if_leading(self) -> list[Effect]:
         """Updates the status at once if the own cleaner leads."""
-        return [] if self._known.term is None else [Tell()]
+        return [] if self._known.term is None else [WriteStatus()]
 
     def _serve(self, sender: str, fetch: Fetch) -> list[Effect]:
         """Serves frames, except those that were never written or not reported yet."""
@@ -185,7 +185,7 @@ class PeerMessages:
             cleaner is not None and cleaner.role is Role.CANDIDATE and cleaner.vote_wish is None
         )
         vote = self._prevote.asked(sender, ask, known.now_ms, stands=stands)
-        return [] if vote is None else [Send(sender, vote), Tell()]
+        return [] if vote is None else [Send(sender, vote), WriteStatus()]
 
     def ask_votes(self) -> list[Effect]:
         """Asks all other nodes for votes, if the own cleaner wants any."""

@@ -98,7 +98,7 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """The medium refused a write to the open wheel, which takes no more."""
+    """The medium refused a write to the open wheel, which accepts nothing more."""
 
     wheel: WheelId
     cause: str
@@ -177,7 +177,7 @@ class Published:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """The node stops cleanly: it takes no more messages, leaves its open wheel, keeps the spare."""
+    """The node stops cleanly: it accepts nothing more, leaves its open wheel, keeps the spare."""
 
 
 class DiskState(StrEnum):
@@ -364,7 +364,7 @@ class VerifyWheel:
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
+class WriteStatus:
     """Write the status now, and wake the cleaner to read it."""
 
 
@@ -382,7 +382,7 @@ Effect = (
     | Sweep
     | DeleteWheel
     | VerifyWheel
-    | Tell
+    | WriteStatus
 )
 
 
@@ -462,11 +462,11 @@ __all__ = [
     "Serve",
     "Started",
     "Sweep",
-    "Tell",
     "Tick",
     "Unreadable",
     "Verified",
     "VerifyWheel",
     "WheelCard",
+    "WriteStatus",
     "Written",
 ]

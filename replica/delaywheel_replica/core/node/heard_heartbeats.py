@@ -66,7 +66,7 @@ class News:
 @dataclass(slots=True)
 class _Peer:
     newest: Heartbeat
-    told_ms: int
+    newest_at_ms: int
     direct: Heartbeat | None = None
     direct_ms: int = 0
     heard_ms: int | None = None
@@ -121,11 +121,11 @@ class HeardHeartbeats:
 
     def unheard_by(self, peer: str, now_ms: int) -> tuple[Heartbeat, ...]:
         """Returns the newest heartbeats of nodes that another node has not heard lately."""
-        told = self._peers.get(peer)
+        known = self._peers.get(peer)
         heard: Mapping[str, Heard] = {}
         since_ms = 0
-        if told is not None and told.direct is not None:
-            heard, since_ms = told.direct.heard, now_ms - told.direct_ms
+        if known is not None and known.direct is not None:
+            heard, since_ms = known.direct.heard, now_ms - known.direct_ms
         return tuple(
             heartbeat
             for node, heartbeat in self.heartbeats().items()
@@ -137,7 +137,7 @@ class HeardHeartbeats:
         peer = self._peers.get(node)
         return None if peer is None else peer.direct
 
-    def told(self, now_ms: int) -> dict[str, Heard]:
+    def heard_directly(self, now_ms: int) -> dict[str, Heard]:
         """Returns which nodes this node hears directly, for its heartbeat."""
         return {
             node: Heard(peer.direct.boot, max(0, now_ms - peer.heard_ms))
@@ -162,7 +162,7 @@ class HeardHeartbeats:
             for node in self.others
             if (peer := self._peers.get(node)) is not None
             and peer.newest.term is not None
-            and now_ms - peer.told_ms < HEARD_MS
+            and now_ms - peer.newest_at_ms < HEARD_MS
         ]
 
     def leader_clock_ms(self, now_ms: int) -> int | None:
@@ -170,7 +170,7 @@ class HeardHeartbeats:
         newest = max(self.terms(now_ms), key=_epoch, default=None)
         if newest is None:
             return None
-        return newest.wall_ms + now_ms - self._peers[newest.node].told_ms
+        return newest.wall_ms + now_ms - self._peers[newest.node].newest_at_ms
 
     def _take_direct(self, heartbeat: Heartbeat, now_ms: int) -> bool:
         if heartbeat.node not in self.others:
@@ -180,10 +180,10 @@ class HeardHeartbeats:
             return False
         peer.direct, peer.direct_ms = heartbeat, now_ms
         if _replaces(heartbeat, peer.newest):
-            peer.newest, peer.told_ms = heartbeat, now_ms
-        elif now_ms - peer.told_ms >= HEARD_MS:
+            peer.newest, peer.newest_at_ms = heartbeat, now_ms
+        elif now_ms - peer.newest_at_ms >= HEARD_MS:
             self.implausible += 1
-            peer.newest, peer.told_ms = heartbeat, now_ms
+            peer.newest, peer.newest_at_ms = heartbeat, now_ms
         return True
 
     def _take_relayed(self, heartbeat: Heartbeat, heard: Heard | None, now_ms: int) -> bool:
@@ -197,7 +197,7 @@ class HeardHeartbeats:
             return False
         if heartbeat.storage == peer.newest.storage:
             is_newer = heartbeat.order > peer.newest.order
-            if is_newer and not _may_follow(peer.newest, heartbeat, now_ms - peer.told_ms):
+            if is_newer and not _may_follow(peer.newest, heartbeat, now_ms - peer.newest_at_ms):
                 self.implausible += 1
                 return False
         elif heard is None or heard.boot != heartbeat.boot:
@@ -205,7 +205,7 @@ class HeardHeartbeats:
         else:
             is_newer = peer.heard_ms is None or heard.ago_ms < now_ms - peer.heard_ms
         if is_newer:
-            peer.newest, peer.told_ms = heartbeat, now_ms
+            peer.newest, peer.newest_at_ms = heartbeat, now_ms
         return is_newer
 
     def _is_heard(self, node: str, now_ms: int) -> bool:

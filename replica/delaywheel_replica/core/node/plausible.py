@@ -122,9 +122,9 @@ def tempered(heartbeat: Heartbeat, most_slot: int) -> Heartbeat:
         most_slot: The own clock less the late window.
     """
     too_late = {
-        wheel: replace(told, seal_slot=most_slot)
-        for wheel, told in heartbeat.wheels.items()
-        if told.seal_slot > most_slot
+        wheel: replace(reported, seal_slot=most_slot)
+        for wheel, reported in heartbeat.wheels.items()
+        if reported.seal_slot > most_slot
     }
     floor = heartbeat.floor
     if not too_late and (floor is None or floor <= most_slot):
@@ -150,8 +150,8 @@ def known_number(
         held: Wheels that have files here.
         heartbeats: The newest ones of the other nodes.
     """
-    told = heartbeats.get(origin)
-    numbers = [0 if told is None else told.last_number]
+    reported = heartbeats.get(origin)
+    numbers = [0 if reported is None else reported.last_number]
     for wheels in (registered, held, *(heartbeat.wheels for heartbeat in heartbeats.values())):
         numbers += [wheel.number for wheel in wheels if wheel.node == origin]
     return max(numbers)
@@ -174,8 +174,8 @@ def _check_heartbeat(heartbeat: Heartbeat) -> None:
                 f"{heartbeat.node} names {wheel}, and was given {heartbeat.last_number}"
             )
     _at_most("wheels", len(heartbeat.wheels), MOST_WHEELS)
-    for wheel, told in heartbeat.wheels.items():
-        _check_wheel(wheel, told)
+    for wheel, reported in heartbeat.wheels.items():
+        _check_wheel(wheel, reported)
     _check_number("version of control records", heartbeat.control_version, most=MOST_VERSION)
     _at_most("wheels to be verified", len(heartbeat.verifying), MOST_WHEELS)
     _at_most("nodes heard", len(heartbeat.heard), MOST_MEMBERS)
@@ -201,23 +201,23 @@ def _check_reached(reached: Reached) -> None:
         _check_number("row of a position", reached.position.row)
 
 
-def _check_wheel(wheel: WheelId, told: WheelHeartbeat) -> None:
+def _check_wheel(wheel: WheelId, reported: WheelHeartbeat) -> None:
     # In one expression: a node reports each of its wheels ten times a second.
     if not (
-        0 <= told.applied <= MOST
-        and 0 <= told.high_watermark <= MOST
-        and 0 <= told.seal_seq <= MOST
-        and 0 <= told.ledger_seq <= MOST
-        and -MOST <= told.seal_slot <= MOST
-        and -1 <= told.top_slot <= MOST_SLOT
+        0 <= reported.applied <= MOST
+        and 0 <= reported.high_watermark <= MOST
+        and 0 <= reported.seal_seq <= MOST
+        and 0 <= reported.ledger_seq <= MOST
+        and -MOST <= reported.seal_slot <= MOST
+        and -1 <= reported.top_slot <= MOST_SLOT
     ):
-        raise MalformedError(f"{wheel}: {told} has numbers that no wheel has")
-    missing = told.missing
+        raise MalformedError(f"{wheel}: {reported} has numbers that no wheel has")
+    missing = reported.missing
     if not missing:
         return
     _at_most("spans of missing frames", len(missing.spans), MAX_MISSING)
-    if missing.first < 1 or missing.last > told.applied:
-        raise MalformedError(f"missing frames of {wheel} are none up to {told.applied}")
+    if missing.first < 1 or missing.last > reported.applied:
+        raise MalformedError(f"missing frames of {wheel} are none up to {reported.applied}")
 
 
 def _check_frames(sender: str, message: Frames) -> None:
@@ -252,7 +252,7 @@ def _check_answer(sender: str, answer: FenceAnswer) -> None:
     for wheel, seq in answer.applied.items():
         _check_number(f"end of {wheel}", seq)
     if not all(map(answer.covers, [*answer.applied, *answer.incomplete])):
-        raise MalformedError(f"a promise about {answer.fence.origin} tells of others' wheels")
+        raise MalformedError(f"a promise about {answer.fence.origin} speaks of others' wheels")
 
 
 def _check_fence(fence: Fence) -> None:

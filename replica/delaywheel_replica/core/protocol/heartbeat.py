@@ -100,7 +100,7 @@ class WheelHeartbeat:
 
 @dataclass(frozen=True, order=True, slots=True)
 class Fence:
-    """A request to every member: promise to take no more of this node's wheels up to `upto`."""
+    """A request to every member: promise to refuse this node's wheels up to `upto`."""
 
     origin: str
     upto: int
@@ -173,7 +173,7 @@ class Heartbeat:
         open: The wheel that it accepts messages into.
         spare: The wheel that it opens next.
         last_number: The greatest number of its own wheels that it knows of.
-        draining: It accepts no more messages and wants no wheel.
+        draining: It accepts nothing more and wants no wheel.
         complete: It holds all that it ever acknowledged, and reports all that it holds.
         wheels: Every wheel of which it has files, its own and others', and its spare.
         start: How often the node has started on this storage.

@@ -16,7 +16,7 @@ def required_answers(members: int, min_insync: int) -> int:
 
 
 def held_by(applied: Iterable[int], holders: int) -> int:
-    """Returns the greatest seq that at least so many of these members hold, or 0."""
+    """Returns the greatest seq that at least this many of the members hold, or 0."""
     greatest_first = sorted(applied, reverse=True)
     return greatest_first[holders - 1] if len(greatest_first) >= holders else 0
 

@@ -6,7 +6,7 @@ same (core/leader/rescheduling.py).
 
 The frames contain a cancel of (id, due) with a *mark* beside it, in the same frame: a cancel of a
 message that does not exist, whose id is made of (id, due) and of the new due. So a reader that
-finds the cancel can tell that the message was rescheduled, and to which due.
+finds the cancel knows that the message was rescheduled, and to which due.
 """
 
 from collections.abc import Iterable

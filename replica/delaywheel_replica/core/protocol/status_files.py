@@ -163,7 +163,7 @@ class IngressStatus:
     `ingress_dead_letters` and `ingress_deleted` before they were read; and `ingress_announced`.
 
     Attributes:
-        partitions: So many are read.
+        partitions: How many are read.
         lag: Offsets of all of them that are not settled.
         lags: "<topic>/<partition>" -> the same of each; of many partitions the greatest.
         held_bytes: What is under way takes about so much memory.

@@ -51,7 +51,7 @@ class Verdict(StrEnum):
     CONTINUE = "continue"
     """The next call may be made."""
     ABORT = "abort"
-    """Nothing of it can be committed any more: abort it."""
+    """The transaction can no longer be committed: abort it."""
     COMMITTED = "committed"
     """Ended: committed, nothing is under way."""
     ABORTED = "aborted"

@@ -40,9 +40,9 @@ class Completeness:
         if heard is None or heard.boot != self._boot:
             return
         for wheel in heartbeat.named:
-            told = heartbeat.wheels.get(wheel)
-            if told is not None and wheel.node == heartbeat.node:
-                self._targets.setdefault(wheel, told.applied)
+            reported = heartbeat.wheels.get(wheel)
+            if reported is not None and wheel.node == heartbeat.node:
+                self._targets.setdefault(wheel, reported.applied)
 
     def doubted(
         self,

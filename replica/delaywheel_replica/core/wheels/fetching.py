@@ -73,13 +73,13 @@ class Want:
 
     def shown(self, node: str) -> SeqSet:
         """Returns the frames that a node's newest heartbeat reports."""
-        told = self.heartbeats.get(node)
-        return NO_SEQS if told is None else told.shown
+        reported = self.heartbeats.get(node)
+        return NO_SEQS if reported is None else reported.shown
 
     def shows(self, node: str, seq: int) -> bool:
         """Whether a node's newest heartbeat reports a frame."""
-        told = self.heartbeats.get(node)
-        return told is not None and told.shows(seq)
+        reported = self.heartbeats.get(node)
+        return reported is not None and reported.shows(seq)
 
 
 @dataclass(slots=True)
@@ -229,10 +229,10 @@ class Fetching:
         asked.under_way = False
         if storage != asked.storage:
             return
-        told = message.seqs.within(asked.fetch.first_seq, asked.fetch.last_seq)
-        state.keep(sender, state.lacks.get(sender, NO_SEQS) | told)
+        reported = message.seqs.within(asked.fetch.first_seq, asked.fetch.last_seq)
+        state.keep(sender, state.lacks.get(sender, NO_SEQS) | reported)
 
-    def lacks_told(self) -> dict[WheelId, dict[str, SeqSet]]:
+    def reported_lacks(self) -> dict[WheelId, dict[str, SeqSet]]:
         """Returns what the other members reported as missing, by wheel."""
         return {wheel: dict(state.lacks) for wheel, state in self._wheels.items() if state.lacks}
 

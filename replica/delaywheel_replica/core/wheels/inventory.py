@@ -88,11 +88,11 @@ class Inventory:
         known.reported = known.reported.within(1, held.applied)
         self._look_at(wheel, known)
 
-    def left(self, wheel: WheelId, told: WheelHeartbeat) -> None:
+    def left(self, wheel: WheelId, wheel_heartbeat: WheelHeartbeat) -> None:
         """Adds an own wheel that is no longer written; what was reported of it stays true."""
         known = self._wheels[wheel]
-        known.high_watermark, known.seal = told.high_watermark, told.seal
-        known.ledger_seq = told.ledger_seq
+        known.high_watermark, known.seal = wheel_heartbeat.high_watermark, wheel_heartbeat.seal
+        known.ledger_seq = wheel_heartbeat.ledger_seq
         self._heartbeats = None
 
     def repaired(self, wheel: WheelId, seqs: SeqSet, now_ms: int) -> None:
@@ -139,18 +139,18 @@ class Inventory:
     def heard(self, heartbeat: Heartbeat) -> bool:
         """Notes a heartbeat's entries for these wheels; returns whether a high watermark moved."""
         moved = False
-        for wheel, told in heartbeat.wheels.items():
+        for wheel, wheel_heartbeat in heartbeat.wheels.items():
             known = self._wheels.get(wheel)
             if known is None:
                 continue
-            if told.high_watermark > known.high_watermark:
-                known.high_watermark = told.high_watermark
+            if wheel_heartbeat.high_watermark > known.high_watermark:
+                known.high_watermark = wheel_heartbeat.high_watermark
                 moved = True
-            if (told.seal_slot, -told.seal_seq) > _strength(known.seal):
-                known.seal = told.seal
+            if (wheel_heartbeat.seal_slot, -wheel_heartbeat.seal_seq) > _strength(known.seal):
+                known.seal = wheel_heartbeat.seal
                 self._heartbeats = None
-            if told.ledger_seq > known.ledger_seq:
-                self.published(wheel, told.ledger_seq)
+            if wheel_heartbeat.ledger_seq > known.ledger_seq:
+                self.published(wheel, wheel_heartbeat.ledger_seq)
         if moved:
             self._heartbeats = None
         return moved

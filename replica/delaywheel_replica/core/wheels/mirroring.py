@@ -37,7 +37,7 @@ class Verdict:
     Attributes:
         mirror: Frames to write behind what is held.
         repair: Frames to put in the places of missing ones.
-        refused: They were pushed, and no more of their wheel is accepted.
+        refused: They were pushed, and their wheel accepts nothing more.
         answer: They were pushed, and nothing is written: the origin must learn what is held.
     """
 

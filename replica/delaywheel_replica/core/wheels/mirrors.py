@@ -52,7 +52,7 @@ from delaywheel_replica.core.wheels.mirroring import Verdict, believable, judge
 from delaywheel_replica.core.wheels.open_wheel import CurrentWheel
 from delaywheel_replica.core.wheels.verifying import Verifying
 
-MAX_TOLD: Final = 4_096
+MAX_REPORTED: Final = 4_096
 """About this many spans of frames that are looked for are reported, over all wheels."""
 
 WAITING_BYTES: Final = 32 << 20
@@ -60,7 +60,7 @@ WAITING_BYTES: Final = 32 << 20
 
 
 class _Waiting:
-    """Messages with frames of a wheel that wait while the store writes others of it."""
+    """Messages with frames of a wheel that wait while the store writes others of that wheel."""
 
     def __init__(self, max_frames: int) -> None:
         self._max_frames = max_frames
@@ -156,7 +156,7 @@ class Mirrors:
             seqs = SeqSet.of(written.frames.seqs.tolist())
             self._inventory.repaired(wheel, seqs, self._known.now_ms)
         self._inventory.put(held)
-        return [*self._tell_origin(wheel), *self._go_on(wheel)]
+        return [*self._report_to_origin(wheel), *self._go_on(wheel)]
 
     def failed(self, wheel: WheelId) -> None:
         """Drops queued messages after a failed write: they would only leave a gap."""
@@ -245,7 +245,7 @@ class Mirrors:
             return [Send(sender, Refused(wheel.node, wheel.number))]
         return []
 
-    def _tell_origin(self, wheel: WheelId) -> list[Effect]:
+    def _report_to_origin(self, wheel: WheelId) -> list[Effect]:
         """Reports fetched frames to their origin, where they count like pushed ones."""
         heartbeat = self._hearing.heartbeats().get(wheel.node)
         is_in_use = heartbeat is not None and heartbeat.open == wheel
@@ -262,14 +262,14 @@ class Mirrors:
 
     def tick(self) -> list[Effect]:
         """Fetches what is wanted, and maintains what is held."""
-        for wheel in self._fetching.lacks_told():
+        for wheel in self._fetching.reported_lacks():
             wanted = self._missing_here(wheel) - self._known.lost.seqs(wheel)
             self._fetching.look_only_for(wheel, wanted)
         effects = self.fetch()
         self._shown = {}
         for heartbeat in self._hearing.heartbeats().values():
-            for wheel, told in heartbeat.wheels.items():
-                self._shown[wheel] = max(told.applied, self._shown.get(wheel, 0))
+            for wheel, reported in heartbeat.wheels.items():
+                self._shown[wheel] = max(reported.applied, self._shown.get(wheel, 0))
         return [*effects, *self._close_and_delete()]
 
     def fetch(self) -> list[Effect]:
@@ -289,7 +289,7 @@ class Mirrors:
         planned = self._fetching.plan(self._known.now_ms, wants, reachable)
         return [Send(peer, fetch) for peer, fetch in planned]
 
-    def told_lacks(self, sender: str, message: Lacks) -> None:
+    def note_lacks(self, sender: str, message: Lacks) -> None:
         """Notes that another node is missing what it was asked for."""
         self._fetching.lacks(sender, message.storage, message)
 
@@ -300,8 +300,8 @@ class Mirrors:
 
     def looked_for(self) -> tuple[FrameSet, dict[str, FrameSet]]:
         """Returns the frames being searched for, and which of them each member is missing."""
-        told, sought = self._fetching.lacks_told(), self.sought()
-        wheels = {*told, *(wheel for wheel, _ in sought.items())}
+        reported, sought = self._fetching.reported_lacks(), self.sought()
+        wheels = {*reported, *(wheel for wheel, _ in sought.items())}
         wheels.update(wheel for wheel, held in self._inventory.items() if held.missing)
         wheels.discard(self._current.wheel)
         frames: dict[WheelId, SeqSet] = {}
@@ -309,11 +309,11 @@ class Mirrors:
         for wheel in wheels:
             held = self._inventory.get(wheel)
             seqs = sought.seqs(wheel) | (NO_SEQS if held is None else held.missing)
-            for said in told.get(wheel, {}).values():
+            for said in reported.get(wheel, {}).values():
                 seqs |= said
-            seqs = frames[wheel] = seqs.head(max(1, min(MAX_SOUGHT, MAX_TOLD // len(wheels))))
+            seqs = frames[wheel] = seqs.head(max(1, min(MAX_SOUGHT, MAX_REPORTED // len(wheels))))
             own = {self._known.node: self._missing_here(wheel)}
-            for node, said in (told.get(wheel, {}) | own).items():
+            for node, said in (reported.get(wheel, {}) | own).items():
                 lacks.setdefault(node, {})[wheel] = seqs & said
         return FrameSet.of_wheels(frames), {
             node: FrameSet.of_wheels(said) for node, said in sorted(lacks.items())

@@ -117,13 +117,13 @@ class NodeFile:
         """
         self._pending.done(LeaveWheel, wheel=wheel)
         self._has_to_leave = False
-        told = self._current.drop()
+        last = self._current.drop()
         if held is not None:
             self._inventory.put(held)
-            if told is not None:
-                self._inventory.left(wheel, told)
+            if last is not None:
+                self._inventory.left(wheel, last)
         self.changed()
-        return told
+        return last
 
     def dropped(self, effect: Awaited) -> None:
         """Notes that an effect was dropped; the next tick finds what is left to do."""

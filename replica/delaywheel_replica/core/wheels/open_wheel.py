@@ -13,7 +13,7 @@ group; otherwise it would never move under load.
 
 Reasons to leave: a member refused the wheel or a leader has it fenced, it is closed, its medium
 broke, a frame of it cannot be read, a clock that was ahead has sealed it, the node stops. Nothing
-is acknowledged after the decision to leave: waiting callers are told that the outcome is unknown.
+is acknowledged after the decision to leave: waiting callers hear that the outcome is unknown.
 """
 
 from collections import deque
@@ -86,7 +86,7 @@ class CurrentWheel:
         return None if self._spare is None else self._spare.wheel
 
     @property
-    def told_open(self) -> WheelId | None:
+    def reported_open(self) -> WheelId | None:
         """The wheel that the node's heartbeat may name as open."""
         return self.wheel if self._phase in {Phase.MAKING, Phase.OPEN} else None
 
@@ -159,10 +159,10 @@ class CurrentWheel:
 
     def drop(self) -> WheelHeartbeat | None:
         """Drops the wheel; returns what was last reported of it if it was ever written."""
-        told = self.heartbeat() if self._replication is not None else None
+        reported = self.heartbeat() if self._replication is not None else None
         self._spare = self._replication = None
         self._phase = Phase.NAMING
-        return told
+        return reported
 
     # --- while it is written
 
@@ -182,11 +182,13 @@ class CurrentWheel:
         if self._is_seal_due:
             self._seal(writing)
 
-    def applied(self, sender: str, told: Applied) -> None:
+    def applied(self, sender: str, reported: Applied) -> None:
         """Notes what a mirror reports to hold."""
         writing = self.writing
-        if writing is not None and writing.wheel == told.wheel:
-            writing.applied(sender, told.storage, told.boot, told.prefix, self._known.now_ms)
+        if writing is not None and writing.wheel == reported.wheel:
+            writing.applied(
+                sender, reported.storage, reported.boot, reported.prefix, self._known.now_ms
+            )
 
     def heard(self, heartbeat: Heartbeat) -> None:
         """Notes a direct heartbeat, which also reports what the mirror holds."""
@@ -195,8 +197,8 @@ class CurrentWheel:
             return
         writing.booted(heartbeat.node, heartbeat.storage, heartbeat.boot, self._known.now_ms)
         self._hear(writing, heartbeat)
-        told = heartbeat.wheels.get(writing.wheel)
-        prefix = 0 if told is None else told.prefix
+        reported = heartbeat.wheels.get(writing.wheel)
+        prefix = 0 if reported is None else reported.prefix
         writing.applied(
             heartbeat.node, heartbeat.storage, heartbeat.boot, prefix, self._known.now_ms
         )

@@ -129,7 +129,7 @@ def _is_held_back(state: NodeState, node: str, upto: int, wishes: Wishes) -> boo
 
 
 def _opened(state: NodeState, saved: Spare | None, wishes: Wishes) -> NodeState:
-    """Opens only a durable spare: what was reported of it, above all its seal, must bind."""
+    """Opens only a durable spare: what was reported of the spare, above all its seal, must bind."""
     spare = state.spare
     is_free = wishes.in_hand is None and state.open is None and wishes.may_open
     if spare is None or spare != saved or not is_free:

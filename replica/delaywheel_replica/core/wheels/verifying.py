@@ -44,7 +44,7 @@ class Verifying:
         self.wheels = frozenset(wheels)
         self._pending = pending
         self._not_before_ms: dict[WheelId, int] = {}
-        self._told: dict[WheelId, WheelHeartbeat] = {}
+        self._last: dict[WheelId, WheelHeartbeat] = {}
 
     def __contains__(self, wheel: object) -> bool:
         return wheel in self.wheels
@@ -62,18 +62,18 @@ class Verifying:
             and not self._pending.has(VerifyWheel, wheel)
         ]
 
-    def left(self, wheel: WheelId, told: WheelHeartbeat | None, now_ms: int) -> None:
+    def left(self, wheel: WheelId, last: WheelHeartbeat | None, now_ms: int) -> None:
         """Adds an own wheel that was left, with what was last reported of it."""
         self.wheels |= {wheel}
-        if told is not None:
-            self._told[wheel] = told
+        if last is not None:
+            self._last[wheel] = last
         self.failed(wheel, now_ms)
 
     def done(self, wheel: WheelId) -> WheelHeartbeat | None:
         """Removes a verified wheel; returns what this process last reported of it, if anything."""
         self._pending.done(VerifyWheel, wheel=wheel)
         self.wheels -= {wheel}
-        return self._told.pop(wheel, None)
+        return self._last.pop(wheel, None)
 
     def failed(self, wheel: WheelId, now_ms: int) -> None:
         """Notes that the medium reported an error; it is retried later."""

@@ -18,9 +18,9 @@ that may wait for it
 
 - The machine is stepped under one lock, and clocks are read under it; nothing else is done there.
   No step ever waits for a disk, so a slow disk delays no heartbeat and no status.
-- Effects that cannot fail (`Send`, `Tell`, `Acknowledge`) are done at once by the stepping thread,
-  outside the lock. Two threads may overtake each other there; the machine tolerates that
-  (core/protocol/messages.py), and an acknowledgement names its wheel.
+- Effects that cannot fail (`Send`, `WriteStatus`, `Acknowledge`) are done at once by the thread
+  that stepped, outside the lock. Two threads may overtake each other there; the machine tolerates
+  that (core/protocol/messages.py), and an acknowledgement names its wheel.
 - Effects that touch the disk become jobs, queued in the order of the steps: those that are
   answered form one job, each other one a job of its own (core/member/member.py says why).
   Callers' groups are jobs of the same queue. So the store has one writer at a time, which does
@@ -81,10 +81,10 @@ from delaywheel_replica.core.node.events import (
     Serve,
     Started,
     Sweep,
-    Tell,
     Tick,
     Unreadable,
     VerifyWheel,
+    WriteStatus,
     Written,
 )
 from delaywheel_replica.core.node.pending_effects import Awaited
@@ -281,7 +281,7 @@ class Driver:
         answered: deque[Effect] = deque()
         alone: list[Effect] = []
         for effect in effects:
-            if isinstance(effect, Send | Tell | Acknowledge):
+            if isinstance(effect, Send | WriteStatus | Acknowledge):
                 at_once.append(effect)
             elif isinstance(effect, Awaited) and not isinstance(effect, DeleteWheel | VerifyWheel):
                 answered.append(effect)
@@ -303,7 +303,7 @@ class Driver:
         for effect in effects:
             if isinstance(effect, Acknowledge):
                 answers = self._committer.acknowledge(effect.wheel, effect.high_watermark)
-        tells = any(isinstance(effect, Tell) for effect in effects)
+        tells = any(isinstance(effect, WriteStatus) for effect in effects)
         tells_first = any(request.kind is Kind.CANCELS for request, _ in answers)
         if tells and tells_first:
             self._outside.tell()
