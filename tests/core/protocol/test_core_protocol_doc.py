@@ -81,7 +81,7 @@ def test_keys_of_the_control_topic() -> None:
 
 
 def test_phases() -> None:
-    rows = table("phase | told as")[1:]
+    rows = table("phase | reported as")[1:]
     assert [(row[0], row[1]) for row in rows] == [(p.value, p.role.value) for p in Phase]
 
 
@@ -258,7 +258,7 @@ CLOSED = replace(FIVE, wheels={A1: replace(FIVE.wheels[A1], closed_at=4)})
 TAKEABLE: dict[str, tuple[ControlState, Heartbeat, dict[str, Heartbeat], int]] = {
     "not held by the leader's node": (FIVE, heartbeat("a"), holding("bcd", 9), 0),
     "not closed, held by W by their beats": (FIVE, OWN, HELD, 7),
-    "not closed, its HW told by anyone": (FIVE, OWN, TOLD, 6),
+    "not closed, its HW reported by any node": (FIVE, OWN, TOLD, 6),
     "closed at T": (CLOSED, OWN, {}, 4),
 }
 
