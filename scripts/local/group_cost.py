@@ -95,7 +95,7 @@ class Node:
             self._last = same, encode(message)
         self.sent.append((peer, self._last[1]))
 
-    def tell(self) -> None:
+    def write_status(self) -> None:
         """Ignores status changes."""
 
     def acknowledged(self, effect: Acknowledge, answers: Answers) -> None:
@@ -133,7 +133,7 @@ class Trio:
     def tick(self) -> None:
         """Ticks all nodes, which exchange progress and heartbeats."""
         for name, node in self.nodes.items():
-            node.driver.cleaner_told(_cleaner(node, self._wheels, leads=name == NODES[-1]))
+            node.driver.cleaner_reported(_cleaner(node, self._wheels, leads=name == NODES[-1]))
             node.driver.tick()
             node.work()
         self.exchange({})

@@ -61,7 +61,7 @@ def exit_with_supervisor() -> None:
     threading.Thread(target=_wait_and_exit, args=(descriptor,), name="life", daemon=True).start()
 
 
-def tell_ready(address: str) -> None:
+def report_ready(address: str) -> None:
     """Reports to the supervisor, if there is one, where this server accepts calls."""
     descriptor = os.environ.get(READY_FD_VARIABLE)
     if descriptor is not None:

@@ -5,8 +5,8 @@ path          answers
 ============  =================================================================================
 ``/metrics``  all metrics, in the text format that is asked for (Prometheus' own, OpenMetrics)
 ``/healthz``  200 while the process lives and its event loop turns. Nothing else is looked at, so
-              that nobody restarts a node because Kafka is away
-``/readyz``   200 while new messages are taken; else 503, and the reason's name begins the text
+              so that no orchestrator restarts a node because Kafka is away
+``/readyz``   200 while new messages are accepted; else 503, and the text begins with the reason
 ============  =================================================================================
 
 It has a port of its own and neither TLS nor authentication; nothing can be changed through it.
@@ -46,7 +46,7 @@ class HttpPort:
         """Listens; returns the address.
 
         Raises:
-            ListenError: the address cannot be listened on.
+            ListenError: The address cannot be listened on.
         """
         host, _, port = listen.rpartition(":")
         await self._runner.setup()

@@ -21,18 +21,18 @@ from delaywheel_replica.server.service import DelayWheelService
 _SERVICES: Final = pb.DESCRIPTOR.services_by_name
 _HEALTH: Final = health_pb2.DESCRIPTOR.services_by_name["Health"]
 _REFLECTION: Final = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"]
-# What newer clients ask for first: v1alpha, byte for byte, under another name. The library has
-# only the older one.
+# Newer clients ask for v1 first: it is v1alpha, byte for byte, under another name. The library only
+# has v1alpha.
 REFLECTION_V1: Final = "grpc.reflection.v1.ServerReflection"
 ADMIN_SERVICE = _SERVICES["DelayWheelAdmin"].full_name
 SERVICE = _SERVICES["DelayWheel"].full_name
 
-# Answers to questions that are being made, or that are not read: of all callers, of one.
+# Bounds of answers being made, or not yet read: of all callers, of one.
 _ANSWERS_BYTES: Final = 64 << 20
 _CALLER_ANSWERS_BYTES: Final = 16 << 20
-# A connection's calls that are not read yet hold at most this many windows of 64 KiB.
+# At most this many windows of 64 KiB hold calls of one connection that are not read yet.
 _CALLS_OF_CALLER: Final = 256
-# A request that is too large is refused by name, if it is not larger still.
+# A request above the limit is refused with a reason, unless it is even larger than this.
 _TOO_LARGE_BYTES: Final = 1 << 20
 
 
@@ -63,10 +63,10 @@ class Listener:
         """Prepares.
 
         Args:
-            config: of the node.
+            config: The node's configuration.
             services: The services that answer.
-            counts: gets the refused calls.
-            connections: of callers, at most.
+            counts: Counts refused calls.
+            connections: The most connections of callers.
         """
         self._config = config
         self._server = grpc.aio.server(options=_options(config, connections))
@@ -98,7 +98,7 @@ class Listener:
         """Listens; returns the address.
 
         Args:
-            earlier_address: where this node listened before a restart. Callers know it: with
+            earlier_address: Where this node listened before a restart, which callers know: with
                 port 0 it is tried first.
         """
         host, _, port = self._config.listen.rpartition(":")
@@ -110,7 +110,7 @@ class Listener:
         await self._server.start()
         return f"{host}:{bound}"
 
-    async def tell_health(self, *, serving: bool) -> None:
+    async def set_health(self, *, serving: bool) -> None:
         """Sets the health status: whether calls should be sent here."""
         status = health_pb2.HealthCheckResponse
         state = status.SERVING if serving else status.NOT_SERVING
@@ -118,7 +118,7 @@ class Listener:
         await self._health.set(SERVICE, state)
 
     async def stop(self, grace_s: float) -> None:
-        """Stops all calls, the last ones by force."""
+        """Stops all calls, by force once the grace period is over."""
         await self._server.stop(grace_s)
 
     def _listen(self) -> int:
@@ -130,7 +130,7 @@ class Listener:
     def _try_port(self, address: str) -> int:
         try:
             return self._server.add_insecure_port(address)
-        except RuntimeError:  # another process has it by now
+        except RuntimeError:  # another process has taken it
             return 0
 
 
@@ -147,16 +147,16 @@ def _options(config: Config, connections: int) -> list[tuple[str, int]]:
     return [
         ("grpc.max_receive_message_length", config.max_request_bytes + _TOO_LARGE_BYTES),
         ("grpc.max_send_message_length", -1),
-        # Or a server that was left behind would share the port with its successor.
+        # Otherwise a server left behind would share the port with its successor.
         ("grpc.so_reuseport", 0),
         ("grpc.enable_http_proxy", 0),
-        # What is sent to us and not asked for yet stays with the caller, but for a window. Without
-        # this the window would grow to what the line can carry.
+        # Keeps what was sent but not yet read on the caller's side, except for one window.
+        # Otherwise the window would grow to what the line can carry.
         ("grpc.http2.bdp_probe", 0),
         ("grpc.max_concurrent_streams", _CALLS_OF_CALLER),
         # Each needs a descriptor, and the wheel needs descriptors more.
         ("grpc.max_allowed_incoming_connections", connections),
-        # Detects callers that vanished; pings of callers are welcome.
+        # Detects callers that vanished; callers' own pings are allowed.
         ("grpc.keepalive_time_ms", 20_000),
         ("grpc.keepalive_timeout_ms", 10_000),
         ("grpc.keepalive_permit_without_calls", 1),

@@ -1,9 +1,9 @@
 """The server process: ``python -m delaywheel_replica.server.main``, started by the supervisor.
 
-SIGTERM: drain and end with 0. SIGHUP: take over what the supervisor has read anew. The supervisor's
-end: end at once. A defect on any thread, or in what gRPC's threads and the event loop call of ours
-beside the calls of callers: end with 1, so that the node is never half alive; the supervisor starts
-it again.
+SIGTERM: drain and exit with 0. SIGHUP: take over the settings that the supervisor has reread. When
+the supervisor ends: exit at once. After a defect on any thread, or in our code that gRPC's threads
+or the event loop call outside of requests: exit with 1, so that a node is never half alive; the
+supervisor restarts the server.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ from delaywheel_replica.server.intake.descriptors import share_out
 from delaywheel_replica.server.listening import ListenError
 from delaywheel_replica.server.serving import Server
 
-# The default of 5 ms shows in the latency of single messages: writer and loop hand over often.
+# The default of 5 ms shows in the latency of single messages: writer and loop switch often.
 _SWITCH_INTERVAL_S: Final = 0.0005
 
 _log = get_logger(__name__)
@@ -46,7 +46,7 @@ def main() -> int:
     set_up_logging("server", log_format=config.log_format, level=config.log_level)
     end_with_any_thread()
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
-    # A Ctrl-C is the supervisor's business; it ends its children in their order.
+    # Ctrl-C is handled by the supervisor, which ends its children in order.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         asyncio.run(_serve(config))
@@ -55,7 +55,7 @@ def main() -> int:
         return EXIT_HOPELESS
     except (ListenError, PeerListenError) as error:
         _log.error("cannot start", error=str(error))
-        # After a restart it may be the end of the life before that still has the port.
+        # After a restart, the previous process may still hold the port while it ends.
         return 1 if ADDRESS_VARIABLE in os.environ else EXIT_HOPELESS
     return 0
 

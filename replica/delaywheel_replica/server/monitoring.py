@@ -32,7 +32,7 @@ class Monitoring:
         """Starts both; returns the HTTP address, None if none is configured.
 
         Raises:
-            ListenError: the address cannot be listened on.
+            ListenError: The address cannot be listened on.
         """
         address = None if self._listen is None else await self._open_port(self._listen)
         self._pulsing = asyncio.create_task(self._pulse.run())
@@ -48,7 +48,7 @@ class Monitoring:
             await self._port.stop()
 
     async def _open_port(self, listen: str) -> str:
-        # Only here: a node without this port does without aiohttp, a quarter of its start.
+        # Imported only here: a node without this port starts a quarter faster without aiohttp.
         from delaywheel_replica.server.http_port import HttpPort  # noqa: PLC0415
 
         port = HttpPort(self._gatherer, self._sources.refusal)

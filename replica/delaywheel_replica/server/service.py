@@ -1,6 +1,6 @@
-"""The questions of the gRPC service, dispatched to the parts that answer them.
+"""The queries of the gRPC service, dispatched to the parts that answer them.
 
-Messages are taken by producing.py. Refusals become the status of a call in calls.py.
+producing.py accepts messages. Refusals become the status of a call in calls.py.
 """
 
 from dataclasses import dataclass
@@ -102,23 +102,21 @@ class DelayWheelService:
         try:
             message = await self._queries.get_message(reference_of(request.message))
         except RefusedError as error:
-            told = None
+            answered = None
             if error.refusal.reason is Reason.HANDLE_AMBIGUOUS:
-                told = await self._told_by_leader(request.message, context)
-            if told is None:
+                answered = await self._ask_leader(request.message, context)
+            if answered is None:
                 raise
-            message = told
+            message = answered
         if message.state == pb.MESSAGE_STATE_DONE:
-            told = await self._told_by_leader(request.message, context)
-            if told is not None:
-                message.state, message.dead_reason = told.state, told.dead_reason
+            answered = await self._ask_leader(request.message, context)
+            if answered is not None:
+                message.state, message.dead_reason = answered.state, answered.dead_reason
         if request.find_place:
             await self._places.add_place(message)
         return pb.GetMessageResponse(message=message)
 
-    async def _told_by_leader(
-        self, named: pb.MessageRef, context: Context
-    ) -> pb.StoredMessage | None:
+    async def _ask_leader(self, named: pb.MessageRef, context: Context) -> pb.StoredMessage | None:
         address = self._passing.leader_address()
         if address is None or was_passed(context.invocation_metadata()):
             return None

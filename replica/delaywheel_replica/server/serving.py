@@ -1,8 +1,8 @@
 """Assembles the server's parts, in the order in which they start and end.
 
-Start: lock the folder, listen, open the spare, serve. Wheels of earlier lives are made whole
-meanwhile (core/wheels/verifying.py).
-Stop: refuse new messages, answer those that wait, leave the wheel, publish, have the cleaner
+Start: lock the folder, listen, open the spare, serve. Meanwhile wheels of earlier lives are
+verified (core/wheels/verifying.py).
+Stop: refuse new messages, answer waiting callers, leave the wheel, publish, let the cleaner
 finish, end.
 """
 
@@ -21,7 +21,7 @@ from delaywheel_replica.core.protocol.status_files import CleanerStatus
 from delaywheel_replica.link import Link, Stop, Wake
 from delaywheel_replica.peers.handshake import PeerIdentity
 from delaywheel_replica.peers.network import PeerNetwork
-from delaywheel_replica.process.inheritance import ADDRESS_VARIABLE, tell_ready
+from delaywheel_replica.process.inheritance import ADDRESS_VARIABLE, report_ready
 from delaywheel_replica.process.logs import get_logger
 from delaywheel_replica.row_places import server_row_path
 from delaywheel_replica.server.changing.cancel_many import CancelMany
@@ -67,7 +67,7 @@ from delaywheel_replica.server.service import Changes, DelayWheelService
 from delaywheel_replica.server.store.limits import StoreLimits
 from delaywheel_replica.server.store.store import Store
 
-# Rows of the dial beyond span and late window: an overdue backlog this long keeps its rows.
+# Rows of the dial beyond span and late window: a backlog overdue by this much keeps its rows.
 _DIAL_SLACK_SECONDS: Final = 3_600
 _WAITING_S: Final = 3.0
 _LEAVING_S: Final = 10.0
@@ -85,7 +85,7 @@ class Server:
         """Prepares everything that the first call needs; blocks.
 
         Raises:
-            NodeFolderError: the data folder cannot be used.
+            NodeFolderError: The data folder cannot be used.
             MetaDamaged: The identity of one of its wheels is lost.
         """
         self._config = config
@@ -200,7 +200,7 @@ class Server:
             writing,
             self._passing,
             ask=self._link.send,
-            next_word=self._hearing.next_word,
+            next_change=self._hearing.next_change,
         )
         cancel_many = CancelMany(
             self._view,
@@ -208,14 +208,14 @@ class Server:
             writing,
             self._passing,
             ask=self._link.send,
-            next_word=self._hearing.next_word,
+            next_change=self._hearing.next_change,
         )
         self._decisions = Decisions(
             self._view,
             self._queries,
             writing,
-            tell=self._link.send,
-            next_word=self._hearing.next_word,
+            report=self._link.send,
+            next_change=self._hearing.next_change,
         )
         reschedules = Reschedules(
             self._view,
@@ -223,8 +223,8 @@ class Server:
             self._decisions,
             self._passing,
             span=Span(config.span_seconds, config.max_clock_skew_ms),
-            tell=self._link.send,
-            next_word=self._hearing.next_word,
+            announce=self._link.send,
+            next_change=self._hearing.next_change,
         )
         questions = DelayWheelService(
             self._queries,
@@ -236,7 +236,7 @@ class Server:
             max_message_bytes=config.max_message_bytes,
         )
         self._address = config.advertised or config.listen
-        operator = Operator(self._view, self._passing, members=config.members, tell=self._link.send)
+        operator = Operator(self._view, self._passing, members=config.members, send=self._link.send)
         services = Services(self._producing, questions, DelayWheelAdminService(operator))
         self._listener = Listener(
             config, services, self._counts, connections=self._descriptors.connections
@@ -274,7 +274,7 @@ class Server:
     def _heard_cleaner(self, fates: Fates, status: CleanerStatus | None) -> None:
         if status is not None:
             fates.row(status)
-        self._driver.cleaner_told(status)
+        self._driver.cleaner_reported(status)
 
     def refusal(self) -> Refusal | None:
         """Why the node takes no messages now; None if it does."""
@@ -299,14 +299,14 @@ class Server:
         """Serves until ``stop`` is set, then ends cleanly.
 
         Raises:
-            ListenError: the address cannot be listened on.
-            PeerListenError: that for peers cannot.
+            ListenError: The address cannot be listened on.
+            PeerListenError: The address for peers cannot.
         """
         await self._monitoring.start()
         bound = await self._listener.start(os.environ.get(ADDRESS_VARIABLE))
         self._address = self._config.advertised or bound
-        # A caller that finds the port finds the spare open, if there is one, and mostly all wheels
-        # whole.
+        # A caller that finds the port also finds the spare open, if there is one, and usually all
+        # wheels verified.
         self._driver.tick()
         self._store_thread.do_some(self._driver)
         self._upkeep.start()
@@ -319,10 +319,10 @@ class Server:
         async with asyncio.TaskGroup() as tasks:
             background = [
                 tasks.create_task(self._hearing.run()),
-                tasks.create_task(self._tell_health()),
+                tasks.create_task(self._watch_health()),
                 tasks.create_task(self._decisions.run()),
             ]
-            tell_ready(bound)
+            report_ready(bound)
             _log.info("serving", address=bound, node=self._config.node_id)
             await stop.wait()
             await self._drain()
@@ -368,7 +368,7 @@ class Server:
         await self._listener.stop(_CALLS_STOP_S)
         await self._monitoring.stop()
         await self._passing.close()
-        # Last: it may be syncing very many files, for longer than a node may take to end.
+        # Last: it may sync so many files that a node may not take that long to end.
         await asyncio.to_thread(self._upkeep.stop)
         await asyncio.to_thread(self._end_threads)
         self._queries.close()
@@ -405,16 +405,16 @@ class Server:
             async with asyncio.timeout(_WAITING_S):
                 await self._admission.wait_idle()
 
-    async def _tell_health(self) -> None:
+    async def _watch_health(self) -> None:
         """Reports to health checks what callers would find."""
         while True:
-            await self._listener.tell_health(serving=self.refusal() is None)
+            await self._listener.set_health(serving=self.refusal() is None)
             await asyncio.sleep(0.2)
 
     def _written(self) -> object:
         """A value that changes with everything a checkpoint should put on the medium."""
         wheels = self._view.status().heartbeat.wheels
-        return {wheel: (told.applied, told.missing) for wheel, told in wheels.items()}
+        return {wheel: (held.applied, held.missing) for wheel, held in wheels.items()}
 
 
 def _open_store(

@@ -140,7 +140,7 @@ async def test_only_so_many_calls_hold_a_page_each() -> None:
     )
     search: Any = SimpleNamespace(page=page)
     many = CancelMany(
-        view, search, cast("Any", None), cast("Any", None), ask=print, next_word=goes_on.wait
+        view, search, cast("Any", None), cast("Any", None), ask=print, next_change=goes_on.wait
     )
 
     async def look_for_cancels(_: object) -> bool:

@@ -95,7 +95,7 @@ class Site:
     async def submit(self, *_columns: object) -> object:
         return SimpleNamespace(failed={})
 
-    async def next_word(self) -> None:
+    async def next_change(self) -> None:
         if not self.words:
             await asyncio.Event().wait()
         self.words.pop(0)()
@@ -111,7 +111,7 @@ class Site:
             cast("Writing", self),
             cast("Passing", self),
             ask=lambda _: None,
-            next_word=self.next_word,
+            next_change=self.next_change,
         )
         named = named or pb.MessageRef(id_and_due=pb.IdAndDue(id=bytes(16), due_ms=self.due_ms))
         try:

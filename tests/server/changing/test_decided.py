@@ -66,7 +66,7 @@ class Site:
         self.cleaner.status = replace(self.cleaner.status, reschedules=stand)
         self.word.set()
 
-    async def next_word(self) -> None:
+    async def next_change(self) -> None:
         await self.word.wait()
         self.word.clear()
 
@@ -91,7 +91,9 @@ class Site:
     async def running(self) -> AsyncIterator[None]:
         site = cast("Any", self)
         view = NodeView(status=lambda: cast("Any", None), cleaner=self.cleaner)
-        decisions = Decisions(view, site, site, tell=self.told.append, next_word=self.next_word)
+        decisions = Decisions(
+            view, site, site, report=self.told.append, next_change=self.next_change
+        )
         task = asyncio.create_task(decisions.run())
         try:
             yield

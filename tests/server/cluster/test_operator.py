@@ -86,7 +86,7 @@ class Place:
         view = NodeView(status=self.status, peers=self.states, cleaner=self.cleaner)
         self.passing = Passing(view)
         self.operator = Operator(
-            view, self.passing, members=self.members, tell=self.tell, wait_s=self.wait_s
+            view, self.passing, members=self.members, send=self.tell, wait_s=self.wait_s
         )
 
     @property

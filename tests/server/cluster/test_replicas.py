@@ -129,7 +129,7 @@ def test_the_lag_is_the_age_of_the_oldest_frame_that_is_missing(
         columns = columns_of([message(number, slot=BASE_SLOT + number)])
         wheel.append(columns, accepted_at_ms=ACCEPTED_AT_MS + number * 1_000)
     row = replica(held, lag)
-    Lags(disk, tmp_path, wall_ms=lambda: ACCEPTED_AT_MS + 5_000).tell(wheel.wheel, [row], floor)
+    Lags(disk, tmp_path, wall_ms=lambda: ACCEPTED_AT_MS + 5_000).add_lags(wheel.wheel, [row], floor)
     assert (row.lag_ms if row.HasField("lag_ms") else None) == lag_ms
 
 
@@ -141,9 +141,9 @@ def test_the_lag_of_what_cannot_be_read_is_not_told(tmp_path: Path) -> None:
         wheel.append(columns, accepted_at_ms=ACCEPTED_AT_MS)
     next(tmp_path.rglob(f"{BASE_SLOT}.slot")).unlink()
     rows = [replica(0, 2), replica(1, 1)]
-    Lags(disk, tmp_path, wall_ms=lambda: ACCEPTED_AT_MS + 9).tell(wheel.wheel, rows, 0)
+    Lags(disk, tmp_path, wall_ms=lambda: ACCEPTED_AT_MS + 9).add_lags(wheel.wheel, rows, 0)
     assert not rows[0].HasField("lag_ms")
     assert rows[1].lag_ms == 9
     gone = replica(0, 2)
-    Lags(disk, tmp_path, wall_ms=lambda: 0).tell(WheelId("node-1", 9), [gone], 0)
+    Lags(disk, tmp_path, wall_ms=lambda: 0).add_lags(WheelId("node-1", 9), [gone], 0)
     assert not gone.HasField("lag_ms")

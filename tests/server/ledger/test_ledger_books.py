@@ -484,7 +484,7 @@ def test_what_is_published_elsewhere_is_not_published_again(bench: Bench) -> Non
     """Nodes with places of their own: the leader finds no name of another's wheel in its own."""
     bench.write(message(1), enter=False)
     bench.write(message(2), enter=False)
-    bench.told_seq = 1
+    bench.reported_seq = 1
     bench.is_sole = False
     bench.books.work()
     assert bench.files() == [file_name(2, 2)]
@@ -498,7 +498,7 @@ def test_what_another_gave_up_and_is_gone_is_a_gap(bench: Bench) -> None:
     bench.write(message(2, slot=BASE_SLOT + 1), enter=False)
     bench.write(message(3), enter=False)
     next((bench.data / "wheels").rglob(f"{BASE_SLOT + 1}.slot")).unlink()
-    bench.told_seq, bench.is_sole = 2, False
+    bench.reported_seq, bench.is_sole = 2, False
     bench.new_books(node="n2").work()
     assert bench.gaps() == [f"n1.1-{2:019}-{2:019}.json"]
     assert bench.files() == [file_name(1, 1), file_name(3, 3)]

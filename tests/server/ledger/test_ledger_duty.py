@@ -73,7 +73,7 @@ def test_own_wheels_are_published_as_far_as_they_are_acknowledged_or_closed() ->
     status = ServerStatus(heartbeat, 1, 0)
     found = publishable(status, cleaner, leads=False, heard_for_ms=0)
     assert found == {
-        OPEN: Publishable(7, told_seq=3),
+        OPEN: Publishable(7, reported_seq=3),
         LEFT: Publishable(8, born_ms=70_000),
         # What is missing may still come; what is lost does not.
         CLOSED: Publishable(5, born_ms=70_000, is_sole=False),
@@ -90,7 +90,7 @@ def test_own_wheels_are_published_as_far_as_they_are_acknowledged_or_closed() ->
 
 LEADER = heartbeat_of("n1", n2_1=held(9, 4, ledger=4), n2_2=held(3, 3))
 ENDS = {THEIRS: 9, THEIR_OPEN: None}
-MINE = {THEIRS: Publishable(9, told_seq=4, born_ms=70_000, is_sole=False)}
+MINE = {THEIRS: Publishable(9, reported_seq=4, born_ms=70_000, is_sole=False)}
 
 
 @pytest.mark.parametrize(

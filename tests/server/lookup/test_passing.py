@@ -113,7 +113,7 @@ def view_of(
 def cancels_of(view: NodeView, passing: Passing) -> Cancels:
     """Of a node whose cleaner does not lead: it neither looks nor writes."""
     nothing = object.__new__(Queries), object.__new__(Writing)
-    return Cancels(view, *nothing, passing, ask=lambda _: None, next_word=None)  # type: ignore[arg-type]
+    return Cancels(view, *nothing, passing, ask=lambda _: None, next_change=None)  # type: ignore[arg-type]
 
 
 async def test_a_cancel_is_passed_on_and_says_so(leader: tuple[LeadersNode, str]) -> None:

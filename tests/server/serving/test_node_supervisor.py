@@ -24,7 +24,7 @@ from support.server.server_process import wait_until
 CHILD = """
 import os, signal, sys, time
 from pathlib import Path
-from delaywheel_replica.process.inheritance import exit_with_supervisor, tell_ready
+from delaywheel_replica.process.inheritance import exit_with_supervisor, report_ready
 from delaywheel_replica.link import Link
 
 name, folder = sys.argv[1], Path(sys.argv[2])
@@ -42,7 +42,7 @@ def ask(*_):
     (folder / f"{name}.asked").touch()
 signal.signal(signal.SIGTERM, ask)
 if name == "server":
-    tell_ready(f"127.0.0.1:{1000 + len((folder / 'server.lives').read_text().splitlines())}")
+    report_ready(f"127.0.0.1:{1000 + len((folder / 'server.lives').read_text().splitlines())}")
 while True:
     time.sleep(0.01)
     if does != "obey":

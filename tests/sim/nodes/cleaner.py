@@ -125,7 +125,7 @@ class SimCleaner:
         )
         self._old_row._row = _OldRow(node)  # type: ignore[assignment]
         self.leadership = self._made_leadership()
-        self._telling = RowKeeper(node.cleaner_told, lambda: self.leadership.waiting, self)
+        self._telling = RowKeeper(node.cleaner_reported, lambda: self.leadership.waiting, self)
 
     def start(self) -> None:
         """Begins to turn."""

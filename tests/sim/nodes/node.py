@@ -219,7 +219,7 @@ class SimNode:
         """What the server told last."""
         return None if self.server is None else self.server.row
 
-    def cleaner_told(self, status: CleanerStatus) -> None:
+    def cleaner_reported(self, status: CleanerStatus) -> None:
         """The cleaner has written its row."""
         server = self.server
         if server is not None:

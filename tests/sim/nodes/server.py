@@ -200,7 +200,7 @@ class SimServer:
     def told(self, status: CleanerStatus | None) -> None:
         """The cleaner has written its row, or has died."""
         self.cleaner_row = status
-        self.driver.cleaner_told(status)
+        self.driver.cleaner_reported(status)
         self._cancels.look()
         self._reschedules.look()
 
@@ -300,7 +300,7 @@ class SimServer:
             self.trace(f"-> {peer}", message)
         self.world.network.send(self.node.name, peer, message)
 
-    def tell(self) -> None:
+    def write_status(self) -> None:
         """Writes the row, and wakes the cleaner."""
         self._live_on(WriteStatus())
         self._write_row()

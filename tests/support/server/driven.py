@@ -164,7 +164,7 @@ class Driven:
             lost=lost,
             unreadable=unreadable,
         )
-        self.driver.cleaner_told(self.control)
+        self.driver.cleaner_reported(self.control)
         self.work()
         self.tick()
 
@@ -241,7 +241,7 @@ class Driven:
         """Remembers it."""
         self.sent.append((peer, message))
 
-    def tell(self) -> None:
+    def write_status(self) -> None:
         """Remembers it."""
         self.words += 1
 
@@ -277,7 +277,7 @@ class Driven:
                 wall_ms=self.clock_wall_ms,
                 progress=replace(self.control.progress, due_ms=self.clock_wall_ms),
             )
-            self.driver.cleaner_told(self.control)
+            self.driver.cleaner_reported(self.control)
 
     def _w(self, pinned: Mapping[str, str]) -> int:
         return len(pinned) // 2 + 1

@@ -95,7 +95,7 @@ class Bench:
         self.wheel = OriginWheel.create(self.disk, data, meta, HandleCache(self.disk, 8))
         self.folder = folder or data / "published"
         self.high_watermark = 0
-        self.told_seq = 0
+        self.reported_seq = 0
         self.is_sole = True
         self.lost: frozenset[int] = frozenset()
         self.is_full = False
@@ -134,7 +134,7 @@ class Bench:
         """The one wheel."""
         found = Publishable(
             self.high_watermark,
-            told_seq=self.told_seq,
+            reported_seq=self.reported_seq,
             born_ms=ACCEPTED_AT_MS - 60_000,
             is_sole=self.is_sole,
             lost=FrameSet.of((self.name, seq) for seq in self.lost),

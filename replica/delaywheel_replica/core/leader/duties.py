@@ -81,9 +81,9 @@ class Cluster:
     """How the cluster is configured.
 
     Attributes:
-        nodes: the ids of all nodes: the members of every new wheel.
+        nodes: The ids of all nodes: the members of every new wheel.
         min_insync: W of new wheels.
-        late_window_s: how long after its due a slot still takes frames.
+        late_window_s: How long after its due a slot still takes frames.
     """
 
     nodes: tuple[str, ...]
@@ -96,22 +96,22 @@ class Situation:
     """What a leader knows besides the control topic.
 
     Attributes:
-        now_ms: its wall clock.
-        node: its own.
-        heartbeats: the newest heartbeat of each node, its own included.
-        answers: the newest fence answer of each member for each origin.
-        looked_for: frames that were looked for.
-        lacks: member -> those of them that it does not have.
-        silent: nodes that are heard by too few.
-        in_term_ms: for how long it has led: silence counts only after it could have heard.
-        replacements: node -> its new storage, as the operator wishes; `REMOVED`: none.
-        set_back_from: the operator wishes that w is set back to the clock, if it was so often by
+        now_ms: Its wall clock.
+        node: Its own.
+        heartbeats: The newest heartbeat of each node, its own included.
+        answers: The newest fence answer of each member for each origin.
+        looked_for: Frames that were looked for.
+        lacks: Member -> those of them that it does not have.
+        silent: Nodes that are heard by too few.
+        in_term_ms: For how long it has led: silence counts only after it could have heard.
+        replacements: Node -> its new storage, as the operator wishes; `REMOVED`: none.
+        set_back_from: The operator wishes that w is set back to the clock, if it was so often by
             now; None: no such wish.
-        ingress: how far each partition comes with the transaction in which something of it is
+        ingress: How far each partition comes with the transaction in which something of it is
             settled or announced.
-        ingress_slot: the floor must not pass it, for the sake of what is announced then; None:
+        ingress_slot: The floor must not pass it, for the sake of what is announced then; None:
             announced records, if there are any, are not read.
-        rescheduling: what is wished and known of messages that get another due.
+        rescheduling: What is wished and known of messages that get another due.
     """
 
     now_ms: int
@@ -134,16 +134,16 @@ class Duties:
     """What the next transaction carries, and what to request meanwhile.
 
     Attributes:
-        records: control records, to be produced before the progress record.
-        progress: what to commit, last.
-        watch: to be given to the next call.
-        fences: to be asked of every member now.
-        fills: wheel -> up to where members may fetch what they have fenced, as committed before.
-        missing: frames that must be there and that no member shows: to be looked for.
-        lost: the frames that the transaction gives up.
-        closed: the wheels that the transaction closes, with their final seqs.
-        unregistered: the wheels that the transaction removes.
-        refused: nodes that want a wheel and get none.
+        records: Control records, to be produced before the progress record.
+        progress: What to commit, last.
+        watch: To be given to the next call.
+        fences: To be asked of every member now.
+        fills: Wheel -> up to where members may fetch what they have fenced, as committed before.
+        missing: Frames that must be there and that no member shows: to be looked for.
+        lost: The frames that the transaction gives up.
+        closed: The wheels that the transaction closes, with their final seqs.
+        unregistered: The wheels that the transaction removes.
+        refused: Nodes that want a wheel and get none.
     """
 
     records: list[ControlRecord]
@@ -173,12 +173,12 @@ def duties(
     """Returns what accompanies a transaction that moves the committed progress to `progress`.
 
     Args:
-        state: what is committed.
-        progress: what is done once the transaction is; its floor is not looked at. For an idle
+        state: What is committed.
+        progress: What is done once the transaction is; its floor is not looked at. For an idle
             commit, the committed one.
-        watch: from the call before; a new leader's is empty.
-        cluster: how it is configured.
-        situation: what else is known.
+        watch: From the call before; a new leader's is empty.
+        cluster: How it is configured.
+        situation: What else is known.
     """
     progress = _set_back(_begun(state, progress, cluster, situation), state, situation)
     records = _replaced(state, situation)

@@ -1,17 +1,17 @@
 """Cancels many messages: those that a search finds, page by page.
 
-The page is looked for, its cancels are written as one request, and each message is answered by
-itself, as `core/leader/cancel.py` decides of one of which nothing else is known:
+A page is searched for, its cancels are written as one request, and each message is answered by
+itself, as `core/leader/cancel.py` decides for a message of which nothing else is known:
 
-| a message of the page | is answered |
+| a message of the page | its answer is |
 |---|---|
 | due within the next 100 ms, or its second is sealed or finished | TOO_LATE |
 | a cancel of it was seen to count, by committed progress | CANCELLED |
-| it has another due by now | RESCHEDULED |
-| nothing of the kind, for 10 s at most | UNSPECIFIED: it may count or not |
+| it has been rescheduled | RESCHEDULED |
+| none of these within 10 s | UNSPECIFIED: the cancel may count or not |
 
-A repetition finds again what is not due yet, with the cancels of before, and tells the same of it.
-So a caller who never heard the answer asks once more.
+A repeated call finds again what is not due yet, with the earlier cancels, and reports the same. So
+a caller that did not receive the answer repeats the call.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ from delaywheel_replica.server.node.node_view import NodeView, wall_ms
 from delaywheel_replica.server.node.refusals import RefusedError
 
 _WAIT_S: Final = 10.0
-# So many calls hold a page each at once. Who comes then is refused, before anything is written.
+# This many calls hold a page at once. Further calls are refused before anything is written.
 _RUNNING_AT_MOST: Final = 16
 
 _OUTCOMES: Final = {
@@ -64,7 +64,7 @@ class CancelMany:
         passing: Passing,
         *,
         ask: Callable[[CommitSoon], object],
-        next_word: Callable[[], Awaitable[object]],
+        next_change: Callable[[], Awaitable[object]],
     ) -> None:
         """Prepares; as `Cancels`, with `search` to find messages."""
         self._view = view
@@ -72,7 +72,7 @@ class CancelMany:
         self._writing = writing
         self._passing = passing
         self._ask = ask
-        self._next_word = next_word
+        self._next_change = next_change
         self._running = 0
 
     async def cancel_many(
@@ -81,11 +81,11 @@ class CancelMany:
         """Cancels a page of messages, or only returns them.
 
         Args:
-            request: which ones.
-            passed: another node has passed the call on.
+            request: Which messages.
+            passed: Another node has forwarded the call.
 
         Raises:
-            RefusedError: FILTER_MISSING, NO_LEADER, SEARCHES_BUSY, those of filters and of the
+            RefusedError: FILTER_MISSING, NO_LEADER, SEARCHES_BUSY, and those of filters and of the
                 writing.
         """
         wanted = wanted_of(request.filter)
@@ -111,7 +111,7 @@ class CancelMany:
         """Returns the decision on each message of a page."""
         copies = _places(page)
         cancels = PageCancels(copies)
-        # What is not looked at yet is written once more, and looked at before it is answered.
+        # What was not examined yet is written once more, and examined before it is answered.
         await self._search.look_for_cancels(cancels)
         decisions = {
             key: before_writing(self._sight(key, place, cancels, self._view.cleaner.status))
@@ -145,7 +145,7 @@ class CancelMany:
     async def _confirmed(
         self, copies: Mapping[bytes, Position], cancels: PageCancels
     ) -> dict[bytes, CancelDecision]:
-        """Decides by a look that has every frame up to V of the progress by which it decides."""
+        """Decides after a scan that has every frame up to V of the deciding progress."""
         status = self._view.cleaner.status
         if status is None or not holds_progress(status.control, self._view.status().heartbeat):
             return dict.fromkeys(copies, CancelDecision.WAIT)
@@ -160,7 +160,7 @@ class CancelMany:
     async def _wait(
         self, waiting: Mapping[bytes, Position], cancels: PageCancels
     ) -> dict[bytes, CancelDecision]:
-        """Follows committed progress until all are decided, or time is over."""
+        """Follows committed progress until every message is decided, or time is up."""
         self._ask(CommitSoon())
         decisions = dict.fromkeys(waiting, CancelDecision.WAIT)
         try:
@@ -183,7 +183,7 @@ class CancelMany:
                         decisions |= await self._confirmed(doubtful, cancels)
                     if CancelDecision.WAIT not in decisions.values():
                         return decisions
-                    await self._next_word()
+                    await self._next_change()
         except TimeoutError:
             return decisions
 
@@ -206,7 +206,7 @@ class CancelMany:
             progress=None if status is None else status.progress,
             copies=(copy,),
             cancels=found.places,
-            complete=False,  # of other copies nothing is known
+            complete=False,  # other copies are unknown
             readable=readable,
             rescheduled=found.rescheduled
             or (status is not None and (key[:ID_LENGTH_BYTES], due_ms) in status.reschedules),

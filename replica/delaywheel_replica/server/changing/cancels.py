@@ -1,8 +1,8 @@
 """Cancel: carries out what ``core/leader/cancel.py`` decides.
 
-A cancel is a frame of the leader's node's wheel, and an answer comes from a committed progress
-record: so after the frame is written, each new word of the cleaner is looked at until one decides.
-A node that does not lead passes the call on (``calls_to_nodes.py``).
+A cancel is a frame in the wheel of the leader's node, and a committed progress record decides the
+answer: once the frame is written, each new progress is examined until one decides. A node that does
+not lead forwards the call (``calls_to_nodes.py``).
 """
 
 import asyncio
@@ -46,36 +46,36 @@ class Cancels:
         passing: Passing,
         *,
         ask: Callable[[CommitSoon], object],
-        next_word: Callable[[], Awaitable[object]],
+        next_change: Callable[[], Awaitable[object]],
     ) -> None:
         """Prepares.
 
         Args:
-            view: what the parts know of the node.
-            queries: finds messages.
-            writing: writes the cancel.
-            passing: knows the way to the leader's node.
-            ask: asks the cleaner to commit soon.
-            next_word: waits for the next reading of the cleaner's row.
+            view: What the parts of the node know.
+            queries: Finds messages.
+            writing: Writes the cancel.
+            passing: Forwards calls to the leader's node.
+            ask: Asks the cleaner to commit soon.
+            next_change: Waits for a new progress or role in the cleaner's row.
         """
         self._sights = Sights(view, queries, passing)
         self._writing = writing
         self._passing = passing
         self._ask = ask
-        self._next_word = next_word
+        self._next_change = next_change
 
     async def cancel(self, request: pb.CancelRequest, *, passed: bool) -> pb.CancelResponse:
         """Cancels a message, or returns why it cannot.
 
         Args:
-            request: which one.
-            passed: another node has passed the call on.
+            request: Which message.
+            passed: Another node has forwarded the call.
 
         Raises:
-            RefusedError: NO_LEADER, NOT_UP_TO_DATE, HANDLE_AMBIGUOUS, CANCEL_UNKNOWN, or that of
+            RefusedError: NO_LEADER, NOT_UP_TO_DATE, HANDLE_AMBIGUOUS, CANCEL_UNKNOWN, and those of
                 the writing.
         """
-        reference_of(request.message)  # refused here, if it is none
+        reference_of(request.message)  # an invalid one is refused here
         answer = await self._sights.elsewhere(
             passed=passed, call=lambda address: self._passing.cancel(address, request)
         )
@@ -104,7 +104,7 @@ class Cancels:
         return await self._wait(subject) if decided.decision is CancelDecision.WAIT else decided
 
     async def _wait(self, subject: Subject) -> Decided:
-        """Looks at each committed progress until one decides."""
+        """Examines each committed progress until one decides."""
         self._ask(CommitSoon())
         try:
             async with asyncio.timeout(_WAIT_S):
@@ -112,7 +112,7 @@ class Cancels:
                     decided = await self._sights.decide(subject, written=True)
                     if decided.decision is not CancelDecision.WAIT:
                         return decided
-                    await self._next_word()
+                    await self._next_change()
         except TimeoutError:
             return Decided(CancelDecision.UNKNOWN)
 

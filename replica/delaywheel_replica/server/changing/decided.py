@@ -1,10 +1,10 @@
-"""Writes what is decided of other dues: the copy, then the cancel with its mark.
+"""Writes what the leader decided about other dues: the copy, then the cancel with its mark.
 
-Whoever leads does it, whoever wished it (core/leader/rescheduling.py). What is written is told to
-the cleaner until the record is gone, or says that it is written.
+The leader's node does this, whichever node received the request (core/leader/rescheduling.py). It
+reports what is written to its cleaner until the record is gone, or shows that it is written.
 
-A copy is read out of its frame by itself, one at a time, and of those that are being written there
-are only so many bytes. Where the cancel fails, the copy that is there is not written again.
+Copies are read out of their frames one at a time, and the bytes of those being written are bounded.
+If the cancel fails, the copy is not written again.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ from delaywheel_replica.server.node.node_view import NodeView
 from delaywheel_replica.server.node.refusals import RefusedError
 
 COPIES_BYTES: Final = 4 << 20
-"""Copies that are being written hold no more than this together, or are one."""
+"""Copies being written hold at most this much together, unless there is only one."""
 
 _log = get_logger(__name__)
 
@@ -55,23 +55,23 @@ class Decisions:
         queries: Queries,
         writing: Writing,
         *,
-        tell: Callable[[RescheduleWritten], object],
-        next_word: Callable[[], Awaitable[object]],
+        report: Callable[[RescheduleWritten], object],
+        next_change: Callable[[], Awaitable[object]],
     ) -> None:
         """Prepares; `run` writes.
 
         Args:
-            view: what the parts know of the node.
-            queries: reads what is to be copied.
-            writing: writes copies and cancels.
-            tell: tells the cleaner.
-            next_word: waits for the next reading of the cleaner's row.
+            view: What the parts know of the node.
+            queries: Reads what is to be copied.
+            writing: Writes copies and cancels.
+            report: Sends a report to the cleaner.
+            next_change: Waits for a new progress or role in the cleaner's row.
         """
         self._view = view
         self._queries = queries
         self._writing = writing
-        self._tell = tell
-        self._next_word = next_word
+        self._report = report
+        self._next_change = next_change
         self._tasks: dict[MessageKey, asyncio.Task[None]] = {}
         self._copies: dict[MessageKey, _Copy] = {}
         self._written: dict[MessageKey, RescheduleWritten] = {}
@@ -85,7 +85,7 @@ class Decisions:
                 leading = self._view.cleaner.leading()
                 if leading is not None:
                     self._write_all(leading)
-                await self._next_word()
+                await self._next_change()
         finally:
             for task in self._tasks.values():
                 task.cancel()
@@ -103,12 +103,12 @@ class Decisions:
             if stands.is_written or key in self._tasks:
                 continue
             if written is not None and written.to_ms == stands.to_ms:
-                self._tell(written)
+                self._report(written)
             else:
                 self._tasks[key] = asyncio.create_task(self._write(key, stands))
 
     async def _write(self, key: MessageKey, stands: Reschedule) -> None:
-        """The copy first: a cancel alone would be one. What fails is tried at the next word."""
+        """Writes the copy before the cancel, which alone would withdraw the message."""
         try:
             copy = self._copies.get(key)
             if copy is None or copy.to_ms != stands.to_ms:
@@ -126,7 +126,7 @@ class Decisions:
                     (copy.wheel, copy.seq),
                     None if reasons else (cancelled.wheel, cancelled.seq),
                 )
-                self._tell(self._written[key])
+                self._report(self._written[key])
         except RefusedError as error:
             _log.info("a reschedule is not written", reason=error.refusal.reason.value)
         finally:
@@ -134,7 +134,7 @@ class Decisions:
 
     async def _write_copy(self, key: MessageKey, stands: Reschedule) -> _Copy | None:
         """None: its frame cannot be read and is looked for; or it is too late for this due."""
-        async with self._reading:  # who waits for room holds one message
+        async with self._reading:  # a task that waits for room holds one message
             columns = await self._queries.message(key[1] // 1000, stands.place)
             if columns is None:
                 return None
@@ -149,7 +149,7 @@ class Decisions:
 
 
 class _Room:
-    """Room for so many bytes; for one at least, however long it is."""
+    """Room for a number of bytes; at least one message fits, however long it is."""
 
     def __init__(self, length_bytes: int) -> None:
         self._length_bytes = length_bytes
@@ -157,14 +157,14 @@ class _Room:
         self._given_back = asyncio.Event()
 
     async def wait_for(self, length_bytes: int) -> None:
-        """Waits until there is room. For one caller at a time, who takes it at once."""
+        """Waits until there is room, for one task at a time, which takes it at once."""
         while self._taken_bytes and self._taken_bytes + length_bytes > self._length_bytes:
             self._given_back.clear()
             await self._given_back.wait()
 
     @asynccontextmanager
     async def taken(self, length_bytes: int) -> AsyncIterator[None]:
-        """Takes it, and gives it back."""
+        """Takes the room, and releases it at the end."""
         self._taken_bytes += length_bytes
         try:
             yield

@@ -1,17 +1,18 @@
 """Another due for a pending message: what the leader's node does (core/leader/rescheduling.py).
 
-Two things, which know nothing of one another. A caller's wish is told to the cleaner, word after
-word, until a record decides it, or until it is known that none will. And what is decided is
-written, whoever wished it, by the node that leads (decided.py).
+Two independent parts. A caller's wish is announced to the cleaner again and again, until a record
+decides the wish, or it is known that none will. And the leader's node writes what is decided,
+whichever node received the wish (decided.py).
 
-Of a wish that would not be decided none is told, and the caller hears at once why: while as many
-are told, and records stand, as may stand at once; and while what was done early is still to come.
+A wish that would not be decided is not announced; its caller hears the reason at once: while as
+many wishes are announced, and records stand, as may stand at once; and while what was done early
+is still to come.
 
-| once the wish was told | is answered |
+| once the wish is announced | the answer is |
 |---|---|
-| the record stands, or the mark lies there | RESCHEDULED, with the due that it has |
-| it was cancelled, or delivered, as a cancel would be told | so |
-| nothing of that within 10 s | RESCHEDULE_UNKNOWN: a repetition finds out |
+| the record stands, or the mark is in the slot | RESCHEDULED, with the present due |
+| a cancel or a delivery is known, as for a cancel | that |
+| none of these within 10 s | RESCHEDULE_UNKNOWN: repeating the call finds out |
 """
 
 import asyncio
@@ -51,7 +52,7 @@ _OUTCOMES: Final = {
     CancelDecision.NOT_FOUND: pb.RESCHEDULE_OUTCOME_NOT_FOUND,
 }
 _CERTAIN: Final = _OUTCOMES.keys() - {CancelDecision.TOO_LATE}
-"""What is true though a wish was told: it may have been decided before it was too late."""
+"""Final even after a wish was announced: it may have been decided before it was too late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,19 +86,19 @@ class Reschedules:
         passing: Passing,
         *,
         span: Span,
-        tell: Callable[[RescheduleWish], object],
-        next_word: Callable[[], Awaitable[object]],
+        announce: Callable[[RescheduleWish], object],
+        next_change: Callable[[], Awaitable[object]],
     ) -> None:
         """Prepares.
 
         Args:
-            view: what the parts know of the node.
-            queries: finds messages.
-            decisions: writes what is decided.
-            passing: knows the way to the leader's node.
-            span: how far ahead a due may be.
-            tell: tells the cleaner.
-            next_word: waits for the next reading of the cleaner's row.
+            view: What the parts know of the node.
+            queries: Finds messages.
+            decisions: Writes what is decided.
+            passing: Knows the way to the leader's node.
+            span: How far ahead a due may be.
+            announce: Sends a wish to the cleaner.
+            next_change: Waits for a new progress or role in the cleaner's row.
         """
         self._view = view
         self._queries = queries
@@ -105,8 +106,8 @@ class Reschedules:
         self._decisions = decisions
         self._passing = passing
         self._span = span
-        self._tell = tell
-        self._next_word = next_word
+        self._announce = announce
+        self._next_change = next_change
         self._wished: Counter[MessageKey] = Counter()
 
     async def reschedule(
@@ -115,8 +116,8 @@ class Reschedules:
         """Gives a message another due, or says why not.
 
         Args:
-            request: which one, and the due.
-            passed: another node has passed the call on.
+            request: Which one, and the due.
+            passed: Another node has passed the call on.
 
         Raises:
             RefusedError: NO_LEADER, NOT_UP_TO_DATE, HANDLE_AMBIGUOUS, DUE_INVALID,
@@ -159,12 +160,12 @@ class Reschedules:
                         if to_ms == subject.key[1]:  # it has it, perhaps since an earlier attempt
                             return Decided(CancelDecision.RESCHEDULED, to_ms)
                         wish = wish or await self._wish(subject, to_ms)
-                        self._tell(wish)
+                        self._announce(wish)
                     elif decision in _OUTCOMES and (wish is None or decision in _CERTAIN):
                         return decided
                     else:
-                        _check_goes_on(decision, was_told=wish is not None)
-                    await self._next_word()
+                        _check_goes_on(decision, was_announced=wish is not None)
+                    await self._next_change()
                     await self._sights.look_for_cancels(subject)
         except TimeoutError:
             reason = Reason.NOT_UP_TO_DATE if wish is None else Reason.RESCHEDULE_UNKNOWN
@@ -172,10 +173,10 @@ class Reschedules:
         finally:
             if wish is not None:
                 self._wished.subtract([subject.key])
-                self._wished += Counter()  # without those that nobody wishes any more
+                self._wished += Counter()  # drops those without a caller
 
     async def _wish(self, subject: Subject, to_ms: int) -> RescheduleWish:
-        """Returns a wish that may be told: nothing is known by which none would be decided."""
+        """Returns a wish to announce, unless it is known that it would not be decided."""
         self._check_releases()
         await self._check_free(subject.reference.id, to_ms)
         self._check_room(subject.key)
@@ -183,7 +184,7 @@ class Reschedules:
         return RescheduleWish(subject.key, to_ms, self._place(subject.found))
 
     def _check_room(self, key: MessageKey) -> None:
-        """As the leader will: what it decides nothing of now is not told at all."""
+        """Applies the leader's own bounds: a wish that it would not decide now is not announced."""
         status = self._view.cleaner.status
         if status is None:
             return
@@ -230,10 +231,10 @@ class Reschedules:
         return (in_v or found.copies)[0]
 
     async def _until_written(self, key: MessageKey, moved_ms: int) -> int:
-        """So that who is told of the new due finds the message there; it is decided anyway.
+        """Waits until the caller of the new due finds the message there; it is decided anyway.
 
         Returns:
-            The due that it has by then: one that passed meanwhile was put off.
+            The due by then: if one passed meanwhile, the leader has put it off.
         """
         try:
             async with asyncio.timeout(_WRITTEN_S):
@@ -242,7 +243,7 @@ class Reschedules:
                     and (stands := self._stands(key)) is not None
                 ):
                     moved_ms = stands.to_ms
-                    await self._next_word()
+                    await self._next_change()
         except TimeoutError:
             _log.warning("a reschedule is decided, and not written yet", due_ms=key[1])
         written = self._decisions.written(key)
@@ -254,9 +255,9 @@ class Reschedules:
         return None if stands is None or stands.is_written else stands
 
 
-def _check_goes_on(decision: CancelDecision, *, was_told: bool) -> None:
-    """Refuses where waiting for the next word tells a caller no more than this one does."""
+def _check_goes_on(decision: CancelDecision, *, was_announced: bool) -> None:
+    """Refuses if waiting for the next progress cannot show a caller more than is known now."""
     if decision is CancelDecision.NO_LEADER:
-        raise RefusedError(Reason.RESCHEDULE_UNKNOWN if was_told else Reason.NO_LEADER)
-    if decision is CancelDecision.UNKNOWN and not was_told:
+        raise RefusedError(Reason.RESCHEDULE_UNKNOWN if was_announced else Reason.NO_LEADER)
+    if decision is CancelDecision.UNKNOWN and not was_announced:
         raise RefusedError(Reason.NOT_UP_TO_DATE)

@@ -1,7 +1,7 @@
-"""What this node knows of a message that is to be changed, and what that decides.
+"""What this node knows of a message that is to be changed, and the decision that follows from it.
 
-A cancel and a reschedule begin alike: the caller's reference is read, whoever does not lead passes
-the call on, the message is looked for, and core/leader/cancel.py decides by what was found.
+Cancels and reschedules begin alike: the caller's reference is parsed, a node that does not lead
+forwards the call, the message is looked up, and core/leader/cancel.py decides.
 """
 
 from collections.abc import Awaitable, Callable
@@ -30,12 +30,12 @@ _Answer = TypeVar("_Answer")
 
 @dataclass(slots=True)
 class Subject:
-    """A message that a caller means.
+    """The message that a call is about.
 
     Attributes:
-        reference: which one, with its due: whatever else comes to lie in that second later.
-        named: the same, as its caller named it.
-        found: where it and its cancels lie.
+        reference: Which message, including its due: messages that enter its second later differ.
+        named: The reference as the caller gave it.
+        found: Where the message and its cancels lie.
     """
 
     reference: Reference
@@ -50,12 +50,12 @@ class Subject:
 
 
 class Decided(NamedTuple):
-    """What is decided of a message.
+    """A decision about a message.
 
     Attributes:
-        decision: by one look at it.
-        moved_ms: the due that it has by that look, if it was rescheduled; None also where it was
-            lost with its frame before it had one.
+        decision: The decision.
+        moved_ms: The message's new due, if it was rescheduled; None also if its frame was lost
+            before the message had a new due.
     """
 
     decision: CancelDecision
@@ -63,7 +63,7 @@ class Decided(NamedTuple):
 
 
 class Sights:
-    """Looks, as often as it takes to say something. For the event loop's thread."""
+    """Examines messages until they are decided. For the event loop's thread."""
 
     def __init__(self, view: NodeView, queries: Queries, passing: Passing) -> None:
         self._view = view
@@ -73,11 +73,11 @@ class Sights:
     async def elsewhere(
         self, *, passed: bool, call: Callable[[str], Awaitable[_Answer]]
     ) -> _Answer | None:
-        """Returns what the leader's node answers; None: this one leads, or nobody is known to.
+        """Returns the answer of the leader's node; None: this one leads, or no leader is known.
 
         Args:
-            passed: another node has passed the call on: it is not passed on once more.
-            call: makes the same call at an address.
+            passed: Another node has forwarded the call: it is not forwarded again.
+            call: Makes the same call at an address.
         """
         if passed or self._view.cleaner.leading() is not None:
             return None
@@ -85,39 +85,39 @@ class Sights:
         return None if address is None else await call(address)
 
     async def find(self, named: pb.MessageRef) -> Subject:
-        """Finds the message that a caller means.
+        """Finds the message that a caller refers to.
 
         Raises:
-            RefusedError: those of references; HANDLE_AMBIGUOUS, NOT_UP_TO_DATE.
+            RefusedError: Those of references; HANDLE_AMBIGUOUS, NOT_UP_TO_DATE.
         """
         reference = reference_of(named)
         found = await self._queries.find(reference)
         return Subject(replace(reference, due_ms=_due_of(reference, found)), named, found)
 
     async def find_again(self, subject: Subject) -> None:
-        """Finds the same message as it lies there now."""
+        """Finds the same message again."""
         subject.found = await self._queries.find(subject.reference)
 
     async def look_for_cancels(self, subject: Subject) -> None:
-        """Looks for cancels of it that are new, and for its mark."""
+        """Looks for new cancels of the message, and for the mark of a reschedule."""
         await self._queries.look_for_cancels(subject.reference, subject.found)
 
     async def decide(self, subject: Subject, *, written: bool) -> Decided:
-        """Returns what is decided of a message now.
+        """Returns the present decision about a message.
 
         Args:
-            subject: which one.
-            written: a cancel was written, or lay there.
+            subject: Which message.
+            written: A cancel of it was written, or found.
         """
         decided = self._decided(subject.reference, subject.found, written=written)
         match decided.decision:
             case CancelDecision.CONFIRM:
                 return await self._held(subject, CancelDecision.WAIT)
             case CancelDecision.ALREADY_DELIVERED:
-                # Since the last scan a cancel of another caller may have been written and taken:
-                # here, or by a next leader, in a wheel of which this node may lack frames.
+                # Since the last scan another caller's cancel may have been written and taken: by
+                # this leader, or a later one, in a wheel of which this node may lack frames.
                 decided = await self._held(subject, CancelDecision.UNKNOWN)
-                # It is done: not to be found any more it is when its second was deleted meanwhile.
+                # The message is done; its second may have been deleted since, and not be found.
                 is_open = decided.decision is CancelDecision.WAIT
                 return Decided(CancelDecision.UNKNOWN) if is_open else decided
             case CancelDecision.NOT_FOUND if not await self._nobody_has(subject.named):
@@ -126,7 +126,7 @@ class Sights:
                 return decided
 
     async def _held(self, subject: Subject, otherwise: CancelDecision) -> Decided:
-        """Decides by a scan that has every frame up to V of the progress by which it decides."""
+        """Decides after a scan that has every frame up to V of the deciding progress."""
         status = self._view.cleaner.status
         if status is None or not holds_progress(status.control, self._view.status().heartbeat):
             return Decided(otherwise)
@@ -135,7 +135,7 @@ class Sights:
         return Decided(after_writing(sight), moved_ms)
 
     async def _nobody_has(self, named: pb.MessageRef) -> bool:
-        """What others acknowledged since their last heartbeats, this node has not heard of."""
+        """Asks the other nodes: one may have acknowledged the message since its last heartbeat."""
         cleaner = self._view.cleaner.status
         wheels = () if cleaner is None else cleaner.wheels.values()
         return await self._passing.others_have_none(named, wanted=others_to_ask(wheels))
@@ -152,7 +152,7 @@ class Sights:
         *,
         confirmed: bool = False,
     ) -> tuple[CancelView, int | None]:
-        """Returns what is known of a message, and the due that it went to, by the same record."""
+        """Returns what is known of a message, and its new due by the same record."""
         assert reference.due_ms is not None
         stands = None
         if status is not None:
@@ -173,7 +173,7 @@ class Sights:
 
 
 def _due_of(reference: Reference, found: Found) -> int:
-    """The due of what a caller means; where nothing is found, one of its second."""
+    """The due of the message; if none is found, any due of that second."""
     if reference.due_ms is not None:
         return reference.due_ms
     return found.dues_ms[0] if found.dues_ms else reference.slot * 1000

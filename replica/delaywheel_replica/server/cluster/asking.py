@@ -19,7 +19,7 @@ _ANSWER_S: Final = 2.0
 # How much of the time that a caller waits is for the others' answers: ours must still arrive.
 _SHARE: Final = 0.7
 # Details are reused for this long, and for this many times as long as it took to read them: a
-# caller that asks without end makes the node spend no more than a tenth of its time on them.
+# caller that asks without end takes at most a tenth of the node's time with them.
 _DETAILS_AGE_S: Final = 0.25
 _DETAILS_REST: Final = 10
 # How many callers at once may have all other nodes asked; each takes a connection to each.

@@ -82,7 +82,7 @@ class Details:
         for row in rows:
             wheel = WheelId.parse(row.wheel)
             replicas = known.get(wheel, [])
-            self._lags.tell(wheel, replicas, cleaner.floor or 0)
+            self._lags.add_lags(wheel, replicas, cleaner.floor or 0)
             row.replicas.extend(replicas)
 
     def _report(self, answer: pb.DescribeClusterResponse, heartbeat: Heartbeat) -> pb.MemberReport:

@@ -31,7 +31,7 @@ def joined(
         own: That of the answering node, with details.
         others: That of each other member, with details, or why there is none.
     """
-    told: dict[str, pb.DescribeClusterResponse] = {own.node: own}
+    answers: dict[str, pb.DescribeClusterResponse] = {own.node: own}
     silent: dict[str, str] = {}
     for node, other in others.items():
         if isinstance(other, Silent):
@@ -39,29 +39,29 @@ def joined(
         elif (other.cluster_id, other.node) != (own.cluster_id, node):
             silent[node] = f"at its address answers {other.node} of cluster {other.cluster_id}"
         else:
-            told[node] = other
+            answers[node] = other
     answer = pb.DescribeClusterResponse()
     answer.CopyFrom(own)
-    _join_leader(answer, told)
-    _join_members(answer, told, silent)
-    _join_wheels(answer, told)
-    pending = {node: each.pending for node, each in told.items() if each.HasField("pending")}
+    _join_leader(answer, answers)
+    _join_members(answer, answers, silent)
+    _join_wheels(answer, answers)
+    pending = {node: each.pending for node, each in answers.items() if each.HasField("pending")}
     if pending:
         answer.pending.CopyFrom(counted_once(answer.wheels, pending))
     return answer
 
 
 def _join_leader(
-    answer: pb.DescribeClusterResponse, told: Mapping[str, pb.DescribeClusterResponse]
+    answer: pb.DescribeClusterResponse, answers: Mapping[str, pb.DescribeClusterResponse]
 ) -> None:
-    leaders = [each.leader for each in told.values() if each.HasField("leader")]
+    leaders = [each.leader for each in answers.values() if each.HasField("leader")]
     if leaders:
         answer.leader.CopyFrom(max(leaders, key=lambda leader: leader.epoch))
-    _join_lateness(answer, told)
-    floors = [each.floor for each in told.values() if each.HasField("floor")]
+    _join_lateness(answer, answers)
+    floors = [each.floor for each in answers.values() if each.HasField("floor")]
     if floors:
         answer.floor = max(floors)
-    done = [each.progress for each in told.values() if each.HasField("progress")]
+    done = [each.progress for each in answers.values() if each.HasField("progress")]
     if done:
         answer.progress.CopyFrom(max(done, key=_order))
 
@@ -72,10 +72,12 @@ def _order(progress: pb.Progress) -> tuple[int, int]:
 
 
 def _join_lateness(
-    answer: pb.DescribeClusterResponse, told: Mapping[str, pb.DescribeClusterResponse]
+    answer: pb.DescribeClusterResponse, answers: Mapping[str, pb.DescribeClusterResponse]
 ) -> None:
     """Returns the leader's lateness, or else the least one, whose node knows of more done."""
-    known = {node: each.lateness_ms for node, each in told.items() if each.HasField("lateness_ms")}
+    known = {
+        node: each.lateness_ms for node, each in answers.items() if each.HasField("lateness_ms")
+    }
     if answer.HasField("leader") and answer.leader.node in known:
         answer.lateness_ms = known[answer.leader.node]
     elif known:
@@ -84,13 +86,13 @@ def _join_lateness(
 
 def _join_members(
     answer: pb.DescribeClusterResponse,
-    told: Mapping[str, pb.DescribeClusterResponse],
+    answers: Mapping[str, pb.DescribeClusterResponse],
     silent: Mapping[str, str],
 ) -> None:
     for member in answer.members:
         if member.node == answer.node:
             continue
-        said = _of_itself(told.get(member.node))
+        said = _of_itself(answers.get(member.node))
         if said is None:
             member.accepting = False
             member.silent = silent.get(member.node, "it was not asked")
@@ -108,27 +110,27 @@ def _of_itself(answer: pb.DescribeClusterResponse | None) -> pb.Member | None:
 
 
 def _join_wheels(
-    answer: pb.DescribeClusterResponse, told: Mapping[str, pb.DescribeClusterResponse]
+    answer: pb.DescribeClusterResponse, answers: Mapping[str, pb.DescribeClusterResponse]
 ) -> None:
     leader = answer.leader.node
-    order = [node for node in (leader, answer.node, *told) if node in told]
+    order = [node for node in (leader, answer.node, *answers) if node in answers]
     rows: dict[str, dict[str, pb.WheelStatus]] = {}
     for node in dict.fromkeys(order):
-        for row in told[node].wheels:
+        for row in answers[node].wheels:
             rows.setdefault(row.wheel, {})[node] = row
     replaced = {
         member.node
-        for member in chain(answer.members, told[order[0]].members)
+        for member in chain(answer.members, answers[order[0]].members)
         if member.storage_replaced
     }
     del answer.wheels[:]
     for wheel in sorted(rows, key=_by_number):
-        teller = _teller(rows[wheel], replaced)
-        row = answer.wheels.add(told_by=teller)
-        row.MergeFrom(rows[wheel][teller])
+        reporter = _reporter(rows[wheel], replaced)
+        row = answer.wheels.add(told_by=reporter)
+        row.MergeFrom(rows[wheel][reporter])
 
 
-def _teller(rows: Mapping[str, pb.WheelStatus], replaced: Collection[str]) -> str:
+def _reporter(rows: Mapping[str, pb.WheelStatus], replaced: Collection[str]) -> str:
     """Returns the node whose report of a wheel counts; rows come in order of preference."""
     for node, row in rows.items():
         if row.state == pb.WHEEL_STATE_CLOSED:
@@ -189,21 +191,21 @@ def slots_joined(
         others: Each other member's answer to the same question, or why there is none.
         limit: The most seconds.
     """
-    told = {own.node: own}
+    answers = {own.node: own}
     answer = pb.ListSlotsResponse(node=own.node, wheels=own.wheels)
     for node, other in others.items():
         if isinstance(other, Silent):
             answer.silent.add(node=node, why=other.why)
         else:
-            told[node] = other
-    answer.counted_by.extend(told)
-    done = [each.progress for each in told.values() if each.HasField("progress")]
+            answers[node] = other
+    answer.counted_by.extend(answers)
+    done = [each.progress for each in answers.values() if each.HasField("progress")]
     if done:
         answer.progress.CopyFrom(max(done, key=_order))
     # Beyond the first page that ends, not all nodes have reported what there is.
-    ends = [each.next_slot for each in told.values() if each.HasField("next_slot")]
+    ends = [each.next_slot for each in answers.values() if each.HasField("next_slot")]
     found: dict[int, list[pb.SlotRow]] = {}
-    for row in chain.from_iterable(each.slots for each in told.values()):
+    for row in chain.from_iterable(each.slots for each in answers.values()):
         if not ends or row.slot < min(ends):
             found.setdefault(row.slot, []).append(row)
     slots = sorted(found)

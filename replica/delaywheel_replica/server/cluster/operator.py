@@ -65,7 +65,7 @@ class Operator:
         passing: Passing,
         *,
         members: Collection[str],
-        tell: Callable[[NodeStorage | SetBack], object],
+        send: Callable[[NodeStorage | SetBack], object],
         wait_s: float = _WAIT_S,
     ) -> None:
         """Prepares for calls.
@@ -74,13 +74,13 @@ class Operator:
             view: What the parts of the node know.
             passing: Makes calls to the leader's node.
             members: The nodes that this one's settings name.
-            tell: Sends to the cleaner; lost messages are repeated.
+            send: Sends to the cleaner; lost messages are repeated.
             wait_s: How long a change may take to be committed.
         """
         self._view = view
         self._passing = passing
         self._members = members
-        self._tell = tell
+        self._send = send
         self._wait_s = wait_s
         # Two repeated requests about the same thing would replace each other without end.
         self._one_at_a_time = asyncio.Lock()
@@ -157,7 +157,7 @@ class Operator:
             if isinstance(after, SetBackRefusal):
                 raise RefusedError(Reason[after.name])
             if request.dry_run:
-                return self._told(before.set_backs, before.due_ms, after)
+                return self._set_back_answer(before.set_backs, before.due_ms, after)
             if request.set_backs > before.set_backs:
                 raise RefusedError(Reason.NOTHING_TO_SET_BACK, "It was never set back that often")
             return self._set_back(await self._commit_set_back(before))
@@ -178,15 +178,17 @@ class Operator:
             return False
 
         word = SetBack(before.set_backs)
-        await self._tell_until(is_committed, word, unknown=Reason.SET_BACK_UNKNOWN)
+        await self._repeat_until(is_committed, word, unknown=Reason.SET_BACK_UNKNOWN)
         return self._progress()
 
     def _set_back(self, progress: Progress) -> pb.SetBackResponse:
         """Describes the committed change; parts of it may have passed by now."""
         forwarded_to_ms = progress.ahead[-1].due_ms if progress.ahead else progress.due_ms
-        return self._told(progress.set_backs - 1, forwarded_to_ms, progress)
+        return self._set_back_answer(progress.set_backs - 1, forwarded_to_ms, progress)
 
-    def _told(self, set_backs: int, forwarded_to_ms: int, progress: Progress) -> pb.SetBackResponse:
+    def _set_back_answer(
+        self, set_backs: int, forwarded_to_ms: int, progress: Progress
+    ) -> pb.SetBackResponse:
         return pb.SetBackResponse(
             node=self._view.status().heartbeat.node,
             set_backs=set_backs,
@@ -277,13 +279,13 @@ class Operator:
         return change
 
     async def _commit(self, node: str, storage: str) -> None:
-        await self._tell_until(
+        await self._repeat_until(
             lambda: self._control().nodes[node].storage == storage,
             NodeStorage(node, None if storage == REMOVED else storage),
             unknown=Reason.NODE_CHANGE_UNKNOWN,
         )
 
-    async def _tell_until(
+    async def _repeat_until(
         self, is_committed: Callable[[], bool], word: NodeStorage | SetBack, *, unknown: Reason
     ) -> None:
         """Repeats a request to the cleaner until it is fulfilled.
@@ -294,7 +296,7 @@ class Operator:
         try:
             async with asyncio.timeout(self._wait_s):
                 while not is_committed():
-                    self._tell(word)
+                    self._send(word)
                     await asyncio.sleep(_AGAIN_S)
         except TimeoutError:
             raise RefusedError(unknown) from None

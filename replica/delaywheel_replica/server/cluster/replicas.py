@@ -101,8 +101,10 @@ class _Looks:
         self._sights = sights
         self._waited_for = waited_for
         self._remaining = control.remaining(record)
-        told = [s.heartbeat.wheels[wheel] for s in sights.values() if wheel in s.heartbeat.wheels]
-        ends = [max(heartbeat.applied, heartbeat.high_watermark) for heartbeat in told]
+        reported = [
+            s.heartbeat.wheels[wheel] for s in sights.values() if wheel in s.heartbeat.wheels
+        ]
+        ends = [max(heartbeat.applied, heartbeat.high_watermark) for heartbeat in reported]
         self._end = max(ends, default=0) if record.closed_at is None else record.closed_at
 
     def at(self, node: str) -> pb.Replica:
@@ -130,8 +132,8 @@ class _Looks:
             return pb.REPLICA_STATE_AWAY
         if not lags if self._waited_for is None else node in self._waited_for:
             return pb.REPLICA_STATE_IN_SYNC
-        told = sight.heartbeat.wheels.get(self._wheel)
-        if lags and (not sight.heartbeat.complete or (told is not None and told.missing)):
+        reported = sight.heartbeat.wheels.get(self._wheel)
+        if lags and (not sight.heartbeat.complete or (reported is not None and reported.missing)):
             return pb.REPLICA_STATE_INCOMPLETE
         return pb.REPLICA_STATE_BEHIND
 
@@ -144,7 +146,7 @@ class Lags:
         self._data = data
         self._wall_ms = wall_ms
 
-    def tell(self, wheel: WheelId, replicas: Collection[pb.Replica], floor: int) -> None:
+    def add_lags(self, wheel: WheelId, replicas: Collection[pb.Replica], floor: int) -> None:
         """Adds `lag_ms` to those members of a wheel that miss frames.
 
         Args:

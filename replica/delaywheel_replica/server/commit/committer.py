@@ -49,13 +49,13 @@ _GROUP_BYTES: Final = 8 << 20
 # How much of an encoder's error goes into an answer.
 _CAUSE_LENGTH: Final = 100
 
-_TOLD_WITHIN_S: Final = 2
+_ANSWERED_WITHIN_S: Final = 2
 """How long callers wait for the disk, or for replication, before they are answered anyway.
 
 A member this late left the in-sync set a second ago. So too few are left, perhaps for hours;
 another node may have enough, and callers should turn to it in good time.
 """
-_WITHIN: Final = f"within {_TOLD_WITHIN_S} s"
+_WITHIN: Final = f"within {_ANSWERED_WITHIN_S} s"
 _NOT_WRITTEN: Final = Refusal(Reason.DISK_STALLED, f"Nothing was written {_WITHIN}")
 _BEING_WRITTEN: Final = Refusal(Reason.WHEEL_LOST, f"This node's disk did not answer {_WITHIN}")
 _NOT_HELD: Final = Refusal(Reason.WHEEL_LOST, f"Not enough members answered {_WITHIN}")
@@ -79,7 +79,7 @@ class Committed:
 
 
 Outcome: TypeAlias = Committed | Refusal
-"""A Refusal concerns the whole request: none of it was accepted, or (WHEEL_LOST) nobody knows."""
+"""A Refusal concerns the whole request: none of it was accepted, or (WHEEL_LOST) it is unknown."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -165,7 +165,7 @@ class Wrote:
     Attributes:
         columns: The messages that were not refused before.
         group: The frames that count, with rows of ``columns``.
-        broken: The wheel accepts no more.
+        broken: Why the wheel accepts nothing more.
     """
 
     columns: Columns
@@ -291,7 +291,7 @@ class Committer:
         later, now = group.outcomes(seq)
         with self._lock:
             if not self._taken:
-                return []  # it took too long: its callers were told that the outcome is unknown
+                return []  # too late: its callers were answered that the outcome is unknown
             self._taken = []
             if later:
                 self._waiting.append(_Waiting(group.admission.wheel, seq, now_ms, later))
@@ -314,7 +314,7 @@ class Committer:
 
     def overdue(self, now_ms: int) -> Answers:
         """Returns answers for requests that have waited too long, whatever becomes of them."""
-        before_ms = now_ms - _TOLD_WITHIN_S * 1000
+        before_ms = now_ms - _ANSWERED_WITHIN_S * 1000
         answers: Answers = []
         with self._lock:
             while self._pending and self._pending[0][0] < before_ms:

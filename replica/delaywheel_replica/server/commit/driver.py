@@ -9,7 +9,7 @@ thread                  calls                                      waits for
 heartbeat thread        ``tick``, ``status``                       the lock
 threads of peers        ``received``, ``disconnected``             the lock; about frames also
                                                                    for the disk
-event loop              ``cleaner_told``, ``submit``, ``status``   the lock
+event loop              ``cleaner_reported``, ``submit``, ``status``   the lock
 books, readers, upkeep  ``published``, ``unreadable``,             the lock; the last two also for
                         ``look_at_disk``, ``checkpoint``           the disk
 store thread, those     ``do``: the jobs, in order                 the disk
@@ -148,13 +148,13 @@ class Driver:
         self._outside = outside
         self._committer = Committer()
         self._disk = DiskWatch(
-            store.room, outside.now_ms, lambda state: self._tell(DiskReported(state))
+            store.room, outside.now_ms, lambda state: self._report(DiskReported(state))
         )
         self._peer_frames = PeerFrames(
             store,
             outside,
             write_group=self._write_group,
-            tell=self._tell,
+            step=self._report,
             wrote=self._disk.wrote,
             message_bytes=message_bytes,
             batch_frames=config.batch_frames,
@@ -203,22 +203,22 @@ class Driver:
         """Notes that the connection to another node broke."""
         self._step(lambda now_ms, _: Disconnected(peer, now_ms))
 
-    def cleaner_told(self, status: CleanerStatus | None) -> None:
+    def cleaner_reported(self, status: CleanerStatus | None) -> None:
         """Handles the newest status of the cleaner; None: it is not alive."""
         self._step(lambda now_ms, wall_ms: CleanerReported(status, now_ms, wall_ms))
 
     def published(self, wheel: WheelId, seq: int) -> None:
         """Notes that the ledger of a wheel is published up to this seq."""
-        self._tell(Published(wheel, seq))
+        self._report(Published(wheel, seq))
 
     def unreadable(self, wheel: WheelId, seq: int) -> None:
         """Notes that a reader found a damaged frame."""
-        self._tell(Unreadable(wheel, SeqSet.of([seq])))
+        self._report(Unreadable(wheel, SeqSet.of([seq])))
 
     def drain(self) -> None:
         """Begins a clean stop; wheels not yet verified are left to the next start."""
         self._long_work.verifies = False
-        self._tell(Drain())
+        self._report(Drain())
 
     def look_at_disk(self) -> None:
         """Measures the free space; may wait for the disk."""
@@ -232,11 +232,11 @@ class Driver:
         """
         wheel = self._store.wheel
         try:
-            self._store.checkpoint(lambda *damaged: self._tell(Unreadable(*damaged)))
+            self._store.checkpoint(lambda *damaged: self._report(Unreadable(*damaged)))
         except WheelBroken as error:
             self._disk.failed(error)
             if wheel is not None:
-                self._tell(Broken(wheel.wheel, str(error)))
+                self._report(Broken(wheel.wheel, str(error)))
         except OSError as error:
             self._disk.failed(error)
             raise
@@ -249,11 +249,11 @@ class Driver:
 
     # --- steps
 
-    def _tell(self, event: Event) -> None:
+    def _report(self, event: Event) -> None:
         self._step(_at_any_time(event))
 
-    def _tell_disk(self, state: DiskState) -> None:
-        self._tell(DiskReported(state))
+    def _report_disk(self, state: DiskState) -> None:
+        self._report(DiskReported(state))
 
     def _step(self, event_at: _EventAt, *, here: bool = False) -> None:
         """Steps the machine; the event is made from the clocks.
@@ -303,17 +303,17 @@ class Driver:
         for effect in effects:
             if isinstance(effect, Acknowledge):
                 answers = self._committer.acknowledge(effect.wheel, effect.high_watermark)
-        tells = any(isinstance(effect, WriteStatus) for effect in effects)
-        tells_first = any(request.kind is Kind.CANCELS for request, _ in answers)
-        if tells and tells_first:
-            self._outside.tell()
+        writes_status = any(isinstance(effect, WriteStatus) for effect in effects)
+        status_first = any(request.kind is Kind.CANCELS for request, _ in answers)
+        if writes_status and status_first:
+            self._outside.write_status()
         for effect in effects:
             if isinstance(effect, Acknowledge):
                 self._outside.acknowledged(effect, answers)
             elif isinstance(effect, Send):
                 self._outside.send(effect.peer, effect.message)
-        if tells and not tells_first:
-            self._outside.tell()
+        if writes_status and not status_first:
+            self._outside.write_status()
 
     # --- jobs, on the store's thread
 
@@ -347,7 +347,7 @@ class Driver:
         if has_more:
             self._outside.enqueue(StepJob())
         if event is not None:
-            self._tell(event)
+            self._report(event)
 
     def do_next(self, effects: deque[Effect]) -> None:
         """Carries out the first of these effects; if it fails, the others are dropped.
@@ -367,7 +367,7 @@ class Driver:
         except (OSError, WheelBroken) as error:
             effects.clear()
             self._disk.failed(error)
-            self._tell(Failed(effect, str(error)))
+            self._report(Failed(effect, str(error)))
             return
         if event_at is not None:
             self._step(event_at)
@@ -465,7 +465,7 @@ class Driver:
             self._outside.answer(refused)
         if wrote.broken is not None:
             self._disk.failed(wrote.broken)
-            self._tell(Broken(wheel, str(wrote.broken)))
+            self._report(Broken(wheel, str(wrote.broken)))
 
 
 def _least_due_ms(group: Group) -> int:

@@ -54,7 +54,7 @@ class Outside(Protocol):
     def send(self, peer: str, message: PeerMessage) -> None:
         """Sends a message, or drops it; never blocks."""
 
-    def tell(self) -> None:
+    def write_status(self) -> None:
         """Writes the status, which the cleaner should read now."""
 
     def acknowledged(self, effect: Acknowledge, answers: Answers) -> None:

@@ -20,7 +20,7 @@ class PeerFrames:
         outside: Outside,
         *,
         write_group: Callable[[], None],
-        tell: Callable[[Event], None],
+        step: Callable[[Event], None],
         wrote: Callable[[int], None],
         message_bytes: int,
         batch_frames: int,
@@ -32,7 +32,7 @@ class PeerFrames:
             store: The store that has the frames.
             outside: Clock, queue and network.
             write_group: Writes the waiting group of callers, if there is one.
-            tell: Steps the machine with an event.
+            step: Steps the machine with an event.
             wrote: Called with the length of what was written.
             message_bytes: The most bytes of frames in one message, unless it has a single frame.
             batch_frames: The most frames in one message.
@@ -41,7 +41,7 @@ class PeerFrames:
         self._store = store
         self._outside = outside
         self._write_group = write_group
-        self._tell = tell
+        self._step = step
         self._wrote = wrote
         self._message_bytes = message_bytes
         self._batch_frames = batch_frames
@@ -98,7 +98,7 @@ class PeerFrames:
                 lacks = Lacks(effect.request, effect.wheel, self._storage, first, last)
                 self._outside.send(effect.peer, lacks)
             if missing:
-                self._tell(Unreadable(effect.wheel, missing))
+                self._step(Unreadable(effect.wheel, missing))
             if effect.request or missing or not len(frames):
                 return
             if first_seq <= effect.last_seq and turn.has_ended:

@@ -90,9 +90,9 @@ class Surroundings:
         if self.network is not None:
             self.network.send(peer, message)
 
-    def tell(self) -> None:
+    def write_status(self) -> None:
         """Has the status written."""
-        self._heartbeat_thread.tell()
+        self._heartbeat_thread.write_status()
 
     def acknowledged(self, effect: Acknowledge, answers: Answers) -> None:
         """Answers callers."""

@@ -104,7 +104,7 @@ class StoreThread:
 
 
 class HeartbeatThread:
-    """Ticks, and writes ``server.row``. ``tell`` may be called on any thread."""
+    """Ticks, and writes ``server.row``. ``write_status`` may be called on any thread."""
 
     def __init__(self, path: Path, *, wake: Callable[[], object]) -> None:
         """Does nothing before ``start``.
@@ -117,7 +117,7 @@ class HeartbeatThread:
         self._wake = wake
         self._lock = threading.Lock()
         self._written_at = 0.0
-        self._told = threading.Event()
+        self._wanted = threading.Event()
         self._ended = False
         self._driver: Driver | None = None
         self._thread = threading.Thread(target=self._run, name="beat", daemon=True)
@@ -130,13 +130,13 @@ class HeartbeatThread:
     def stop(self) -> None:
         """Ends the thread."""
         self._ended = True
-        self._told.set()
+        self._wanted.set()
         self._thread.join()
 
-    def tell(self) -> None:
+    def write_status(self) -> None:
         """Has the status written now; see `outside.Outside`."""
         if time.monotonic() - self._written_at < _ROW_GAP_S:
-            self._told.set()
+            self._wanted.set()
             return
         self._write()
         self._wake()
@@ -149,9 +149,9 @@ class HeartbeatThread:
                 tick_at = time.monotonic() + BEAT_S
                 self._driver.tick()
                 self._write()
-            if self._told.wait(max(0.0, tick_at - time.monotonic())):
+            if self._wanted.wait(max(0.0, tick_at - time.monotonic())):
                 time.sleep(_ROW_GAP_S)
-                self._told.clear()
+                self._wanted.clear()
                 self._write()
                 self._wake()
 

@@ -43,7 +43,7 @@ AllOfAWheel: TypeAlias = Sweep | DeleteWheel | VerifyWheel
 
 
 class Turn:
-    """One turn of a long job: at least one file or frame, and no more once it is over.
+    """One turn of a long job: at least one file or frame, and none once the turn is over.
 
     Attributes:
         has_ended: Whether it is over.

@@ -80,9 +80,9 @@ class Calls:
         """Returns a handler with one request and one answer, both as bytes."""
 
         async def answer(held: ExitStack, context: Context) -> None:
-            told = await work(await self._received(context), context)
-            held.callback(told.end)
-            await context.write(told.content)
+            ready = await work(await self._received(context), context)
+            held.callback(ready.end)
+            await context.write(ready.content)
 
         return self._guarded(name, answer)
 
@@ -143,8 +143,8 @@ class Calls:
         async def work(content: bytes, context: Context) -> Answer:
             request = _parsed(request_class, content)
             with admission.admit(context.peer(), length_bytes(request)):
-                told = (await answer(request, context)).SerializeToString()
-                return Answer(told, admission.hold_answer(context.peer(), len(told)))
+                encoded = (await answer(request, context)).SerializeToString()
+                return Answer(encoded, admission.hold_answer(context.peer(), len(encoded)))
 
         return work
 

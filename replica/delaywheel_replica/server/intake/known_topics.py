@@ -16,7 +16,7 @@ nothing                no report, or an old one of absence       the cleaner is 
                                                                  unless it says "absent" in time
 =====================  ========================================  ===============================
 
-The cleaner is asked for ``ASKED_AT_MOST`` names at a time. While so many wait for its answer,
+The cleaner is asked for ``ASKED_AT_MOST`` names at a time. While that many wait for its answer,
 messages for further unknown names are refused with BACKPRESSURE: callers that invent names overload
 neither the cleaner nor Kafka.
 
@@ -87,10 +87,10 @@ class KnownTopics:
         self._ask = ask
         self._refuses_absent = refuses_absent
         self._wait_s = wait_s
-        self._present = BoundedTable[str, _Told](_PRESENT_BYTES)
+        self._present = BoundedTable[str, _Known](_PRESENT_BYTES)
         self._absent_ms = BoundedTable[str, int](_ABSENT_BYTES)
         for name, info in _load(disk, path).items():
-            self._keep(name, _Told(info, None))
+            self._keep(name, _Known(info, None))
         # Topic -> the number of the question that the cleaner has not answered yet.
         self._asked: dict[str, object] = {}
         self._waiters: set[_Waiter] = set()
@@ -98,11 +98,11 @@ class KnownTopics:
 
     def doubtful(self, batch: Batch) -> list[str]:
         """Returns topics of which too little is known to judge their messages. For any thread."""
-        told = self._told_of(batch)
-        old = [known if known and not known.is_fresh else None for known in told]
+        found = self._known_of(batch)
+        old = [known if known and not known.is_fresh else None for known in found]
         numbers = {number for number, _, _ in _misfits(batch, old)}
         if self._refuses_absent:
-            numbers.update(number for number, known in enumerate(told) if known is None)
+            numbers.update(number for number, known in enumerate(found) if known is None)
         names = [batch.columns.topics[number] for number in sorted(numbers)]
         return [name for name in names if is_topic_name(name) and not self._is_absent(name)]
 
@@ -140,12 +140,12 @@ class KnownTopics:
             batch: Decoded messages.
             unasked: Those of its topics that `find_out` could not ask about.
         """
-        told = self._told_of(batch)
-        fresh = [known if known and known.is_fresh else None for known in told]
+        found = self._known_of(batch)
+        fresh = [known if known and known.is_fresh else None for known in found]
         for _, rows, refusal in _misfits(batch, fresh):
             batch.refuse(rows, refusal)
         for number, name in enumerate(batch.columns.topics):
-            if told[number] is not None:
+            if found[number] is not None:
                 continue
             if self._refuses_absent and self._is_absent(name):
                 refusal = Refusal(Reason.TOPIC_UNKNOWN, f"Kafka has no topic {name}")
@@ -158,7 +158,7 @@ class KnownTopics:
         for name, info in message.topics.items():
             known = self._present.get(name)
             self._unsaved |= known is None or known.info != info
-            self._keep(name, _Told(info, message.checked_at_ms))
+            self._keep(name, _Known(info, message.checked_at_ms))
             self._absent_ms.pop(name)
         for name in message.absent:
             self._unsaved |= self._present.pop(name) is not None
@@ -171,8 +171,8 @@ class KnownTopics:
             return
         self._unsaved = False
         document = {
-            name: [told.info.partitions, told.info.max_message_bytes]
-            for name, told in self._present.copy().items()
+            name: [known.info.partitions, known.info.max_message_bytes]
+            for name, known in self._present.copy().items()
         }
         try:
             self._disk.replace_file(self._path, json.dumps(document).encode())
@@ -180,10 +180,10 @@ class KnownTopics:
             self._unsaved = True
             raise
 
-    def _keep(self, name: str, told: "_Told") -> None:
-        self._present.put(name, told, len(name) + _ENTRY_BYTES)
+    def _keep(self, name: str, known: "_Known") -> None:
+        self._present.put(name, known, len(name) + _ENTRY_BYTES)
 
-    def _told_of(self, batch: Batch) -> "list[_Told | None]":
+    def _known_of(self, batch: Batch) -> "list[_Known | None]":
         """Returns what is known of each topic of a batch, in order."""
         return [self._present.get(name) for name in batch.columns.topics]
 
@@ -218,7 +218,7 @@ class _Waiter:
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
+class _Known:
     """What is known of an existing topic.
 
     Attributes:
@@ -247,21 +247,21 @@ def _is_fresh(checked_at_ms: int | None) -> bool:
 
 
 def _misfits(
-    batch: Batch, told: "Sequence[_Told | None]"
+    batch: Batch, found: "Sequence[_Known | None]"
 ) -> Iterator[tuple[int, NDArray[np.intp], Refusal]]:
     """Returns the messages that each topic refuses, and why; compares whole columns.
 
     Args:
         batch: Decoded messages.
-        told: What is known of each of its topics; None: it accepts anything.
+        found: What is known of each of its topics; None: it accepts anything.
     """
-    if not any(told):
+    if not any(found):
         return
     columns = batch.columns
     partitions = np.array(
-        [known.info.partitions if known else _NO_BOUND for known in told], dtype=np.int64
+        [known.info.partitions if known else _NO_BOUND for known in found], dtype=np.int64
     )
-    rooms = np.array([known.room_bytes if known else _NO_BOUND for known in told], dtype=np.int64)
+    rooms = np.array([known.room_bytes if known else _NO_BOUND for known in found], dtype=np.int64)
     numbers = columns.topic_numbers
     outside = np.flatnonzero(columns.partitions >= partitions[numbers])
     for number, rows in _by_topic(numbers, outside):

@@ -199,12 +199,12 @@ def _check_dues(batch: Batch, due_ms: NDArray[np.int64], rules: Rules, *, now_ms
         np.flatnonzero(due_ms > newest_ms),
         Refusal(
             Reason.DUE_BEYOND_SPAN,
-            f"More than {_told(rules.span_seconds)} ahead, the greatest delay here",
+            f"More than {_duration(rules.span_seconds)} ahead, the greatest delay here",
         ),
     )
 
 
-def _told(seconds: int) -> str:
+def _duration(seconds: int) -> str:
     """Formats a duration in the largest unit that divides it."""
     units = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
     unit_s, name = next(unit for unit in units if seconds % unit[0] == 0)

@@ -44,14 +44,14 @@ class Publishable:
 
     Attributes:
         last_seq: Up to here.
-        told_seq: Up to here it is known to be published, or given up, by any node.
+        reported_seq: Up to here some node reported it as published or given up.
         born_ms: Nothing of it was accepted before.
         is_sole: No other node may publish it.
         lost: Those of its frames that no node can read.
     """
 
     last_seq: int
-    told_seq: int = 0
+    reported_seq: int = 0
     born_ms: int = 0
     is_sole: bool = True
     lost: FrameSet = NO_FRAMES
@@ -71,15 +71,15 @@ def publishable(
     heartbeat = status.heartbeat
     records: Mapping[WheelId, WheelRecord] = {} if cleaner is None else cleaner.wheels
     found: dict[WheelId, Publishable] = {}
-    for wheel, told in heartbeat.wheels.items():
+    for wheel, reported in heartbeat.wheels.items():
         record = records.get(wheel)
         is_own = wheel.node == heartbeat.node
         if is_own and wheel != heartbeat.spare:
-            found[wheel] = _publishable(wheel, told, record, cleaner)
+            found[wheel] = _publishable(wheel, reported, record, cleaner)
         elif not is_own and leads and record is not None and record.closed_at is not None:
             assert cleaner is not None
             if _is_lost(wheel, record, status, cleaner, heard_for_ms):
-                found[wheel] = _publishable(wheel, told, record, cleaner)
+                found[wheel] = _publishable(wheel, reported, record, cleaner)
     return found
 
 
@@ -93,14 +93,17 @@ def registered(cleaner: CleanerStatus | None) -> Collection[WheelId] | None:
 
 
 def _publishable(
-    wheel: WheelId, told: WheelHeartbeat, record: WheelRecord | None, cleaner: CleanerStatus | None
+    wheel: WheelId,
+    reported: WheelHeartbeat,
+    record: WheelRecord | None,
+    cleaner: CleanerStatus | None,
 ) -> Publishable:
     closed_at = None if record is None else record.closed_at
     lost = NO_FRAMES if cleaner is None else cleaner.lost.of_wheel(wheel)
-    end = lost.seqs(wheel).end_from(told.prefix)
+    end = lost.seqs(wheel).end_from(reported.prefix)
     return Publishable(
-        last_seq=min(end, told.high_watermark if closed_at is None else closed_at),
-        told_seq=told.ledger_seq,
+        last_seq=min(end, reported.high_watermark if closed_at is None else closed_at),
+        reported_seq=reported.ledger_seq,
         born_ms=0 if record is None else record.seal_slot * 1000,
         is_sole=closed_at is None,
         lost=lost,

@@ -148,7 +148,7 @@ class Books:
         )
         # For each wheel: up to where names reach, and up to where the machine was informed.
         self._placed: dict[WheelId, int] = {}
-        self._told: dict[WheelId, int] = {}
+        self._reported: dict[WheelId, int] = {}
         self._files = self._files_found()
         waiting = self._notes.gaps.values()
         self._state = BooksState(
@@ -219,7 +219,7 @@ class Books:
         for sealed in self._ledger.seal():
             self._files.setdefault(sealed.wheel, []).append(sealed.path)
         for wheel in wheels:
-            self._tell(wheel, self._noted(wheel))
+            self._report(wheel, self._noted(wheel))
         try:
             self._work(wheels)
         except UNREACHED as error:
@@ -242,7 +242,7 @@ class Books:
         place.reach()
         self._retention.look(place, _wall_ms())  # first: it may make room for what follows
         self._put_gaps(place)
-        open_ends = {w: p for w, p in wheels.items() if p.last_seq > self._told.get(w, 0)}
+        open_ends = {w: p for w, p in wheels.items() if p.last_seq > self._reported.get(w, 0)}
         self._look_at_names(place, open_ends)
         for wheel, found in open_ends.items():
             self._publish(place, wheel, found)
@@ -261,7 +261,7 @@ class Books:
         for wheel in asked:
             known = max(names.get(wheel, 0), self._noted(wheel), self._placed.get(wheel, 0))
             # Nothing here, but perhaps elsewhere: in another node's own place.
-            self._placed[wheel] = known or wheels[wheel].told_seq
+            self._placed[wheel] = known or wheels[wheel].reported_seq
 
     def _noted(self, wheel: WheelId) -> int:
         gap = self._notes.gaps.get(wheel)
@@ -292,7 +292,7 @@ class Books:
             pages.finish(last_seq)
         finally:
             pages.abandon()
-        self._tell(wheel, last_seq)
+        self._report(wheel, last_seq)
         self._delete_files(wheel, source.files_up_to(self._placed[wheel]))
 
     def _filed(self, wheel: WheelId, last_seq: int, rows: int) -> None:
@@ -307,11 +307,11 @@ class Books:
     def _is_placed(self, wheel: WheelId, seq: int) -> None:
         self._placed[wheel] = seq
         self._notes.place(wheel, seq)
-        self._tell(wheel, seq)
+        self._report(wheel, seq)
 
-    def _tell(self, wheel: WheelId, seq: int) -> None:
-        if seq > self._told.get(wheel, 0):
-            self._told[wheel] = seq
+    def _report(self, wheel: WheelId, seq: int) -> None:
+        if seq > self._reported.get(wheel, 0):
+            self._reported[wheel] = seq
             self._links.on_published(wheel, seq)
 
     # --- gaps
@@ -332,11 +332,11 @@ class Books:
         if time.monotonic() - self._failing_since_s < _PATIENCE_S or not self._links.is_full():
             return
         for wheel, found in wheels.items():
-            if found.last_seq > self._told.get(wheel, 0):
+            if found.last_seq > self._reported.get(wheel, 0):
                 self._give_up_wheel(wheel, found)
 
     def _give_up_wheel(self, wheel: WheelId, found: Publishable) -> None:
-        known = max(self._placed.get(wheel, 0), self._noted(wheel)) or found.told_seq
+        known = max(self._placed.get(wheel, 0), self._noted(wheel)) or found.reported_seq
         source = self._source(wheel)
         gap = self._gap(source, wheel, known + 1, found.last_seq)
         if gap.messages:
@@ -344,7 +344,7 @@ class Books:
             self._placed[wheel] = gap.last_seq
             self._count(gap)
             self._delete_files(wheel, source.files_up_to(gap.last_seq))
-        self._tell(wheel, found.last_seq)
+        self._report(wheel, found.last_seq)
 
     def _gap(self, source: Source, wheel: WheelId, first_seq: int, last_seq: int) -> Gap:
         """Returns what would be missing, counted from the rows."""
@@ -419,7 +419,7 @@ class Books:
         for wheel in [wheel for wheel in self._files if wheel not in wheels]:
             self._disk.delete_folder(rows_folder(self._data, wheel))
             del self._files[wheel]
-        for known in (self._placed, self._told):
+        for known in (self._placed, self._reported):
             for wheel in known.keys() - wheels.keys():
                 del known[wheel]
         self._notes.keep_only(wheels.keys())
@@ -427,7 +427,7 @@ class Books:
 
 def _is_gone(frame: FrameName, found: Publishable) -> bool:
     """Whether a frame will never be readable: lost, or finished and deleted."""
-    return frame in found.lost or frame[1] <= found.told_seq
+    return frame in found.lost or frame[1] <= found.reported_seq
 
 
 def _first_seq(path: Path) -> int:

@@ -2,8 +2,8 @@
 
 Each node does it now and then in its own place; in a shared place, whichever node comes first. It
 deletes files of hours that ended longer ago than the retention time, and gaps that end in such
-hours. If the place is in the data folder, and its disk is at its reserve, no more is kept than
-needed: last week's files must not keep today's messages from being accepted. But the last file of
+hours. If the place is in the data folder, and its disk is at its reserve, only what is needed is
+kept: last week's files must not keep today's messages from being accepted. But the last file of
 each registered wheel stays: it shows a restarted node what is published.
 """
 

@@ -217,7 +217,7 @@ def _decode(content: bytes) -> Block:
 
 @dataclass(frozen=True, slots=True)
 class SealedRows:
-    """A file that accepts no more blocks."""
+    """A file that is sealed: no block is added to it."""
 
     wheel: WheelId
     path: Path

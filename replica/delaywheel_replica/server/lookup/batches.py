@@ -25,8 +25,8 @@ class Batch:
     """Some messages of a second.
 
     Attributes:
-        frames: Frames in the order of positions, each with the rows that are wanted of it; none
-            of which no row is.
+        frames: Frames in the order of positions, each with its wanted rows; frames without any are
+            left out.
         end: The position behind all messages that were looked at.
         cancelled: The keys, as `key_of` makes them, of those messages that have a cancel.
     """
@@ -54,7 +54,7 @@ def in_batches(
     Args:
         frames: Its frames with messages, each with the rows that are wanted.
         cancels: Reads its frames with cancels.
-        first_rows: The first batch ends when it has so many messages.
+        first_rows: How many messages the first batch has at least.
         is_enough: Ends a batch early.
     """
     batch, rows_at_most, count, length_bytes = Batch(), first_rows, 0, 0

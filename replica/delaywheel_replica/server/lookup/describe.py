@@ -86,15 +86,15 @@ def wheels_of(status: ServerStatus, view: NodeView, *, of_all: bool) -> list[pb.
     progress = None if cleaner is None else cleaner.progress
     rows = []
     for wheel in sorted(status.heartbeat.wheels.keys() | registered.keys()):
-        record, told = registered.get(wheel), _newest(wheel, status, of_all=of_all)
+        record, reported = registered.get(wheel), _newest(wheel, status, of_all=of_all)
         row = pb.WheelStatus(
             wheel=str(wheel),
             node=wheel.node,
             state=pb.WHEEL_STATE_FENCED,
-            applied_seq=told.applied,
-            high_watermark=told.high_watermark,
+            applied_seq=reported.applied,
+            high_watermark=reported.high_watermark,
             progress_seq=progress.seq(wheel) if progress is not None else 0,
-            ledger_seq=told.ledger_seq,
+            ledger_seq=reported.ledger_seq,
         )
         origin = heartbeats.get(wheel.node)
         if origin is not None and storage_is_replaced(cleaner, wheel.node, origin.storage):
@@ -116,9 +116,9 @@ def _newest(wheel: WheelId, status: ServerStatus, *, of_all: bool) -> WheelHeart
     """Returns the best-informed report of a wheel: its origin's, or that of the best holder."""
     others = [sight.heartbeat for sight in status.peers.values()] if of_all else []
     heartbeats = [status.heartbeat, *others]
-    told = [heartbeat.wheels[wheel] for heartbeat in heartbeats if wheel in heartbeat.wheels]
+    reported = [heartbeat.wheels[wheel] for heartbeat in heartbeats if wheel in heartbeat.wheels]
     nothing = WheelHeartbeat(0, 0, 0, 0, 0, -1)
-    return max(told, key=lambda each: (each.applied, each.high_watermark), default=nothing)
+    return max(reported, key=lambda each: (each.applied, each.high_watermark), default=nothing)
 
 
 def _members(
@@ -129,14 +129,14 @@ def _members(
     for node in sorted(config.members):
         heartbeat, is_self = heartbeats.get(node), node == config.node_id
         peer = peers.get(node)
-        told = None if peer is None else peer.client_address
+        reported = None if peer is None else peer.client_address
         others_accept = (
             heartbeat is not None and heartbeat.open is not None and not heartbeat.draining
         )
         rows.append(
             pb.Member(
                 node=node,
-                address=address if is_self else told or "",
+                address=address if is_self else reported or "",
                 reachable=heartbeat is not None,
                 accepting=accepting if is_self else others_accept,
                 complete=heartbeat is not None and heartbeat.complete,
@@ -153,5 +153,5 @@ def _lateness_ms(cleaner: CleanerStatus | None) -> int | None:
     if cleaner is None or cleaner.progress is None:
         return None
     silent_ms = max(0, wall_ms() - cleaner.wall_ms)
-    is_telling = cleaner.role is Role.LEADING and silent_ms < _SILENT_MS
-    return 0 if is_telling and not cleaner.lateness_ms else cleaner.lateness_ms + silent_ms
+    is_reporting = cleaner.role is Role.LEADING and silent_ms < _SILENT_MS
+    return 0 if is_reporting and not cleaner.lateness_ms else cleaner.lateness_ms + silent_ms

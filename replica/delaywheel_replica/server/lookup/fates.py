@@ -7,7 +7,7 @@ so the two can be compared:
 
 | the row says | then the span |
 |---|---|
-| it leads, and has counted as many as were told | reaches its progress; a new one begins there |
+| it leads, and has counted as many as it reported | reaches its progress; a new one begins there |
 | it has counted more | rests: they are on their way, or were dropped |
 | it does not lead, or in another term | ends |
 
@@ -67,18 +67,18 @@ class Fates:
         self._open: _Span | None = None
         # Identified by the cleaner's process: a status of the previous one may be read after a
         # report of the next.
-        self._told: dict[int, int] = {}
+        self._counted: dict[int, int] = {}
 
-    def heard(self, told: DeadLettered) -> None:
+    def heard(self, report: DeadLettered) -> None:
         """Takes dead letters that the cleaner reports."""
-        if told.before != self._told.get(told.cleaner_ms, 0):
+        if report.before != self._counted.get(report.cleaner_ms, 0):
             self._open = None
-        self._told = {
-            **dict(list(self._told.items())[-1:]),
-            told.cleaner_ms: told.before + len(told.letters),
+        self._counted = {
+            **dict(list(self._counted.items())[-1:]),
+            report.cleaner_ms: report.before + len(report.letters),
         }
         newest = self._generations[-1]
-        for letter in told.letters:
+        for letter in report.letters:
             if len(newest.reasons) >= self._letters_each:
                 newest, self._open = _Generation(), None
                 self._generations.append(newest)
@@ -90,7 +90,7 @@ class Fates:
         if status.role is not Role.LEADING or progress is None:
             self._open = None
             return
-        if status.counters.get("dead_lettered", 0) != self._told.get(status.started_ms, 0):
+        if status.counters.get("dead_lettered", 0) != self._counted.get(status.started_ms, 0):
             return
         term = status.started_ms, status.epoch
         if self._open is None or self._open.term != term:

@@ -1,7 +1,7 @@
 """The messages of one second, a page at a time.
 
-A second's cancels are read first, because they may lie behind what they withdraw; then no more of
-its messages than the page holds, up to the end of a piece. Where a page ends, the reader stays open
+A second's cancels are read first, because they may lie behind what they withdraw; then only as many
+messages as the page holds, up to the end of a batch. Where a page ends, the reader stays open
 for a while for the next page; a caller that comes later starts a new one from there.
 """
 

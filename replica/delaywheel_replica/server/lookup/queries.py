@@ -40,7 +40,7 @@ from delaywheel_replica.server.node.refusals import RefusedError
 _SLOTS_AT_MOST: Final = 10_000
 _SLOT_BEYOND: Final = 1 << 32
 # How many of the messages that a handle may mean are named.
-_DUES_TOLD: Final = 5
+_DUES_NAMED: Final = 5
 _Made = TypeVar("_Made")
 
 _PAGE_TOKEN = re.compile(r"(?P<wheel>[^/]+)/(?P<seq>\d{1,18})/(?P<row>\d{1,9})")
@@ -119,7 +119,7 @@ class Queries:
         if found.copies and not (found.in_wheel or found.complete):
             raise RefusedError(Reason.NOT_UP_TO_DATE, f"Not all of {reference.wheel} is here")
         if len(found.dues_ms) > 1:
-            dues = ", ".join(map(str, found.dues_ms[:_DUES_TOLD]))
+            dues = ", ".join(map(str, found.dues_ms[:_DUES_NAMED]))
             raise RefusedError(
                 Reason.HANDLE_AMBIGUOUS, f"This id was sent with several dues: {dues}"
             )
@@ -289,7 +289,11 @@ def slots_at_most(request: pb.ListSlotsRequest) -> int:
 
 def limits_of(status: ServerStatus) -> dict[WheelId, int]:
     """Returns the local wheels, each with the last seq to read."""
-    return {wheel: told.applied for wheel, told in status.heartbeat.wheels.items() if told.applied}
+    return {
+        wheel: reported.applied
+        for wheel, reported in status.heartbeat.wheels.items()
+        if reported.applied
+    }
 
 
 def _page_position(token: str) -> Position | None:

@@ -1,16 +1,16 @@
 """Search: walks the seconds that hold messages, and applies a filter.
 
-There is no index of topics, keys or ids (docs/decisions): seconds are read, one after another, from
-the first that may hold what is not done. So a call is bounded in what it reads, and in time:
+There is no index of topics, keys or ids (docs/decisions): seconds are read in order, from the first
+that may hold pending messages. A call is bounded in what it reads, and in time:
 
-| a page ends | then |
+| a page ends | the next page |
 |---|---|
-| when it has as many messages, or bytes, as it may | the next one goes on behind the last |
-| when the call has read so much, or for so long | likewise, behind the last frame that was read |
-| behind the last second that is asked for | it is the last |
+| when it is full, in messages or bytes | begins behind its last message |
+| when the call has read enough, or long enough | begins behind the last frame that was read |
+| behind the last second of the request | does not exist |
 
-Everything is read on a thread of its own, for one caller at a time, so that it holds up nobody who
-sends, looks for one message or cancels one; who finds too many waiting is refused.
+All reading is done on one thread, for one caller at a time, so that it delays neither senders nor
+those who get or cancel a single message; callers are refused while too many wait.
 """
 
 import asyncio
@@ -48,15 +48,15 @@ from delaywheel_replica.server.node.refusals import RefusedError
 
 _PAGE_DEFAULT: Final = 100
 PAGE_AT_MOST: Final = 1_000
-# A page that carries contents ends when it gets so long.
+# A page with contents ends once it reaches this length.
 _PAGE_BYTES: Final = 2 << 20
 READ_BYTES: Final = 128 << 20
-"""One call reads no more than this of slot files, and the frame with which it gets there."""
+"""One call reads at most this much of slot files, plus the frame that crosses the limit."""
 READ_S: Final = 2.0
-"""Nor for longer than this."""
-# Nor does one look for cancels read more frames of them.
+"""And for at most this long."""
+# One look for cancels reads at most this many frames with cancels.
 _LOOK_FRAMES: Final = 1 << 16
-# So many callers may wait for those before them.
+# This many callers may wait for their turn.
 _WAITING: Final = 8
 _SLOT_BEYOND: Final = 1 << 32
 _Made = TypeVar("_Made")
@@ -69,8 +69,8 @@ class Place:
     """Where a page begins.
 
     Attributes:
-        slot: in this second.
-        after: behind this message; None: with its first.
+        slot: The second.
+        after: The last message of the page before; None: the page begins with the first message.
     """
 
     slot: int
@@ -86,11 +86,11 @@ class Asked:
     """The request for one page.
 
     Attributes:
-        wanted: which messages.
-        token: as the page before told; empty: from the beginning.
-        page_size: 0: as many as usual.
-        with_content: key, value and headers, too.
-        with_cancelled: those as well that a cancel names.
+        wanted: The filter.
+        token: The previous page's token; empty: the first page.
+        page_size: How many messages at most; 0: the default.
+        with_content: Include key, value and headers.
+        with_cancelled: Include messages that a cancel names.
     """
 
     wanted: Wanted
@@ -102,11 +102,11 @@ class Asked:
 
 @dataclass(slots=True)
 class Withdrawals:
-    """What withdraws one message.
+    """What withdraws one message: its cancels, and the mark of a reschedule.
 
     Attributes:
-        places: where cancels of it lie.
-        rescheduled: the mark of its going to another due lies there.
+        places: Where the cancels lie.
+        rescheduled: The mark was found.
     """
 
     places: set[Position] = field(default_factory=set)
@@ -114,10 +114,10 @@ class Withdrawals:
 
 
 class PageCancels:
-    """Looks for what withdraws the messages of a page, and afterwards only for what is new.
+    """Finds what withdraws the messages of a page; later looks read only new frames.
 
     Attributes:
-        found: by message, as `message_key` names it.
+        found: Message, as `message_key` names it -> what withdraws it.
     """
 
     def __init__(self, keys: Collection[bytes]) -> None:
@@ -132,7 +132,7 @@ class PageCancels:
         self.looks = [CancelLook(slot, begins[slot]) for slot in sorted(begins)]
 
     def note(self) -> None:
-        """Takes over what the looks have found."""
+        """Notes what the looks have found."""
         for look in self.looks:
             for row in look.rows:
                 named = self.found.get(message_key(row.id, row.due_ms))
@@ -145,15 +145,15 @@ class PageCancels:
 
 @dataclass(slots=True)
 class Page:
-    """What was found, and what was looked at.
+    """The messages of a page, and how much was examined for it.
 
     Attributes:
-        messages: pending ones, in the order of seconds.
-        places: where each of them lies.
-        next: where the next page begins; None: this is the last.
-        read_messages: messages that were looked at.
-        read_bytes: bytes of frames that were read.
-        complete: every frame of what was looked at could be read, and the node holds all of it.
+        messages: Pending messages, in the order of seconds.
+        places: The position of each.
+        next: Where the next page begins; None: there is none.
+        read_messages: How many messages were examined.
+        read_bytes: How many bytes of frames were read.
+        complete: Every frame that was examined could be read, and the node holds all of them.
     """
 
     messages: list[pb.StoredMessage] = field(default_factory=list)
@@ -169,7 +169,7 @@ class Page:
         return "" if self.next is None else str(self.next)
 
     def looked(self, node: str) -> pb.Looked:
-        """What was looked at, as a protocol message."""
+        """What was examined, as a protocol message."""
         return pb.Looked(
             node=node,
             messages=self.read_messages,
@@ -191,14 +191,14 @@ class Search:
         knows_all: Callable[[ServerStatus], bool],
         on_damaged: Callable[[WheelId, int, int], None],
     ) -> None:
-        """Nothing is read yet.
+        """Begins with nothing read.
 
         Args:
-            disk: where the data folder lies.
-            data: the data folder.
-            view: what the parts know of the node.
-            knows_all: whether this node holds all that was acknowledged.
-            on_damaged: a frame was come upon that could not be read: wheel, seq, slot.
+            disk: Where the data folder lies.
+            data: The data folder.
+            view: What the parts of the node know.
+            knows_all: Whether this node holds all that was acknowledged.
+            on_damaged: Called with a frame that could not be read: wheel, seq, slot.
         """
         self._view = view
         self._knows_all = knows_all
@@ -245,9 +245,9 @@ class Search:
         return page
 
     async def look_for_cancels(self, cancels: PageCancels) -> bool:
-        """Goes on looking for what withdraws the messages of a page, a bounded piece of it.
+        """Continues to look for what withdraws the messages of a page, by a bounded amount.
 
-        Nobody is refused: something may be written already, and is to be answered.
+        Never refused: cancels may be written already, and their caller needs an answer.
 
         Returns:
             Whether everything was read that this node holds.
@@ -276,9 +276,9 @@ class Search:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What the node has when a walk begins: wheels up to a seq each, what is done, what is lost.
+    """What the node has when a walk begins: wheels, each up to a seq; what is done; what is lost.
 
-    And which messages have another due by now, as ids with dues.
+    Also the messages that have been rescheduled, as ids with dues.
     """
 
     limits: Mapping[WheelId, int]
@@ -288,7 +288,7 @@ class Held:
 
 
 class Walk:
-    """Reads seconds, one after another. For one thread."""
+    """Reads seconds in order. For one thread."""
 
     def __init__(
         self,
@@ -304,7 +304,7 @@ class Walk:
         self._read_s = read_s
 
     def page(self, asked: Asked, begin: Place, held: Held) -> Page:
-        """Returns one page from a place on."""
+        """Returns one page, from a place on."""
         page, until_s = Page(), time.monotonic() + self._read_s
         first = max(begin.slot, asked.wanted.from_ms // 1000, done_slot(held.progress))
         last = (asked.wanted.to_ms - 1) // 1000
@@ -332,7 +332,7 @@ class Walk:
     def look_for_cancels(
         self, cancels: PageCancels, limits: Mapping[WheelId, int], lost: FrameSet
     ) -> bool:
-        """Goes on looking; returns whether everything up to the limits was read."""
+        """Continues the look; returns whether everything up to the limits was read."""
         budget = Budget(_LOOK_FRAMES, self._read_bytes)
         is_whole = True
         for look in cancels.looks:

@@ -30,25 +30,27 @@ def _wheels(facts: Facts) -> Values:
 
 
 def _watermark_lag(facts: Facts) -> float | None:
-    told = facts.own_open
-    return None if told is None else told.applied - told.high_watermark
+    reported = facts.own_open
+    return None if reported is None else reported.applied - reported.high_watermark
 
 
 def _missing(facts: Facts) -> float | None:
     if facts.server is None:
         return None
-    return sum(len(told.missing) for told in facts.server.heartbeat.wheels.values())
+    return sum(len(reported.missing) for reported in facts.server.heartbeat.wheels.values())
 
 
 def _peer_lags(facts: Facts) -> Values:
     """Returns how far each peer lags behind this node's open wheel."""
-    told, server = facts.own_open, facts.server
-    if told is None or server is None or server.heartbeat.open is None:
+    reported, server = facts.own_open, facts.server
+    if reported is None or server is None or server.heartbeat.open is None:
         return []
     lags = {}
     for peer, sight in server.peers.items():
         theirs = sight.heartbeat.wheels.get(server.heartbeat.open)
-        lags[peer] = told.applied - (0 if theirs is None else min(theirs.prefix, told.applied))
+        lags[peer] = reported.applied - (
+            0 if theirs is None else min(theirs.prefix, reported.applied)
+        )
     return by_label(lags)
 
 

@@ -87,7 +87,7 @@ class CleanerWatch:
             loop.remove_reader(self._link.fileno())
             self._unwatch()
 
-    async def next_word(self) -> None:
+    async def next_change(self) -> None:
         """Waits until the status shows a new progress or role."""
         await asyncio.shield(self._word)
 

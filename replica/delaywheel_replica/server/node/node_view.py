@@ -100,8 +100,8 @@ def leader_heard(status: ServerStatus) -> Leader | None:
 
 def ledger_lag_frames(heartbeat: Heartbeat) -> int:
     """How many frames of a node's own wheels are not published in the ledger yet."""
-    own = (told for wheel, told in heartbeat.wheels.items() if wheel.node == heartbeat.node)
-    return sum(max(0, told.applied - told.ledger_seq) for told in own)
+    own = (reported for wheel, reported in heartbeat.wheels.items() if wheel.node == heartbeat.node)
+    return sum(max(0, reported.applied - reported.ledger_seq) for reported in own)
 
 
 def done_slot(progress: Progress | None) -> int:
