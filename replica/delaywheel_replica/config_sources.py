@@ -65,7 +65,7 @@ def load_config(
         checks: What else must be in order.
 
     Raises:
-        ConfigError: settings are missing, unknown or refused: all of them.
+        ConfigError: Settings are missing, unknown or refused: all of them.
     """
     if file is not None and not file.is_file():
         raise ConfigError(f"{file}: no such file")

@@ -298,8 +298,8 @@ class Link:
         """Returns every waiting message.
 
         Raises:
-            EOFError: the other end is closed.
-            LinkMessageError: a message cannot be understood.
+            EOFError: The other end is closed.
+            LinkMessageError: A message cannot be understood.
         """
         while True:
             try:
@@ -326,7 +326,7 @@ def decode(content: bytes) -> Message:
     """Decodes the message in a datagram.
 
     Raises:
-        LinkMessageError: it cannot be understood.
+        LinkMessageError: It cannot be understood.
     """
     try:
         document = json.loads(content)

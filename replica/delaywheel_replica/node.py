@@ -88,9 +88,9 @@ def exec_node(resolved: str, file: Path | None, flags: Sequence[tuple[str, str]]
     """Turns this process into the supervisor of a node.
 
     Args:
-        resolved: its configuration (``Config.resolved``).
-        file: where that was read from, to read it anew; absent: no file.
-        flags: likewise.
+        resolved: Its configuration (``Config.resolved``).
+        file: Where that was read from, to read it anew; absent: no file.
+        flags: Likewise.
     """
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
@@ -186,7 +186,7 @@ class Supervisor:
         """Starts the node and returns its exit code when it has ended.
 
         Raises:
-            NodeInUseError: processes of another supervisor still live on the folder.
+            NodeInUseError: Processes of another supervisor still live on the folder.
         """
         self._lock_fd = _locked(self._data / "node.lock")
         self._take_signals()

@@ -26,7 +26,7 @@ class Reload:
     """Reloads the settings that can change while the node runs.
 
     Attributes:
-        settings_fd: a file in memory, for the node's processes: what was reloaded last.
+        settings_fd: A file in memory, for the node's processes: what was reloaded last.
     """
 
     def __init__(self) -> None:

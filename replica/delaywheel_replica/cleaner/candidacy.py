@@ -1,8 +1,8 @@
 """The slow calls of a candidacy, in the background: checks, inits, marks, reads.
 
-The main thread goes on stamping its row meanwhile. Each call ends with one event for the election
-machine (core/election/machine.py), which alone decides what comes next; there is at most one call
-at a time.
+Meanwhile the main thread keeps its row fresh. Each call ends with one event for the election
+machine (core/election/machine.py), which alone decides what comes next; at most one call runs at a
+time.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ from delaywheel_replica.process.logs import get_logger
 
 CALL_MS = 5_000
 MARK_MS = MAX_CALL_MS
-"""Brokers on which a leader can stay must let it come to lead."""
+"""How long a mark may take: on brokers slow enough to lead, a candidate must succeed."""
 
 FOLLOW_S = 1.0
-"""A candidacy never waits longer for a reading that was begun before it."""
+"""How long a candidacy waits at most for a reading that began before it."""
 
 FOLLOW_AGAIN_S = 1.0
 
 LOOK_AGAIN_S = 300.0
-"""A leader looks at brokers and topics again so often."""
+"""How often a leader checks brokers and topics again."""
 
 READ_AGAIN_S = 0.01
 
@@ -59,10 +59,10 @@ class Candidacy:
     """Carries out what the election machine requests before a node leads.
 
     Attributes:
-        producers: Of the newest candidacy.
+        producers: Those of the newest candidacy.
         is_answered: Kafka has answered since the newest candidacy began.
-        broker_clock: As the marks of the last candidacy have found it; None: unknown.
-        warnings: What endangers the control topic, when it was looked at last.
+        broker_clock: The brokers' clock, as the last candidacy's marks showed it; None: unknown.
+        warnings: Risks to the control topic, as of the last check.
         objection: Why the next candidacy would be refused, as `look_again` found.
     """
 
@@ -80,13 +80,13 @@ class Candidacy:
         """Starts nothing yet.
 
         Args:
-            kafka: Where producers come from.
-            follower: Of the control topic; left alone by others while a call runs.
+            kafka: Makes producers and readers.
+            follower: Follows the control topic; no other thread may use it while a call runs.
             node: This node's id.
-            control_topic: Where marks go.
+            control_topic: The topic for the marks.
             on_event: Called in the background when `events` has something.
             clock: None: the machine's.
-            runner: Of the calls; None: threads.
+            runner: Runs the calls; None: threads.
         """
         self.producers: ProducersPort | None = None
         self.is_answered = False
@@ -106,7 +106,7 @@ class Candidacy:
         self._control_topic = control_topic
         self._on_event = on_event
         self._events: queue.SimpleQueue[Event | BaseException] = queue.SimpleQueue()
-        # Each is counted on one side only.
+        # Each is incremented by one thread only.
         self._started = 0
         self._ended = 0
         self._follow_at = 0.0
@@ -114,11 +114,11 @@ class Candidacy:
         self._runner = runner or ThreadRunner(IDS, job="candidacy", call="init")
 
     def events(self) -> list[Event]:
-        """Returns the results of the calls that ended since the last look.
+        """Returns the results of the calls that ended since the previous call.
 
         Raises:
-            BaseException: whatever a call was not prepared for. No event would ever follow it, so
-                the machine would wait for ever: it has to end the process.
+            BaseException: A call raised something unexpected. No event would ever follow, and the
+                machine would wait forever: the process has to end.
         """
         found = []
         while not self._events.empty():
@@ -130,13 +130,13 @@ class Candidacy:
 
     @property
     def error(self) -> str | None:
-        """Why the last call failed, for people; None after a success."""
+        """Why the last call failed, for people; None if it succeeded."""
         return self._error or self._follow_error
 
     def led_by_another(self) -> None:
         """Clears the error, since another node has come to lead.
 
-        What this node itself was refused for stays.
+        An objection to this node itself stays.
         """
         if not self._is_refused:
             self._error = None
@@ -149,7 +149,7 @@ class Candidacy:
     def follow(self) -> None:
         """Reads the control topic to its end for the first time, retrying now and then.
 
-        Who stands by needs it as well: the wheels that are registered for its node are there.
+        A standby needs it as well: it shows which wheels are registered for its node.
         """
         if not self.is_busy and self._clock.monotonic() >= self._follow_at:
             self._follow_at = self._clock.monotonic() + FOLLOW_AGAIN_S
@@ -274,7 +274,7 @@ class Candidacy:
         return ControlRead(self._clock.monotonic_ms(), token, state)
 
     def _found_clock(self) -> BrokerClock | None:
-        """Notes the broker's clock: it took the last mark between its start and its report."""
+        """Bounds the broker's clock: it took the last mark between its start and its report."""
         taken_ms = self._follower.marked_at_ms
         if taken_ms < 0:
             return None
@@ -284,8 +284,8 @@ class Candidacy:
     def _read_marks(self) -> ControlState:
         """Reads to the end, until every committed mark has been seen.
 
-        A commit is answered before its markers are written: the last stable offset may lie below
-        the mark for a moment still, and what is newest there is not the newest.
+        A commit is answered before its markers are written: for a moment the last stable offset may
+        lie below the mark, and the newest visible mark is not the newest.
         """
         deadline = self._clock.monotonic() + CALL_MS / 1000
         while True:

@@ -1,7 +1,8 @@
 """How late messages were when the commit of their transaction was confirmed.
 
-From then on consumers can see them, so it is the lateness that they may rely on, and it holds the
-commit's own time as well. Counted in columns: some hundred microseconds for 10,000 messages.
+From that moment on consumers can see the messages, so this is the lateness that they may rely on;
+it includes the commit's own time. Counted in columns: some hundred microseconds for 10,000
+messages.
 """
 
 from typing import Final
@@ -24,9 +25,9 @@ class Lateness:
         """Counts the messages of one transaction.
 
         Args:
-            dues_ms: of each.
-            visible_ms: the wall clock when the commit was answered. Where it was set back
-                meanwhile, a message counts as punctual rather than as early.
+            dues_ms: The dues of its messages.
+            visible_ms: The wall clock when the commit was answered. If it was set back meanwhile, a
+                message counts as punctual rather than early.
         """
         late_us = np.maximum(visible_ms - dues_ms, 0) * 1_000
         buckets = np.searchsorted(_BOUNDS_US, late_us, side="left")

@@ -1,7 +1,7 @@
 """Runs the cleaner turn by turn: the election machine decides, the leader forwards.
 
-The machine (core/election/machine.py) is the only one that decides who this node is; here its
-effects are carried out, and what it wants to know is told:
+Only the machine (core/election/machine.py) decides what this node is; its effects are carried out
+here, and its inputs are gathered here:
 
 | effect | carried out by |
 |---|---|
@@ -9,7 +9,7 @@ effects are carried out, and what it wants to know is told:
 | BecomeLeader | a new `Forwarder` on the committed state |
 | StartForwarding | the forwarder reads what is due |
 | IdleCommit | the next transaction, with or without messages |
-| DestroyProducers | forwarder and producers go; the control topic is read anew, and followed |
+| DestroyProducers | forwarder and producers are closed; the control topic is followed anew |
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Leadership:
     """Leads, or waits to lead. For one thread.
 
     Attributes:
-        tallies: of what this process committed.
+        tallies: Counts of what this process committed.
     """
 
     def __init__(
@@ -106,12 +106,12 @@ class Leadership:
         """Begins as a standby.
 
         Args:
-            config: Of the election machine.
+            config: The election machine's settings.
             candidacy: Carries out its slow effects.
-            follower: Of the control topic.
-            make_forwarder: Makes what forwards, for one leadership.
+            follower: Follows the control topic.
+            make_forwarder: Makes the forwarder of one term.
             clock: None: the machine's.
-            on_dead: Is told which messages were committed as dead letters.
+            on_dead: Called with the messages that were committed as dead letters.
         """
         self._config = config
         self._on_dead = on_dead
@@ -138,13 +138,13 @@ class Leadership:
         self._set_back_from: int | None = None
         self._stop_by: float | None = None
         self._error: str | None = None
-        # What nodes told when the reading of the control topic began, and what it lacks of that.
+        # What nodes had reported when the control topic's reading began, and what it lacks of that.
         self._witnesses: Mapping[str, Heartbeat] = {}
         self._lacking: str | None = None
         self._counters: Counter[str] = Counter()
         self.tallies = Tallies()
         self._shown = ControlState()
-        # Read by another thread: set and cleared whole.
+        # Read by another thread: set and cleared as a whole.
         self._waiting: Waiting | None = None
 
     @property
@@ -170,8 +170,8 @@ class Leadership:
     def replace(self, node: str, storage: str) -> None:
         """Registers a node's new storage, as its operator wishes.
 
-        Only a leader takes it up, and forgets it with its term: in a later one it would go back
-        to it, whatever the operator said meanwhile. It is to be asked for until it is committed.
+        Only a leader accepts it, and forgets it with its term: a later term could otherwise repeat
+        it against the operator's newer request. Callers repeat it until it is committed.
         """
         if self._election.phase in IN_TERM and self._replacements.get(node) != storage:
             self._replacements[node] = storage
@@ -191,13 +191,13 @@ class Leadership:
             self._commit_wanted = True
 
     def reschedule(self, wish: RescheduleWish) -> None:
-        """Somebody wants a message to have another due; to be asked for until it is decided."""
+        """Notes a request for another due; callers repeat it until it is decided."""
         if self._election.phase in IN_TERM and len(self._wishes) < MOST_RESCHEDULES:
             self._wishes[wish.key] = wish
             self._commit_wanted = True
 
     def rescheduled(self, written: RescheduleWritten) -> None:
-        """What was decided so is in frames; to be told until the record is gone."""
+        """Notes frames that express a decision; callers repeat it until the record is gone."""
         if self._election.phase in IN_TERM and len(self._written) < MOST_RESCHEDULES:
             self._written[written.key] = written
             self._commit_wanted = True
@@ -208,7 +208,7 @@ class Leadership:
             self._stop_by = self._clock.monotonic() + STOP_S
 
     def turn(self, server: ServerStatus | None) -> float:
-        """Does the work there is; returns how many seconds to rest, unless woken.
+        """Does the pending work; returns how many seconds to rest, unless woken.
 
         Args:
             server: The newest row of this node's server.
@@ -238,7 +238,7 @@ class Leadership:
                 self._candidacy.led_by_another()
                 self._error = None
                 if self._server is not None:
-                    # Whoever stood in vain is no leader: the topic is to have it all again.
+                    # After a failed candidacy, until the topic again has all that nodes had read.
                     self._lacking = self._lacking and contradiction(
                         self._follower.state, self._server.heartbeats
                     )
@@ -250,7 +250,7 @@ class Leadership:
         return leader is not None and server is not None and leader.node != server.heartbeat.node
 
     def view(self) -> View:
-        """Returns what others may know."""
+        """Returns what the status reports of this cleaner."""
         forwarder = self._forwarder
         if forwarder is not None:
             self._shown = forwarder.state
@@ -286,9 +286,9 @@ class Leadership:
         return None if self._forwarder is None else self._forwarder.ingress
 
     def _lateness_ms(self) -> int:
-        """Returns how late the oldest unfinished due is; while nothing is forwarded, at most.
+        """Returns how late the oldest unfinished due is; an upper bound if nothing is forwarded.
 
-        Without a forwarder nobody looks into the wheels: then everything since w counts.
+        Without a forwarder the wheels are not read: everything since w counts as due.
         """
         forwarder, progress = self._forwarder, self._shown.progress
         if forwarder is not None and forwarder.forwarding:
@@ -427,7 +427,7 @@ class Leadership:
     ) -> tuple[Planned | None, bool]:
         """Plans what to forward; returns also whether reading took so long that a commit is due.
 
-        Whoever only reads does not commit meanwhile: its term is not to end for that.
+        No commits are made while reading takes long: the leader's term must not end for that.
         """
         limits = takeable(forwarder.state, server.heartbeat, server.heartbeats)
         began_ms = self._clock.monotonic_ms()
@@ -439,7 +439,7 @@ class Leadership:
         return planned, self._clock.monotonic_ms() - began_ms >= IDLE_COMMIT_MS
 
     def _rest(self, forwarder: Forwarder, now_ms: int) -> float:
-        """Returns how long to rest: until the next due, at most one tick."""
+        """Returns how long to rest: until the next due, one tick at most."""
         due_ms = None if forwarder.held else forwarder.next_due_ms()
         rest_s = TICK_S if due_ms is None else (due_ms - now_ms) / 1000
         return max(forwarder.pause_s, 0.001, min(rest_s, TICK_S))
@@ -458,7 +458,7 @@ class Leadership:
                 server,
                 forwarder.state.nodes,
                 required=self._config.required,
-                # What was heard since the row was read does not count as silence.
+                # Heartbeats heard since the row was read do not count as silence.
                 now_ms=server.monotonic_ms,
             ),
             in_term_ms=self._clock.monotonic_ms() - self._term_since_ms,
@@ -466,10 +466,10 @@ class Leadership:
             set_back_from=self._set_back_from,
             rescheduling=Rescheduling([*self._wishes.values()], [*self._written.values()]),
         )
-        # What is not decided or settled by this one is told again.
+        # What this transaction does not decide or settle is announced again.
         self._wishes, self._written = {}, {}
         since_ms, until_ms = self._clock.monotonic_ms(), self._election.waits_until_ms
-        # No longer than it is heard to lead: after that somebody else stands.
+        # Ends before the others stop hearing this leader: after that another node stands.
         heard_ms = until_ms - since_ms + CLEANER_FRESH_MS
         timeout_ms = min(max(MIN_CALL_MS, heard_ms), MAX_CALL_MS)
         self._waiting = Waiting(since_ms, until_ms)

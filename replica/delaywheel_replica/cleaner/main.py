@@ -1,11 +1,11 @@
 """The cleaner process: `python -m delaywheel_replica.cleaner.main`, run by the supervisor.
 
-One thread turns (leadership.py) whenever there is something to do: the server's row changed, a
-message falls due, a background call ended, and at least ten times a second. It reads the server's
-row and writes its own; the link carries wake-ups and a few requests (link.py).
+One thread turns (leadership.py) whenever there is work: the server's row changed, a message falls
+due, a background call ended, and at least ten times a second. It reads the server's row and writes
+its own; the link carries wake-ups and a few requests (link.py).
 
-It ends when the server says so, or with the supervisor; at a defect on any thread it ends with 1,
-and is started again. Signals are the supervisor's business.
+It ends when the server requests it, or with the supervisor. After a defect on any thread it exits
+with 1, and is restarted. Signals are handled by the supervisor.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ from delaywheel_replica.process.inheritance import exit_with_supervisor, reloade
 from delaywheel_replica.process.logs import get_logger, set_level, set_up_logging
 from delaywheel_replica.row_places import server_row_path
 
-TOPICS_TOLD = 100
-"""Of the topics that take nothing so many are named: a row has a fixed size."""
+TOPICS_NAMED = 100
+"""How many unavailable topics are named: a row has a fixed size."""
 
 FIRST_CAP_MESSAGES = 500
 FIRST_CAP_BYTES = 1 << 20
@@ -88,7 +88,7 @@ class Cleaner:
     def __init__(self, config: Config, link: Link) -> None:
         self._config = config
         self._link = link
-        # Written to by other threads, to end the main thread's rest.
+        # Other threads write here to wake the main thread.
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._clock = SystemClock()
         row = RowWriter(config.data_dir / "cleaner.row")
@@ -116,7 +116,7 @@ class Cleaner:
             lambda number: TransactionalProducer(
                 settings,
                 settings.names.trial_id(number),
-                log_level=2,  # quiet: that transactions fail is what trials are for
+                log_level=2,  # quiet: trials are meant to fail
             ),
             settings.names.outcomes,
             runner=ThreadRunner(LANES, job="trials", call="trial"),
@@ -160,7 +160,7 @@ class Cleaner:
             on_dead=self._dead_news.add,
         )
 
-        self._telling = RowKeeper(
+        self._row_keeper = RowKeeper(
             lambda status: row.write(status.to_json()),
             lambda: self._leadership.waiting,
             self._clock,
@@ -179,15 +179,15 @@ class Cleaner:
             self._read_server()
             self._take_levels()
             rest_s = self._leadership.turn(self._server)
-            self._news.tell(self._topics.news())
-            self._dead_news.tell()
-            self._places.tell()
+            self._news.report(self._topics.news())
+            self._dead_news.report()
+            self._places.report()
             self._write_row()
             if self._leadership.phase is Phase.STOPPED:
                 return
             rest_s = min(rest_s, self._row_news.rest_s(self._clock.monotonic()))
             answers = _watched(poller, answers, self._leadership.ingress)
-            # A rest is rounded up: what is due must not be looked for before it is.
+            # Rounded up: what is due must not be looked for before it is due.
             if poller.poll(int(rest_s * 1000 + 0.999)):
                 self._receive()
 
@@ -205,7 +205,7 @@ class Cleaner:
 
     def _stamp(self) -> None:
         while not self._ends.wait(STAMP_S):
-            self._telling.stamp()
+            self._row_keeper.stamp()
 
     def _awake(self) -> None:
         os.eventfd_write(self._wake, 1)
@@ -241,7 +241,7 @@ class Cleaner:
             self._names,
             topics=config.taken_topics,
             rules=Rules(dict(config.levels), config.max_message_bytes, config.own_topics),
-            # A producer whose clock runs ahead by so much may still use the whole span.
+            # A producer whose clock runs ahead by this much may still use the whole span.
             span_ms=config.span_seconds * 1000 + config.max_clock_skew_ms,
             letter_bytes=config.kafka_settings.max_record_bytes,
         )
@@ -255,7 +255,7 @@ class Cleaner:
         )
 
     def _take_levels(self) -> None:
-        """Has ingress count by the levels that were reloaded."""
+        """Gives ingress the levels that were reloaded."""
         if self._levels_ms != self._config.levels:
             self._levels_ms = dict(self._config.levels)
             if self._leadership.ingress is not None:
@@ -294,7 +294,7 @@ class Cleaner:
             case Stop():
                 self._leadership.stop()
             case _:
-                pass  # a wake-up: the turn that follows is the answer
+                pass  # a wake-up: the next turn handles it
 
     def _write_row(self, *, now: bool = False) -> None:
         """Reports to the server what has changed (row_keeper.py)."""
@@ -328,7 +328,7 @@ class Cleaner:
             dead_by_reason=dict(tallies.dead_reasons),
             lateness=tallies.lateness.read(),
             commit_times=tallies.commit_times.read(),
-            unavailable_topics=unavailable[:TOPICS_TOLD],
+            unavailable_topics=unavailable[:TOPICS_NAMED],
             fences=view.fences,
             fills=view.fills,
             vote_wish=view.vote_wish,
@@ -340,7 +340,7 @@ class Cleaner:
             reschedules=view.state.reschedules,
             needs=view.state.needs,
         )
-        self._telling.tell(status)
+        self._row_keeper.report(status)
         if is_new:
             self._link.send(Wake())
 
@@ -359,7 +359,7 @@ def _election_config(config: Config) -> ElectionConfig:
 
 
 def _watched(poller: select.poll, before: int | None, ingress: Ingress | None) -> int | None:
-    """Has the poller wait for the server's answers to what is handed over; returns where."""
+    """Registers the socket on which the server answers hand-overs; returns its descriptor."""
     now = None if ingress is None else ingress.fileno
     if now != before:
         if before is not None:

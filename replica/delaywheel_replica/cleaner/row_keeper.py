@@ -1,23 +1,23 @@
 """Writes the cleaner's status, and keeps it fresh while the main thread waits for Kafka.
 
-| what changed since it was written | it is written |
+| changed since the last write | written |
 |---|---|
 | anything but progress, ingress and lateness | at the next turn |
-| progress, and within `HASTE_S` somebody asked for a commit | at the next turn |
-| progress, or ingress | after `ROW_S`: a row costs both processes as much as a transaction's
-|   | messages |
-| nothing, or the lateness | after `QUIET_ROW_S` |
+| progress, and a commit was requested within `HASTE_S` | at the next turn |
+| progress, or ingress | after `ROW_S`: a row costs both processes as much as the messages of a
+|   | transaction |
+| nothing, or only the lateness | after `QUIET_ROW_S` |
 
 | the main thread | the row is written | by |
 |---|---|---|
-| turns | as above | itself |
+| turns | as above | the main thread |
 | waits for a transaction | every `STAMP_S`, the same with new times and `call_since_ms` | `stamp` |
 | reads what is due | every `STAMP_S`, the same with new times | `stamp` |
-| waits so long that the last commit is too old, or reads for `READING_MS` | no more | nobody |
-| waits for anything else | no more | nobody |
+| waits too long for its last commit to count, or reads for `READING_MS` | not any more | - |
+| waits for anything else | not any more | - |
 
-So a leader on slow brokers, or a slow disk, is heard, and one that hangs is not: of a transaction,
-the election machine would end its term at that very moment, if it could turn.
+So a leader on slow brokers, or a slow disk, stays heard, and one that hangs does not: at that
+moment the election machine would end its term, if it could turn.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from delaywheel_replica.cleaner.view import View
 from delaywheel_replica.core.protocol.status_files import CleanerStatus
 
 ROW_S = 0.1
-"""Progress is told at least so often."""
+"""The longest time between reports of progress."""
 
 QUIET_ROW_S = 0.25
-"""The row is written at least so often: four times before it would count as a dead process's."""
+"""The longest time between rows: a quarter of the age at which a process counts as dead."""
 
 HASTE_S = 1.0
-"""For so long whoever asked for a commit is told each one at once."""
+"""After a request for a commit, each commit is reported at once for this long."""
 
 STAMP_S = 0.2
-"""In health a transaction ends long before: then nobody but the main thread writes."""
+"""A healthy transaction ends long before this: then only the main thread writes."""
 
 READING_MS = 10_000
-"""After a long outage what was missed is read from a disk that may be slow."""
+"""After a long outage, the backlog is read from a disk that may be slow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +51,8 @@ class Waiting:
     """What a leader's main thread waits for.
 
     Attributes:
-        since_ms: when its transaction began, by the monotonic clock; None: it reads what is due.
-        until_ms: until when the leader counts, whether it has ended or not.
+        since_ms: When its transaction began, by the monotonic clock; None: it reads what is due.
+        until_ms: Until when the leader counts, whether it has ended or not.
     """
 
     since_ms: int | None
@@ -64,56 +64,56 @@ class News:
 
     def __init__(self) -> None:
         """Begins with nothing reported."""
-        self._told: View | None = None
-        self._told_s = 0.0
+        self._reported: View | None = None
+        self._reported_s = 0.0
         self._is_new = False
         self._asked_s = -HASTE_S
 
     def ask(self, now_s: float) -> None:
-        """Notes that a commit is waited for."""
+        """Notes a request for a commit."""
         self._asked_s = now_s
 
     def rest_s(self, now_s: float) -> float:
         """Returns how long there will be nothing to report unless something changes."""
         after_s = ROW_S if self._is_new else QUIET_ROW_S
-        return max(0.0, self._told_s + after_s - now_s)
+        return max(0.0, self._reported_s + after_s - now_s)
 
     def look(self, view: View, now_s: float) -> tuple[bool, bool]:
         """Returns whether to write the status now, and whether more than the lateness is new.
 
         Args:
-            view: what others may know.
-            now_s: the monotonic clock.
+            view: What others may know.
+            now_s: The monotonic clock.
         """
-        told = replace(view, lateness_ms=0)
-        is_new = told != self._told
-        age_s = now_s - self._told_s
+        reported = replace(view, lateness_ms=0)
+        is_new = reported != self._reported
+        age_s = now_s - self._reported_s
         in_haste = now_s - self._asked_s < HASTE_S
         is_time = age_s >= QUIET_ROW_S or (
-            is_new and (age_s >= ROW_S or in_haste or self._is_urgent(told))
+            is_new and (age_s >= ROW_S or in_haste or self._is_urgent(reported))
         )
         self._is_new = is_new and not is_time
         if is_time:
-            self._told, self._told_s = told, now_s
+            self._reported, self._reported_s = reported, now_s
         return is_time, is_new
 
     def _is_urgent(self, view: View) -> bool:
-        told = self._told
-        return told is None or _without_haste(view) != _without_haste(told)
+        reported = self._reported
+        return reported is None or _without_haste(view) != _without_haste(reported)
 
 
 def _without_haste(view: View) -> View:
-    """Returns what is told at once: without what most transactions change.
+    """Returns what is reported at once: without what changes in most transactions.
 
-    Nor is there haste with the slot that seals wait for: where they must not pass it, they rest
-    from the moment at which this node begins to lead.
+    The slot that seals must not pass is not urgent either: seals rest from the moment at which this
+    node begins to lead.
     """
     state = replace(view.state, progress=None, ingress={})
     return replace(view, state=state, ingress_slot=None)
 
 
 class RowKeeper:
-    """Writes the status. `tell` is for the main thread, `stamp` for another one."""
+    """Writes the status. `report` is for the main thread, `stamp` for another one."""
 
     def __init__(
         self,
@@ -124,8 +124,8 @@ class RowKeeper:
         """Begins with nothing written.
 
         Args:
-            put: Writes it; one thread at a time calls it.
-            waiting: For which transaction the main thread waits.
+            put: Writes it; called by one thread at a time.
+            waiting: Returns what the main thread waits for.
             clock: The clocks.
         """
         self._put = put
@@ -134,7 +134,7 @@ class RowKeeper:
         self._lock = threading.Lock()
         self._last: CleanerStatus | None = None
 
-    def tell(self, status: CleanerStatus) -> None:
+    def report(self, status: CleanerStatus) -> None:
         """Writes the main thread's status."""
         with self._lock:
             self._put(status)

@@ -1,8 +1,8 @@
 """Reads the server's status, ignoring what an earlier server process wrote.
 
-The file outlives the processes and the machine's boot. What it says of an earlier boot may even
-look fresh for days, since the monotonic clock begins anew. A server dies with its cleaner (the
-supervisor sees to that), so what was stamped after this cleaner began is of its own server.
+The file outlives the processes and the machine's boot. A row of an earlier boot may even look fresh
+for days, because the monotonic clock begins anew. A server ends with its cleaner (the supervisor
+ensures that), so rows stamped after this cleaner began are its own server's.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class ServerRow:
         """Begins with nothing read.
 
         Args:
-            path: Of the row, which need not be there yet.
+            path: The row, which may not exist yet.
             boot: The machine's boot id.
             since_ms: The monotonic clock when this process began.
         """

@@ -21,11 +21,11 @@ class Tallies:
     """The counts since the process started.
 
     Attributes:
-        lateness: of what was forwarded.
-        commit_times: how long the transactions took.
-        forwarded: messages by topic.
-        dead: dead letters, by the topic that they were meant for.
-        dead_reasons: dead letters by reason; from 0, so that the first one shows as a change.
+        lateness: The lateness of forwarded messages.
+        commit_times: How long the transactions took.
+        forwarded: Messages by topic.
+        dead: Dead letters, by the topic that they were meant for.
+        dead_reasons: Dead letters by reason; from 0, so that the first one shows as a change.
     """
 
     def __init__(self) -> None:
@@ -49,11 +49,11 @@ class Tallies:
         """Counts one transaction.
 
         Args:
-            forwarded: what went to its topics.
-            dead: what went to the dead letters.
-            unfit: ingress records that went there: reason -> how many.
-            commit_ms: how long it took.
-            visible_ms: the wall clock when the commit was answered.
+            forwarded: Messages that went to their topics.
+            dead: Messages that became dead letters.
+            unfit: Ingress records that became dead letters: reason -> how many.
+            commit_ms: How long the commit took.
+            visible_ms: The wall clock when the commit was answered.
         """
         self.commit_times.add(commit_ms * 1_000)
         for rows in forwarded:

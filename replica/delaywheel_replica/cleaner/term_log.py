@@ -52,16 +52,16 @@ class TermLog:
         """Logs a change of the election's phase.
 
         Args:
-            before: the phase it was in.
-            phase: the one it is in now.
-            epoch: of the term, if there is one.
-            reason: why it ended.
-            error: what is wrong, as the status tells it.
+            before: The previous phase.
+            phase: The present phase.
+            epoch: The term's epoch, if there is one.
+            reason: Why the phase changed.
+            error: What is wrong, as in the status.
         """
         why = None if reason is None else reason.value
         if before in _IN_TERM and phase not in _IN_TERM:
-            tell = _log.info if phase is Phase.STOPPED else _log.warning
-            tell("leadership lost", reason=why, error=error)
+            log = _log.info if phase is Phase.STOPPED else _log.warning
+            log("leadership lost", reason=why, error=error)
         elif phase is Phase.LEADING:
             self._failed = None
             _log.info("leading", epoch=epoch)
@@ -76,8 +76,8 @@ class TermLog:
         """Logs what matters of a committed transaction.
 
         Args:
-            dead: how many of its messages were dead letters.
-            lost: frames that it gives up.
+            dead: How many of its messages were dead letters.
+            lost: Frames that it gives up.
         """
         if lost:
             named = [
@@ -98,6 +98,6 @@ class TermLog:
             _log.debug("candidacy failed", reason=why, error=error)
             return
         self._failed = (why, error), now
-        # Of two that stand at once one fences the other, in health. For a minute it is no trouble.
+        # If two stand at once, one fences the other: for a minute that is no trouble.
         is_health = why == Reason.FENCED and not is_again
         (_log.info if is_health else _log.warning)("candidacy failed", reason=why, error=error)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from delaywheel_replica.cleaner.delivery.dead_news import UNTOLD_AT_MOST, DeadNews
+from delaywheel_replica.cleaner.delivery.dead_news import UNREPORTED_AT_MOST, DeadNews
 from delaywheel_replica.link import LETTERS_AT_MOST, DeadLetter, DeadLettered, encode
 
 
@@ -31,10 +31,10 @@ def test_each_is_told_once_and_in_order_however_full_the_link_is() -> None:
     news.add(letters(1_000))
     for room in (2, 3, 4, 9):
         line.room = room
-        news.tell()
-        news.tell()
+        news.report()
+        news.report()
     news.add(letters(5, first=1_000))
-    news.tell()
+    news.report()
     assert [letter for message in line.told for letter in message.letters] == letters(1_005)
     assert [message.before for message in line.told] == [0, 200, 400, 600, 800, 1_000]
     assert {message.cleaner_ms for message in line.told} == {7}
@@ -43,14 +43,14 @@ def test_each_is_told_once_and_in_order_however_full_the_link_is() -> None:
 def test_of_too_many_the_oldest_are_dropped_and_the_counts_show_it() -> None:
     line = Line(0)
     news = DeadNews(line.send, cleaner_ms=7)
-    for first in range(0, 3 * UNTOLD_AT_MOST, UNTOLD_AT_MOST // 2):
-        news.add(letters(UNTOLD_AT_MOST // 2, first))
-        news.tell()
+    for first in range(0, 3 * UNREPORTED_AT_MOST, UNREPORTED_AT_MOST // 2):
+        news.add(letters(UNREPORTED_AT_MOST // 2, first))
+        news.report()
     line.room = 1 << 30
-    news.tell()
-    assert line.told[0].before == 2 * UNTOLD_AT_MOST
+    news.report()
+    assert line.told[0].before == 2 * UNREPORTED_AT_MOST
     told = [letter for message in line.told for letter in message.letters]
-    assert told == letters(UNTOLD_AT_MOST, first=2 * UNTOLD_AT_MOST)
+    assert told == letters(UNREPORTED_AT_MOST, first=2 * UNREPORTED_AT_MOST)
 
 
 def test_a_message_of_many_leaves_room_for_others_in_the_buffer() -> None:

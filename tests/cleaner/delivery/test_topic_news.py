@@ -36,17 +36,17 @@ def there(partitions: int) -> Topic:
 def test_what_finds_the_link_full_is_told_later_in_its_newest_form(server: Server) -> None:
     news = TopicNews(server.send, creates=False)
     server.room = 1
-    news.tell({f"{number:0249}": there(1) for number in range(1_000)})
+    news.report({f"{number:0249}": there(1) for number in range(1_000)})
     first = len(server.topics)
     assert 0 < first < 1_000
-    news.tell({f"{999:0249}": there(2)})
+    news.report({f"{999:0249}": there(2)})
     assert len(server.topics) == first
     server.room = 1_000
-    news.tell({})
+    news.report({})
     assert len(server.topics) == 1_000
     assert server.topics[f"{999:0249}"] == TopicInfo(2, 1_000)
     sent = 1_000 - server.room
-    news.tell({})
+    news.report({})
     assert 1_000 - server.room == sent
 
 
@@ -56,7 +56,7 @@ def test_what_finds_the_link_full_is_told_later_in_its_newest_form(server: Serve
 def test_topics_that_will_be_made_are_not_missing(
     server: Server, absent: set[str], *, creates: bool
 ) -> None:
-    TopicNews(server.send, creates=creates).tell(
+    TopicNews(server.send, creates=creates).report(
         {
             "missing": Topic(TopicState.MISSING, 1.0),
             "illegal": Topic(TopicState.ILLEGAL, 1.0),

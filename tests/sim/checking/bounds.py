@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from delaywheel.storage.frames.rows import HOLE_ROW
-from delaywheel_replica.cleaner.due.unreadable import TOLD_RANGES
+from delaywheel_replica.cleaner.due.unreadable import REPORTED_RANGES
 from delaywheel_replica.core.protocol.heartbeat import MAX_MISSING, MAX_SOUGHT
 from delaywheel_replica.core.protocol.status_files import ServerStatus
 from sim.checking.truth import FrameTruth, index_of, row_on
@@ -77,7 +77,7 @@ def _too_many(world: World, node: SimNode) -> Iterator[str]:
     row, cleaner = node.server.row, node.server.cleaner_row
     if row is not None:
         yield from _too_much_told(world, node.name, row)
-    most = 2 * TOLD_RANGES + MAX_SOUGHT
+    most = 2 * REPORTED_RANGES + MAX_SOUGHT
     if cleaner is not None:
         ranges = len([*cleaner.unreadable.ranges()])
         if ranges > most * (len(cleaner.wheels) + 1):

@@ -125,7 +125,7 @@ class SimCleaner:
         )
         self._old_row._row = _OldRow(node)  # type: ignore[assignment]
         self.leadership = self._made_leadership()
-        self._telling = RowKeeper(node.cleaner_reported, lambda: self.leadership.waiting, self)
+        self._row_keeper = RowKeeper(node.cleaner_reported, lambda: self.leadership.waiting, self)
 
     def start(self) -> None:
         """Begins to turn."""
@@ -193,7 +193,7 @@ class SimCleaner:
     def _stamp(self) -> None:
         while True:
             self.node.scheduler.sleep(STAMP_S)
-            self._telling.stamp()
+            self._row_keeper.stamp()
 
     def _ask_for_topics(self) -> None:
         while True:
@@ -218,7 +218,7 @@ class SimCleaner:
         if not is_time:
             return
         self._world.checks.tells(self.node, view.error)
-        self._telling.tell(
+        self._row_keeper.report(
             CleanerStatus(
                 node=self.node.name,
                 boot=self.node.boot,

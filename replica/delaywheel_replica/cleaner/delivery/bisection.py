@@ -37,8 +37,8 @@ TRIAL_MS = 1_500
 """How long a topic may take to answer before it counts as not answering."""
 
 SEARCH_S = 5.0
-"""A search begins with no other topic after so long; and one of which it finds no end within the
-same time counts as unavailable."""
+"""After this long a search begins with no other topic; a topic whose search takes longer counts as
+unavailable."""
 
 TRIAL_IDS = 8
 
@@ -166,7 +166,7 @@ class Bisection:
             make_producer: Makes a producer for one of the trials' ids.
             outcomes_topic: Receives the guards.
             runner: Runs searches.
-            clock: Tells when a search has taken too long.
+            clock: Measures how long a search has taken.
             on_found: Called in the background when a search has ended.
         """
         self._runner = runner
@@ -195,7 +195,7 @@ class Bisection:
         return future
 
     def close(self) -> None:
-        """Starts no more searches; one under way ends within its bounds."""
+        """Starts no further searches; one under way ends within its bounds."""
         self._runner.close()
 
     def _search(self, rows: DueRows) -> Findings:
@@ -279,7 +279,7 @@ class _Lane:
             return Trial(Answer.AWAY)
         refused = producer.write(forwarded(rows, self._clock.wall_ms()))
         answered = producer.flush(TRIAL_MS)
-        producer.write([self._guard])  # the client accepts no more once the transaction failed
+        producer.write([self._guard])  # the client accepts nothing once the transaction failed
         cause = producer.cause()
         if not answered and not producer.abortable:
             self._drop(stuck=True)

@@ -258,8 +258,8 @@ class DeadLetters:
         if not found:
             return rows, []
         numbers = np.array(list(found))
-        told = zip(rows.take(numbers), found.values(), strict=True)
-        dead = [Condemned(message, DeadReason.EXPIRED, detail) for message, detail in told]
+        details = zip(rows.take(numbers), found.values(), strict=True)
+        dead = [Condemned(message, DeadReason.EXPIRED, detail) for message, detail in details]
         alive = np.ones(len(rows), np.bool_)
         alive[numbers] = False
         return rows.take(alive), dead

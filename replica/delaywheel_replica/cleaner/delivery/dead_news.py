@@ -11,7 +11,7 @@ from itertools import islice
 
 from delaywheel_replica.link import LETTERS_AT_MOST, DeadLetter, DeadLettered
 
-UNTOLD_AT_MOST = 20_000
+UNREPORTED_AT_MOST = 20_000
 """Two transactions of nothing but dead letters."""
 
 
@@ -28,22 +28,22 @@ class DeadNews:
         self._send = send
         self._cleaner_ms = cleaner_ms
         self._before = 0
-        self._untold: list[DeadLetter] = []
+        self._unreported: list[DeadLetter] = []
 
     def add(self, letters: Iterable[DeadLetter]) -> None:
         """Adds committed dead letters."""
-        self._untold.extend(letters)
-        self._drop(len(self._untold) - UNTOLD_AT_MOST)
+        self._unreported.extend(letters)
+        self._drop(len(self._unreported) - UNREPORTED_AT_MOST)
 
-    def tell(self) -> None:
+    def report(self) -> None:
         """Reports as many as the link accepts."""
-        while self._untold:
-            letters = tuple(islice(self._untold, LETTERS_AT_MOST))
+        while self._unreported:
+            letters = tuple(islice(self._unreported, LETTERS_AT_MOST))
             if not self._send(DeadLettered(self._cleaner_ms, self._before, letters)):
                 return
             self._drop(len(letters))
 
     def _drop(self, count: int) -> None:
         if count > 0:
-            del self._untold[:count]
+            del self._unreported[:count]
             self._before += count

@@ -33,8 +33,8 @@ def find_expired(rows: DueRows, now_ms: int) -> Expired:
     given_ms = chosen.records["timestamp_ms"]
     from_ms = np.where(given_ms == ABSENT, chosen.dues_ms, given_ms)
     found: Expired = {}
-    told = zip(marked.tolist(), from_ms.tolist(), chosen.headers(), strict=True)
-    for row, start_ms, headers in told:
+    candidates = zip(marked.tolist(), from_ms.tolist(), chosen.headers(), strict=True)
+    for row, start_ms, headers in candidates:
         ttl_s = ttl_s_of(headers)
         if ttl_s is not None and now_ms >= start_ms + ttl_s * 1000:
             found[row] = f"its ttl of {ttl_s} s ended at {start_ms + ttl_s * 1000}"

@@ -2,15 +2,15 @@
 
 begin -> messages, dead letters, outcomes -> control records -> flush -> progress, last -> commit
 
-What ingress topics have to go out directly joins what wheels have that is due: at most half of a
-transaction, so that neither waits for the other. It is planned together with it; only where it has
-to wait for a topic, all else goes on without it.
+Ingress records that go out directly join the due messages of the wheels: at most half of a
+transaction, so that neither waits for the other. Both are planned together; only if an ingress
+record has to wait for a topic, the rest goes out without it.
 
 Two transactional ids take turns, so that a transaction need not wait for the markers of the one
-before; each commit is waited for before the next transaction begins. How far begins are apart is
-core/leader/pacing.py's to say.
+before; each commit is awaited before the next transaction begins. core/leader/pacing.py decides how
+far apart transactions begin.
 
-The committed state is known without reading it back: while this node leads, nobody else can commit.
+The committed state is known without reading it back: while this node leads, no other can commit.
 After anything but a known end, the state here is no longer used
 (core/protocol/transaction_outcomes.py).
 """
@@ -79,10 +79,10 @@ class ReaderPort(Protocol):
 
     @property
     def unreadable(self) -> FrameSet:
-        """Frames that are waited for because they cannot be read."""
+        """The awaited frames that cannot be read."""
 
     def want(self, places: Mapping[Position, int]) -> None:
-        """Waits for frames that are taken, but of which something is to be read again."""
+        """Waits for frames that are taken, but have messages to be read again."""
 
     def look_at_lost(self, frames: FrameSet) -> Looked:
         """Returns what is known of frames to be given up, and which can be read after all."""
@@ -93,10 +93,10 @@ class ReaderPort(Protocol):
         lost: FrameSet = NO_FRAMES,
         withdrawn: frozenset[MessageKey] = frozenset(),
     ) -> None:
-        """Says how far each wheel may be taken, which frames are lost, what is withdrawn."""
+        """Sets how far each wheel may be taken, which frames are lost, what is withdrawn."""
 
     def look_for_cancels(self, look: CancelLook, budget: Budget) -> bool:
-        """Goes on with a look; returns whether all that is admitted was read."""
+        """Continues a look; returns whether all that is admitted was read."""
 
     def has_copy(self, step: Step, id_: bytes, due_ms: int) -> bool:
         """Whether a copy of a message that a step passes lies in a frame that it covers."""
@@ -119,9 +119,9 @@ class Planned:
     """What is forwarded next, and how.
 
     Attributes:
-        step: What is taken of the wheels; None: nothing can be forwarded now.
+        step: What is taken from the wheels; None: nothing can be forwarded now.
         plan: How it is forwarded, with what goes out directly.
-        taken: What goes with it of the ingress.
+        taken: What the transaction takes from the ingress topics.
     """
 
     step: Step | None
@@ -136,7 +136,7 @@ class Planned:
         )
 
     def __bool__(self) -> bool:
-        """Whether a transaction should not wait for another reason."""
+        """Whether a transaction should begin without waiting for anything else."""
         return bool(self.step) or self.taken.is_urgent
 
 
@@ -162,10 +162,10 @@ class Forwarder:
     """Forwards during one term; each term has its own.
 
     Attributes:
-        state: what is committed.
-        counters: of what was committed.
-        held: why nothing is forwarded now.
-        ingress: what is taken in; set by whoever makes the forwarder. None: nothing is.
+        state: What is committed.
+        counters: Counts of what was committed.
+        held: Why nothing is forwarded now.
+        ingress: Takes in ingress records; set after construction. None: none are taken in.
     """
 
     def __init__(
@@ -180,15 +180,15 @@ class Forwarder:
         caps: CapLimits,
         monotonic: Callable[[], float] = monotonic_clock,
     ) -> None:
-        """Begins with what the control topic said at the election.
+        """Begins with the state of the control topic at the election.
 
         Args:
             state: What is committed.
-            producers: All initialised.
-            reader: Of what is due.
-            dead_letters: Which of it can go out.
-            names: Of our topics.
-            cluster: How it is configured.
+            producers: Initialised producers of every id.
+            reader: Reads what is due.
+            dead_letters: Decides which messages can go out.
+            names: The names of our topics.
+            cluster: How the cluster is configured.
             caps: How large a transaction may be.
             monotonic: The clock.
         """
@@ -227,7 +227,7 @@ class Forwarder:
 
     @property
     def pause_s(self) -> float:
-        """Returns how long the next transaction still has to wait."""
+        """Returns how long the next transaction has to wait."""
         return max(0.0, self._next_begin - self._monotonic())
 
     def next_due_ms(self) -> int | None:
@@ -236,16 +236,16 @@ class Forwarder:
 
     @property
     def ingress_slot(self) -> int | None:
-        """Returns the slot that seals of this node must not pass, for the sake of the ingress."""
+        """Returns the slot that this node's seals must not pass because of ingress records."""
         if self.ingress is None:
             return unread_bound(self.state.ingress.values())
         return self.ingress.bound(self.state)
 
     def take_in(self, node: str, heartbeats: Mapping[str, Heartbeat]) -> None:
-        """Takes what has come of the ingress.
+        """Takes the ingress records that have arrived.
 
         Args:
-            node: This one.
+            node: This node's id.
             heartbeats: The newest of each node, its own included.
         """
         if self.ingress is not None and self._forwarding:
@@ -257,7 +257,7 @@ class Forwarder:
             self.ingress.close()
 
     def next_step(self, now_ms: int, limits: Mapping[WheelId, int]) -> Planned | None:
-        """Returns what to do next; of what cannot be forwarded, the reason is in `held`.
+        """Returns what to do next; if something cannot be forwarded, `held` has the reason.
 
         Args:
             now_ms: The wall clock; nothing due later goes out.
@@ -284,7 +284,7 @@ class Forwarder:
         return NOTHING if self.ingress is None else self.ingress.plan(now_ms, room, blocked)
 
     def _planned(self, step: Step, taken: Taken, now_ms: int, room: Room) -> Planned:
-        """Judges what is to be forwarded; what goes out directly holds up nothing else."""
+        """Decides what is forwarded; what goes out directly delays nothing else."""
         plan = self._judge(step, taken)
         if isinstance(plan, Hold) and plan.topics and len(taken.rows):
             taken = self._take(now_ms, room, plan.topics)
@@ -357,13 +357,13 @@ class Forwarder:
         )
 
     def _rescheduling(self, step: Step | None, situation: Situation) -> Rescheduling:
-        """What is wished and known of it; only who reads what is due can tell."""
+        """Adds what only the reader of due messages knows about reschedules."""
         if step is None:
             return Rescheduling()
-        told = situation.rescheduling
+        known = situation.rescheduling
         return replace(
-            told,
-            wishes=self._wishes.uncancelled(open_wishes(self.state, told.wishes, step.after)),
+            known,
+            wishes=self._wishes.uncancelled(open_wishes(self.state, known.wishes, step.after)),
             absent=frozenset(
                 (id_, due_ms)
                 for id_, due_ms in passing(self.state, step.after)
@@ -443,9 +443,9 @@ class Forwarder:
         return forwarded, dead, counted
 
     def _write_letters(self, number: int, records: Iterable[Record], timeout_ms: int) -> None:
-        """Writes dead letters; no more of them come together than their topic takes as one batch.
+        """Writes dead letters, at most as many at once as their topic accepts as one batch.
 
-        Otherwise each transaction with them would fail: the client does not split what is refused.
+        Otherwise each transaction with them would fail: the client does not split a refused batch.
         """
         most_bytes = _UNBOUNDED if self.ingress is None else self.ingress.letter_bytes
         together: Counter[str] = Counter()
@@ -473,8 +473,8 @@ def _batches(rows: DueRows, limits: Mapping[str, int]) -> Iterator[tuple[DueRows
     """Divides rows so that no batch exceeds its topic's limit.
 
     librdkafka makes batches up to its `batch.size`, whatever the topic's limit, and never splits
-    one. So for the few topics with a smaller limit, what was written is sent before more of it
-    than the limit comes together (counted over all partitions of the topic).
+    one. So for the few topics with a smaller limit, messages are flushed before more than the limit
+    accumulates (counted over all partitions of the topic).
     """
     if not limits:
         if len(rows):

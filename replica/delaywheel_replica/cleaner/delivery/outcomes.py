@@ -1,14 +1,14 @@
 """The records that Kafka gets for a message: itself, its dead letter, or its outcome.
 
-Forwarded messages carry four headers behind the caller's own: `dw-id` (32 hex digits), `dw-due`
-and `dw-accepted` (decimal Unix milliseconds), `dw-wheel`. The time of the record is that of its
-forwarding, unless the caller gave the message one of its own: then a fifth header, `dw-forwarded`,
-tells when that was. Of a message that was in no wheel `dw-wheel` is `ingress`: it went out
-directly, and was accepted when it did. A dead letter is the message as it was to be forwarded, with
-headers that say why it was not, so that it can be sent again from there.
-The outcomes topic gets one JSON record for each message that was done without being forwarded,
-and one for lost frames in a row; its key is the message's id, or the first frame's name. What
-ingress topics had, and no wheel, is told in records of other kinds (ingress/letters.py).
+Forwarded messages carry four headers behind the caller's own: `dw-id` (32 hex digits), `dw-due` and
+`dw-accepted` (decimal Unix milliseconds), `dw-wheel`. The record's timestamp is the time of
+forwarding, unless the caller set one: then a fifth header, `dw-forwarded`, has the time of
+forwarding. For a message that was in no wheel, `dw-wheel` is `ingress`: it went out directly, and
+was accepted at that time. A dead letter is the message as it would have been forwarded, with
+headers that say why it was not, so that it can be sent again from there. The outcomes topic gets
+one JSON record for each message that was done without being forwarded, and one for each range of
+lost frames; its key is the message's id, or the first frame's name. Ingress records that were in no
+wheel are reported in records of other kinds (ingress/letters.py).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from delaywheel_replica.core.ingress.place import Place
 from delaywheel_replica.kafka_settings import KafkaNames
 
 DETAIL_LENGTH = 200
-"""Characters of Kafka's own words that a dead letter carries."""
+"""How many characters of Kafka's error a dead letter carries."""
 
 _ID_DIGITS = 32
 
@@ -44,7 +44,7 @@ class DeadReason(StrEnum):
     TOPIC_MISSING = "TOPIC_MISSING"
     TOPIC_ILLEGAL = "TOPIC_ILLEGAL"
     TOPIC_UNAVAILABLE = "TOPIC_UNAVAILABLE"
-    """It took nothing for 5 s: the message may be sent again once it does."""
+    """It accepted nothing for 5 s: the message may be sent again once it does."""
     PARTITION_UNKNOWN = "PARTITION_UNKNOWN"
     MESSAGE_TOO_LARGE = "MESSAGE_TOO_LARGE"
     KEY_MISSING = "KEY_MISSING"
@@ -52,9 +52,9 @@ class DeadReason(StrEnum):
     HEADER_INVALID = "HEADER_INVALID"
     """A header's name would be cut off; earlier versions accepted that."""
     TIMESTAMP_REFUSED = "TIMESTAMP_REFUSED"
-    """The topic does not take one so old, or so far ahead."""
+    """The topic does not accept a timestamp that old, or that far ahead."""
     EXPIRED = "EXPIRED"
-    """Its time to live was over before it could be forwarded."""
+    """Its time to live ended before it could be forwarded."""
     REFUSED = "REFUSED"
     """Kafka refused this message; the detail says how."""
 
@@ -78,7 +78,7 @@ def forwarded(rows: DueRows, now_ms: int) -> Iterator[Record]:
     ids = records["id"].tobytes().hex().encode()
     wheels = [("dw-wheel", _wheel_text(wheel)) for wheel in rows.wheels]
     accepted = {ms: ("dw-accepted", b"%d" % ms) for ms in records["accepted_at_ms"].tolist()}
-    told = zip(
+    each_message = zip(
         rows.contents(),
         range(0, len(ids), _ID_DIGITS),
         records["due_ms"].tolist(),
@@ -86,7 +86,7 @@ def forwarded(rows: DueRows, now_ms: int) -> Iterator[Record]:
         records["wheel"].tolist(),
         strict=True,
     )
-    for content, at, due_ms, accepted_at_ms, wheel in told:
+    for content, at, due_ms, accepted_at_ms, wheel in each_message:
         record = Record._make(content)
         headers = record.headers
         headers += (
@@ -132,7 +132,7 @@ def dead_letter(
         headers.append(("dw-dead-timestamp", b"%d" % message.timestamp_ms))
     if detail:
         headers.append(("dw-dead-detail", detail[:DETAIL_LENGTH].encode()))
-    # With the present time: the dead-letter topic may refuse the message's own as well.
+    # With the present time: the dead-letter topic may refuse the message's own timestamp as well.
     letter = record._replace(
         topic=names.dead, headers=headers, partition=ANY_PARTITION, timestamp_ms=NOW
     )

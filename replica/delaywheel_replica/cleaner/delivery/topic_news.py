@@ -23,16 +23,16 @@ class TopicNews:
         """
         self._send = send
         self._creates = creates
-        self._untold: dict[str, Topic] = {}
+        self._unreported: dict[str, Topic] = {}
 
-    def tell(self, news: Mapping[str, Topic]) -> None:
+    def report(self, news: Mapping[str, Topic]) -> None:
         """Reports these answers, after those that earlier found the link full."""
-        self._untold.update(news)
-        if not self._untold:
+        self._unreported.update(news)
+        if not self._unreported:
             return
         unsent = list(dropwhile(self._send, split_topics(self._message())))
         names = {name for message in unsent for name in (*message.topics, *message.absent)}
-        self._untold = {name: self._untold[name] for name in names}
+        self._unreported = {name: self._unreported[name] for name in names}
 
     def _message(self) -> Topics:
         there = {
@@ -40,10 +40,10 @@ class TopicNews:
                 topic.partitions,
                 UNLIMITED_BYTES if topic.limits is None else topic.limits.max_message_bytes,
             )
-            for name, topic in self._untold.items()
+            for name, topic in self._unreported.items()
             if topic.partitions
         }
         gone = () if self._creates else (TopicState.MISSING, TopicState.ILLEGAL)
-        absent = tuple(name for name, topic in self._untold.items() if topic.state in gone)
-        checked_at = min(topic.asked_at for topic in self._untold.values())
+        absent = tuple(name for name, topic in self._unreported.items() if topic.state in gone)
+        checked_at = min(topic.asked_at for topic in self._unreported.values())
         return Topics(topics=there, absent=absent, checked_at_ms=int(checked_at * 1000))

@@ -9,7 +9,7 @@ simulation) asks Kafka for what is missing or old. Asking never creates a topic.
 | LEADERLESS | some partition has no leader now |
 | SHRUNK | some partition has fewer replicas in sync than `min.insync.replicas` asks for |
 | DENIED | we may not write to it, or not ask |
-| MISSING | Kafka does not have it: told twice, half a second apart, as a topic just created is
+| MISSING | Kafka does not have it: reported twice, half a second apart, as a topic just created is
              not known to all brokers at once |
 | ILLEGAL | no topic can have this name |
 
@@ -179,7 +179,7 @@ class _Name:
         answers = self.anew_at is not None and topic.asked_at >= self.anew_at
         if answers:
             self.anew_at = None
-        return answers or before is None or _told(before) != _told(topic)
+        return answers or before is None or _reported(before) != _reported(topic)
 
 
 class KnownTopics:
@@ -335,12 +335,18 @@ class KnownTopics:
                     known.tried_at = asked_at
         answers = dict(self._admin.describe(names))
         if self._create is not None:
-            missing = [n for n, told in answers.items() if told.state is TopicState.MISSING]
+            missing = [
+                n for n, described in answers.items() if described.state is TopicState.MISSING
+            ]
             wanted = [name for name in missing if name in self._used]
             if wanted:
                 self._admin.create(wanted, self._create)
                 answers |= self._admin.describe(wanted)
-        due = [name for name, told in answers.items() if self._needs_limits(name, told, asked_at)]
+        due = [
+            name
+            for name, described in answers.items()
+            if self._needs_limits(name, described, asked_at)
+        ]
         limits = self._admin.limits(due) if due else {}
         self._learn(answers, limits, asked_at)
 
@@ -348,17 +354,17 @@ class KnownTopics:
         kinds = (self._used.get(name), self._callers.get(name))
         return [known for known in kinds if known is not None]
 
-    def _needs_limits(self, name: str, told: Described, now: float) -> bool:
+    def _needs_limits(self, name: str, described: Described, now: float) -> bool:
         """Whether to ask for the topic's limits as well.
 
         If replicas are missing, `min.insync.replicas` decides: an operator may lower it.
         """
-        if told.state not in (TopicState.PRESENT, TopicState.LEADERLESS):
+        if described.state not in (TopicState.PRESENT, TopicState.LEADERLESS):
             return False
         known = self._callers.get(name) or self._used.get(name)
         if known is None or known.anew_at is not None or known.topic is None:
             return True
-        return bool(told.replicas) or now - known.topic.limits_at >= LIMITS_S
+        return bool(described.replicas) or now - known.topic.limits_at >= LIMITS_S
 
     def _learn(
         self,
@@ -368,9 +374,9 @@ class KnownTopics:
     ) -> None:
         changed = False
         with self._changed:
-            for name, told in answers.items():
+            for name, described in answers.items():
                 for known in self._of(name):
-                    after = _joined(known.topic, told, name, limits, asked_at)
+                    after = _joined(known.topic, described, name, limits, asked_at)
                     if known.learn(after):
                         self._news[name] = after
                         changed = True
@@ -383,27 +389,27 @@ class KnownTopics:
 
 def _joined(
     before: Topic | None,
-    told: Described,
+    described: Described,
     name: str,
     limits: Mapping[str, Limits | None],
     asked_at: float,
 ) -> Topic:
     """Returns what is known of a topic after an answer."""
-    if told.state is TopicState.MISSING:
+    if described.state is TopicState.MISSING:
         since = None if before is None else before.missing_since
-        return Topic(told.state, asked_at, missing_since=asked_at if since is None else since)
-    topic = Topic(told.state, asked_at, told.partitions)
+        return Topic(described.state, asked_at, missing_since=asked_at if since is None else since)
+    topic = Topic(described.state, asked_at, described.partitions)
     if name in limits:
         topic = replace(topic, limits=limits[name], limits_at=asked_at)
     elif before is not None:
         topic = replace(topic, limits=before.limits, limits_at=before.limits_at)
     if topic.state is TopicState.PRESENT and topic.limits is not None:
         least = topic.limits.min_insync
-        if any(in_sync < min(least, replicas) for in_sync, replicas in told.replicas):
+        if any(in_sync < min(least, replicas) for in_sync, replicas in described.replicas):
             return replace(topic, state=TopicState.SHRUNK)
     return topic
 
 
-def _told(topic: Topic) -> tuple[Any, ...]:
+def _reported(topic: Topic) -> tuple[Any, ...]:
     """Returns the part of an answer that is reported."""
     return topic.state, topic.partitions, topic.limits, topic.confirmed

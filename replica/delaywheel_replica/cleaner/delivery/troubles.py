@@ -83,7 +83,7 @@ class _Trouble:
         ended_at: When it recovered; None: it has not.
         sample: What to probe with; None: Kafka itself reports the end.
         confirmed: A probe has failed as well: the cause was not one lost answer.
-        told: Kafka also said that it accepts nothing.
+        by_kafka: Kafka also said that it accepts nothing.
         given_up: Messages for it are dead letters.
     """
 
@@ -93,7 +93,7 @@ class _Trouble:
     ended_at: float | None = None
     sample: DueRows | None = None
     confirmed: bool = False
-    told: bool = False
+    by_kafka: bool = False
     given_up: bool = False
     probe_at: float = 0.0
     pause_s: float = FIRST_PROBE_S
@@ -126,13 +126,13 @@ class Troubles:
         for name, topic in topics.items():
             trouble = self._of.get(name)
             if topic.state in TAKES_NOTHING:
-                self._begin(name, topic.state.value, now, since=now).told = True
+                self._begin(name, topic.state.value, now, since=now).by_kafka = True
             elif trouble is not None and not trouble.is_over:
                 trouble.needed_at = now
                 if trouble.sample is None or topic.state is not TopicState.PRESENT:
                     self._end(name, now)
-                elif trouble.told:  # Kafka has repaired something: see whether that was it
-                    trouble.told, trouble.probe_at, trouble.pause_s = False, now, FIRST_PROBE_S
+                elif trouble.by_kafka:  # Kafka has repaired something: see whether that was it
+                    trouble.by_kafka, trouble.probe_at, trouble.pause_s = False, now, FIRST_PROBE_S
 
     def found(self, name: str, cause: str, sample: DueRows, now: float, since: float) -> None:
         """Notes that a search found a topic to take nothing."""
@@ -206,7 +206,7 @@ class Troubles:
         if now - trouble.since < SHORT_S:
             del self._of[name]
         else:
-            trouble.ended_at, trouble.sample, trouble.told = now, None, False
+            trouble.ended_at, trouble.sample, trouble.by_kafka = now, None, False
 
 
 def sample_of(rows: DueRows) -> DueRows:

@@ -1,4 +1,4 @@
-"""Which wishes for other dues no cancel stands against.
+"""Which requests for other dues no cancel contradicts.
 
 A request may be decided once all cancels of its second, up to what is admitted, were examined. That
 is done in pieces, so that no transaction waits for it: a bounded part in each, and the rest in
@@ -23,7 +23,7 @@ class CancelsPort(Protocol):
     """The source of cancels."""
 
     def look_for_cancels(self, look: CancelLook, budget: Budget) -> bool:
-        """Goes on with a look; returns whether all that is admitted was read."""
+        """Continues a look; returns whether all that is admitted was read."""
 
 
 @dataclass(slots=True)
@@ -46,14 +46,14 @@ class _Second:
 
 
 class Wishes:
-    """Looks for cancels of what is to have another due. For one thread."""
+    """Looks for cancels of messages that are to be rescheduled. For one thread."""
 
     def __init__(self, cancels: CancelsPort) -> None:
         self._cancels = cancels
         self._seconds: dict[int, _Second] = {}  # the next one to be looked at is the first
 
     def uncancelled(self, wishes: Sequence[RescheduleWish]) -> list[RescheduleWish]:
-        """Returns the wishes of which no cancel is admitted, as far as that is known by now."""
+        """Returns the requests of which no cancel is admitted, as far as known by now."""
         wanted: dict[int, set[MessageKey]] = {}
         for wish in wishes:
             wanted.setdefault(wish.key[1] // 1000, set()).add(wish.key)

@@ -25,7 +25,7 @@ __all__ = ["DueReader", "Step"]
 _WAIT_FOR_LOADING_S = 0.02
 """How long a step with nothing in it waits for the second that is due but not loaded yet."""
 LOOK_AGAIN_MS = 100
-"""So often frames that could not be read are looked at again."""
+"""How often unreadable frames are tried again."""
 
 
 class DueReader:
@@ -34,10 +34,10 @@ class DueReader:
     Call `start` after each election with the committed progress, `update` when limits move,
     `next_step` after each update, when `next_due_ms` falls due and at least every 100 ms (it
     also preloads), `done` after the commit. `next_step` changes no progress: a step that was
-    not committed is simply asked for again.
-
-    A frame that cannot be read is never taken: its wheel, or its second, waits until it can be,
-    or is lost. `unreadable` names what is waited for.
+    also preloads), `done` after the commit. `next_step` changes no progress: a step that was
+    not committed is simply requested again.
+    A frame that cannot be read is never taken: its wheel, or its second, waits until it can be, or
+    is lost. `unreadable` names the awaited frames.
     """
 
     def __init__(self, disk: Disk, data: Path, *, preload_thread: bool = True) -> None:
@@ -67,16 +67,16 @@ class DueReader:
 
     @property
     def unreadable(self) -> FrameSet:
-        """The frames that are waited for: the first of each wheel and second."""
+        """The awaited frames: the first of each wheel and second."""
         return FrameSet(
-            [*self._tail.unreadable(), *self._window.unreadable(), *self._unread.told()]
+            [*self._tail.unreadable(), *self._window.unreadable(), *self._unread.reported()]
         )
 
     def want(self, places: Mapping[Position, int]) -> None:
-        """Waits for frames that are taken, but of which something is to be read again.
+        """Waits for frames that are taken, but have messages to be read again.
 
         Args:
-            places: of messages in them -> their seconds.
+            places: Positions of these messages -> their seconds.
         """
         if places == self._wanted:
             return
@@ -97,9 +97,9 @@ class DueReader:
         lost: FrameSet = NO_FRAMES,
         withdrawn: frozenset[MessageKey] = frozenset(),
     ) -> None:
-        """Say how far each registered wheel may enter V (HW, or T), and all frames known lost.
+        """Sets how far each registered wheel may enter V (HW, or T), and all frames known as lost.
 
-        And which messages are withdrawn, whatever frames say.
+        Also which messages are withdrawn, whatever frames show.
 
         Until the limits cover V, every step is empty: a leader rests until it holds V.
         """
@@ -116,8 +116,8 @@ class DueReader:
     def next_due_ms(self) -> int | None:
         """Returns the earliest unfinished due among loaded messages, for the caller's timer.
 
-        One that is past says that a step waits already. None also while the second that is due
-        is being loaded.
+        A due that is past means that a step is ready. None also while the second that is due is
+        being loaded.
         """
         if self._progress.position is not None:
             return self._progress.due_ms + 1
@@ -127,9 +127,9 @@ class DueReader:
         """Returns what the next transaction takes, never beyond `now_ms`.
 
         Args:
-            now_ms: the leader's clock.
-            cap_messages: so many messages at most, dropped ones included.
-            cap_bytes: so many bytes of keys, values and headers at most.
+            now_ms: The leader's clock.
+            cap_messages: The most messages, dropped ones included.
+            cap_bytes: The most bytes of keys, values and headers.
         """
         draft = Draft(self._progress, self._wheels, cap_messages, cap_bytes, self._withdrawn)
         self._look_again(now_ms)
@@ -143,14 +143,14 @@ class DueReader:
         return self._step
 
     def look_for_cancels(self, look: CancelLook, budget: Budget) -> bool:
-        """Goes on with a look; returns whether all that is admitted was read."""
+        """Continues a look; returns whether all that is admitted was read."""
         tail = self._tail
         return look.go_on(tail.readers, tail.admitted, budget, lost=tail.lost.seqs)
 
     def has_copy(self, step: Step, id_: bytes, due_ms: int) -> bool:
         """Whether a copy of a message, due in what a step passes, lies in a frame that it covers.
 
-        Every second that a step passes is in memory, if there is one.
+        Every existing second that a step passes is in memory.
         """
         second = self._window.get(due_ms // 1000)
         if second is None:
@@ -167,9 +167,9 @@ class DueReader:
         """Notes that the step was committed.
 
         Args:
-            step: the last one made.
-            committed: if it is not `step.after`: with the floor raised, or wheels left out
-                that were unregistered.
+            step: The last step.
+            committed: The committed progress, if it differs from `step.after`: with the floor
+                raised, or without unregistered wheels.
         """
         if step is not self._step:
             raise ValueError("only the last step can be done")

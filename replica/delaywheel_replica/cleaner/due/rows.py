@@ -177,9 +177,9 @@ class DueRows:
             yield decode_headers(bytes(blobs[blob][begin:end]))
 
     def __iter__(self) -> Iterator[DueMessage]:
-        told = self.records[list(_READ_BY_ONE)].tolist()
+        others = self.records[list(_READ_BY_ONE)].tolist()
         for content, (due_ms, id_, accepted_at_ms, wheel, seq, row) in zip(
-            self.contents(), told, strict=True
+            self.contents(), others, strict=True
         ):
             topic, key, value, headers, partition, timestamp_ms = content
             yield DueMessage(

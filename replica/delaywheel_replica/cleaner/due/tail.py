@@ -108,7 +108,7 @@ class Tail:
     def unreadable(self) -> Iterator[FrameRange]:
         """The frames that wheels rest in front of, and some behind them."""
         for awaited in self._awaited.values():
-            yield from awaited.told()
+            yield from awaited.reported()
 
     def look_again(self, *, floor: int) -> None:
         """Checks whether wheels can continue that rest in front of an unreadable frame."""
@@ -135,7 +135,7 @@ class Tail:
         return {frame.second.slot for frames in self.late.values() for frame in frames}
 
     def _admit_some(self, wheel: WheelId, limit: int, progress: Progress) -> bool:
-        """Admits the frames of some index rows; False if no more can be admitted for now."""
+        """Admits the frames of some index rows; False if none can be admitted for now."""
         first = self.admitted[wheel] + 1
         rows = self.readers[wheel].rows(first, min(limit, first + _ROWS_AT_ONCE - 1))
         if not len(rows):

@@ -18,7 +18,7 @@ from delaywheel.storage.frames.format import Frame
 from delaywheel.storage.reading.reader import DamagedFrame, WheelReader
 from delaywheel_replica.core.protocol.frames import FrameName, FrameRange, FrameSet
 
-TOLD_RANGES = 100
+REPORTED_RANGES = 100
 """How many are reported at once: the size of the cleaner's status is bounded."""
 
 LOOKED_AT_FRAMES = 100
@@ -37,9 +37,9 @@ class Awaited:
     def __contains__(self, frame: FrameName) -> bool:
         return frame in self._frames
 
-    def told(self) -> Iterable[FrameRange]:
-        """The first of them; others are reported once those are there."""
-        return islice(self._frames.ranges(), TOLD_RANGES)
+    def reported(self) -> Iterable[FrameRange]:
+        """The first awaited frames; the others are reported once these are there."""
+        return islice(self._frames.ranges(), REPORTED_RANGES)
 
     def want(self, reader: WheelReader, seq: int, slot: int) -> None:
         """Waits for a frame of a slot if it cannot be read."""
@@ -64,7 +64,7 @@ class Awaited:
 def _is_readable(reader: WheelReader | None, seq: int, *, floor: int) -> bool:
     """Whether a frame is readable, or its wheel is unregistered or ends before it.
 
-    Nor the content of a frame that turns out to be finished, once its row was put in its place.
+    The content of a finished frame is not needed either, once its row is in place.
     """
     if reader is None or not reader.has(seq):
         return True

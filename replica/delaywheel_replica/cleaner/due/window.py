@@ -203,7 +203,7 @@ class Window:
     def unreadable(self) -> Iterator[FrameRange]:
         """The frames that block seconds."""
         for awaited in self._blocked.values():
-            yield from awaited.told()
+            yield from awaited.reported()
 
     def look_again(self, readers: Mapping[WheelId, WheelReader], lost: FrameSet) -> None:
         """Checks whether blocked seconds can be loaded now."""

@@ -94,8 +94,7 @@ def ensure_topics(
         settings: Names and sizes.
         has_wheels: This node holds messages. A control topic missing beside them was lost, or
             this is another Kafka: a new one would forward from nothing, so it is refused.
-        replication_factor: Copies of each topic; as many as there are brokers, at most 3, if
-            absent.
+        replication_factor: Copies of each topic; None: as many as there are brokers, at most 3.
     """
     topics = own_topics(settings)
     missing = _missing(admin, topics)
@@ -127,18 +126,18 @@ def control_warnings(
     """Returns warnings about risks to the control topic that do not prevent leading.
 
     Args:
-        name: Of the topic.
+        name: The topic's name.
         copies: Its replication factor.
-        brokers: How many there are now; when it was made there may have been fewer.
+        brokers: How many brokers there are now; there may have been fewer when it was created.
         wanted: How many copies the operator wants; None: one a broker, three at most.
-        config: Of the topic.
+        config: The topic's configuration.
     """
     found = []
     enough = wanted or min(3, brokers)
     if copies < enough:
         found.append(
             f"the control topic {name} has {copies} of {enough} copies: add them with"
-            " kafka-reassign-partitions; without it nobody knows what was forwarded"
+            " kafka-reassign-partitions; without the topic it is unknown what was forwarded"
         )
     if config.get("unclean.leader.election.enable") == "true":
         found.append(

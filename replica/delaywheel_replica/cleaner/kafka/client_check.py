@@ -1,4 +1,4 @@
-"""Whether the Kafka client library takes the operator's settings."""
+"""Checks whether the Kafka client library accepts the operator's settings."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ _KNOWN: Final = (
     *("metadata.max.age.ms", "reconnect.backoff.ms", "statistics.interval.ms"),
     *("broker.address.family", "broker.address.ttl", "socket.keepalive.enable"),
 )
-"""Names that may have been meant; which there are, only the library knows."""
+"""Names suggested for unknown ones; only the library knows which exist."""
 
 
 def client_faults(config: Config) -> Iterator[Fault]:
     """Returns the client library's objections to the operator's settings.
 
-    Only it knows all names, values and what must go together, and that differs from one kind of
-    client to the next: so one of each kind is made, as it will run. It tells the first fault alone:
-    then each setting is tried by itself. Nothing is asked of Kafka.
+    Only the library knows all names, values and combinations, and they differ between kinds of
+    clients: so one client of each kind is made, as it will run. It reports only the first fault;
+    then each setting is tried by itself. Kafka is not contacted.
     """
-    # What is ours to set, and what is missing, is told of elsewhere.
+    # Settings of ours, and missing ones, are reported elsewhere.
     ours = refused(config.kafka)
     kafka = {name: value for name, value in config.kafka.items() if name not in ours}
     servers = kafka.setdefault("bootstrap.servers", "k:1") or "k:1"
@@ -41,8 +41,8 @@ def client_faults(config: Config) -> Iterator[Fault]:
     if whole is None:
         return
     single = [_refused_alone(servers, *one) for one in kafka.items()]
-    for told in [text for text in single if text] or [whole]:
-        yield Fault(f"kafka: {told}", ("kafka", "max_message_bytes"))
+    for objection in [text for text in single if text] or [whole]:
+        yield Fault(f"kafka: {objection}", ("kafka", "max_message_bytes"))
 
 
 def _refused(settings: KafkaSettings) -> str | None:
@@ -53,7 +53,7 @@ def _refused(settings: KafkaSettings) -> str | None:
     except KafkaException as exception:
         return str(exception.args[0].str())
     except (TypeError, ValueError) as error:
-        return str(error)  # what would have to be a function, among others
+        return str(error)  # for instance a setting that takes a function
     return settings.misfit()
 
 
@@ -62,9 +62,9 @@ def _refused_alone(servers: str, name: str, value: str) -> str | None:
     try:
         AdminClient({"bootstrap.servers": servers, name: value, **_QUIET})
     except KafkaException as exception:
-        told = str(exception.args[0].str())
-        unknown = told.startswith("No such configuration property")
-        return f"{told}{did_you_mean(name, {*_KNOWN, *PROMISES})}" if unknown else told
+        objection = str(exception.args[0].str())
+        unknown = objection.startswith("No such configuration property")
+        return f"{objection}{did_you_mean(name, {*_KNOWN, *PROMISES})}" if unknown else objection
     except (TypeError, ValueError) as error:
         return str(error)
     return None

@@ -1,18 +1,18 @@
 """Messages of the Kafka client library in the node's log: one format, repetition limited.
 
 The library writes to stderr by itself, and repeats each broken connection for every broker and
-client several times a second. Its lines are a detail of what the cleaner tells in its own words
+client several times a second. Its lines are details of what the cleaner reports in its own words
 (`leadership lost`, `transaction`, the status' `kafka_error`), so their levels are lowered:
 
 | the library says | it is logged as |
 |---|---|
-| that it cannot go on: FATAL, FENCE | info: it was fenced, which is told as `leadership lost` |
-| anything else that comes of having been fenced | info, likewise |
+| that it cannot go on: FATAL, FENCE | info: it was fenced, reported as `leadership lost` |
+| anything else that follows from being fenced | info, likewise |
 | error, critical | warning |
 | warning | info |
 | anything else | debug |
 
-Clients hand their lines over when they are polled, on the thread that does it.
+Clients hand over their lines when they are polled, on the polling thread.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from typing import Final
 from delaywheel_replica.process.logs import get_logger
 
 AGAIN_S: Final = 60.0
-"""The same line is logged once in so long, with how often it came meanwhile."""
+"""A repeated line is logged once in this time, with the number of repetitions."""
 
 _MOST_KNOWN: Final = 256
-"""So many different lines are known at once; more are as good as new."""
+"""The most lines that are remembered; beyond that a repeated line counts as new."""
 
 _FENCED: Final = frozenset({"FATAL", "FENCE"})
 _OF_A_FENCED: Final = ("fenced by a newer instance", "with an old epoch")
@@ -49,7 +49,7 @@ class ClientLog(logging.Handler):
         super().__init__()
         self._monotonic = monotonic
         self._guard = threading.Lock()
-        # Line without its numbers -> when it was logged, and how often it came since.
+        # Line without its numbers -> when it was logged, and how often it was repeated since.
         self._said: dict[tuple[str, str], tuple[float, int]] = {}
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -96,4 +96,4 @@ def _logger() -> logging.Logger:
 
 
 LOGGER: Final = _logger()
-"""To be given to each client as `logger`."""
+"""The logger for every client."""

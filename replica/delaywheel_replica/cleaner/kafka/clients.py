@@ -36,8 +36,8 @@ class KafkaClients:
 
         Args:
             settings: How to reach Kafka.
-            replication_factor: Of our topics, if they have to be made.
-            ingress_topics: Those that records are taken from; None: none.
+            replication_factor: Copies of our topics, if they have to be created.
+            ingress_topics: Topics from which records are taken; None: none.
         """
         self._settings = settings
         self._replication_factor = replication_factor
@@ -56,12 +56,12 @@ class KafkaClients:
     def check(self, *, has_wheels: bool) -> tuple[str, ...]:
         """Checks that Kafka answers, has our topics and, once, that this node can lead on it.
 
-        Each candidacy looks at the topics: they may be lost while this process lives.
+        Each candidacy checks the topics: they may be lost while this process lives.
 
         Returns:
-            What endangers the control topic.
+            Risks to the control topic.
         """
-        self._admin.poll(0)  # what the client has to say meanwhile is logged
+        self._admin.poll(0)  # logs what the client has reported meanwhile
         try:
             self._admin.describe_cluster(request_timeout=ANSWER_S).result()
             if not self._brokers_checked:

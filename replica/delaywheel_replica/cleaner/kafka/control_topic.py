@@ -1,10 +1,10 @@
 """Reads the control topic: all committed records, in order, up to the last stable offset.
 
 Standbys follow it; a candidate reads it to its end before it trusts it; a leader reads nothing,
-because nobody else can commit while it leads.
+because no other node can commit while it leads.
 
 The topic is compacted, so a reader starts at its beginning and misses nothing that still counts, as
-long as it does not fall behind by hours: follower.py says when to begin anew.
+long as it does not fall behind by hours: follower.py decides when to begin anew.
 """
 
 from __future__ import annotations

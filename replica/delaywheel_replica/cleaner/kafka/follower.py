@@ -1,15 +1,15 @@
 """The state of the control topic, as far as this node has read it.
 
 The topic is compacted, and Kafka drops the record that removes a key once it is older than the
-topic's `delete.retention.ms`. A reader misses such a record only if it lies further behind than
-that, and then takes for there what was removed long ago. So what was read is thrown away, and the
-topic read from its beginning:
+topic's `delete.retention.ms`. A reader that is further behind misses such a record, and takes for
+present what was removed long ago. Then what was read is discarded, and the topic is read from its
+beginning:
 
 | when | because |
 |---|---|
-| this node led | it read nothing meanwhile, for hours or days |
-| nothing was heard of the topic for `ANEW_AFTER_S`, or its end not reached for so long | the same |
-| an error | what was read may not be the topic's |
+| this node led | it did not read meanwhile, for hours or days |
+| no record arrived for `ANEW_AFTER_S`, or the end was not reached for that long | the same |
+| an error | what was read may not be the topic's content |
 
 `brokers.py` refuses a topic that keeps such records for less than `KEPT_S`.
 """
@@ -31,7 +31,7 @@ from delaywheel_replica.core.protocol.control import ControlRecordMalformedError
 ANEW_AFTER_S = 600.0
 
 KEPT_S = 3_600
-"""For so long, at least, the topic must keep the records that remove a key."""
+"""The least time for which the topic must keep the records that remove a key."""
 
 
 class ControlTopicBroken(Exception):  # noqa: N818 - named after what happened
@@ -41,15 +41,15 @@ class ControlTopicBroken(Exception):  # noqa: N818 - named after what happened
 class ControlFollower:
     """Reads the control topic and keeps its state. For one thread at a time.
 
-    After an error nothing that was read is believed: the next reading begins anew. A reading that
-    takes too long is gone on with by the next one, or a long topic would never be read; what it
-    has read so far is told to nobody.
+    After an error nothing that was read is trusted: the next reading begins anew. A reading that
+    takes too long is continued by the next one, since a long topic would never be read otherwise;
+    what it has read so far is not visible.
 
     Attributes:
-        state: What was read, since the end was reached once.
-        offset: How far; -1: the end was not reached yet.
-        marks: The ids of which a mark with the token of `expect` was read.
-        marked_at_ms: When a broker took the last of them, by its clock; -1: it does not say.
+        state: The topic's content, once its end was reached.
+        offset: The last offset read; -1: the end was not reached yet.
+        marks: The ids of which a mark with the expected token was read.
+        marked_at_ms: When a broker took the last of them, by its clock; -1: unknown.
     """
 
     def __init__(
@@ -62,14 +62,14 @@ class ControlFollower:
         """Begins with nothing read.
 
         Args:
-            kafka: Where readers come from.
+            kafka: Makes readers.
             clock: None: the machine's.
-            anew_after_s: How long it may hear nothing of the topic before it reads all anew.
+            anew_after_s: After this long without records, everything is read anew.
         """
         self._kafka = kafka
         self._clock = clock or SystemClock()
         self._anew_after_s = anew_after_s
-        # Monotonic and wall seconds when it last knew itself near the end, or began to read.
+        # Monotonic and wall seconds when it was last near the end, or began to read.
         self._heard_s = (0.0, 0.0)
         self._reader: ControlPort | None = None
         self._read = ControlState()
@@ -81,7 +81,7 @@ class ControlFollower:
         self.marked_at_ms = -1
 
     def expect(self, token: str) -> None:
-        """Begins a candidacy, whose marks are watched for, even if newer ones follow."""
+        """Begins a candidacy, whose marks are noted even if newer ones follow."""
         self._token = token
         self.marks = frozenset()
         self.marked_at_ms = -1
@@ -89,8 +89,8 @@ class ControlFollower:
     def poll(self) -> bool:
         """Takes records that have arrived, without waiting; returns whether there were any.
 
-        Before the first `read_to_end` there is nothing to follow, and nothing happens: the topic
-        may not be there yet.
+        Does nothing before the first `read_to_end`: there is nothing to follow, and the topic may
+        not exist yet.
         """
         if self._reader is None:
             return False
@@ -107,8 +107,8 @@ class ControlFollower:
         """Reads up to the current last stable offset.
 
         Raises:
-            ControlUnreadable: it could not be read in time.
-            ControlTopicBroken: what is there cannot be right.
+            ControlUnreadable: It could not be read in time.
+            ControlTopicBroken: Its content is invalid.
         """
         if self._reader is not None and self._is_behind():
             self.begin_anew()
@@ -145,7 +145,7 @@ class ControlFollower:
 
     def _take(self, records: Iterable[StoredRecord]) -> None:
         if self._is_behind():
-            raise ControlUnreadable("the control topic was not heard of for too long: read it anew")
+            raise ControlUnreadable("the control topic was silent for too long: read it anew")
         self._apply(records)
         if self._ended:
             self._hear()

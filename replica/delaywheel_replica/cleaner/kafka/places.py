@@ -1,17 +1,17 @@
 """Where messages went: looks for their records in Kafka, only on request.
 
-Nothing is kept of what is forwarded: delivery reports would cost each message, and be known to one
-leader alone. A record names its message (`dw-id`, `dw-due`), and its time is the one of its
-forwarding, not before its due, or the one that its caller gave: so a search begins at that time.
+Nothing is kept of what is forwarded: delivery reports would cost time for each message, and only
+one leader would have them. A record names its message (`dw-id`, `dw-due`). Its timestamp is when it
+was forwarded, not before its due, or the one that its caller set: a search begins at that time.
 
-| looked for in | from | for messages that |
+| searched | from | for messages that |
 |---|---|---|
-| the topic itself | due, or the timestamp its caller gave, if that is earlier | may be delivered |
+| the topic itself | due, or the caller's timestamp, if that is earlier | may be delivered |
 | the dead-letter topic | due | may be dead letters |
 
 A search ends with the record, with the end of all partitions, after `RECORDS_AT_MOST`, or
-`SEARCH_S` after it was asked for; only a record proves anything. One search at a time, on a thread
-and with a client of its own; of what waits, no more than `WAITING_AT_MOST`.
+`SEARCH_S` after it was requested; only a record proves anything. One search runs at a time, with a
+thread and a client of its own; at most `WAITING_AT_MOST` wait.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PARTITIONS_AT_MOST = 1_000
 WAITING_AT_MOST = 16
 
 _SLACK_MS = 5_000
-"""A broker that stamps records itself may have a clock that is behind."""
+"""The clock of a broker that stamps records itself may be behind by this much."""
 _BATCH = 500
 _BATCH_S = 0.1
 _FETCHED_BYTES = 4 << 20
@@ -44,7 +44,7 @@ log = get_logger(__name__)
 
 
 class Places:
-    """Looks for records. `ask` and `tell` are for one thread, `run` for another."""
+    """Looks for records. `ask` and `report` are for one thread, `run` for another."""
 
     def __init__(
         self,
@@ -57,8 +57,8 @@ class Places:
 
         Args:
             settings: How to reach Kafka.
-            send: To the server; False: the link is full, and it is not told.
-            on_found: There is something to be told.
+            send: Sends to the server; False: the link is full, and the message is dropped.
+            on_found: Called when there is something to report.
         """
         self._settings = settings
         self._send = send
@@ -73,7 +73,7 @@ class Places:
         except queue.Full:
             self._found.append(PlaceFound(asked.question))
 
-    def tell(self) -> None:
+    def report(self) -> None:
         """Reports what was found to the server."""
         while self._found:
             self._send(self._found.popleft())
@@ -87,7 +87,7 @@ class Places:
             except KafkaException as exception:
                 log.info("place not found", topic=asked.topic, cause=exception.args[0].str())
                 found = PlaceFound(asked.question)
-            except Exception:  # whatever a record holds, no look for one ends a leader
+            except Exception:  # a malformed record must not end a leader
                 log.exception("place not found", topic=asked.topic)
                 found = PlaceFound(asked.question)
             self._found.append(found)
@@ -105,7 +105,7 @@ class _Search:
         self._id, self._due = asked.id.hex().encode(), b"%d" % asked.due_ms
 
     def run(self) -> PlaceFound:
-        """Raises KafkaException: Kafka does not answer, or does not allow it."""
+        """Returns the place; raises KafkaException if Kafka does not answer or allow it."""
         asked = self._asked
         if self._left_s <= 0:
             return PlaceFound(asked.question)
@@ -150,7 +150,7 @@ class _Search:
         while unread and self._records_left > 0 and self._left_s > 0:
             for message in consumer.consume(_BATCH, min(_BATCH_S, max(self._left_s, 0))):
                 if message.error() is not None:
-                    unread.discard(message.partition())  # its end, or not to be read
+                    unread.discard(message.partition())  # at its end, or not readable
                 elif self._is_it(message):
                     return message
                 else:

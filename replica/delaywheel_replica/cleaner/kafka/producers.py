@@ -1,7 +1,7 @@
 """The leader's transactional producers, on confluent-kafka.
 
-Delivery callbacks do not go together with transactions in confluent-kafka, so failures are found
-where they show:
+confluent-kafka cannot combine delivery callbacks with transactions, so failures are detected where
+they show:
 
 | what failed | where it shows |
 |---|---|
@@ -18,9 +18,9 @@ where they show:
 | no answer | `flush` leaves records behind, or `_TIMED_OUT` |
 | fenced | any call: `_FENCED`, fatal |
 
-So it is always known whether an EndTxn may be under way, and what it means is
-core/protocol/transaction_outcomes.py's to say. The clients retry nothing within a call
-(kafka_settings.py), so no success is one after a retry.
+So it is always known whether an EndTxn may be under way; core/protocol/transaction_outcomes.py
+decides what that means. The clients retry nothing within a call (kafka_settings.py), so no success
+is that of a retry.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from delaywheel_replica.core.protocol.transaction_outcomes import (
 from delaywheel_replica.kafka_settings import OWN_HEADERS, KafkaSettings
 
 ROOM_S = 2.0
-"""How long a full queue of the client may take to be sent."""
+"""How long a full queue of the client may take to drain."""
 
 ABORT_MS = 2_000
 
@@ -106,14 +106,14 @@ class TransactionalProducer:
         if self._failed is not None:
             return refused
         for index, record in enumerate(records):
-            # At least so many are our own, at the end: most records have no others.
+            # At least this many headers are our own, at the end: most records have no others.
             if len(record.headers) > OWN_HEADERS and _has_cut_off(record.headers):
                 refused.append(RefusedRecord(index, HEADER_CUT_OFF))
                 continue
             try:
                 self._hand_over(record)
             except BufferError:
-                # The client's queue is full: once that is sent, there is room.
+                # The client's queue is full: once it has drained, there is room.
                 has_room = self.flush(int(ROOM_S * 1000))
                 error = self._produce_into_empty(record) if has_room else None
             except KafkaException as exception:
@@ -160,7 +160,7 @@ class TransactionalProducer:
         if not self._abortable:
             return None if self._failed is None else self._failed.cause
         try:
-            # Sends nothing: librdkafka refuses it with the error that made the state.
+            # Sends nothing: librdkafka refuses it with the error that caused the state.
             self._producer.commit_transaction(ABORT_MS / 1000)
         except KafkaException as exception:
             error = _error(exception)

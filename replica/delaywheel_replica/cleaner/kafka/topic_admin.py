@@ -22,7 +22,7 @@ _STATES = {
     KafkaError.TOPIC_EXCEPTION: TopicState.ILLEGAL,
     KafkaError.TOPIC_AUTHORIZATION_FAILED: TopicState.DENIED,
 }
-"""What a refusal to describe a topic says of it."""
+"""What a refusal to describe a topic means for its state."""
 
 
 class KafkaTopicAdmin:
@@ -38,7 +38,7 @@ class KafkaTopicAdmin:
 
     def describe(self, names: Sequence[str]) -> Mapping[str, Described]:
         """Returns Kafka's present description of each topic; unanswered ones are absent."""
-        self._admin.poll(0)  # what the client has to say meanwhile is logged
+        self._admin.poll(0)  # logs what the client has reported meanwhile
         answers = {}
         error: KafkaException | None = None
         try:

@@ -1,4 +1,4 @@
-"""What the cleaner needs of Kafka, as ports with real clients or a simulation behind them.
+"""What the cleaner needs of Kafka, as ports; real clients or a simulation implement them.
 
 A *number* is one of the leader's transactional ids, 0 to `IDS` - 1. All calls are bounded by the
 time they are given, and none is repeated inside.
@@ -19,17 +19,17 @@ from delaywheel_replica.core.protocol.control import IngressPartition
 from delaywheel_replica.core.protocol.transaction_outcomes import Verdict
 
 IDS = 2
-"""Transactional ids taking turns. Never changes on a cluster: a leader must init all there are."""
+"""How many transactional ids take turns. Never changes on a cluster: a leader inits all of them."""
 
 HEADER_CUT_OFF = "HEADER_CUT_OFF"
-"""Why a record is refused of which a header's name would not arrive whole."""
+"""Why a record is refused if a header's name would not arrive whole."""
 
 ANY_PARTITION = -1
 NOW = -1
 
 
-# librdkafka gives the numbers of a refused batch to nobody else, and notices at the next batch for
-# that partition that they are skipped. The abort that follows begins a new producer epoch.
+# librdkafka does not reuse the numbers of a refused batch, and notices the gap at the next batch
+# for that partition. The abort that follows begins a new producer epoch.
 AFTERMATH = "OUT_OF_ORDER_SEQUENCE_NUMBER"
 
 
@@ -178,8 +178,8 @@ class IngressPort(Protocol):
         """Reads more partitions; those that it reads already go on.
 
         Args:
-            positions: from these offsets on.
-            least_ends: a partition that ends before that is cut off.
+            positions: From these offsets on.
+            least_ends: A partition that ends before that is cut off.
             topic_ids: Kafka's ids of their topics: under the same name, nothing of another is read.
         """
 
@@ -216,17 +216,17 @@ class IngressKafkaPort(Protocol):
         To be called in the background: it may take some seconds.
 
         Args:
-            also: topics that are no longer in the settings, though something of them is announced.
+            also: Topics that are no longer in the settings, though something of them is announced.
 
         Raises:
-            KafkaAway: it does not answer.
+            KafkaAway: It does not answer.
         """
 
     def ingress(self, on_news: Callable[[], None]) -> IngressPort:
         """Makes a new reader of them.
 
         Args:
-            on_news: called on any thread when `poll` has something.
+            on_news: Called on any thread when `poll` has something.
         """
 
 
@@ -272,14 +272,14 @@ class KafkaPort(Protocol):
         """Checks that Kafka answers and can keep our promises; creates our topics.
 
         Args:
-            has_wheels: this node holds messages.
+            has_wheels: This node holds messages.
 
         Returns:
-            What endangers the control topic, though leading on it is not refused.
+            Risks to the control topic that do not prevent leading.
 
         Raises:
-            KafkaAway: it does not answer.
-            Refusal: it answers, and leading on it would break a promise.
+            KafkaAway: Kafka does not answer.
+            Refusal: Kafka answers, but leading on it would break a promise.
         """
 
     def producers(self) -> ProducersPort:

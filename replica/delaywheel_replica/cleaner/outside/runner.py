@@ -31,9 +31,9 @@ class ThreadRunner:
         """Makes no thread before the first job.
 
         Args:
-            calls: so many may run at the same time.
-            job: what the thread of the jobs is called.
-            call: what those of the calls are called.
+            calls: How many may run at the same time.
+            job: The name of the thread for jobs.
+            call: The name of the threads for calls.
         """
         self._jobs = ThreadPoolExecutor(1, thread_name_prefix=job)
         self._calls = ThreadPoolExecutor(calls, thread_name_prefix=call)

@@ -75,7 +75,7 @@ class Tick:
         wall_ms: The wall clock, read at the same moment.
         server_fresh: The server has stamped its status recently.
         holds_progress: Every frame <= V at or above the floor is held, except lost ones.
-        due_ms: w of the committed progress; None: there is none.
+        due_ms: W of the committed progress; None: there is none.
         heard_ms: When another leader was last heard, or a vote given to one, by the monotonic
             clock; None: never, or the connection to it broke.
         hears_enough: R members are heard, including itself.

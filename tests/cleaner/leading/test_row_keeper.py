@@ -41,7 +41,7 @@ class Row:
 
     def tell(self, role: Role) -> None:
         now_ms = self.now_ms
-        self.telling.tell(CleanerStatus("a", "boot", 1, now_ms, self.wall_ms(), role, epoch=7))
+        self.telling.report(CleanerStatus("a", "boot", 1, now_ms, self.wall_ms(), role, epoch=7))
 
     def stamps(self, after_ms: int) -> bool:
         """Whether the row is written then."""
