@@ -12,6 +12,7 @@ from delaywheel.storage.folder.node_file import open_node_folder
 from delaywheel.storage.folder.status_file import RowWriter
 from delaywheel.storage.frames.columns import Columns
 from delaywheel.storage.frames.format import Kind
+from delaywheel_replica.core.protocol.codec import to_json
 from delaywheel_replica.core.protocol.progress import Progress
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role
 from support.clients.command import Command
@@ -62,7 +63,7 @@ def tell_progress(data: Path, due_ms: int, floor: int = 0) -> None:
         role=Role.LEADING,
         progress=progress,
     )
-    RowWriter(data / "cleaner.row").write(status.to_json())
+    RowWriter(data / "cleaner.row").write(to_json(status))
 
 
 def wheels_of(data: Path) -> list[WheelId]:

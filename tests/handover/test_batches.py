@@ -11,7 +11,7 @@ from delaywheel.storage.frames.columns import Columns
 from delaywheel.storage.frames.format import Kind
 from delaywheel_replica.core.ingress.reading import ABSENT, Delayed, Withdrawn
 from delaywheel_replica.core.ingress.underway import Answer
-from delaywheel_replica.core.protocol.fields import MalformedError
+from delaywheel_replica.core.protocol.codec import MalformedError
 from delaywheel_replica.handover.answers import (
     ANSWER_HEAD,
     BatchAnswers,

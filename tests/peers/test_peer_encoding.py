@@ -10,7 +10,7 @@ from delaywheel.seqset import SeqSet
 from delaywheel.storage.frames.bundle import FrameBundle
 from delaywheel_proto.v1 import peer_pb2 as pb
 from delaywheel_replica.core.node.plausible import check
-from delaywheel_replica.core.protocol.fields import MalformedError
+from delaywheel_replica.core.protocol.codec import MalformedError
 from delaywheel_replica.core.protocol.messages import (
     Applied,
     Fetch,

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from delaywheel_proto.v1 import peer_pb2 as pb
-from delaywheel_replica.core.protocol.fields import MalformedError
+from delaywheel_replica.core.protocol.codec import MalformedError
 from delaywheel_replica.peers.handshake import (
     PROTOCOL,
     Hello,

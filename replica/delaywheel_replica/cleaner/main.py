@@ -47,6 +47,7 @@ from delaywheel_replica.core.election.machine import ElectionConfig
 from delaywheel_replica.core.ingress.reading import Rules
 from delaywheel_replica.core.leader.duties import Cluster
 from delaywheel_replica.core.leader.pacing import CapLimits
+from delaywheel_replica.core.protocol.codec import to_json
 from delaywheel_replica.core.protocol.control import ControlState
 from delaywheel_replica.core.protocol.quorum import required_answers
 from delaywheel_replica.core.protocol.reschedules import RescheduleWish, RescheduleWritten
@@ -161,7 +162,7 @@ class Cleaner:
         )
 
         self._row_keeper = RowKeeper(
-            lambda status: row.write(status.to_json()),
+            lambda status: row.write(to_json(status)),
             lambda: self._leadership.waiting,
             self._clock,
         )

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from delaywheel.storage.folder.status_file import RowReader
-from delaywheel_replica.core.protocol.fields import MalformedError, Unchanged
+from delaywheel_replica.core.protocol.codec import MalformedError, Unchanged, from_json
 from delaywheel_replica.core.protocol.status_files import ServerStatus
 from delaywheel_replica.process.logs import get_logger
 
@@ -29,7 +29,7 @@ class ServerRow:
             boot: The machine's boot id.
             since_ms: The monotonic clock when this process began.
         """
-        self._row = RowReader(path, partial(ServerStatus.from_json, known=Unchanged()))
+        self._row = RowReader(path, partial(from_json, ServerStatus, known=Unchanged()))
         self._boot = boot
         self._since_ms = since_ms
 

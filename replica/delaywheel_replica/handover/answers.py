@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from delaywheel_replica.core.ingress.underway import Answer
-from delaywheel_replica.core.protocol.fields import MalformedError
+from delaywheel_replica.core.protocol.codec import MalformedError
 
 ANSWER_HEAD: Final = struct.Struct("<II")
 

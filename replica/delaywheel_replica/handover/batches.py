@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from delaywheel.storage.frames.columns import ID_LENGTH_BYTES, Columns, content_starts
 from delaywheel.storage.frames.format import Kind
 from delaywheel_replica.core.ingress.reading import Delayed, Withdrawn
-from delaywheel_replica.core.protocol.fields import MalformedError
+from delaywheel_replica.core.protocol.codec import MalformedError
 
 FORMAT: Final = 1
 """Changes with anything above, and with the bytes of answers."""

@@ -20,7 +20,7 @@ from delaywheel.storage.frames.format import Kind
 from delaywheel_replica.core.ingress.reading import Delayed, Withdrawn
 from delaywheel_replica.core.ingress.term import Handed
 from delaywheel_replica.core.ingress.underway import Answer
-from delaywheel_replica.core.protocol.fields import MalformedError
+from delaywheel_replica.core.protocol.codec import MalformedError
 from delaywheel_replica.handover.answers import take_answers
 from delaywheel_replica.handover.batches import (
     BATCH_BYTES,

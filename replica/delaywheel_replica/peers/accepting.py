@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from delaywheel_replica.core.protocol.fields import MalformedError
+from delaywheel_replica.core.protocol.codec import MalformedError
 from delaywheel_replica.core.protocol.messages import PeerMessage
 from delaywheel_replica.peers import sockets
 from delaywheel_replica.peers.encoding import decode

@@ -11,7 +11,7 @@ import threading
 import time
 from typing import Final
 
-from delaywheel_replica.core.protocol.fields import MalformedError
+from delaywheel_replica.core.protocol.codec import MalformedError
 from delaywheel_replica.peers import sockets
 from delaywheel_replica.peers.framing import PREFACE, Incoming, head_of
 from delaywheel_replica.peers.handshake import decode_answer

@@ -16,7 +16,7 @@ from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel.storage.frames.bundle import FrameBundle
 from delaywheel.storage.frames.rows import INDEX_ROW_LENGTH_BYTES, raw_rows
 from delaywheel_proto.v1 import peer_pb2 as pb
-from delaywheel_replica.core.protocol.fields import MalformedError, parse_wheel
+from delaywheel_replica.core.protocol.codec import MalformedError, parse_wheel
 from delaywheel_replica.core.protocol.heartbeat import (
     Fence,
     FenceAnswer,

@@ -25,7 +25,7 @@ from google.protobuf.message import DecodeError
 
 from delaywheel.storage.frames.format import NEWEST_READ, OLDEST_READ, VERSION
 from delaywheel_proto.v1 import peer_pb2 as pb
-from delaywheel_replica.core.protocol.fields import MalformedError
+from delaywheel_replica.core.protocol.codec import MalformedError
 from delaywheel_replica.peers.states import PeerReason, PeerRefusal, Stream
 
 PROTOCOL: Final = 3

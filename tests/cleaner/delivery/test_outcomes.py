@@ -28,6 +28,7 @@ from delaywheel_replica.cleaner.outside.ports import Record
 from delaywheel_replica.cleaner.outside.sizes import batch_bytes
 from delaywheel_replica.core.leader.duties import Cluster, Situation
 from delaywheel_replica.core.leader.pacing import CapLimits
+from delaywheel_replica.core.protocol.codec import from_json
 from delaywheel_replica.core.protocol.control import (
     ControlState,
     NodeRecord,
@@ -98,7 +99,7 @@ class Account:
         self.told = [json.loads(r.value or b"") for r in records if r.topic == NAMES.outcomes]
         self.letters = Counter(_key_of(r) for r in records if r.topic == NAMES.dead)
         progress = [r.value for r in records if r.key == b"progress"]
-        self.progress = Progress.from_json(json.loads(progress[-1] or b""))
+        self.progress = from_json(Progress, json.loads(progress[-1] or b""))
 
     def count(self, outcome: str) -> Counter[tuple[bytes, int]]:
         """Outcomes of single messages."""

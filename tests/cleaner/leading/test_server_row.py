@@ -9,6 +9,7 @@ import pytest
 
 from delaywheel.storage.folder.status_file import RowWriter
 from delaywheel_replica.cleaner.server_row import ServerRow
+from delaywheel_replica.core.protocol.codec import to_json
 from delaywheel_replica.core.protocol.status_files import ServerStatus
 from support.core.values import heartbeat
 
@@ -27,7 +28,7 @@ def read(path: Path) -> ServerStatus | None:
 
 def write(path: Path, *, boot: str, monotonic_ms: int) -> ServerStatus:
     status = ServerStatus(replace(heartbeat("a"), boot=boot), pid=1, monotonic_ms=monotonic_ms)
-    RowWriter(path).write(status.to_json())
+    RowWriter(path).write(to_json(status))
     return status
 
 

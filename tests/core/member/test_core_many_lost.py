@@ -21,6 +21,7 @@ from delaywheel_replica.core.node.events import (
     Tick,
 )
 from delaywheel_replica.core.node.plausible import MOST
+from delaywheel_replica.core.protocol.codec import from_json, to_json
 from delaywheel_replica.core.protocol.control import ControlState, NodeRecord
 from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameRange, FrameSet
 from delaywheel_replica.core.protocol.messages import Fetch, Gossip, Lacks, PeerMessage
@@ -75,8 +76,8 @@ class Node:
             unreadable=missing,
             lost=lost,
         )
-        assert len(json.dumps(status.to_json())) < 2_000
-        status = CleanerStatus.from_json(json.loads(json.dumps(status.to_json())))
+        assert len(json.dumps(to_json(status))) < 2_000
+        status = from_json(CleanerStatus, json.loads(json.dumps(to_json(status))))
         return self.machine.step(CleanerReported(status, self.now_ms, self.wall_ms))
 
     def _sent(self, effects: list[Effect]) -> list[tuple[str, PeerMessage]]:
@@ -107,7 +108,7 @@ def state(progress: Progress) -> ControlState:
 def given_up(node: Node, progress: Progress) -> ControlState:
     """What is committed after the next transaction of the leader at this node."""
     row = node.machine.status(node.now_ms, node.wall_ms, 1)
-    assert len(json.dumps(row.to_json())) < 3_000
+    assert len(json.dumps(to_json(row))) < 3_000
     heartbeats = {
         "a": row.heartbeat,
         **{peer: sight.heartbeat for peer, sight in row.peers.items()},
@@ -165,5 +166,5 @@ def test_an_enormous_number_of_frames_takes_no_more() -> None:
     # What it is told to lack beyond what was asked for does not count, and costs nothing.
     node.receive("b", Lacks(2, B1, disk_of("b"), 1, MOST))
     row = node.machine.status(node.now_ms, node.wall_ms, 1)
-    assert len(json.dumps(row.to_json())) < 3_000
+    assert len(json.dumps(to_json(row))) < 3_000
     assert node.largest_bytes < 5_000

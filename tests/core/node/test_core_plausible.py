@@ -21,7 +21,7 @@ from delaywheel_replica.core.node.events import (
     Sweep,
 )
 from delaywheel_replica.core.node.plausible import MOST, check, tempered
-from delaywheel_replica.core.protocol.fields import MalformedError
+from delaywheel_replica.core.protocol.codec import MalformedError, to_json
 from delaywheel_replica.core.protocol.heartbeat import (
     Fence,
     FenceAnswer,
@@ -388,4 +388,4 @@ def test_whatever_peers_say_nothing_is_raised_nor_deleted_nor_sent_to_strangers(
     for wheel, frames in before.items():
         assert frames.items() <= node.store.frames[wheel].items()
     assert {effect.peer for effect in node.done if isinstance(effect, Send)} <= {"b", "c"}
-    assert node.status().to_json()
+    assert to_json(node.status())

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from delaywheel.identity import WheelId
+from delaywheel_replica.core.protocol.codec import MalformedError, parse_wheel, to_json
 from delaywheel_replica.core.protocol.control import (
     CONTROL_VERSION,
     NEEDS_KEY,
@@ -24,7 +25,6 @@ from delaywheel_replica.core.protocol.control import (
     unregister_records,
     wheel_record,
 )
-from delaywheel_replica.core.protocol.fields import MalformedError, parse_wheel
 from delaywheel_replica.core.protocol.frames import FrameRange, FrameSet
 from delaywheel_replica.core.protocol.progress import Progress
 from support.core.values import (
@@ -186,7 +186,7 @@ def test_equal_states_are_equal_bytes(progress: Progress) -> None:
     reversed_seqs = dict(reversed(list(progress.seqs.items())))
     again = replace(progress, seqs=reversed_seqs)
     assert progress_record(progress) == progress_record(again)
-    assert json.loads(progress_record(progress)[1] or b"") == progress.to_json()
+    assert json.loads(progress_record(progress)[1] or b"") == to_json(progress)
 
 
 @given(st.lists(st.tuples(wheel_ids, st.none() | wheel_records), max_size=9))

@@ -1,10 +1,8 @@
-import json
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delaywheel_replica.core.protocol.fields import Fields, MalformedError
+from delaywheel_replica.core.protocol.codec import MalformedError, decode, encode, from_json
 from delaywheel_replica.core.protocol.histogram import (
     COMMIT_BOUNDS_US,
     LATENESS_BOUNDS_US,
@@ -52,7 +50,7 @@ def test_what_was_read_stays() -> None:
 
 @given(histograms)
 def test_it_survives_json(histogram: Histogram) -> None:
-    assert Histogram.from_json(Fields(json.loads(json.dumps(histogram.to_json())))) == histogram
+    assert decode(Histogram, encode(histogram)) == histogram
 
 
 @pytest.mark.parametrize(
@@ -61,6 +59,6 @@ def test_it_survives_json(histogram: Histogram) -> None:
 )
 def test_what_does_not_fit_is_malformed(field: str, value: object) -> None:
     good = {"bounds_us": [5, 7], "counts": [1, 2, 3], "sum_us": 4}
-    Histogram.from_json(Fields(good))
+    from_json(Histogram, good)
     with pytest.raises(MalformedError, match=field):
-        Histogram.from_json(Fields({**good, field: value}))
+        from_json(Histogram, {**good, field: value})

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 
 from delaywheel.identity import WheelId
-from delaywheel_replica.core.protocol.fields import MalformedError
+from delaywheel_replica.core.protocol.codec import MalformedError, from_json, to_json
 from delaywheel_replica.core.protocol.progress import (
     MOST_AHEAD,
     Position,
@@ -178,7 +178,7 @@ def test_a_wheel_leaves_only_when_it_is_unregistered() -> None:
 
 @given(progresses)
 def test_json_and_back(progress: Progress) -> None:
-    assert Progress.from_json(progress.to_json()) == progress
+    assert from_json(Progress, to_json(progress)) == progress
 
 
 @pytest.mark.parametrize("text", ["", "a.1", "a.1/2", "a.1/2/x", "a.1/-2/3", "a/1/2", "a.1/2/3/4"])
@@ -189,7 +189,7 @@ def test_no_position(text: str) -> None:
 
 def test_what_older_programs_wrote_is_read() -> None:
     written = {"due_ms": 10, "position": None, "seqs": {"a.1": 7}, "floor": 5}
-    assert Progress.from_json(written) == Progress(10, None, {A1: 7}, floor=5)
+    assert from_json(Progress, written) == Progress(10, None, {A1: 7}, floor=5)
 
 
 def test_the_first_progress_is_now() -> None:

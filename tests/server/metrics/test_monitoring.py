@@ -24,6 +24,7 @@ from delaywheel.storage.folder.disk import PosixDisk
 from delaywheel.storage.folder.status_file import RowWriter
 from delaywheel.storage.writing.dial import Dial
 from delaywheel_replica.config_sources import ConfigError
+from delaywheel_replica.core.protocol.codec import to_json
 from delaywheel_replica.core.protocol.progress import Progress
 from delaywheel_replica.core.protocol.status_files import CleanerStatus
 from delaywheel_replica.server.ledger.publisher import BooksState
@@ -155,7 +156,7 @@ async def test_what_this_process_is(node: Node) -> None:
 
 async def test_its_own_row_counts_only_if_this_process_wrote_it(node: Node) -> None:
     row = RowWriter(node.data / "server.row")
-    document = server_status().to_json() | {"monotonic_ms": monotonic_ms()}
+    document = to_json(server_status()) | {"monotonic_ms": monotonic_ms()}
     row.write(document)  # of process 1
     assert "delaywheel_wheels/open" not in await node.samples()
     row.write(document | {"pid": os.getpid()})

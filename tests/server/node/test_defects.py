@@ -13,7 +13,7 @@ import pytest
 
 from delaywheel.reasons import Reason
 from delaywheel.storage.frames.format import Kind
-from delaywheel_replica.core.protocol.fields import MalformedError
+from delaywheel_replica.core.protocol.codec import MalformedError
 from delaywheel_replica.process.defects import fatal
 from delaywheel_replica.server import serving
 from delaywheel_replica.server.commit.committer import Request

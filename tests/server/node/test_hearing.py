@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from delaywheel.storage.folder.status_file import RowWriter
+from delaywheel_replica.core.protocol.codec import to_json
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role
 from delaywheel_replica.link import Link, Topics
 from delaywheel_replica.server.node.cleaner_watch import CleanerWatch
@@ -40,7 +41,7 @@ class Ears:
         self.written += 1  # two within a millisecond differ: the same one is told once
         stamp_ms = monotonic_ms() + 60_000 + self.written
         status = cleaner_status(pid=pid, monotonic_ms=stamp_ms, role=Role.LEADING)
-        self.pen.write(status.to_json())
+        self.pen.write(to_json(status))
         return status
 
     async def heard(self) -> CleanerStatus | None:

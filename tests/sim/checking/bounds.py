@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from delaywheel.storage.frames.rows import HOLE_ROW
 from delaywheel_replica.cleaner.due.unreadable import REPORTED_RANGES
+from delaywheel_replica.core.protocol.codec import to_json
 from delaywheel_replica.core.protocol.heartbeat import MAX_MISSING, MAX_SOUGHT
 from delaywheel_replica.core.protocol.status_files import ServerStatus
 from sim.checking.truth import FrameTruth, index_of, row_on
@@ -87,7 +88,7 @@ def _too_many(world: World, node: SimNode) -> Iterator[str]:
 def _too_much_told(world: World, name: str, row: ServerStatus) -> Iterator[str]:
     nodes = len(world.nodes)
     length, wheels = (
-        len(json.dumps(row.to_json())),
+        len(json.dumps(to_json(row))),
         max(len(heartbeat.wheels) for heartbeat in row.heartbeats.values()),
     )
     most = ROW_BYTES + nodes * (ROW_BYTES_A_NODE + wheels * ROW_BYTES_A_WHEEL)

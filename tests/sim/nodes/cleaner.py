@@ -21,6 +21,7 @@ from delaywheel_replica.core.election.machine import ElectionConfig
 from delaywheel_replica.core.ingress.reading import Rules
 from delaywheel_replica.core.leader.duties import Cluster
 from delaywheel_replica.core.leader.pacing import CapLimits
+from delaywheel_replica.core.protocol.codec import from_json, to_json
 from delaywheel_replica.core.protocol.control import ControlState
 from delaywheel_replica.core.protocol.quorum import required_answers
 from delaywheel_replica.core.protocol.reschedules import RescheduleWish, RescheduleWritten
@@ -93,7 +94,7 @@ class _OldRow:
     def read(self) -> ServerStatus | None:
         """What it says."""
         row = self._node.old_row
-        return None if row is None else ServerStatus.from_json(row.to_json())
+        return None if row is None else from_json(ServerStatus, to_json(row))
 
 
 class SimCleaner:

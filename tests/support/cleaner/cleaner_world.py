@@ -12,6 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -23,6 +24,7 @@ from delaywheel.storage.folder.status_file import RowReader, RowWriter
 from delaywheel.storage.frames.format import Kind
 from delaywheel_replica.cleaner.main import Cleaner
 from delaywheel_replica.config_sources import load_config
+from delaywheel_replica.core.protocol.codec import from_json, to_json
 from delaywheel_replica.core.protocol.control import CONTROL_VERSION
 from delaywheel_replica.core.protocol.heartbeat import Fence, FenceAnswer, Heartbeat, WheelHeartbeat
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role, ServerStatus
@@ -56,7 +58,7 @@ class PretendedServer:
         self._link = link
         self._wheels = wheels
         self._row = RowWriter(data / "server.row")
-        self._cleaner = RowReader(data / "cleaner.row", CleanerStatus.from_json)
+        self._cleaner = RowReader(data / "cleaner.row", partial(from_json, CleanerStatus))
         self._open: WheelId | None = None
         self._spare: WheelId | None = None
         # After a restart: the wheels of earlier lives.
@@ -193,7 +195,7 @@ class PretendedServer:
                 time.monotonic_ns() // 1_000_000,
                 answers=self._answers(seqs),
             )
-            self._row.write(status.to_json())
+            self._row.write(to_json(status))
             self._link.send(Wake())
 
 

@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from delaywheel.identity import WheelId
@@ -25,6 +26,7 @@ from delaywheel.storage.folder.status_file import RowReader, RowWriter
 from delaywheel_replica.core.leader.closing import wheels_to_close
 from delaywheel_replica.core.leader.lost_frames import Sought, frames_lost, frames_missing
 from delaywheel_replica.core.leader.registration import Refusal, register
+from delaywheel_replica.core.protocol.codec import from_json, to_json
 from delaywheel_replica.core.protocol.control import (
     REMOVED,
     ControlState,
@@ -108,7 +110,7 @@ class FakeCleaner:
         self.state = ControlState(progress=Progress(now_ms - 1_000, None, {}, 0))
         self.stopped = threading.Event()
         self._link = Link(link_fd)
-        self._server_row = RowReader(row or data / "server.row", ServerStatus.from_json)
+        self._server_row = RowReader(row or data / "server.row", partial(from_json, ServerStatus))
         self._row = RowWriter(data / "cleaner.row")
         self._boot = read_boot_id()
         self._lock = threading.Lock()
@@ -336,4 +338,4 @@ class FakeCleaner:
             reschedules=self.state.reschedules,
             needs=self.state.needs,
         )
-        self._row.write(status.to_json())
+        self._row.write(to_json(status))

@@ -24,7 +24,7 @@ from delaywheel.storage.frames.rows import cancel_counts, message_counts
 from delaywheel.storage.reading.reader import WheelReader
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.cli.failures import Failure
-from delaywheel_replica.core.protocol.fields import MalformedError
+from delaywheel_replica.core.protocol.codec import MalformedError, from_json
 from delaywheel_replica.core.protocol.progress import Progress
 from delaywheel_replica.core.protocol.status_files import CleanerStatus
 from delaywheel_replica.server.lookup.batches import in_batches
@@ -111,7 +111,7 @@ def _count(rows: np.ndarray, slots: dict[int, pb.SlotRow]) -> None:
 def read_progress(data: Path) -> Progress | None:
     """Returns the progress in the cleaner's last status; None if there never was one."""
     try:
-        status = RowReader(data / "cleaner.row", CleanerStatus.from_json).read()
+        status = RowReader(data / "cleaner.row", partial(from_json, CleanerStatus)).read()
     except MalformedError:
         return None
     return None if status is None else status.progress

@@ -29,7 +29,7 @@ from operator import lt
 from typing import Final
 
 from delaywheel.identity import NameInvalidError, WheelId, check_name
-from delaywheel_replica.core.protocol.fields import MalformedError
+from delaywheel_replica.core.protocol.codec import MalformedError
 from delaywheel_replica.core.protocol.heartbeat import (
     MAX_MISSING,
     Fence,

@@ -25,15 +25,25 @@ record, and later ones compare versions. A node leads only after it has read the
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Self
+from typing import Annotated, Final, TypeVar
 
 from delaywheel.identity import WheelId
 from delaywheel.seqset import NO_SEQS, SeqSet
-from delaywheel_replica.core.protocol.fields import Fields, MalformedError, dump, parse_wheel
+from delaywheel_replica.core.protocol.codec import (
+    ADDED,
+    MalformedError,
+    Natural,
+    Positive,
+    decode,
+    encode,
+    parse_wheel,
+)
 from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameName, FrameRange, FrameSet
 from delaywheel_replica.core.protocol.progress import Progress
 from delaywheel_replica.core.protocol.quorum import required_answers
 from delaywheel_replica.core.protocol.reschedules import MessageKey, Reschedule
+
+_T = TypeVar("_T")
 
 ControlRecord = tuple[str, bytes | None]
 """Key and value of a record to be written; no value removes the key."""
@@ -83,21 +93,7 @@ class NodeRecord:
     """A node id's storage, or `REMOVED`, and its last wheel number. Kept forever."""
 
     storage: str
-    last_number: int
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns a JSON object."""
-        return {"storage": self.storage, "last_number": self.last_number}
-
-    @classmethod
-    def from_json(cls, document: Any) -> Self:
-        """Reads what `to_json` wrote.
-
-        Raises:
-            MalformedError: It is something else.
-        """
-        fields = document if isinstance(document, Fields) else Fields(document)
-        return cls(fields.text("storage"), fields.integer("last_number", at_least=0))
+    last_number: Natural
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,45 +111,46 @@ class WheelRecord:
     """
 
     members: Mapping[str, str]
-    min_insync: int
+    min_insync: Positive
     seal_slot: int
-    closed_at: int | None = None
-    fill: int = 0
+    closed_at: Natural | None = None
+    fill: Natural = 0
+
+    def __post_init__(self) -> None:
+        """Checks W.
+
+        Raises:
+            ValueError: The wheel has fewer members.
+        """
+        if self.min_insync > len(self.members):
+            raise ValueError(f"min_insync {self.min_insync} of {len(self.members)}")
 
     @property
     def required_answers(self) -> int:
         """R: how many members must answer a fence."""
         return required_answers(len(self.members), self.min_insync)
 
-    def to_json(self) -> dict[str, Any]:
-        """Returns a JSON object."""
-        return {
-            "members": dict(self.members),
-            "min_insync": self.min_insync,
-            "seal_slot": self.seal_slot,
-            "closed_at": self.closed_at,
-            "fill": self.fill,
-        }
 
-    @classmethod
-    def from_json(cls, document: Any) -> Self:
-        """Reads what `to_json` wrote.
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    """What a candidate writes of itself; the record's offset is its epoch."""
 
-        Raises:
-            MalformedError: It is something else.
-        """
-        fields = document if isinstance(document, Fields) else Fields(document)
-        members = fields.object("members")
-        record = cls(
-            members={name: members.text(name) for name in members.names()},
-            min_insync=fields.integer("min_insync", at_least=1),
-            seal_slot=fields.integer("seal_slot"),
-            closed_at=fields.optional_integer("closed_at", at_least=0),
-            fill=fields.integer("fill", at_least=0),
-        )
-        if record.min_insync > len(record.members):
-            raise MalformedError(f"min_insync {record.min_insync} of {len(record.members)}")
-        return record
+    node: str
+    token: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Lost:
+    """Up to where frames are lost; None, as in records of older releases: one frame."""
+
+    last_seq: Annotated[Positive | None, ADDED] = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Needs:
+    """Which version of these records a reader has to know."""
+
+    version: Positive
 
 
 IngressPartition = tuple[str, int]
@@ -175,41 +172,10 @@ class IngressRecord:
     """
 
     topic_id: str
-    next_offset: int
+    next_offset: Natural
     announced: SeqSet = NO_SEQS
-    levels_ms: Mapping[str, int] = field(default_factory=dict)
-    cut_off: int | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns a JSON object."""
-        document = {
-            "topic_id": self.topic_id,
-            "next_offset": self.next_offset,
-            "announced": self.announced.to_json(),
-            "levels_ms": dict(self.levels_ms),
-        }
-        return document if self.cut_off is None else document | {"cut_off": self.cut_off}
-
-    @classmethod
-    def from_json(cls, document: Any) -> Self:
-        """Reads what `to_json` wrote.
-
-        Raises:
-            MalformedError: It is something else.
-        """
-        fields = document if isinstance(document, Fields) else Fields(document)
-        levels = fields.object("levels_ms")
-        try:
-            announced = SeqSet.from_json(fields.items("announced"))
-        except (ValueError, TypeError, IndexError) as error:
-            raise MalformedError(f"announced: {error}") from error
-        return cls(
-            topic_id=fields.text("topic_id"),
-            next_offset=fields.integer("next_offset", at_least=0),
-            announced=announced,
-            levels_ms={name: levels.integer(name, at_least=0) for name in levels.names()},
-            cut_off=fields.integer("cut_off", at_least=0) if "cut_off" in fields.names() else None,
-        )
+    levels_ms: Mapping[str, Natural] = field(default_factory=dict)
+    cut_off: Annotated[Natural | None, ADDED] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,14 +266,15 @@ class ControlState:
 def _apply(state: ControlState, key: str, value: bytes | None, offset: int) -> ControlState:
     kind, _, rest = key.partition("/")
     if key == "progress":
-        return replace(state, progress=Progress.from_json(_fields(value)))
+        return replace(state, progress=_read(Progress, value))
     if key == NEEDS_KEY:
-        return replace(state, needs=_needs(_fields(value)))
+        return replace(state, needs=_needs(_read(_Needs, value).version))
     if match := _LEADER_KEY.fullmatch(key):
-        leader = _leader(_fields(value), offset)
+        mark = _read(_Mark, value)
+        leader = LeaderRecord(mark.node, mark.token, offset)
         return replace(state, leaders={**state.leaders, int(match[1]): leader})
     if kind == "node" and rest:
-        return replace(state, nodes={**state.nodes, rest: NodeRecord.from_json(_fields(value))})
+        return replace(state, nodes={**state.nodes, rest: _read(NodeRecord, value)})
     if kind == "wheel" and rest:
         return _apply_wheel(state, parse_wheel(rest), value)
     return _apply_other(state, kind, key, value)
@@ -328,7 +295,7 @@ def _apply_reschedule(state: ControlState, key: str, value: bytes | None) -> Con
     message = bytes.fromhex(match[1]), int(match[2])
     reschedules = {known: stands for known, stands in state.reschedules.items() if known != message}
     if value is not None:
-        reschedules[message] = Reschedule.from_json(_fields(value))
+        reschedules[message] = _read(Reschedule, value)
     return replace(state, reschedules=reschedules)
 
 
@@ -336,7 +303,7 @@ def _apply_ingress(state: ControlState, key: str, value: bytes | None) -> Contro
     match = _INGRESS_KEY.fullmatch(key)
     if match is None:
         return state
-    taken = IngressRecord.from_json(_fields(value))
+    taken = _read(IngressRecord, value)
     return replace(state, ingress={**state.ingress, (match[1], int(match[2])): taken})
 
 
@@ -346,7 +313,7 @@ def _apply_wheel(state: ControlState, wheel: WheelId, value: bytes | None) -> Co
     if value is None:
         wheels = {known: record for known, record in state.wheels.items() if known != wheel}
         return replace(state, wheels=wheels)
-    record = WheelRecord.from_json(_fields(value))
+    record = _read(WheelRecord, value)
     if before is not None and before.closed_at is not None:
         record = replace(record, closed_at=before.closed_at)
     return replace(state, wheels={**state.wheels, wheel: record})
@@ -359,8 +326,9 @@ def _apply_lost(state: ControlState, first: FrameName, value: bytes | None) -> C
         records = {known: last for known, last in state.lost_records.items() if known != first}
         left = FrameSet(FrameRange(*known, last) for known, last in records.items())
         return replace(state, lost=left, lost_records=records)
-    fields = Fields.from_bytes(value)
-    last_seq = fields.integer("last_seq", at_least=seq) if "last_seq" in fields.names() else seq
+    last_seq = decode(_Lost, value).last_seq or seq
+    if last_seq < seq:
+        raise MalformedError(f"last_seq: {last_seq} is less than {seq}")
     return replace(
         state,
         lost=state.lost.with_range(FrameRange(wheel, seq, last_seq)),
@@ -368,18 +336,13 @@ def _apply_lost(state: ControlState, first: FrameName, value: bytes | None) -> C
     )
 
 
-def _fields(value: bytes | None) -> Fields:
+def _read(kind: type[_T], value: bytes | None) -> _T:
     if value is None:
         raise MalformedError("this key is never removed")
-    return Fields.from_bytes(value)
+    return decode(kind, value)
 
 
-def _leader(fields: Fields, offset: int) -> LeaderRecord:
-    return LeaderRecord(fields.text("node"), fields.text("token"), offset)
-
-
-def _needs(fields: Fields) -> int:
-    needs = fields.integer("version", at_least=1)
+def _needs(needs: int) -> int:
     if needs > CONTROL_VERSION:
         raise MalformedError(
             f"a later release wrote records of version {needs}, and this one knows those up to"
@@ -390,44 +353,44 @@ def _needs(fields: Fields) -> int:
 
 def needs_record(version: int) -> ControlRecord:
     """Builds the record that keeps releases that do not know this version from leading."""
-    return NEEDS_KEY, dump({"version": version})
+    return NEEDS_KEY, encode(_Needs(version))
 
 
 def progress_record(progress: Progress) -> ControlRecord:
     """Builds the progress record, which goes last in every transaction."""
-    return "progress", dump(progress.to_json())
+    return "progress", encode(progress)
 
 
 def leader_record(index: int, node: str, token: str) -> ControlRecord:
     """Builds a candidate's mark with one transactional id."""
-    return f"leader/{index}", dump({"node": node, "token": token})
+    return f"leader/{index}", encode(_Mark(node, token))
 
 
 def node_record(node: str, record: NodeRecord) -> ControlRecord:
     """Builds the record of a node's storage and last wheel number."""
-    return f"node/{node}", dump(record.to_json())
+    return f"node/{node}", encode(record)
 
 
 def wheel_record(wheel: WheelId, record: WheelRecord) -> ControlRecord:
     """Builds the record of a registered wheel."""
-    return f"wheel/{wheel}", dump(record.to_json())
+    return f"wheel/{wheel}", encode(record)
 
 
 def ingress_record(partition: IngressPartition, record: IngressRecord) -> ControlRecord:
     """Builds the record of how far an ingress partition has been read."""
     topic, number = partition
-    return f"ingress/{topic}/{number}", dump(record.to_json())
+    return f"ingress/{topic}/{number}", encode(record)
 
 
 def reschedule_record(key: MessageKey, stands: Reschedule | None) -> ControlRecord:
     """Builds the record of a message's new due; None removes it, once frames express it."""
     id_, due_ms = key
-    return f"reschedule/{id_.hex()}/{due_ms}", None if stands is None else dump(stands.to_json())
+    return f"reschedule/{id_.hex()}/{due_ms}", None if stands is None else encode(stands)
 
 
 def lost_record(lost: FrameRange) -> ControlRecord:
     """Builds the record of one range of frames that no member can read."""
-    return f"lost/{lost.wheel}/{lost.first_seq}", dump({"last_seq": lost.last_seq})
+    return f"lost/{lost.wheel}/{lost.first_seq}", encode(_Lost(lost.last_seq))
 
 
 def lost_records(state: ControlState, lost: FrameSet) -> list[ControlRecord]:

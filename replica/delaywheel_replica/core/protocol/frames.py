@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Self
 
 from delaywheel.identity import WheelId
 from delaywheel.seqset import NO_SEQS, SeqSet, Span
-from delaywheel_replica.core.protocol.fields import MalformedError, parse_wheel
+from delaywheel_replica.core.protocol.codec import MalformedError, parse_wheel
 
 FrameName = tuple[WheelId, int]
 """A frame's wheel and seq."""

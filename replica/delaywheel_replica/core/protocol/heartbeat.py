@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import chain
-from typing import Any, Self
+from typing import Any, NamedTuple
 
 from delaywheel.identity import WheelId
 from delaywheel.seqset import NO_SEQS, SeqSet
-from delaywheel_replica.core.protocol.fields import Fields, MalformedError, Unchanged, parse_wheel
+from delaywheel_replica.core.protocol.codec import MalformedError, Natural, Positive
 from delaywheel_replica.core.protocol.progress import Reached
 from delaywheel_replica.core.protocol.seal import Seal
 
@@ -98,8 +98,7 @@ class WheelHeartbeat:
         return _wheel_heartbeat(tuple(document))
 
 
-@dataclass(frozen=True, order=True, slots=True)
-class Fence:
+class Fence(NamedTuple):
     """A request to every member: promise to refuse this node's wheels up to `upto`."""
 
     origin: str
@@ -117,36 +116,12 @@ class Term:
             node, so that it can be closed there.
     """
 
-    epoch: int
+    epoch: Natural
     fences: tuple[Fence, ...] = ()
-    fills: Mapping[WheelId, int] = field(default_factory=dict)
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns a JSON object."""
-        return {
-            "epoch": self.epoch,
-            "fences": [[fence.origin, fence.upto] for fence in self.fences],
-            "fills": {str(wheel): seq for wheel, seq in self.fills.items()},
-        }
-
-    @classmethod
-    def from_json(cls, document: Any) -> Self:
-        """Reads what `to_json` wrote.
-
-        Raises:
-            MalformedError: It is something else.
-        """
-        fields = document if isinstance(document, Fields) else Fields(document)
-        fills = fields.object("fills")
-        return cls(
-            epoch=fields.integer("epoch", at_least=0),
-            fences=tuple(Fence(str(node), int(upto)) for node, upto in fields.pairs("fences")),
-            fills={parse_wheel(name): fills.integer(name, at_least=0) for name in fills.names()},
-        )
+    fills: Mapping[WheelId, Natural] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Heard:
+class Heard(NamedTuple):
     """States that a node heard another one directly, and when.
 
     Attributes:
@@ -196,12 +171,12 @@ class Heartbeat:
     wall_ms: int
     open: WheelId | None
     spare: WheelId | None
-    last_number: int
+    last_number: Natural
     draining: bool
     complete: bool
     wheels: Mapping[WheelId, WheelHeartbeat] = field(default_factory=dict)
-    start: int = 0
-    count: int = 0
+    start: Natural = 0
+    count: Natural = 0
     floor: int | None = None
     reached: Reached | None = None
     stands: bool = False
@@ -209,7 +184,7 @@ class Heartbeat:
     heard: Mapping[str, Heard] = field(default_factory=dict)
     disk_out: bool = False
     verifying: frozenset[WheelId] = frozenset()
-    control_version: int = 1
+    control_version: Positive = 1
 
     @property
     def order(self) -> tuple[int, int]:
@@ -222,68 +197,6 @@ class Heartbeat:
         if self.open is None:
             return () if self.spare is None else (self.spare,)
         return (self.open,) if self.spare is None else (self.open, self.spare)
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns a JSON object."""
-        return {
-            "node": self.node,
-            "storage": self.storage,
-            "boot": self.boot,
-            "wall_ms": self.wall_ms,
-            "open": _text(self.open),
-            "spare": _text(self.spare),
-            "last_number": self.last_number,
-            "draining": self.draining,
-            "complete": self.complete,
-            "wheels": {str(wheel): heartbeat.to_json() for wheel, heartbeat in self.wheels.items()},
-            "start": self.start,
-            "count": self.count,
-            "floor": self.floor,
-            "reached": None if self.reached is None else self.reached.to_json(),
-            "stands": self.stands,
-            "office": None if self.term is None else self.term.to_json(),
-            "heard": {node: [heard.boot, heard.ago_ms] for node, heard in self.heard.items()},
-            "disk_out": self.disk_out,
-            "verifying": sorted(map(str, self.verifying)),
-            "control_version": self.control_version,
-        }
-
-    @classmethod
-    def from_json(cls, document: Any, known: Unchanged | None = None) -> Self:
-        """Reads what `to_json` wrote.
-
-        Args:
-            document: What was written.
-            known: The node's earlier heartbeats: unchanged parts are the same objects.
-
-        Raises:
-            MalformedError: It is something else.
-        """
-        fields = document if isinstance(document, Fields) else Fields(document)
-        known = known or Unchanged()
-        heard = fields.object("heard")
-        return cls(
-            node=fields.text("node"),
-            storage=fields.text("storage"),
-            boot=fields.text("boot"),
-            wall_ms=fields.integer("wall_ms"),
-            open=fields.optional_wheel("open"),
-            spare=fields.optional_wheel("spare"),
-            last_number=fields.integer("last_number", at_least=0),
-            draining=fields.boolean("draining"),
-            complete=fields.boolean("complete"),
-            wheels=known.of("wheels", fields.value("wheels"), _wheels),
-            start=fields.integer("start", at_least=0),
-            count=fields.integer("count", at_least=0),
-            floor=fields.optional_integer("floor"),
-            reached=known.of("reached", fields.value("reached"), _reached),
-            stands=fields.boolean("stands"),
-            term=known.of("office", fields.value("office"), _term),
-            heard={name: Heard(*heard.pair(name)) for name in heard.names()},
-            disk_out=fields.boolean("disk_out"),
-            verifying=frozenset(map(parse_wheel, fields.texts("verifying"))),
-            control_version=fields.integer("control_version", at_least=1),
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,7 +216,7 @@ class FenceAnswer:
     node: str
     storage: str
     fence: Fence
-    applied: Mapping[WheelId, int] = field(default_factory=dict)
+    applied: Mapping[WheelId, Natural] = field(default_factory=dict)
     incomplete: frozenset[WheelId] = frozenset()
     all_incomplete: bool = False
 
@@ -315,53 +228,6 @@ class FenceAnswer:
         """Whether the member holds all that it ever acknowledged of this wheel."""
         return not self.all_incomplete and wheel not in self.incomplete
 
-    def to_json(self) -> dict[str, Any]:
-        """Returns a JSON object."""
-        return {
-            "node": self.node,
-            "storage": self.storage,
-            "fence": [self.fence.origin, self.fence.upto],
-            "applied": {str(wheel): seq for wheel, seq in self.applied.items()},
-            "incomplete": sorted(str(wheel) for wheel in self.incomplete),
-            "all_incomplete": self.all_incomplete,
-        }
-
-    @classmethod
-    def from_json(cls, document: Any) -> Self:
-        """Reads what `to_json` wrote.
-
-        Raises:
-            MalformedError: It is something else.
-        """
-        fields = document if isinstance(document, Fields) else Fields(document)
-        applied = fields.object("applied")
-        origin, upto = fields.pair("fence")
-        return cls(
-            node=fields.text("node"),
-            storage=fields.text("storage"),
-            fence=Fence(origin, upto),
-            applied={
-                parse_wheel(name): applied.integer(name, at_least=0) for name in applied.names()
-            },
-            incomplete=frozenset(map(parse_wheel, fields.texts("incomplete"))),
-            all_incomplete=fields.boolean("all_incomplete"),
-        )
-
-
-def _wheels(document: Any) -> dict[WheelId, WheelHeartbeat]:
-    fields = Fields(document)
-    return {
-        parse_wheel(name): WheelHeartbeat.from_json(fields.value(name)) for name in fields.names()
-    }
-
-
-def _reached(document: Any) -> Reached | None:
-    return None if document is None else Reached.from_json(Fields(document))
-
-
-def _term(document: Any) -> Term | None:
-    return None if document is None else Term.from_json(document)
-
 
 @lru_cache(maxsize=4_096)
 def _wheel_heartbeat(numbers: tuple[int, ...]) -> WheelHeartbeat:
@@ -371,7 +237,3 @@ def _wheel_heartbeat(numbers: tuple[int, ...]) -> WheelHeartbeat:
         raise MalformedError(f"{list(numbers)} has a number that is too small")
     spans = SeqSet(zip(missing[::2], missing[1::2], strict=True))
     return WheelHeartbeat(applied, high_watermark, seal_slot, seal_seq, ledger_seq, top_slot, spans)
-
-
-def _text(wheel: WheelId | None) -> str | None:
-    return None if wheel is None else str(wheel)

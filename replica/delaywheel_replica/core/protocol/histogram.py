@@ -8,9 +8,9 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Final, Self
+from typing import Final
 
-from delaywheel_replica.core.protocol.fields import Fields, MalformedError
+from delaywheel_replica.core.protocol.codec import Natural
 
 _MS: Final = 1_000
 
@@ -37,29 +37,18 @@ class Histogram:
 
     bounds_us: tuple[int, ...]
     counts: tuple[int, ...]
-    sum_us: int
+    sum_us: Natural
 
-    def to_json(self) -> dict[str, Any]:
-        """Returns a JSON object."""
-        return {
-            "bounds_us": list(self.bounds_us),
-            "counts": list(self.counts),
-            "sum_us": self.sum_us,
-        }
-
-    @classmethod
-    def from_json(cls, fields: Fields) -> Self:
-        """Reads what `to_json` wrote.
+    def __post_init__(self) -> None:
+        """Checks that counts and bounds fit.
 
         Raises:
-            MalformedError: It is something else.
+            ValueError: They do not.
         """
-        bounds_us, counts = fields.integers("bounds_us"), fields.integers("counts")
-        if len(counts) != len(bounds_us) + 1:
-            raise MalformedError(f"counts: {len(counts)} for {len(bounds_us)} bounds")
-        if any(low >= high for low, high in pairwise(bounds_us)):
-            raise MalformedError("bounds_us: not ascending")
-        return cls(bounds_us, counts, fields.integer("sum_us", at_least=0))
+        if len(self.counts) != len(self.bounds_us) + 1:
+            raise ValueError(f"counts: {len(self.counts)} for {len(self.bounds_us)} bounds")
+        if any(low >= high for low, high in pairwise(self.bounds_us)):
+            raise ValueError("bounds_us: not ascending")
 
 
 class Tally:

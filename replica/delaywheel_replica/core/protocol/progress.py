@@ -16,10 +16,10 @@ one millisecond is being split; a wheel leaves V only when it is unregistered.
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, Final, Self
+from typing import Annotated, Final, Self
 
 from delaywheel.identity import WheelId
-from delaywheel_replica.core.protocol.fields import Fields, MalformedError, parse_wheel
+from delaywheel_replica.core.protocol.codec import ADDED, MalformedError, Natural, parse_wheel
 
 MOST_AHEAD: Final = 4
 """How often w may be set back before it has passed what was done ahead: it bounds the record."""
@@ -59,7 +59,7 @@ class Reached:
         position: P; None: none.
     """
 
-    set_backs: int
+    set_backs: Natural
     due_ms: int
     position: Position | None
 
@@ -72,29 +72,6 @@ class Reached:
     def order(self) -> tuple[int, int, tuple[Position, ...]]:
         """Grows with everything that is done; w alone does not, since it can be set back."""
         return self.set_backs, self.due_ms, () if self.position is None else (self.position,)
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns a JSON object."""
-        return {
-            "set_backs": self.set_backs,
-            "due_ms": self.due_ms,
-            "position": None if self.position is None else str(self.position),
-        }
-
-    @classmethod
-    def from_json(cls, document: Any) -> Self:
-        """Reads what `to_json` wrote.
-
-        Raises:
-            MalformedError: It is something else.
-        """
-        fields = document if isinstance(document, Fields) else Fields(document)
-        position = fields.optional_text("position")
-        return cls(
-            fields.integer("set_backs", at_least=0),
-            fields.integer("due_ms"),
-            None if position is None else Position.parse(position),
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +86,7 @@ class Done:
 
     due_ms: int
     position: Position | None
-    seqs: Mapping[WheelId, int] = field(default_factory=dict)
+    seqs: Mapping[WheelId, Natural] = field(default_factory=dict)
 
     @property
     def last_due_ms(self) -> int:
@@ -136,30 +113,6 @@ class Done:
         """Returns the same without these wheels."""
         return replace(self, seqs={w: seq for w, seq in self.seqs.items() if w not in wheels})
 
-    def to_json(self) -> dict[str, Any]:
-        """Returns a JSON object."""
-        return {
-            "due_ms": self.due_ms,
-            "position": None if self.position is None else str(self.position),
-            "seqs": {str(wheel): seq for wheel, seq in self.seqs.items()},
-        }
-
-    @classmethod
-    def from_json(cls, document: Any) -> Self:
-        """Reads what `to_json` wrote.
-
-        Raises:
-            MalformedError: It is something else.
-        """
-        fields = document if isinstance(document, Fields) else Fields(document)
-        position = fields.optional_text("position")
-        seqs = fields.object("seqs")
-        return cls(
-            due_ms=fields.integer("due_ms"),
-            position=None if position is None else Position.parse(position),
-            seqs={parse_wheel(name): seqs.integer(name, at_least=0) for name in seqs.names()},
-        )
-
 
 class SetBackRefusal(StrEnum):
     """Why w is not set back; the names are those of `delaywheel.reasons`."""
@@ -180,8 +133,8 @@ class Progress(Done):
     """
 
     floor: int = 0
-    ahead: tuple[Done, ...] = ()
-    set_backs: int = 0
+    ahead: Annotated[tuple[Done, ...], ADDED] = ()
+    set_backs: Annotated[Natural, ADDED] = 0
 
     @property
     def reached(self) -> Reached:
@@ -238,36 +191,6 @@ class Progress(Done):
             return self
         ahead = tuple(done.but_for(wheels) for done in self.ahead)
         return replace(self.but_for(wheels), ahead=ahead)
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns a JSON object."""
-        return {
-            **Done.to_json(self),
-            "floor": self.floor,
-            "ahead": [done.to_json() for done in self.ahead],
-            "set_backs": self.set_backs,
-        }
-
-    @classmethod
-    def from_json(cls, document: Any) -> Self:
-        """Reads what `to_json` wrote, also by releases without work done ahead.
-
-        Raises:
-            MalformedError: It is something else.
-        """
-        fields = document if isinstance(document, Fields) else Fields(document)
-        done = Done.from_json(fields)
-        floor = fields.integer("floor")
-        if "set_backs" not in fields.names():
-            return cls(done.due_ms, done.position, done.seqs, floor)
-        return cls(
-            done.due_ms,
-            done.position,
-            done.seqs,
-            floor,
-            ahead=tuple(map(Done.from_json, fields.items("ahead"))),
-            set_backs=fields.integer("set_backs", at_least=0),
-        )
 
 
 def first_progress(now_ms: int, late_window_s: int) -> Progress:

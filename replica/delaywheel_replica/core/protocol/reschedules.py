@@ -9,16 +9,32 @@ message that does not exist, whose id is made of (id, due) and of the new due. S
 finds the cancel knows that the message was rescheduled, and to which due.
 """
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any, Final, Self
+from typing import Annotated, Final
 
 from delaywheel.identity import WheelId
-from delaywheel_replica.core.protocol.fields import Fields
+from delaywheel_replica.core.protocol.codec import MalformedError, Text
 from delaywheel_replica.core.protocol.progress import Position
 
-MessageKey = tuple[bytes, int]
+_KEY: Final = re.compile(r"([0-9a-f]{32})/([1-9][0-9]{0,15})")
+
+
+def _key_text(key: tuple[bytes, int]) -> str:
+    id_, due_ms = key
+    return f"{id_.hex()}/{due_ms}"
+
+
+def _parse_key(text: str) -> tuple[bytes, int]:
+    match = _KEY.fullmatch(text)
+    if match is None:
+        raise MalformedError(f"{text!r} is not <id>/<due>")
+    return bytes.fromhex(match[1]), int(match[2])
+
+
+MessageKey = Annotated[tuple[bytes, int], Text(_key_text, _parse_key)]
 """Id and due of a message."""
 
 MARK_HASH_BYTES: Final = 8
@@ -41,30 +57,6 @@ class Reschedule:
     place: Position
     passed: tuple[int, ...] = ()
     is_written: bool = False
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns a JSON object."""
-        return {
-            "to_ms": self.to_ms,
-            "place": str(self.place),
-            "passed": list(self.passed),
-            "is_written": self.is_written,
-        }
-
-    @classmethod
-    def from_json(cls, document: Any) -> Self:
-        """Reads what `to_json` wrote.
-
-        Raises:
-            MalformedError: It is something else.
-        """
-        fields = document if isinstance(document, Fields) else Fields(document)
-        return cls(
-            fields.integer("to_ms"),
-            Position.parse(fields.text("place")),
-            tuple(int(due_ms) for due_ms in fields.items("passed")),
-            fields.boolean("is_written"),
-        )
 
 
 @dataclass(frozen=True, slots=True)

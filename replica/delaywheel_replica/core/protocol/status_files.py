@@ -9,11 +9,11 @@ nothing.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Self
+from typing import Annotated, NamedTuple
 
 from delaywheel.identity import WheelId
+from delaywheel_replica.core.protocol.codec import AtLeast, Natural, Positive
 from delaywheel_replica.core.protocol.control import ControlState, Leader, NodeRecord, WheelRecord
-from delaywheel_replica.core.protocol.fields import Fields, Unchanged, parse_wheel
 from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameSet
 from delaywheel_replica.core.protocol.heartbeat import Fence, FenceAnswer, Heartbeat
 from delaywheel_replica.core.protocol.histogram import Histogram
@@ -36,8 +36,7 @@ class Role(StrEnum):
     LEADING = "leading"
 
 
-@dataclass(frozen=True, slots=True)
-class VoteWish:
+class VoteWish(NamedTuple):
     """A standby's question whether the others hear no leader either.
 
     Attributes:
@@ -81,7 +80,7 @@ class ServerStatus:
         looked_for: Frames that are looked for; if there are many ranges, some of each wheel.
         lacks: Member, including this node -> those of them that it does not have. Another member is
             named only after it has reported so.
-        implausible_beats: Relayed heartbeats of others that cannot have been theirs; since the
+        implausible_heartbeats: Relayed heartbeats of others that cannot have been theirs; since the
             start.
     """
 
@@ -92,10 +91,10 @@ class ServerStatus:
     leader_heard_ms: int | None = None
     answers: tuple[FenceAnswer, ...] = ()
     votes: frozenset[str] = frozenset()
-    vote_round: int = 0
+    vote_round: Natural = 0
     looked_for: FrameSet = NO_FRAMES
     lacks: Mapping[str, FrameSet] = field(default_factory=dict)
-    implausible_heartbeats: int = 0
+    implausible_heartbeats: Natural = 0
 
     @property
     def heartbeats(self) -> dict[str, Heartbeat]:
@@ -106,52 +105,6 @@ class ServerStatus:
     def is_fresh(self, now_monotonic_ms: int) -> bool:
         """Whether the status is recent enough for the server to be alive."""
         return now_monotonic_ms - self.monotonic_ms < SERVER_FRESH_MS
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns a JSON object."""
-        return self.heartbeat.to_json() | {
-            "pid": self.pid,
-            "monotonic_ms": self.monotonic_ms,
-            "peers": {
-                node: {"beat": sight.heartbeat.to_json(), "heard_ms": sight.heard_ms}
-                for node, sight in self.peers.items()
-            },
-            "leader_heard_ms": self.leader_heard_ms,
-            "answers": [answer.to_json() for answer in self.answers],
-            "votes": sorted(self.votes),
-            "vote_round": self.vote_round,
-            "looked_for": self.looked_for.to_json(),
-            "lacks": {node: frames.to_json() for node, frames in self.lacks.items()},
-            "implausible_beats": self.implausible_heartbeats,
-        }
-
-    @classmethod
-    def from_json(cls, document: Any, known: Unchanged | None = None) -> Self:
-        """Reads what `to_json` wrote.
-
-        Args:
-            document: What was written.
-            known: Earlier documents: unchanged parts are the same objects.
-
-        Raises:
-            MalformedError: It is something else.
-        """
-        fields, known = Fields(document), known or Unchanged()
-        peers = fields.object("peers")
-        lacks = fields.object("lacks")
-        return cls(
-            heartbeat=Heartbeat.from_json(fields, known),
-            pid=fields.integer("pid"),
-            monotonic_ms=fields.integer("monotonic_ms"),
-            peers={name: _sight(peers.object(name), known.within(name)) for name in peers.names()},
-            leader_heard_ms=fields.optional_integer("leader_heard_ms"),
-            answers=tuple(map(FenceAnswer.from_json, fields.items("answers"))),
-            votes=frozenset(fields.texts("votes")),
-            vote_round=fields.integer("vote_round", at_least=0),
-            looked_for=known.of("looked_for", fields.items("looked_for"), FrameSet.from_json),
-            lacks={name: FrameSet.from_json(lacks.items(name)) for name in lacks.names()},
-            implausible_heartbeats=fields.integer("implausible_beats", at_least=0),
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,40 +124,12 @@ class IngressStatus:
         faults: Why topics are not read, or the records not handed over, for people.
     """
 
-    partitions: int = 0
-    lag: int = 0
-    lags: Mapping[str, int] = field(default_factory=dict)
-    held_bytes: int = 0
+    partitions: Natural = 0
+    lag: Natural = 0
+    lags: Mapping[str, Natural] = field(default_factory=dict)
+    held_bytes: Natural = 0
     cut_off: tuple[str, ...] = ()
     faults: tuple[str, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns a JSON object."""
-        return {
-            "partitions": self.partitions,
-            "lag": self.lag,
-            "lags": dict(self.lags),
-            "held_bytes": self.held_bytes,
-            "cut_off": list(self.cut_off),
-            "faults": list(self.faults),
-        }
-
-    @classmethod
-    def from_json(cls, document: Any) -> Self:
-        """Reads what `to_json` wrote.
-
-        Raises:
-            MalformedError: It is something else.
-        """
-        fields = document if isinstance(document, Fields) else Fields(document)
-        return cls(
-            partitions=fields.integer("partitions", at_least=0),
-            lag=fields.integer("lag", at_least=0),
-            lags=_counts(fields.value("lags")),
-            held_bytes=fields.integer("held_bytes", at_least=0),
-            cut_off=fields.texts("cut_off"),
-            faults=fields.texts("faults"),
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +185,7 @@ class CleanerStatus:
     epoch: int | None = None
     leader: Leader | None = None
     progress: Progress | None = None
-    control_offset: int = -1
+    control_offset: Annotated[int, AtLeast(-1)] = -1
     wheels: Mapping[WheelId, WheelRecord] = field(default_factory=dict)
     nodes: Mapping[str, NodeRecord] = field(default_factory=dict)
     lateness_ms: int = 0
@@ -268,23 +193,23 @@ class CleanerStatus:
     kafka_warnings: tuple[str, ...] = ()
     started_ms: int = 0
     counters: Mapping[str, int] = field(default_factory=dict)
-    forwarded_by_topic: Mapping[str, int] = field(default_factory=dict)
-    dead_by_topic: Mapping[str, int] = field(default_factory=dict)
-    dead_by_reason: Mapping[str, int] = field(default_factory=dict)
+    forwarded_by_topic: Mapping[str, Natural] = field(default_factory=dict)
+    dead_by_topic: Mapping[str, Natural] = field(default_factory=dict)
+    dead_by_reason: Mapping[str, Natural] = field(default_factory=dict)
     lateness: Histogram | None = None
     commit_times: Histogram | None = None
     unavailable_topics: tuple[str, ...] = ()
     fences: tuple[Fence, ...] = ()
-    fills: Mapping[WheelId, int] = field(default_factory=dict)
+    fills: Mapping[WheelId, Natural] = field(default_factory=dict)
     vote_wish: VoteWish | None = None
     stands: bool = False
     call_since_ms: int | None = None
     unreadable: FrameSet = NO_FRAMES
     lost: FrameSet = NO_FRAMES
-    ingress_slot: int | None = None
+    ingress_slot: Natural | None = None
     ingress: IngressStatus | None = None
     reschedules: Mapping[MessageKey, Reschedule] = field(default_factory=dict)
-    needs: int = 1
+    needs: Positive = 1
 
     @property
     def floor(self) -> int | None:
@@ -315,146 +240,3 @@ class CleanerStatus:
     def is_in_term(self, now_monotonic_ms: int) -> bool:
         """Whether the cleaner is alive and leads, even if it rests."""
         return self.has_term and self.is_fresh(now_monotonic_ms)
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns a JSON object."""
-        leader = self.leader
-        return {
-            "node": self.node,
-            "boot": self.boot,
-            "pid": self.pid,
-            "monotonic_ms": self.monotonic_ms,
-            "wall_ms": self.wall_ms,
-            "role": self.role.value,
-            "epoch": self.epoch,
-            "leader": None if leader is None else {"node": leader.node, "epoch": leader.epoch},
-            "progress": None if self.progress is None else self.progress.to_json(),
-            "control_offset": self.control_offset,
-            "wheels": {str(wheel): record.to_json() for wheel, record in self.wheels.items()},
-            "nodes": {node: record.to_json() for node, record in self.nodes.items()},
-            "lateness_ms": self.lateness_ms,
-            "kafka_error": self.kafka_error,
-            "kafka_warnings": list(self.kafka_warnings),
-            "started_ms": self.started_ms,
-            "counters": dict(self.counters),
-            "forwarded_by_topic": dict(self.forwarded_by_topic),
-            "dead_by_topic": dict(self.dead_by_topic),
-            "dead_by_reason": dict(self.dead_by_reason),
-            "lateness": None if self.lateness is None else self.lateness.to_json(),
-            "commit_times": None if self.commit_times is None else self.commit_times.to_json(),
-            "unavailable_topics": list(self.unavailable_topics),
-            "fences": [[fence.origin, fence.upto] for fence in self.fences],
-            "fills": {str(wheel): seq for wheel, seq in self.fills.items()},
-            "vote_wish": None
-            if self.vote_wish is None
-            else [self.vote_wish.round, self.vote_wish.silence_ms],
-            "stands": self.stands,
-            "call_since_ms": self.call_since_ms,
-            "unreadable": self.unreadable.to_json(),
-            "lost": self.lost.to_json(),
-            "ingress_slot": self.ingress_slot,
-            "ingress": None if self.ingress is None else self.ingress.to_json(),
-            "reschedules": [
-                [id_.hex(), due_ms, stands.to_json()]
-                for (id_, due_ms), stands in self.reschedules.items()
-            ],
-            "needs": self.needs,
-        }
-
-    @classmethod
-    def from_json(cls, document: Any, known: Unchanged | None = None) -> Self:
-        """Reads what `to_json` wrote.
-
-        Args:
-            document: What was written.
-            known: Earlier documents: unchanged parts are the same objects.
-
-        Raises:
-            MalformedError: It is something else.
-        """
-        fields, known = Fields(document), known or Unchanged()
-        leader = fields.optional_object("leader")
-        progress = fields.optional_object("progress")
-        counters = fields.object("counters")
-        fills = fields.object("fills")
-        return cls(
-            node=fields.text("node"),
-            boot=fields.text("boot"),
-            pid=fields.integer("pid"),
-            monotonic_ms=fields.integer("monotonic_ms"),
-            wall_ms=fields.integer("wall_ms"),
-            role=fields.choice("role", Role),
-            epoch=fields.optional_integer("epoch"),
-            leader=None if leader is None else _leader(leader),
-            progress=None if progress is None else Progress.from_json(progress),
-            control_offset=fields.integer("control_offset", at_least=-1),
-            wheels=known.of("wheels", fields.value("wheels"), _wheels),
-            nodes=known.of("nodes", fields.value("nodes"), _nodes),
-            lateness_ms=fields.integer("lateness_ms"),
-            kafka_error=fields.optional_text("kafka_error"),
-            kafka_warnings=fields.texts("kafka_warnings"),
-            started_ms=fields.integer("started_ms"),
-            counters={name: counters.integer(name) for name in counters.names()},
-            forwarded_by_topic=_counted(known, fields, "forwarded_by_topic"),
-            dead_by_topic=_counted(known, fields, "dead_by_topic"),
-            dead_by_reason=_counted(known, fields, "dead_by_reason"),
-            lateness=known.of("lateness", fields.value("lateness"), _histogram),
-            commit_times=known.of("commit_times", fields.value("commit_times"), _histogram),
-            unavailable_topics=fields.texts("unavailable_topics"),
-            fences=tuple(Fence(str(node), int(upto)) for node, upto in fields.pairs("fences")),
-            fills={parse_wheel(name): fills.integer(name, at_least=0) for name in fills.names()},
-            vote_wish=None if fields.is_null("vote_wish") else VoteWish(*fields.pair("vote_wish")),
-            stands=fields.boolean("stands"),
-            call_since_ms=fields.optional_integer("call_since_ms"),
-            unreadable=known.of("unreadable", fields.items("unreadable"), FrameSet.from_json),
-            lost=known.of("lost", fields.items("lost"), FrameSet.from_json),
-            ingress_slot=fields.optional_integer("ingress_slot", at_least=0),
-            ingress=known.of("ingress", fields.value("ingress"), _ingress),
-            reschedules=known.of("reschedules", fields.items("reschedules"), _reschedules),
-            needs=fields.integer("needs", at_least=1),
-        )
-
-
-def _reschedules(document: Any) -> dict[MessageKey, Reschedule]:
-    return {
-        (bytes.fromhex(id_), int(due_ms)): Reschedule.from_json(stands)
-        for id_, due_ms, stands in document
-    }
-
-
-def _ingress(document: Any) -> IngressStatus | None:
-    return None if document is None else IngressStatus.from_json(document)
-
-
-def _sight(fields: Fields, known: Unchanged) -> PeerSight:
-    heartbeat = Heartbeat.from_json(fields.object("beat"), known)
-    return PeerSight(heartbeat, fields.optional_integer("heard_ms"))
-
-
-def _counted(known: Unchanged, fields: Fields, name: str) -> Mapping[str, int]:
-    return known.of(name, fields.value(name), _counts)
-
-
-def _counts(document: Any) -> dict[str, int]:
-    fields = Fields(document)
-    return {name: fields.integer(name, at_least=0) for name in fields.names()}
-
-
-def _histogram(document: Any) -> Histogram | None:
-    return None if document is None else Histogram.from_json(Fields(document))
-
-
-def _wheels(document: Any) -> dict[WheelId, WheelRecord]:
-    fields = Fields(document)
-    return {
-        parse_wheel(name): WheelRecord.from_json(fields.object(name)) for name in fields.names()
-    }
-
-
-def _nodes(document: Any) -> dict[str, NodeRecord]:
-    fields = Fields(document)
-    return {name: NodeRecord.from_json(fields.object(name)) for name in fields.names()}
-
-
-def _leader(fields: Fields) -> Leader:
-    return Leader(fields.text("node"), fields.integer("epoch"))

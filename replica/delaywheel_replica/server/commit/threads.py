@@ -13,6 +13,7 @@ from queue import SimpleQueue
 from typing import Final
 
 from delaywheel.storage.folder.status_file import RowWriter
+from delaywheel_replica.core.protocol.codec import to_json
 from delaywheel_replica.server.commit.driver import Driver
 from delaywheel_replica.server.commit.outside import Job
 from delaywheel_replica.server.node.node_view import BEAT_S
@@ -160,5 +161,5 @@ class HeartbeatThread:
         if self._driver is None:
             return
         with self._lock:
-            self._row.write(self._driver.status().to_json())
+            self._row.write(to_json(self._driver.status()))
             self._written_at = time.monotonic()

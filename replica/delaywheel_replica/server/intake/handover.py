@@ -26,7 +26,7 @@ from typing import Final
 from delaywheel.reasons import Reason
 from delaywheel.storage.frames.format import Kind
 from delaywheel_replica.core.ingress.underway import Answer
-from delaywheel_replica.core.protocol.fields import MalformedError
+from delaywheel_replica.core.protocol.codec import MalformedError
 from delaywheel_replica.handover.answers import encode_answers
 from delaywheel_replica.handover.batches import FORMAT, HEAD, Head, decode
 from delaywheel_replica.link import HandoverBegins

@@ -14,16 +14,15 @@ disk has not even that left, and created again when it has.
 """
 
 import contextlib
-import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Final, Self
 
 from delaywheel.identity import WheelId
 from delaywheel.storage.folder.disk import Disk
-from delaywheel_replica.core.protocol.fields import Fields, MalformedError, parse_wheel
+from delaywheel_replica.core.protocol.codec import MalformedError, Natural, Positive, decode, encode
 from delaywheel_replica.process.logs import get_logger
 
 _BALLAST_BYTES: Final = 64 << 10
@@ -57,11 +56,11 @@ class Gap:
     """
 
     wheel: WheelId
-    first_seq: int
-    last_seq: int
+    first_seq: Positive
+    last_seq: Positive
     accepted_from_ms: int
     accepted_to_ms: int
-    messages: int
+    messages: Natural
     reason: GapReason
     node: str
     recorded_at_ms: int
@@ -76,39 +75,13 @@ class Gap:
             messages=self.messages + other.messages,
         )
 
-    def to_json(self) -> dict[str, Any]:
-        """Returns the JSON object that is also published."""
-        return {
-            "wheel": str(self.wheel),
-            "first_seq": self.first_seq,
-            "last_seq": self.last_seq,
-            "accepted_from_ms": self.accepted_from_ms,
-            "accepted_to_ms": self.accepted_to_ms,
-            "messages": self.messages,
-            "reason": self.reason.value,
-            "node": self.node,
-            "recorded_at_ms": self.recorded_at_ms,
-        }
 
-    @classmethod
-    def from_json(cls, document: Any) -> Self:
-        """Reads what `to_json` wrote.
+@dataclass(frozen=True, slots=True)
+class _Content:
+    """What the file holds: how far each wheel is in place, and the gaps that are not."""
 
-        Raises:
-            MalformedError: It is something else.
-        """
-        fields = document if isinstance(document, Fields) else Fields(document)
-        return cls(
-            wheel=fields.wheel("wheel"),
-            first_seq=fields.integer("first_seq", at_least=1),
-            last_seq=fields.integer("last_seq", at_least=1),
-            accepted_from_ms=fields.integer("accepted_from_ms"),
-            accepted_to_ms=fields.integer("accepted_to_ms"),
-            messages=fields.integer("messages", at_least=0),
-            reason=fields.choice("reason", GapReason),
-            node=fields.text("node"),
-            recorded_at_ms=fields.integer("recorded_at_ms"),
-        )
+    placed: Mapping[WheelId, Natural]
+    gaps: tuple[Gap, ...]
 
 
 class Notes:
@@ -122,11 +95,14 @@ class Notes:
         self._placed: dict[WheelId, int] = {}
         self._gaps: dict[WheelId, Gap] = {}
         try:
-            self._read(Fields.from_bytes(disk.read_file(self._path)))
+            content = decode(_Content, disk.read_file(self._path))
         except FileNotFoundError:
             return
         except MalformedError as error:
             _log.warning("books.json ignored", error=str(error))
+            return
+        self._placed = dict(content.placed)
+        self._gaps = {gap.wheel: gap for gap in content.gaps}
 
     def take_ballast(self) -> None:
         """Creates the ballast if it is absent and there is room."""
@@ -181,16 +157,7 @@ class Notes:
         if kept != self._placed:
             self._write(kept, self._gaps)
 
-    def _read(self, fields: Fields) -> None:
-        placed = fields.object("placed")
-        self._placed = {parse_wheel(w): placed.integer(w, at_least=0) for w in placed.names()}
-        gaps = [Gap.from_json(document) for document in fields.items("gaps")]
-        self._gaps = {gap.wheel: gap for gap in gaps}
-
     def _write(self, placed: dict[WheelId, int], gaps: dict[WheelId, Gap]) -> None:
-        document = {
-            "placed": {str(wheel): seq for wheel, seq in placed.items()},
-            "gaps": [gap.to_json() for gap in gaps.values()],
-        }
-        self._disk.replace_file(self._path, json.dumps(document).encode())
+        content = encode(_Content(placed, tuple(gaps.values())))
+        self._disk.replace_file(self._path, content)
         self._placed, self._gaps = placed, gaps

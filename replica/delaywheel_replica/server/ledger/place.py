@@ -29,7 +29,7 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from delaywheel.identity import NameInvalidError, WheelId
-from delaywheel_replica.core.protocol.fields import Fields
+from delaywheel_replica.core.protocol.codec import decode, to_json
 from delaywheel_replica.server.ledger.notes import Gap
 
 _FIELDS: Final[Mapping[str, pa.DataType]] = {
@@ -159,7 +159,7 @@ class Place:
         """Puts a gap in place, completely or not at all, and durably."""
         self._make_beside()
         with self._beside_fs.open_output_stream(self._beside) as stream:
-            stream.write(json.dumps(gap.to_json(), indent=1).encode() + b"\n")
+            stream.write(json.dumps(to_json(gap), indent=1).encode() + b"\n")
         self._put(_GAPS, f"{gap.wheel}-{gap.first_seq:019}-{gap.last_seq:019}.json")
 
     # --- taking away
@@ -171,7 +171,7 @@ class Place:
             MalformedError: It is something else.
         """
         with self._fs.open_input_stream(name.path) as stream:
-            return Gap.from_json(Fields.from_bytes(stream.read()))
+            return decode(Gap, stream.read())
 
     def delete(self, name: Name) -> None:
         """Deletes a file or gap, if it exists."""

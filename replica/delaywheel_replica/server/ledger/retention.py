@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 from typing import Final
 
 from delaywheel.identity import WheelId
-from delaywheel_replica.core.protocol.fields import MalformedError
+from delaywheel_replica.core.protocol.codec import MalformedError
 from delaywheel_replica.process.logs import get_logger
 from delaywheel_replica.server.ledger.place import HOUR_MS, Name, Place
 

@@ -10,6 +10,7 @@ import shutil
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -18,7 +19,7 @@ from delaywheel.storage.folder.disk import PosixDisk
 from delaywheel.storage.folder.status_file import RowReader
 from delaywheel.storage.writing.dial import DialView, Pending
 from delaywheel_replica.config import Config
-from delaywheel_replica.core.protocol.fields import MalformedError
+from delaywheel_replica.core.protocol.codec import MalformedError, from_json
 from delaywheel_replica.core.protocol.heartbeat import WheelHeartbeat
 from delaywheel_replica.core.protocol.histogram import Histogram
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, ServerStatus
@@ -157,7 +158,7 @@ class Gatherer:
         self._pulse = pulse
         self._disk = PosixDisk()
         self._dial = DialView(self._disk, config.data_dir)
-        self._row = RowReader(server_row_path(config.data_dir), ServerStatus.from_json)
+        self._row = RowReader(server_row_path(config.data_dir), partial(from_json, ServerStatus))
         self._started_s = time.time()
 
     def gather(self) -> Facts:

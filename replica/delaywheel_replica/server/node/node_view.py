@@ -9,8 +9,8 @@ from typing import Final
 
 from delaywheel.storage.folder.status_file import RowReader
 from delaywheel_replica.core.election.eligibility import heard_heartbeats
+from delaywheel_replica.core.protocol.codec import MalformedError, Unchanged, from_json
 from delaywheel_replica.core.protocol.control import Leader
-from delaywheel_replica.core.protocol.fields import MalformedError, Unchanged
 from delaywheel_replica.core.protocol.heartbeat import Heartbeat
 from delaywheel_replica.core.protocol.progress import Progress
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role, ServerStatus
@@ -113,7 +113,7 @@ class CleanerRow:
     """Reads ``cleaner.row``."""
 
     def __init__(self, path: Path, boot_id: str) -> None:
-        self._row = RowReader(path, partial(CleanerStatus.from_json, known=Unchanged()))
+        self._row = RowReader(path, partial(from_json, CleanerStatus, known=Unchanged()))
         self._boot_id = boot_id
 
     def read(self) -> CleanerStatus | None:

@@ -1,0 +1,389 @@
+"""JSON documents from declarations: a dataclass's annotations are its encoding.
+
+Everything stored or sent as JSON here (control records, status files, notes of the ledger) is
+declared once, as a frozen dataclass. A malformed document raises one error that names the field,
+and never a KeyError from inside a decision.
+
+| annotation | JSON |
+|---|---|
+| int, str, bool, None | the same; `Annotated[int, AtLeast(n)]` refuses less |
+| StrEnum | its text |
+| a class with `to_json` and `from_json` | what these make of it |
+| a class with `parse`, `Annotated[..., Text(...)]` | text, also as a key |
+| dataclass | an object with a key for each field |
+| NamedTuple | an array with an item for each field |
+| tuple[X, ...], frozenset[X] | an array; of a set, sorted |
+| Mapping[K, V] | an object |
+
+A field must be there, unless its annotation has `ADDED`.
+"""
+
+import dataclasses
+import json
+import types
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from enum import StrEnum
+from functools import cache, lru_cache
+from operator import attrgetter
+from typing import Annotated, Any, Final, NamedTuple, TypeVar, Union, cast, get_args, get_origin
+from typing import get_type_hints as type_hints
+
+from delaywheel.identity import NameInvalidError, WheelId
+
+_T = TypeVar("_T")
+
+
+class MalformedError(ValueError):
+    """A JSON document is missing a field, or a field has the wrong type or value."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class AtLeast:
+    """The least value of an integer, in its annotation."""
+
+    least: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Text:
+    """How a type is encoded as text, in its annotation.
+
+    Attributes:
+        dump: Makes the text.
+        load: Reads it; raises ValueError.
+    """
+
+    dump: Callable[[Any], str]
+    load: Callable[[str], Any]
+
+
+ADDED: Final = "ADDED"
+"""In a field's annotation: earlier releases do not write it; where it is absent, its default is."""
+
+Natural = Annotated[int, AtLeast(0)]
+"""An integer that is not negative."""
+Positive = Annotated[int, AtLeast(1)]
+"""An integer of 1 or more."""
+
+
+class Unchanged:
+    """Caches what was read from parts of documents that mostly stay the same."""
+
+    def __init__(self) -> None:
+        """Begins with an empty cache."""
+        self._made: dict[str, tuple[Any, Any]] = {}
+        self._parts: dict[str, Unchanged] = {}
+
+    def within(self, name: str) -> "Unchanged":
+        """Returns the cache for the parts of one part."""
+        return self._parts.setdefault(name, Unchanged())
+
+    def keep_only(self, names: Mapping[str, Any]) -> None:
+        """Forgets all other parts."""
+        for gone in [name for name in self._parts if name not in names]:
+            del self._parts[gone]
+
+    def of(self, name: str, part: Any, load: "_Load") -> Any:
+        """Returns the object read from a part: the same one while the part is unchanged."""
+        known = self._made.get(name)
+        if known is None or known[0] != part:
+            known = self._made[name] = part, load(part, self.within(name))
+        return known[1]
+
+
+_Dump = Callable[[Any], Any]
+_Load = Callable[[Any, Unchanged | None], Any]
+
+
+class _Codec(NamedTuple):
+    """How a type is written and read.
+
+    Attributes:
+        dump: Returns JSON, and never gets a None; None: the value is JSON already.
+        load: Reads it; raises ValueError.
+        is_plain: Reading it again costs no more than finding that it is unchanged.
+    """
+
+    dump: _Dump | None
+    load: _Load
+    is_plain: bool = False
+
+
+def to_json(value: Any) -> Any:
+    """Returns the JSON document of a value of a declared type."""
+    dump = _codec(cast("Hashable", type(value))).dump
+    return value if dump is None else dump(value)
+
+
+def from_json(kind: type[_T], document: Any, known: Unchanged | None = None) -> _T:
+    """Reads what `to_json` wrote.
+
+    Args:
+        kind: The declared type.
+        document: What was written.
+        known: Earlier documents: unchanged parts are the same objects.
+
+    Raises:
+        MalformedError: It is something else.
+    """
+    try:
+        made: _T = _codec(cast("Hashable", kind)).load(document, known)
+    except MalformedError:
+        raise
+    except ValueError as error:
+        raise MalformedError(str(error)) from error
+    return made
+
+
+def encode(value: Any) -> bytes:
+    """Writes one JSON document, compact, with sorted keys: equal values are equal bytes."""
+    return json.dumps(to_json(value), separators=(",", ":"), sort_keys=True).encode()
+
+
+def decode(kind: type[_T], data: bytes) -> _T:
+    """Reads what `encode` wrote.
+
+    Raises:
+        MalformedError: It is something else.
+    """
+    try:
+        document = json.loads(data)
+    except ValueError as error:
+        raise MalformedError(f"no JSON: {error}") from error
+    return from_json(kind, document)
+
+
+@lru_cache(8_192)
+def parse_wheel(text: str) -> WheelId:
+    """Parses a wheel id; cached, since every document repeats the same ones.
+
+    Raises:
+        MalformedError: It is not a wheel id.
+    """
+    try:
+        return WheelId.parse(text)
+    except NameInvalidError as error:
+        raise MalformedError(str(error)) from error
+
+
+# --- types
+
+
+@cache
+def _codec(kind: Hashable) -> _Codec:
+    origin, args = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return _annotated(args[0], args[1:])
+    if origin in {Union, types.UnionType}:
+        return _optional(args)
+    if origin in {tuple, frozenset}:
+        return _array(args[0], origin)
+    if origin is not None:
+        return _mapping(*args)
+    return _class(kind)
+
+
+def _class(kind: Any) -> _Codec:  # noqa: PLR0911 - one for each kind of class
+    if kind in _SCALARS:
+        return _Codec(None, _SCALARS[kind], is_plain=True)
+    if hasattr(kind, "from_json"):
+        return _Codec(kind.to_json, lambda document, _: kind.from_json(document))
+    if issubclass(kind, StrEnum):
+        return _enumeration(kind)
+    if kind is WheelId:
+        return _text(str, parse_wheel)
+    if hasattr(kind, "parse"):
+        return _text(str, kind.parse)
+    if issubclass(kind, tuple):
+        return _named_tuple(kind)
+    return _dataclass(kind)
+
+
+def _annotated(kind: Any, marks: tuple[Any, ...]) -> _Codec:
+    for mark in marks:
+        if isinstance(mark, AtLeast):
+            return _Codec(None, _at_least(mark.least), is_plain=True)
+        if isinstance(mark, Text):
+            return _text(mark.dump, mark.load)
+    return _codec(kind)
+
+
+def _optional(kinds: tuple[Any, ...]) -> _Codec:
+    (kind,) = (kind for kind in kinds if kind is not types.NoneType)
+    dump, load, is_plain = _codec(kind)
+    return _Codec(
+        dump,
+        lambda document, known: None if document is None else load(document, known),
+        is_plain,
+    )
+
+
+def _integer(document: Any, _: Unchanged | None) -> int:
+    if type(document) is not int:
+        raise MalformedError(f"{document!r} is no integer")
+    return document
+
+
+def _at_least(least: int) -> _Load:
+    def load(document: Any, _: Unchanged | None) -> int:
+        if type(document) is not int:
+            raise MalformedError(f"{document!r} is no integer")
+        if document < least:
+            raise MalformedError(f"{document} is less than {least}")
+        return document
+
+    return load
+
+
+def _boolean(document: Any, _: Unchanged | None) -> bool:
+    if type(document) is not bool:
+        raise MalformedError(f"{document!r} is no boolean")
+    return document
+
+
+def _string(document: Any, _: Unchanged | None) -> str:
+    if type(document) is not str:
+        raise MalformedError(f"{document!r} is no string")
+    return document
+
+
+_SCALARS: Final[Mapping[Any, _Load]] = {int: _integer, bool: _boolean, str: _string}
+
+
+def _text(dump: Callable[[Any], str], parse: Callable[[str], Any]) -> _Codec:
+    def load(document: Any, _: Unchanged | None) -> Any:
+        return parse(_string(document, None))
+
+    return _Codec(dump, load, is_plain=True)
+
+
+def _enumeration(kind: type[StrEnum]) -> _Codec:
+    members = {member.value: member for member in kind}
+
+    def load(document: Any, _: Unchanged | None) -> Any:
+        text = _string(document, None)
+        if text not in members:
+            raise MalformedError(f"{text!r} is none of {list(members)}")
+        return members[text]
+
+    return _Codec(attrgetter("value"), load, is_plain=True)
+
+
+def _list(document: Any) -> list[Any]:
+    if not isinstance(document, list):
+        raise MalformedError(f"{document!r} is no list")
+    return document
+
+
+def _object(document: Any) -> dict[str, Any]:
+    if not isinstance(document, dict):
+        raise MalformedError(f"an object was expected, not {type(document).__name__}")
+    return document
+
+
+def _array(kind: Any, of: Callable[[Iterable[Any]], Any]) -> _Codec:
+    dump, load, _ = _codec(kind)
+    in_order: Callable[[Iterable[Any]], list[Any]] = sorted if of is frozenset else list
+    return _Codec(
+        in_order if dump is None else (lambda values: in_order(map(dump, values))),
+        lambda document, _: of([load(item, None) for item in _list(document)]),
+    )
+
+
+def _mapping(key: Any, value: Any) -> _Codec:
+    dump_key, load_key, _ = _codec(key)
+    dump_value, load_value, is_plain = _codec(value)
+
+    def dump(mapping: Mapping[Any, Any]) -> dict[str, Any]:
+        keys = mapping if dump_key is None else map(dump_key, mapping)
+        values = mapping.values() if dump_value is None else map(dump_value, mapping.values())
+        return dict(zip(keys, values, strict=True))
+
+    def load(document: Any, known: Unchanged | None) -> dict[Any, Any]:
+        if known is None or is_plain:
+            return {
+                load_key(name, None): load_value(part, None)
+                for name, part in _object(document).items()
+            }
+        known.keep_only(_object(document))
+        return {
+            load_key(name, None): load_value(part, known.within(name))
+            for name, part in document.items()
+        }
+
+    return _Codec(dict if dump_key is dump_value is None else dump, load)
+
+
+def _named_tuple(kind: Any) -> _Codec:
+    hints = type_hints(kind, include_extras=True)
+    codecs = [_codec(hints[name]) for name in kind._fields]
+    dumps, loads = [codec.dump for codec in codecs], [codec.load for codec in codecs]
+
+    def dump(value: Any) -> list[Any]:
+        return [
+            item if dump_item is None else dump_item(item)
+            for item, dump_item in zip(value, dumps, strict=True)
+        ]
+
+    def load(document: Any, _: Unchanged | None) -> Any:
+        if len(_list(document)) != len(loads):
+            raise MalformedError(f"{document!r} is no list of {len(loads)}")
+        return kind(*(item(part, None) for item, part in zip(loads, document, strict=True)))
+
+    return _Codec(dump, load, is_plain=True)
+
+
+class _Field(NamedTuple):
+    """A field of a dataclass; `default` makes what it is where it may be absent."""
+
+    name: str
+    load: _Load
+    is_plain: bool
+    default: Callable[[], Any] | None
+
+
+def _dataclass(kind: Any) -> _Codec:
+    hints = type_hints(kind, include_extras=True)
+    declared = dataclasses.fields(kind)
+    codecs = {field.name: _codec(hints[field.name]) for field in declared}
+    table = [
+        _Field(field.name, *codecs[field.name][1:], _default(field, hints[field.name]))
+        for field in declared
+    ]
+    dumps = [(name, codec.dump) for name, codec in codecs.items() if codec.dump is not None]
+
+    def dump(value: Any) -> dict[str, Any]:
+        document = {name: getattr(value, name) for name in codecs}
+        for name, dump_field in dumps:
+            part = document[name]
+            if part is not None:
+                document[name] = dump_field(part)
+        return document
+
+    def load(document: Any, known: Unchanged | None) -> Any:
+        parts = _object(document)
+        return kind(*[_field(field, parts, known) for field in table])
+
+    return _Codec(dump, load)
+
+
+def _default(field: "dataclasses.Field[Any]", hint: Any) -> Callable[[], Any] | None:
+    if get_origin(hint) is not Annotated or ADDED not in get_args(hint):
+        return None
+    if field.default is not dataclasses.MISSING:
+        return lambda: field.default
+    return field.default_factory  # type: ignore[return-value]  # one of the two is there
+
+
+def _field(field: _Field, document: dict[str, Any], known: Unchanged | None) -> Any:
+    name, load, is_plain, default = field
+    if name not in document:
+        if default is None:
+            raise MalformedError(f"{name} is missing")
+        return default()
+    try:
+        if known is None or is_plain:
+            return load(document[name], None)
+        return known.of(name, document[name], load)
+    except (ValueError, TypeError, IndexError) as error:
+        raise MalformedError(f"{name}: {error}") from error

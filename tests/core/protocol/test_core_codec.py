@@ -1,0 +1,132 @@
+"""What documents a declaration gives, and which ones it refuses, by the field."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Annotated, Any, NamedTuple
+
+import pytest
+
+from delaywheel.identity import WheelId
+from delaywheel.seqset import NO_SEQS, SeqSet
+from delaywheel_replica.core.protocol.codec import (
+    ADDED,
+    MalformedError,
+    Natural,
+    Unchanged,
+    decode,
+    encode,
+    from_json,
+    to_json,
+)
+from delaywheel_replica.core.protocol.progress import Position
+from delaywheel_replica.core.protocol.reschedules import MessageKey
+
+
+class Colour(StrEnum):
+    RED = "red"
+
+
+class Pair(NamedTuple):
+    wheel: WheelId
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Inner:
+    number: Natural = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Outer:
+    colour: Colour
+    pair: Pair | None = None
+    place: Position | None = None
+    seqs: SeqSet = NO_SEQS
+    wheels: frozenset[WheelId] = frozenset()
+    keyed: Mapping[MessageKey, Inner] = field(default_factory=dict)
+    parts: Mapping[str, Inner] = field(default_factory=dict)
+    list: tuple[Inner, ...] = ()
+    new: Annotated[Natural, ADDED] = 7
+    newer: Annotated[Mapping[str, int], ADDED] = field(default_factory=dict)
+
+
+A1, B2 = WheelId("a", 1), WheelId("b", 2)
+FULL = Outer(
+    Colour.RED,
+    Pair(A1, 3),
+    Position(A1, 5, 0),
+    SeqSet([(4, 6), (9, 9)]),
+    frozenset({B2, A1}),
+    {(bytes(16), 5): Inner(1)},
+    {"x": Inner(2)},
+    (Inner(3), Inner(4)),
+    8,
+    {"y": 1},
+)
+DOCUMENT: dict[str, Any] = {
+    "colour": "red",
+    "pair": ["a.1", 3],
+    "place": "a.1/5/0",
+    "seqs": [[4, 6], 9],
+    "wheels": ["a.1", "b.2"],
+    "keyed": {f"{'00' * 16}/5": {"number": 1}},
+    "parts": {"x": {"number": 2}},
+    "list": [{"number": 3}, {"number": 4}],
+    "new": 8,
+    "newer": {"y": 1},
+}
+
+
+def test_a_document_is_what_the_annotations_say() -> None:
+    assert to_json(FULL) == DOCUMENT
+    assert decode(Outer, encode(FULL)) == FULL
+    assert encode(FULL).startswith(b'{"colour":"red","keyed":')
+
+
+def test_what_was_added_later_may_be_absent_and_nothing_else() -> None:
+    older = {name: part for name, part in DOCUMENT.items() if name not in {"new", "newer"}}
+    assert (from_json(Outer, older).new, from_json(Outer, older).newer) == (7, {})
+    with pytest.raises(MalformedError, match=r"^parts is missing$"):
+        from_json(Outer, {name: part for name, part in DOCUMENT.items() if name != "parts"})
+
+
+@pytest.mark.parametrize(
+    ("name", "part", "why"),
+    [
+        ("colour", "blue", "colour: 'blue' is none of"),
+        ("pair", ["a.1"], "pair: .* is no list of 2"),
+        ("pair", ["a.0", 3], "pair: wheel id 'a.0'"),
+        ("place", "a.1/5", "place: .* is not <wheel>/<seq>/<row>"),
+        ("seqs", "x", "seqs: "),
+        ("seqs", 3, "seqs: "),
+        ("seqs", [[]], "seqs: "),
+        ("wheels", {"a.1": 1}, "wheels: .* is no list"),
+        ("keyed", {"00/5": {"number": 1}}, "keyed: '00/5' is not <id>/<due>"),
+        ("parts", {"x": {"number": -1}}, "parts: number: -1 is less than 0"),
+        ("parts", {"x": {"number": True}}, "parts: number: True is no integer"),
+        ("parts", [], "parts: an object was expected, not list"),
+        ("list", [{}], "list: number is missing"),
+        ("new", None, "new: None is no integer"),
+    ],
+)
+def test_a_wrong_field_is_named(name: str, part: object, why: str) -> None:
+    with pytest.raises(MalformedError, match=why):
+        from_json(Outer, DOCUMENT | {name: part})
+
+
+def test_what_is_no_json_is_malformed() -> None:
+    with pytest.raises(MalformedError, match="no JSON"):
+        decode(Outer, b"{")
+
+
+def test_parts_of_parts_are_kept_while_they_are_there() -> None:
+    known = Unchanged()
+    first = from_json(Outer, DOCUMENT, known)
+    more = DOCUMENT | {"parts": {"x": {"number": 2}, "y": {"number": 2}}, "new": 9}
+    second = from_json(Outer, more, known)
+    assert second.list is first.list
+    assert second.parts == {"x": Inner(2), "y": Inner(2)}
+    gone = known.within("parts").within("y")
+    from_json(Outer, DOCUMENT, known)
+    assert known.within("parts").within("y") is not gone, "a name that left takes no memory"
