@@ -46,12 +46,12 @@ class Config:
             majority, which is 1 for a node alone
         listen: host:port for gRPC; port 0: any free one, kept over restarts of the server under one
             supervisor
-        advertised: host:port that callers are told instead: must be set where `listen` is `0.0.0.0`
-            or `[::]`, see [callers](#callers)
+        advertised: host:port that callers are given instead: must be set where `listen` is
+            `0.0.0.0` or `[::]`, see [callers](#callers)
         peer_listen: host:port for peers; none: the node's own address in `members`. Never the same
             as `listen`
         metrics_listen: host:port for [metrics, health and readiness](#metrics-health-readiness)
-            over HTTP; none: nowhere. Port 0: any free one, which the log tells
+            over HTTP; none: nowhere. Port 0: any free one, which the log names
         span_seconds: how far ahead dues may lie: the greatest delay, 7 days; up to 366 days. What
             each second costs: [disk](#disk). The same on all nodes
         late_window_seconds: how long after its due a message is still taken: the time for retries.

@@ -82,7 +82,7 @@ def _addresses(config: Config) -> Iterator[Fault]:
     """Checks addresses; one of all interfaces cannot be advertised."""
     if not _leads(config.listen) and config.advertised is None:
         yield Fault(
-            f"listen {config.listen}: callers would be told this address, which leads nowhere; set"
+            f"listen {config.listen}: callers would be given this address, which leads nowhere; set"
             " advertised to the host:port at which they reach this node",
             ("listen", "advertised"),
         )

@@ -81,12 +81,12 @@ def _load(
     checks: Iterable[Callable[[Config], Iterable[Fault]]],
 ) -> Config:
     """Returns the settings if each is valid and all fit together."""
-    told: list[str] = []
+    texts: list[str] = []
     wrong: frozenset[str] = frozenset()
     try:
         read = _sources(file)(**flags).model_dump()
     except ValidationError as error:
-        told = _told(error, lambda name: _place(name, file, flags))
+        texts = _worded(error, lambda name: _place(name, file, flags))
         # Other mistakes are reported as well: refused settings count as unset.
         wrong = frozenset(str(detail["loc"][0]) for detail in error.errors() if detail["loc"])
         read = _sources(file, wrong)(**flags).model_dump()
@@ -94,13 +94,13 @@ def _load(
     if not config.members:
         config = replace(config, members={config.node_id: config.advertised or config.listen})
     found = [fault for check in checks for fault in check(config)]
-    told += [
+    texts += [
         f"{fault.text}{_places(fault.names, file, flags)}"
         for fault in found
         if not wrong & set(fault.names)
     ]
-    if told:
-        raise ConfigError("\n".join(told))
+    if texts:
+        raise ConfigError("\n".join(texts))
     return config
 
 
@@ -119,8 +119,8 @@ def _place(name: str, file: Path | None, flags: Mapping[str, Any]) -> str:
 
 def _places(names: Iterable[str], file: Path | None, flags: Mapping[str, Any]) -> str:
     """Returns where settings come from, to append to errors about them."""
-    told = dict.fromkeys(filter(None, (_place(name, file, flags) for name in names)))
-    return f" ({', '.join(told)})" if told else ""
+    places = dict.fromkeys(filter(None, (_place(name, file, flags) for name in names)))
+    return f" ({', '.join(places)})" if places else ""
 
 
 class _Checked(BaseSettings):
@@ -272,7 +272,7 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]
     return flat
 
 
-def _told(error: ValidationError, place_of: Callable[[str], str]) -> list[str]:
+def _worded(error: ValidationError, place_of: Callable[[str], str]) -> list[str]:
     """Words pydantic's errors, one a line: the setting, the fault, and its source."""
     lines = []
     for detail in error.errors(include_url=False, include_input=False, include_context=False):

@@ -140,7 +140,7 @@ class DeadLettered:
 
     Attributes:
         cleaner_ms: When the cleaner started, as its row says.
-        before: So many others it had counted since then. Where that is not how many were told,
+        before: How many it had counted before, since then. If fewer were reported,
             some were dropped on the way.
         letters: In the order in which they were written.
     """

@@ -100,8 +100,8 @@ def exec_node(resolved: str, file: Path | None, flags: Sequence[tuple[str, str]]
         )
     command = (sys.executable, "-P", "-m", "delaywheel_replica.node")
     sources = {"file": None if file is None else str(file.absolute()), "flags": list(flags)}
-    told = {RESOLVED_VARIABLE: resolved, SOURCES_VARIABLE: json.dumps(sources)}
-    os.execve(sys.executable, command, {**os.environ, **told})  # noqa: S606 - no shell is wanted
+    variables = {RESOLVED_VARIABLE: resolved, SOURCES_VARIABLE: json.dumps(sources)}
+    os.execve(sys.executable, command, {**os.environ, **variables})  # noqa: S606 - no shell is wanted
 
 
 def main() -> int:
@@ -319,7 +319,7 @@ class Supervisor:
             if code not in {0, -signal.SIGTERM} and not self._stop.hurried:
                 self._stop.exit_code = 1
             return
-        _say(f"the {child.name} ended ({_told(code)})")
+        _say(f"the {child.name} ended ({_worded(code)})")
         if code == EXIT_HOPELESS:
             self._give_up(EXIT_HOPELESS)
             return
@@ -456,7 +456,7 @@ def _has_terminal() -> bool:
     return True
 
 
-def _told(code: int) -> str:
+def _worded(code: int) -> str:
     return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
 
@@ -464,8 +464,8 @@ def _say(text: str) -> None:
     """Logs for the operator, in the other processes' format (see logs.py)."""
     line = f"delaywheel node: {text}"
     if json.loads(os.environ.get(RESOLVED_VARIABLE, "{}")).get("log_format") == "json":
-        told = datetime.now(UTC).isoformat().replace("+00:00", "Z")
-        named = {"process": "node", "level": "warning", "timestamp": told}
+        timestamp = datetime.now(UTC).isoformat().replace("+00:00", "Z")
+        named = {"process": "node", "level": "warning", "timestamp": timestamp}
         line = json.dumps({"event": text, **named})
     print(line, file=sys.stderr, flush=True)  # noqa: T201 - its only way to talk
 

@@ -70,9 +70,9 @@ class Reload:
         if taken:
             new = {name: read[name] for name in RELOADABLE}
             os.environ[RESOLVED_VARIABLE] = json.dumps({**known, **new})
-            told = json.dumps(new).encode()
-            os.pwrite(self.settings_fd, told, 0)
-            os.ftruncate(self.settings_fd, len(told))
+            document = json.dumps(new).encode()
+            os.pwrite(self.settings_fd, document, 0)
+            os.ftruncate(self.settings_fd, len(document))
         said = [f"settings reloaded: {', '.join(taken) or 'none has changed'}"]
         if kept:
             said.append(f"changed too, and only a restart takes it over: {', '.join(kept)}")

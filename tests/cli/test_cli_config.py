@@ -58,7 +58,7 @@ def test_all_faults_are_named_at_once_with_their_place_and_what_may_be_meant(
         "topic_partitions: Input should be greater than or equal to 1",
         "(DELAYWHEEL_TOPIC_PARTITIONS)",
         "flush: Input should be 'async' or 'group' (--set)",
-        "listen 0.0.0.0:7420: callers would be told this address, which leads nowhere; set adv",
+        "listen 0.0.0.0:7420: callers would be given this address, which leads nowhere; set adv",
         'kafka: No such configuration property: "linger.msec": did you mean linger.ms?',
         'kafka: No such configuration property: "sasl.passwort": did you mean sasl.password?',
     ):

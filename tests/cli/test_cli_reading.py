@@ -295,7 +295,7 @@ def test_status_of_all_nodes_for_people(command: Command, node: ScriptedNode) ->
         "n1 is verifying its wheels: 4 of 7 are done",
         "n1 does not publish its ledger since 2030-03-17T17:45:40.250Z: AccessDenied",
         "incomplete 5, 850 ms",
-        "away, told 65 s ago",
+        "away, reported 65 s ago",
         "s3://books/n1",
         "4,321",
     ):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-from delaywheel_replica.cli.telling import tables
+from delaywheel_replica.cli.printing import tables
 from support.clients.command import Command
 from support.clients.fake_service import answer
 from support.clients.scripted_node import ScriptedNode

@@ -63,17 +63,17 @@ class TestStaying:
     def test_one_that_has_answered_is_chosen_before_one_that_has_not(self) -> None:
         for seed in range(20):
             of = endpoints("a", "b", "c", seed=seed)
-            of.told("b", said("n2"), 0.0)
+            of.described("b", said("n2"), 0.0)
             assert address_at(of, 0.0) == "b"
 
     def test_one_where_a_call_lost_time_is_chosen_last_for_a_while(self) -> None:
         chosen = set()
         for seed in range(20):
             of = endpoints("a", "b", seed=seed)
-            of.told("a", said("n1"), 0.0)
-            of.told("b", said("n2"), 0.0)
+            of.described("a", said("n1"), 0.0)
+            of.described("b", said("n2"), 0.0)
             fail(of, "a", now_s=5.0)
-            of.told("a", said("n1"), 20.0)
+            of.described("a", said("n1"), 20.0)
             assert address_at(of, 20.0) == "b"
             chosen.add(address_at(of, 100.0))
         assert chosen == {"a", "b"}
@@ -83,7 +83,7 @@ class TestStaying:
         stayed = address_at(of, 0.0)
         assert stayed is not None
         fail(of, stayed, now_s=5.0)
-        of.told(stayed, said("n1"), 6.0)
+        of.described(stayed, said("n1"), 6.0)
         assert {address_at(of, 6.0), stayed} == {"a", "b"}
 
     def test_after_a_failure_requests_stay_with_one_of_the_others(self) -> None:
@@ -107,9 +107,9 @@ class TestFailing:
         of = endpoints("a", "b")
         fail(of, "a")
         assert {address_at(of, turn * STAY_S * 1.3) for turn in range(20)} == {"b"}
-        of.told("a", said("n1", accepting=False), LATER)
+        of.described("a", said("n1", accepting=False), LATER)
         assert {address_at(of, LATER + turn * STAY_S * 1.3) for turn in range(20)} == {"b"}
-        of.told("a", said("n1"), 2 * LATER)
+        of.described("a", said("n1"), 2 * LATER)
         after = {address_at(of, 2 * LATER + turn * STAY_S * 1.3) for turn in range(40)}
         assert "a" in after
 
@@ -162,55 +162,55 @@ class TestFinding:
     def test_a_found_one_is_used_once_it_has_answered_as_who_it_is(self) -> None:
         of = endpoints("a")
         assert of.ask(0.0) == ["a"]
-        of.told("a", said("n1", n1="a", n2="b"), 0.0)
+        of.described("a", said("n1", n1="a", n2="b"), 0.0)
         fail(of, "a")
         assert address_at(of, 0.0) is None
         assert of.ask(0.0) == ["b"]
-        of.told("b", said("n2", n1="a", n2="b"), 0.0)
+        of.described("b", said("n2", n1="a", n2="b"), 0.0)
         assert address_at(of, 0.0) == "b"
 
     @pytest.mark.parametrize("liar", [said("n3"), said("n2", cluster="c2")])
     def test_one_that_is_somebody_else_is_never_used(self, liar: Described) -> None:
         of = endpoints("a")
-        of.told("a", said("n1", n2="b"), 0.0)
-        assert not of.told("b", liar, 0.0)
+        of.described("a", said("n1", n2="b"), 0.0)
+        assert not of.described("b", liar, 0.0)
         fail(of, "a")
         assert {address_at(of, turn * 1.0) for turn in range(100)} <= {"a", None}
 
     def test_a_given_one_stays_whatever_is_said(self) -> None:
         of = endpoints("a", "b")
-        of.told("a", said("n1", n7="z"), 0.0)
+        of.described("a", said("n1", n7="z"), 0.0)
         assert of.addresses == {"a", "b", "z"}
-        of.told("a", said("n1", n1="a"), 0.0)
+        of.described("a", said("n1", n1="a"), 0.0)
         assert of.addresses == {"a", "b"}
-        of.told("a", said("n1"), 0.0)  # one that says nothing of members
+        of.described("a", said("n1"), 0.0)  # one that says nothing of members
         assert of.addresses == {"a", "b"}
 
     def test_a_node_that_a_given_address_reaches_needs_no_other_until_that_fails(self) -> None:
         of = endpoints("front")
-        of.told("front", said("n1", n1="a", n2="b"), 0.0)
+        of.described("front", said("n1", n1="a", n2="b"), 0.0)
         assert of.addresses == {"front", "b"}
-        of.told("b", said("n2", n1="a", n2="b"), 0.0)
+        of.described("b", said("n2", n1="a", n2="b"), 0.0)
         fail(of, "front")
-        of.told("b", said("n2", n1="a", n2="b"), 1.0)
+        of.described("b", said("n2", n1="a", n2="b"), 1.0)
         assert of.addresses == {"front", "a", "b"}
 
     def test_one_whose_address_is_not_known_there_stays_as_it_was_found(self) -> None:
         of = endpoints("a")
-        of.told("a", said("n1", n1="a", n2="b", n3="c"), 0.0)
-        of.told("b", said("n2"), 0.0)
-        of.told("a", said("n1", n1="a", n2=""), 1.0)
+        of.described("a", said("n1", n1="a", n2="b", n3="c"), 0.0)
+        of.described("b", said("n2"), 0.0)
+        of.described("a", said("n1", n1="a", n2=""), 1.0)
         assert of.addresses == {"a", "b"}, "n3 is gone, and no address was made of nothing"
         fail(of, "a", started_s=1.0, now_s=1.0)
         assert address_at(of, 1.0) == "b", "it stayed proven"
-        of.told("a", said("n1", n1="a", n2="b2"), 2.0)
+        of.described("a", said("n1", n1="a", n2="b2"), 2.0)
         assert of.addresses == {"a", "b2"}
 
     def test_an_address_that_changed_hands_has_to_answer_again(self) -> None:
         of = endpoints("a")
-        of.told("a", said("n1", n2="b"), 0.0)
-        of.told("b", said("n2"), 0.0)
-        of.told("a", said("n1", n3="b"), 1.0)
+        of.described("a", said("n1", n2="b"), 0.0)
+        of.described("b", said("n2"), 0.0)
+        of.described("a", said("n1", n3="b"), 1.0)
         fail(of, "a", started_s=1.0, now_s=1.0)
         assert address_at(of, 1.0) is None
 
@@ -218,12 +218,12 @@ class TestFinding:
         of = endpoints("a", "b")
         assert of.ask(0.0) == ["a", "b"]
         assert of.ask(0.0) == []
-        of.told("a", said("n1"), 0.0)
-        of.told("b", said("n2"), 0.0)
+        of.described("a", said("n1"), 0.0)
+        of.described("b", said("n2"), 0.0)
         assert of.ask(REFRESH_S * 0.7) == []
         now_s = REFRESH_S * 1.3
         [asked] = of.ask(now_s)
-        of.told(asked, said("n1" if asked == "a" else "n2"), now_s)
+        of.described(asked, said("n1" if asked == "a" else "n2"), now_s)
         fail(of, asked, started_s=now_s, now_s=now_s)
         assert of.ask(now_s + ASK_LEAST_S * 0.9) == []
         assert sorted(of.ask(now_s + ASK_LEAST_S * 1.1)) == ["a", "b"]
@@ -234,7 +234,7 @@ class TestFinding:
         for tick in range(1000):
             for address in of.ask(tick * 0.01):
                 asked += 1
-                of.not_told(address, started_s=tick * 0.01, now_s=tick * 0.01, reached=False)
+                of.not_described(address, started_s=tick * 0.01, now_s=tick * 0.01, reached=False)
         assert 5 <= asked <= 11
 
     def test_one_that_takes_long_to_answer_is_not_asked_again_meanwhile(self) -> None:
@@ -245,16 +245,16 @@ class TestFinding:
     def test_a_given_one_that_does_not_describe_itself_is_used_all_the_same(self) -> None:
         of = endpoints("a")
         of.ask(0.0)
-        of.not_told("a", started_s=0.0, now_s=0.0, reached=True)
+        of.not_described("a", started_s=0.0, now_s=0.0, reached=True)
         assert address_at(of, 0.0) == "a"
         assert of.ask(REFRESH_S * 0.7) == []
 
     def test_an_answer_for_one_that_was_dropped_is_passed_over(self) -> None:
         of = endpoints("a")
-        of.told("a", said("n1", n2="b"), 0.0)
-        of.told("a", said("n1", n3="c"), 0.0)
-        assert not of.told("b", said("n2"), 0.0)
-        of.not_told("b", started_s=0.0, now_s=0.0, reached=False)
+        of.described("a", said("n1", n2="b"), 0.0)
+        of.described("a", said("n1", n3="c"), 0.0)
+        assert not of.described("b", said("n2"), 0.0)
+        of.not_described("b", started_s=0.0, now_s=0.0, reached=False)
         assert not of.report("b", started_s=0.0, now_s=0.0, report=WELL)
 
 
@@ -294,7 +294,7 @@ class TestRoute:
     def test_all_of_the_time_is_for_one_node_only_when_it_is_known_to_be_alone(self) -> None:
         of = endpoints("a")
         assert Route(of, SETTINGS, 4.0).step(0.0) == ("a", 2.0)
-        of.told("a", said("n1", n1="a"), 0.0)
+        of.described("a", said("n1", n1="a"), 0.0)
         assert Route(of, SETTINGS, 4.0).step(0.0) == ("a", 4.0)
 
     def test_no_leader_in_time_is_known_to_have_done_nothing(self) -> None:
@@ -387,16 +387,18 @@ def test_whoever_can_take_it_gets_it_in_time(
             node = nodes[int(address)]
             if node.describes:
                 accepting = node.takes or node.takes_s > 1
-                of.told(address, Described("c1", f"n{address}", accepting, names), now_s)
+                of.described(address, Described("c1", f"n{address}", accepting, names), now_s)
             else:
-                of.not_told(address, started_s=started_s, now_s=now_s, reached=False)
+                of.not_described(address, started_s=started_s, now_s=now_s, reached=False)
     assert taken
 
 
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from(["turn", "well", "ill", "told", "not told", "changed", "ask"]),
+            st.sampled_from(
+                ["turn", "well", "ill", "described", "not described", "changed", "ask"]
+            ),
             st.sampled_from("abcd"),
             st.floats(0, 3),
         ),
@@ -428,15 +430,17 @@ def test_no_order_of_events_breaks_a_rule(
             failed.pop(address, None)
             if event == "ill":
                 failed[address] = now_s
-        elif event == "told" and of.told(address, said(f"n{address}", nc="c", nd="d"), now_s):
+        elif event == "described" and of.described(
+            address, said(f"n{address}", nc="c", nd="d"), now_s
+        ):
             proven.add(address)
             failed.pop(address, None)
-        elif event == "not told" and address in failed:
-            of.not_told(address, started_s=now_s, now_s=now_s, reached=False)
+        elif event == "not described" and address in failed:
+            of.not_described(address, started_s=now_s, now_s=now_s, reached=False)
         elif (
             event == "changed"
             and address in "ab"
-            and of.told(address, said(f"n{address}", nc="c"), now_s)
+            and of.described(address, said(f"n{address}", nc="c"), now_s)
         ):
             failed.pop(address, None)
             failed.pop("d", None)

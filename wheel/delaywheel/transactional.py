@@ -18,7 +18,7 @@ _NO_RETRY_BACKOFF_MS: Final = 30_000
 
 
 def transactional(transactional_id: str) -> dict[str, Any]:
-    """Returns what every transactional producer is told.
+    """Returns the settings of every transactional producer.
 
     Example:
         >>> transactional("a")["transactional.id"]
@@ -33,7 +33,7 @@ def transactional(transactional_id: str) -> dict[str, Any]:
 
 
 def unrepeated(transactional_id: str) -> dict[str, Any]:
-    """Returns what one is told that is to repeat no request within a call.
+    """Returns the settings of a producer that repeats no request within a call.
 
     Example:
         >>> unrepeated("a")["retry.backoff.ms"] > MAX_CALL_MS

@@ -54,7 +54,7 @@ def candidates(words: Sequence[str], current: str) -> Iterable[str]:
         words: Those before it, without the program's name.
         current: As far as it is typed.
     """
-    return [told for told in _candidates(words, current) if told.startswith(current)]
+    return [candidate for candidate in _candidates(words, current) if candidate.startswith(current)]
 
 
 def _candidates(words: Sequence[str], current: str) -> Iterable[str]:

@@ -38,7 +38,7 @@ def note(server: str, **names: Iterable[str]) -> None:
         seen[kind] = latest[:_MOST_NAMES]
     if seen == before:
         return
-    others = {other: told for other, told in known.items() if other != server}
+    others = {other: noted for other, noted in known.items() if other != server}
     kept = dict([(server, seen), *others.items()][:_MOST_SERVERS])
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -64,9 +64,9 @@ def _read(path: Path) -> dict[str, Mapping[str, list[str]]]:
         read = json.loads(path.read_text())
         return {
             str(server): {
-                kind: [str(name) for name in told[kind]] for kind in KINDS if kind in told
+                kind: [str(name) for name in noted[kind]] for kind in KINDS if kind in noted
             }
-            for server, told in read.items()
+            for server, noted in read.items()
         }
     except (OSError, ValueError, TypeError, AttributeError):
         return {}

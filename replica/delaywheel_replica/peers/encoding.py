@@ -123,31 +123,31 @@ def decode(data: bytes) -> PeerMessage:  # noqa: C901, PLR0911 - one for each me
         MalformedError: It is something else.
     """
     try:
-        told = pb.ToPeer.FromString(data)
+        wire = pb.ToPeer.FromString(data)
     except DecodeError as error:
         raise MalformedError(f"no ToPeer: {error}") from error
-    match told.WhichOneof("message"):
+    match wire.WhichOneof("message"):
         case "gossip":
-            gossip = told.gossip
+            gossip = wire.gossip
             return Gossip(_read_heartbeat(gossip.beat), tuple(map(_read_heartbeat, gossip.others)))
         case "frames":
-            return _read_frames(told.frames)
+            return _read_frames(wire.frames)
         case "applied":
-            applied = told.applied
+            applied = wire.applied
             return Applied(_wheel(applied.wheel), applied.storage, applied.boot, applied.prefix)
         case "refused":
-            return Refused(told.refused.origin, told.refused.upto)
+            return Refused(wire.refused.origin, wire.refused.upto)
         case "fetch":
-            fetch = told.fetch
+            fetch = wire.fetch
             return Fetch(fetch.request, _wheel(fetch.wheel), fetch.first_seq, fetch.last_seq)
         case "lacks":
-            return _read_lacks(told.lacks)
+            return _read_lacks(wire.lacks)
         case "promise":
-            return Promise(_read_promise(told.promise))
+            return Promise(_read_promise(wire.promise))
         case "vote_ask":
-            return VoteAsk(told.vote_ask.round, told.vote_ask.silence_ms)
+            return VoteAsk(wire.vote_ask.round, wire.vote_ask.silence_ms)
         case "vote":
-            return Vote(told.vote.round)
+            return Vote(wire.vote.round)
         case other:
             raise MalformedError(f"{other or 'something unknown'}, where a message must be")
 
@@ -196,17 +196,17 @@ def _heartbeat(heartbeat: Heartbeat) -> pb.Beat:
     )
 
 
-def _read_heartbeat(told: pb.Beat) -> Heartbeat:
+def _read_heartbeat(wire: pb.Beat) -> Heartbeat:
     return Heartbeat(
-        node=told.node,
-        storage=told.storage,
-        boot=told.boot,
-        wall_ms=told.wall_ms,
-        open=_wheel(told.open) if told.open else None,
-        spare=_wheel(told.spare) if told.spare else None,
-        last_number=told.last_number,
-        draining=told.draining,
-        complete=told.complete,
+        node=wire.node,
+        storage=wire.storage,
+        boot=wire.boot,
+        wall_ms=wire.wall_ms,
+        open=_wheel(wire.open) if wire.open else None,
+        spare=_wheel(wire.spare) if wire.spare else None,
+        last_number=wire.last_number,
+        draining=wire.draining,
+        complete=wire.complete,
         wheels={
             _wheel(held.wheel): _wheel_heartbeat(
                 held.applied,
@@ -217,18 +217,18 @@ def _read_heartbeat(told: pb.Beat) -> Heartbeat:
                 held.top_slot,
                 _read_missing(held) if held.lacking or held.lacking_spans else NO_SEQS,
             )
-            for held in told.wheels
+            for held in wire.wheels
         },
-        start=told.start,
-        count=told.count,
-        floor=told.floor if told.HasField("floor") else None,
-        term=_read_term(told.office) if told.HasField("office") else None,
-        heard={heard.node: Heard(heard.boot, heard.ago_ms) for heard in told.heard},
-        disk_out=told.disk_out,
-        verifying=frozenset(map(_wheel, told.verifying)),
-        stands=told.stands,
-        reached=_read_reached(told.reached) if told.HasField("reached") else None,
-        control_version=told.control_version or 1,
+        start=wire.start,
+        count=wire.count,
+        floor=wire.floor if wire.HasField("floor") else None,
+        term=_read_term(wire.office) if wire.HasField("office") else None,
+        heard={heard.node: Heard(heard.boot, heard.ago_ms) for heard in wire.heard},
+        disk_out=wire.disk_out,
+        verifying=frozenset(map(_wheel, wire.verifying)),
+        stands=wire.stands,
+        reached=_read_reached(wire.reached) if wire.HasField("reached") else None,
+        control_version=wire.control_version or 1,
     )
 
 
@@ -241,26 +241,26 @@ def _reached(reached: Reached) -> pb.Reached:
     )
 
 
-def _read_reached(told: pb.Reached) -> Reached:
-    at = told.position
+def _read_reached(wire: pb.Reached) -> Reached:
+    at = wire.position
     return Reached(
-        told.set_backs,
-        told.due_ms,
-        Position(_wheel(at.wheel), at.seq, at.row) if told.HasField("position") else None,
+        wire.set_backs,
+        wire.due_ms,
+        Position(_wheel(at.wheel), at.seq, at.row) if wire.HasField("position") else None,
     )
 
 
-def _read_missing(told: pb.WheelBeat) -> SeqSet:
+def _read_missing(wire: pb.WheelBeat) -> SeqSet:
     """Reads missing frames; older releases report only the first of them."""
-    spans = told.lacking_spans
+    spans = wire.lacking_spans
     if len(spans) % 2:
-        raise MalformedError(f"{told.wheel} lacks half a span")
+        raise MalformedError(f"{wire.wheel} lacks half a span")
     if spans:
         return SeqSet(zip(spans[::2], spans[1::2], strict=True))
-    missing = SeqSet.of(told.lacking)
-    if len(told.lacking) < _MISSING_BEFORE:
+    missing = SeqSet.of(wire.lacking)
+    if len(wire.lacking) < _MISSING_BEFORE:
         return missing
-    return missing.with_span(missing.last, max(missing.last, told.applied))
+    return missing.with_span(missing.last, max(missing.last, wire.applied))
 
 
 def _term(term: Term) -> pb.Office:
@@ -271,20 +271,20 @@ def _term(term: Term) -> pb.Office:
     )
 
 
-def _read_term(told: pb.Office) -> Term:
+def _read_term(wire: pb.Office) -> Term:
     return Term(
-        epoch=told.epoch,
-        fences=tuple(Fence(fence.origin, fence.upto) for fence in told.fences),
-        fills={_wheel(wheel): seq for wheel, seq in told.fills.items()},
+        epoch=wire.epoch,
+        fences=tuple(Fence(fence.origin, fence.upto) for fence in wire.fences),
+        fills={_wheel(wheel): seq for wheel, seq in wire.fills.items()},
     )
 
 
-def _read_lacks(told: pb.Lacks) -> Lacks:
+def _read_lacks(wire: pb.Lacks) -> Lacks:
     """Reads which frames a peer is missing; older releases list each, all consecutive."""
-    first_seq, last_seq = told.first_seq, told.last_seq
-    if not first_seq and told.seqs:
-        first_seq, last_seq = SeqSet.of(told.seqs).spans[0]
-    return Lacks(told.request, _wheel(told.wheel), told.storage, first_seq, last_seq)
+    first_seq, last_seq = wire.first_seq, wire.last_seq
+    if not first_seq and wire.seqs:
+        first_seq, last_seq = SeqSet.of(wire.seqs).spans[0]
+    return Lacks(wire.request, _wheel(wire.wheel), wire.storage, first_seq, last_seq)
 
 
 def _text(wheel: WheelId | None) -> str:
@@ -305,14 +305,14 @@ def _promise(answer: FenceAnswer) -> pb.Promise:
     )
 
 
-def _read_promise(told: pb.Promise) -> FenceAnswer:
+def _read_promise(wire: pb.Promise) -> FenceAnswer:
     return FenceAnswer(
-        node=told.node,
-        storage=told.storage,
-        fence=Fence(told.fence.origin, told.fence.upto),
-        applied={_wheel(wheel): seq for wheel, seq in told.applied.items()},
-        incomplete=frozenset(map(_wheel, told.incomplete)),
-        all_incomplete=told.all_incomplete,
+        node=wire.node,
+        storage=wire.storage,
+        fence=Fence(wire.fence.origin, wire.fence.upto),
+        applied={_wheel(wheel): seq for wheel, seq in wire.applied.items()},
+        incomplete=frozenset(map(_wheel, wire.incomplete)),
+        all_incomplete=wire.all_incomplete,
     )
 
 
@@ -342,27 +342,27 @@ def _frames(message: Frames) -> tuple[bytes, memoryview]:
     return b"".join((_FRAMES, _varint(length), head, mark)), bundle.content
 
 
-def _read_frames(told: pb.Frames) -> Frames:
-    card, rows, seqs = told.card, raw_rows(told.rows), told.seqs
-    if len(told.rows) % INDEX_ROW_LENGTH_BYTES or len(seqs) not in {0, 8 * len(rows)}:
-        raise MalformedError(f"{len(told.rows)} bytes of rows, {len(seqs)} of seqs")
-    if told.first_seq > _MOST_SEQ or len(told.bare) not in {0, len(rows)}:
-        raise MalformedError(f"{len(rows)} frames from {told.first_seq} on, bare {told.bare!r:.50}")
+def _read_frames(wire: pb.Frames) -> Frames:
+    card, rows, seqs = wire.card, raw_rows(wire.rows), wire.seqs
+    if len(wire.rows) % INDEX_ROW_LENGTH_BYTES or len(seqs) not in {0, 8 * len(rows)}:
+        raise MalformedError(f"{len(wire.rows)} bytes of rows, {len(seqs)} of seqs")
+    if wire.first_seq > _MOST_SEQ or len(wire.bare) not in {0, len(rows)}:
+        raise MalformedError(f"{len(rows)} frames from {wire.first_seq} on, bare {wire.bare!r:.50}")
     try:
         bundle = FrameBundle.of(
             np.frombuffer(seqs, "<i8")
             if seqs
-            else np.arange(told.first_seq, told.first_seq + len(rows)),
+            else np.arange(wire.first_seq, wire.first_seq + len(rows)),
             rows,
-            told.content,
-            bare=np.frombuffer(told.bare, np.uint8) != 0 if told.bare else None,
+            wire.content,
+            bare=np.frombuffer(wire.bare, np.uint8) != 0 if wire.bare else None,
         )
     except ValueError as error:
         raise MalformedError(str(error)) from error
     return Frames(
         WheelCard(_wheel(card.wheel), dict(card.members), card.min_insync, card.span_seconds),
         bundle,
-        told.request,
+        wire.request,
     )
 
 

@@ -97,13 +97,13 @@ def judge(mine: PeerIdentity, theirs: PeerIdentity, members: Collection[str]) ->
         text = _differ(mine, theirs, "format", mine.frames, theirs.frames)
         return PeerRefusal(PeerReason.WRONG_FORMAT, text)
     if theirs.node == mine.node:
-        told = f"two nodes are {mine.node}"
-        text = f"{told}: their storages are {mine.storage}, {theirs.storage}"
-        return PeerRefusal(PeerReason.NODE_ID_TAKEN, text, told)
+        for_peer = f"two nodes are {mine.node}"
+        text = f"{for_peer}: their storages are {mine.storage}, {theirs.storage}"
+        return PeerRefusal(PeerReason.NODE_ID_TAKEN, text, for_peer)
     if theirs.node not in members:
-        told = f"{theirs.node} is not among the members of {mine.node}"
-        text = f"{told}: {', '.join(sorted(members))}"
-        return PeerRefusal(PeerReason.NOT_A_MEMBER, text, told)
+        for_peer = f"{theirs.node} is not among the members of {mine.node}"
+        text = f"{for_peer}: {', '.join(sorted(members))}"
+        return PeerRefusal(PeerReason.NOT_A_MEMBER, text, for_peer)
     return _refuse_settings(mine, theirs)
 
 
@@ -160,12 +160,12 @@ def id_taken(first: PeerIdentity, second: PeerIdentity) -> PeerRefusal | None:
     | the same | later | the node was restarted: the first one's streams are about to break |
     | the same | earlier | refused: a copy on that machine was started after it |
     """
-    told = f"{first.node} is connected already, as another process"
+    for_peer = f"{first.node} is connected already, as another process"
     if (first.storage, first.boot) != (second.storage, second.boot):
-        return PeerRefusal(PeerReason.NODE_ID_TAKEN, _two_nodes(first, second), told)
+        return PeerRefusal(PeerReason.NODE_ID_TAKEN, _two_nodes(first, second), for_peer)
     if 0 < second.started_ns < first.started_ns:
         text = f"{_two_nodes(first, second)}, and was started before"
-        return PeerRefusal(PeerReason.NODE_ID_TAKEN, text, told)
+        return PeerRefusal(PeerReason.NODE_ID_TAKEN, text, for_peer)
     return None
 
 
@@ -194,8 +194,8 @@ class Hello:
 def encode_hello(hello: Hello) -> bytes:
     """Encodes the first message as a ToPeer."""
     stream = pb.Hello.UNKNOWN if hello.stream is None else pb.Hello.Stream.Value(hello.stream.name)
-    told = pb.Hello(identity=_identity(hello.identity), to=hello.to, stream=stream)
-    return pb.ToPeer(hello=told).SerializeToString()
+    wire = pb.Hello(identity=_identity(hello.identity), to=hello.to, stream=stream)
+    return pb.ToPeer(hello=wire).SerializeToString()
 
 
 def decode_hello(data: bytes) -> Hello:
@@ -205,12 +205,12 @@ def decode_hello(data: bytes) -> Hello:
         MalformedError: It is not a Hello.
     """
     try:
-        told = pb.ToPeer.FromString(data)
+        wire = pb.ToPeer.FromString(data)
     except DecodeError as error:
         raise MalformedError(f"no ToPeer: {error}") from error
-    if not told.HasField("hello"):
-        raise MalformedError(f"{told.WhichOneof('message')}, where a hello must be")
-    hello = told.hello
+    if not wire.HasField("hello"):
+        raise MalformedError(f"{wire.WhichOneof('message')}, where a hello must be")
+    hello = wire.hello
     return Hello(_read_identity(hello.identity), hello.to, _STREAMS.get(hello.stream))
 
 
@@ -218,7 +218,7 @@ def encode_answer(answer: PeerIdentity | PeerRefusal) -> bytes:
     """Encodes the only message sent back on a connection: the node reached, or a refusal."""
     if isinstance(answer, PeerIdentity):
         return pb.Answer(welcome=_identity(answer)).SerializeToString()
-    refusal = pb.Refusal(reason=answer.reason.value, text=answer.told or answer.text)
+    refusal = pb.Refusal(reason=answer.reason.value, text=answer.for_peer or answer.text)
     return pb.Answer(refusal=refusal).SerializeToString()
 
 
@@ -229,20 +229,20 @@ def decode_answer(data: bytes) -> PeerIdentity | PeerRefusal:
         MalformedError: It is something else, or a reason that this release does not know.
     """
     try:
-        told = pb.Answer.FromString(data)
+        wire = pb.Answer.FromString(data)
     except DecodeError as error:
         raise MalformedError(f"no Answer: {error}") from error
-    match told.WhichOneof("answer"):
+    match wire.WhichOneof("answer"):
         case "welcome":
-            return _read_identity(told.welcome)
+            return _read_identity(wire.welcome)
         case "refusal":
             try:
-                reason = PeerReason(told.refusal.reason)
+                reason = PeerReason(wire.refusal.reason)
             except ValueError as error:
                 raise MalformedError(
-                    f"refused: {told.refusal.reason}: {told.refusal.text}"
+                    f"refused: {wire.refusal.reason}: {wire.refusal.text}"
                 ) from error
-            return PeerRefusal(reason, told.refusal.text)
+            return PeerRefusal(reason, wire.refusal.text)
         case _:
             raise MalformedError("an answer that says nothing")
 
@@ -263,19 +263,19 @@ def _identity(mine: PeerIdentity) -> pb.Identity:
     )
 
 
-def _read_identity(told: pb.Identity) -> PeerIdentity:
+def _read_identity(wire: pb.Identity) -> PeerIdentity:
     return PeerIdentity(
-        cluster_id=told.cluster_id,
-        node=told.node,
-        storage=told.storage,
-        boot=told.boot,
-        client_address=told.client_address,
-        settings=dict(told.settings),
-        protocol=told.protocol,
-        format=told.format,
-        started_ns=told.started_ns,
-        reads_from=told.reads_from or told.format,
-        reads_to=told.reads_to or told.format,
+        cluster_id=wire.cluster_id,
+        node=wire.node,
+        storage=wire.storage,
+        boot=wire.boot,
+        client_address=wire.client_address,
+        settings=dict(wire.settings),
+        protocol=wire.protocol,
+        format=wire.format,
+        started_ns=wire.started_ns,
+        reads_from=wire.reads_from or wire.format,
+        reads_to=wire.reads_to or wire.format,
     )
 
 

@@ -46,7 +46,7 @@ class Listener:
         self._strangers: dict[Channel, None] = {}  # in the order of their coming
         self._socket: socket.socket | None = None
         self._ended = threading.Event()
-        self._told = ""
+        self._logged = ""
         self._thread = threading.Thread(target=self._accept, name="peer-accept", daemon=True)
 
     def start(self, address: str) -> str:
@@ -122,7 +122,7 @@ class Listener:
 
     def _failed(self, error: str) -> None:
         """Pauses after a failure; logs each failure once until another one occurs."""
-        if error != self._told:
-            self._told = error
+        if error != self._logged:
+            self._logged = error
             _log.warning("connection of a peer not taken", error=error)
         self._ended.wait(_NO_ROOM_PAUSE_S)

@@ -124,8 +124,8 @@ class Peer:
             if self._out.get(stream) is not outbox:
                 return
             del self._out[stream]
-            told = self._broke()
-        self._tell(told)
+            is_break = self._broke()
+        self._report_break(is_break)
 
     # --- streams that the peer opens
 
@@ -142,12 +142,12 @@ class Peer:
             if refusal is not None:
                 return refusal
             replaced = self._in.get(stream)
-            told = replaced is not None and self._broke()
+            is_break = replaced is not None and self._broke()
             self._in[stream] = cancel
             self._opened(Way.IN, stream, theirs)
         if replaced is not None:
             replaced()
-        self._tell(told)
+        self._report_break(is_break)
         return None
 
     def went(self, stream: Stream, cancel: Cancel) -> None:
@@ -156,11 +156,11 @@ class Peer:
             if self._in.get(stream) is not cancel:
                 return
             del self._in[stream]
-            told = self._broke()
+            is_break = self._broke()
             ends = [] if self._in else [outbox.end for outbox in self._out.values()]
         for end in ends:
             end()
-        self._tell(told)
+        self._report_break(is_break)
 
     def end(self) -> None:
         """Ends all streams: a peer that is silent on one hangs on all."""
@@ -248,10 +248,10 @@ class Peer:
 
     def _broke(self) -> bool:
         """Notes a break; returns whether to report it to the server."""
-        told, self._is_heard = self._is_heard, False
-        self._breaks += told
+        is_break, self._is_heard = self._is_heard, False
+        self._breaks += is_break
         self._changed()
-        return told
+        return is_break
 
     def _changed(self) -> None:
         if len(self._out) == len(self._in) == len(Stream):
@@ -280,8 +280,8 @@ class Peer:
 
     # --- without
 
-    def _tell(self, told: bool) -> None:
-        if told:
+    def _report_break(self, is_break: bool) -> None:
+        if is_break:
             self._on_disconnected(self.node)
 
 

@@ -51,13 +51,13 @@ class PeerRefusal:
     Attributes:
         reason: For programs.
         text: For this node's log, and its operators.
-        told: For the other side, in place of `text`: anyone may open a stream, so this names no
+        for_peer: For the other side, in place of `text`: anyone may open a stream, so this names no
             member, storage or boot that the other side did not send itself. Empty: all of `text`.
     """
 
     reason: PeerReason
     text: str
-    told: str = ""
+    for_peer: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from typing import Final, Literal
 def _hidden(package: str) -> Iterator[None]:
     """Makes a module appear as not installed while it is imported."""
     before = sys.modules.get(package)
-    sys.modules[package] = None  # type: ignore[assignment]  # how the import system is told so
+    sys.modules[package] = None  # type: ignore[assignment]  # makes the import system treat it as absent
     try:
         yield
     finally:

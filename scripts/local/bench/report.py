@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from statistics import median
 from typing import Any
 
-from delaywheel_replica.cli.telling.tables import print_table
+from delaywheel_replica.cli.printing.tables import print_table
 from local.bench.running import our_cpu_share
 
 LABELS = {

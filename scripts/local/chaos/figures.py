@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from delaywheel_replica.cli.telling.tables import print_table
+from delaywheel_replica.cli.printing.tables import print_table
 from local.chaos.disturbing import How
 from local.stage.stage import Ended
 from local.stage.tally import Spread

@@ -20,7 +20,7 @@ from delaywheel.deadletters import (
     Settled,
 )
 from delaywheel_replica.cli.doing import dead
-from delaywheel_replica.cli.telling import tables
+from delaywheel_replica.cli.printing import tables
 from support.clients.command import Command
 
 DOC = Path(__file__).parents[3] / "docs" / "CLI.md"

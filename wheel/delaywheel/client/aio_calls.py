@@ -105,7 +105,7 @@ class AioCalls:
             attempt_s = self._settings.attempt_s((deadline_s - now_s) / 2, alone=False)
             try:
                 await self._ask_facts(now_s + attempt_s)
-            except DelaywheelError:  # messages are sent all the same; their errors will tell
+            except DelaywheelError:  # messages are sent all the same; their errors show it
                 if not self._facts.known:  # from another node meanwhile
                     self._facts = Facts.assumed(now_s)
         return self._facts
@@ -118,7 +118,7 @@ class AioCalls:
         await asyncio.gather(*self._looking, return_exceptions=True)
         for line in self._lines.values():
             await line.channel.close()
-        self._tell_waiting()
+        self._wake_waiting()
 
     async def _news_within(self, wait_s: float) -> None:
         try:
@@ -163,7 +163,7 @@ class AioCalls:
         finally:
             line.calls -= 1
         if route.report(address, started_s=started_s, now_s=monotonic(), report=report):
-            self._tell_waiting()
+            self._wake_waiting()
 
     async def _unsent(self, address: str, line: _Line, timeout_s: float) -> Failure | None:
         """See `sync_calls`."""
@@ -200,17 +200,19 @@ class AioCalls:
             now_s, failure = monotonic(), Failure.of_call(error)
             reached = not failure.verdict.retry
             self._endpoints.reached(address, connected=not failure.unsent)
-            self._endpoints.not_told(address, started_s=started_s, now_s=now_s, reached=reached)
+            self._endpoints.not_described(
+                address, started_s=started_s, now_s=now_s, reached=reached
+            )
         else:
             line.answers = True
             await self._learn(address, Description.of(response, monotonic()))
         finally:
             line.calls -= 1
-        self._tell_waiting()
+        self._wake_waiting()
 
     async def _learn(self, address: str, description: Description) -> None:
         self._endpoints.reached(address, connected=True)
-        if self._endpoints.told(address, description.said, monotonic()):
+        if self._endpoints.described(address, description.said, monotonic()):
             self._facts = description.facts
         known = self._endpoints.addresses
         idle = [name for name, line in self._lines.items() if name not in known and not line.calls]
@@ -228,7 +230,7 @@ class AioCalls:
             )
         return line
 
-    def _tell_waiting(self) -> None:
+    def _wake_waiting(self) -> None:
         news, self._news = self._news, asyncio.Event()
         news.set()
 

@@ -170,6 +170,6 @@ class CancellingMany:
         self, outcomes: set[pb.CancelOutcome.ValueType], *, but: frozenset[bytes] = frozenset()
     ) -> tuple[Handle, ...]:
         handles = (
-            Handle.parse(told) for (told, _), one in self._results.items() if one in outcomes
+            Handle.parse(text) for (text, _), one in self._results.items() if one in outcomes
         )
         return tuple(handle for handle in handles if handle.id not in but)

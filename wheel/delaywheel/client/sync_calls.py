@@ -102,7 +102,7 @@ class Calls:
             attempt_s = self._settings.attempt_s((deadline_s - now_s) / 2, alone=False)
             try:
                 self._ask_facts(now_s + attempt_s)
-            except DelaywheelError:  # messages are sent all the same; their errors will tell
+            except DelaywheelError:  # messages are sent all the same; their errors show it
                 if not self._facts.known:  # from another node meanwhile
                     self._facts = Facts.assumed(now_s)
         return self._facts
@@ -113,7 +113,7 @@ class Calls:
         with self._lock:
             for line in self._lines.values():
                 line.channel.close()
-        self._tell_waiting()
+        self._wake_waiting()
 
     def _attempt(
         self,
@@ -151,7 +151,7 @@ class Calls:
         finally:
             self._release(line)
         if route.report(address, started_s=started_s, now_s=monotonic(), report=report):
-            self._tell_waiting()
+            self._wake_waiting()
 
     def _unsent(self, address: str, line: _Line, timeout_s: float) -> Failure | None:
         """Returns why nothing can be sent; None if something listens. Asked before a first answer.
@@ -205,12 +205,14 @@ class Calls:
             failure = Failure.of_call(ended)
             reached = not failure.verdict.retry
             self._endpoints.reached(address, connected=not failure.unsent)
-            self._endpoints.not_told(address, started_s=started_s, now_s=now_s, reached=reached)
-        self._tell_waiting()
+            self._endpoints.not_described(
+                address, started_s=started_s, now_s=now_s, reached=reached
+            )
+        self._wake_waiting()
 
     def _learn(self, address: str, description: Description) -> None:
         self._endpoints.reached(address, connected=True)
-        if self._endpoints.told(address, description.said, monotonic()):
+        if self._endpoints.described(address, description.said, monotonic()):
             self._facts = description.facts
         known = self._endpoints.addresses
         with self._lock:
@@ -239,7 +241,7 @@ class Calls:
             return grpc.insecure_channel(address, CHANNEL_OPTIONS)
         return grpc.secure_channel(address, credentials, CHANNEL_OPTIONS)
 
-    def _tell_waiting(self) -> None:
+    def _wake_waiting(self) -> None:
         with self._lock:
             news, self._news = self._news, Event()
         news.set()

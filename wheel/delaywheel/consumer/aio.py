@@ -39,12 +39,12 @@ class AsyncRetryConsumer(BaseConsumer):
     async def __aenter__(self) -> Self:
         loop = asyncio.get_running_loop()
 
-        def tell() -> None:
+        def wake() -> None:
             # The loop may be closed before the thread has ended.
             if not loop.is_closed():
                 loop.call_soon_threadsafe(self._ready.set)
 
-        self._engine.listen(tell)
+        self._engine.listen(wake)
         self._engine.start()
         return self
 

@@ -155,7 +155,7 @@ class Engine:
         """Pauses or resumes handing out and fetching."""
         with self._changed:
             self._is_paused_by_caller = on
-            self._tell()
+            self._notify()
 
     def stop(self) -> None:
         """Requests the end. Takes no lock: signal handlers may call it."""
@@ -240,7 +240,7 @@ class Engine:
             settlement = settlement._replace(order=written)
             if freed:
                 self._book.put_back(freed)
-                self._tell()
+                self._notify()
         return self._book.settle(message, settlement)
 
     # The thread.
@@ -257,7 +257,7 @@ class Engine:
             with self._changed:
                 self._book.forget(self._book.partitions)
                 self._has_ended = True
-                self._tell()
+                self._notify()
             try:
                 self._broker.close()
             except Exception:  # noqa: BLE001 - whatever it was, this is the end
@@ -306,7 +306,7 @@ class Engine:
         with self._changed:
             for message in messages:
                 self._book.take(message)
-            self._tell()
+            self._notify()
 
     def _message(self, record: Incoming) -> ReceivedMessage:
         if record.place.topic in self._retry_topics:
@@ -469,7 +469,7 @@ class Engine:
         """Ends gracefully: stays in the group until records in hand are settled."""
         deadline = time.monotonic() + self._settings.drain_ms / 1000
         with self._changed:
-            self._tell()
+            self._notify()
         while self._book.in_hand(self._book.partitions) and time.monotonic() < deadline:
             self._turn(fetches=False)
         if not self._must_recover:
@@ -486,7 +486,7 @@ class Engine:
     def _can_hand_out(self) -> bool:
         return self._book.has_waiting and not (self._is_draining or self._is_paused_by_caller)
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         self._changed.notify_all()
         for listener in self._listeners:
             listener()

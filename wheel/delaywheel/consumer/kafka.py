@@ -192,11 +192,11 @@ class KafkaBroker:
             return {}
         wanted = [TopicPartition(topic, number) for topic, number in partitions]
         try:
-            told = self._joined.committed(wanted, timeout=ASK_S)
+            answer = self._joined.committed(wanted, timeout=ASK_S)
         except KafkaException as exception:
             raise _away(exception) from exception
         found: dict[Partition, int | None] = {}
-        for one in told:
+        for one in answer:
             if one.error is not None:
                 raise KafkaAway(one.error.str())
             found[Partition(one.topic, one.partition)] = one.offset if one.offset >= 0 else None
@@ -218,12 +218,12 @@ class KafkaBroker:
         found = {}
         try:
             for partition in partitions:
-                told = self._joined.get_watermark_offsets(
+                answer = self._joined.get_watermark_offsets(
                     TopicPartition(partition.topic, partition.number), timeout=ASK_S
                 )
-                if told is None:
+                if answer is None:
                     raise KafkaAway(f"the end of {partition} is unknown")
-                found[partition] = told[1]
+                found[partition] = answer[1]
         except KafkaException as exception:
             raise _away(exception) from exception
         return found
@@ -239,11 +239,11 @@ class KafkaBroker:
 
     def membership(self) -> bytes | None:
         """See `Broker`."""
-        told = cast("bytes | None", self._joined.consumer_group_metadata())
-        if told is None or len(told) < _METADATA.size:
+        answer = cast("bytes | None", self._joined.consumer_group_metadata())
+        if answer is None or len(answer) < _METADATA.size:
             return None
-        magic, generation = _METADATA.unpack_from(told)
-        return None if magic != _METADATA_MAGIC or generation < 0 else told
+        magic, generation = _METADATA.unpack_from(answer)
+        return None if magic != _METADATA_MAGIC or generation < 0 else answer
 
     def pause(self, partitions: Sequence[Partition]) -> None:
         """See `Broker`."""
@@ -424,10 +424,10 @@ def _read_away(
     try:
         ends: dict[tuple[str, int], int] = {}
         for where in wanted.values():
-            told = dirty.get_watermark_offsets(where, timeout=ASK_S)
-            if told is None:
+            answer = dirty.get_watermark_offsets(where, timeout=ASK_S)
+            if answer is None:
                 raise KafkaAway("the end of an order topic is unknown")
-            ends[where.topic, where.partition] = told[1]
+            ends[where.topic, where.partition] = answer[1]
         reader.assign([TopicPartition(topic, number, 0) for topic, number in ends])
         read: dict[tuple[str, int], list[tuple[bytes | None, bytes | None]]]
         read = {where: [] for where in ends}
@@ -456,8 +456,8 @@ def _read_away(
 def _largest_batch(admin: AdminClient, topic: str) -> int:
     resource = ConfigResource(ResourceType.TOPIC, topic)
     try:
-        told = admin.describe_configs([resource], request_timeout=ASK_S)[resource].result()
-        return int(told["max.message.bytes"].value)
+        answer = admin.describe_configs([resource], request_timeout=ASK_S)[resource].result()
+        return int(answer["max.message.bytes"].value)
     except KafkaException:  # we may lack the permission
         return DEFAULT_BATCH_BYTES
 

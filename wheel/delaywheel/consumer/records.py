@@ -120,8 +120,8 @@ class Trip(NamedTuple):
 
 def content_bytes(key: bytes | None, value: bytes | None, headers: Headers) -> int:
     """Returns the length of key, value and headers."""
-    told = sum(len(name) + len(content or b"") for name, content in headers)
-    return len(key or b"") + len(value or b"") + told
+    lengths_bytes = sum(len(name) + len(content or b"") for name, content in headers)
+    return len(key or b"") + len(value or b"") + lengths_bytes
 
 
 def unpack_retry(record: Incoming) -> tuple[Trip, Headers]:
@@ -129,7 +129,7 @@ def unpack_retry(record: Incoming) -> tuple[Trip, Headers]:
 
     A record that another program put there is treated as any other, at its first attempt.
     """
-    told: dict[str, bytes] = {}
+    ours: dict[str, bytes] = {}
     own: Headers = []
     for name, value in record.headers:
         if name.startswith(_KEPT):
@@ -137,14 +137,14 @@ def unpack_retry(record: Incoming) -> tuple[Trip, Headers]:
         elif not name.startswith(RESERVED_PREFIX):
             own.append((name, value))
         elif value is not None:
-            told[name] = value
+            ours[name] = value
     try:
-        topic, partition, offset = told[_ORIGIN].decode().split("/")
-        origin = Place(topic, int(partition), int(offset), int(told[_ORIGIN_TIMESTAMP]))
-        attempt = int(told[_ATTEMPT])
+        topic, partition, offset = ours[_ORIGIN].decode().split("/")
+        origin = Place(topic, int(partition), int(offset), int(ours[_ORIGIN_TIMESTAMP]))
+        attempt = int(ours[_ATTEMPT])
     except (KeyError, ValueError):
         return Trip(1, record.place), own
-    return Trip(attempt, origin, _text(told, _FIRST_ERROR), _text(told, _LAST_ERROR)), own
+    return Trip(attempt, origin, _text(ours, _FIRST_ERROR), _text(ours, _LAST_ERROR)), own
 
 
 def retry_record(
@@ -200,7 +200,7 @@ def dead_letter(
     headers: Headers,
 ) -> Outgoing:
     """Returns a record's dead letter; `trip` includes the attempt that failed."""
-    told: Headers = [
+    ours: Headers = [
         *headers,
         ("dw-dead-reason", encode_error(reason)),
         ("dw-dead-topic", retry_topic.encode()),
@@ -210,10 +210,10 @@ def dead_letter(
         ("dw-dead-origin-timestamp", b"%d" % trip.origin.timestamp_ms),
     ]
     if trip.first_error is not None:
-        told.append(("dw-dead-first-error", encode_error(trip.first_error)))
+        ours.append(("dw-dead-first-error", encode_error(trip.first_error)))
     if trip.last_error is not None:
-        told.append(("dw-dead-detail", encode_error(trip.last_error)))
-    return Outgoing(dead_topic, key, value, told)
+        ours.append(("dw-dead-detail", encode_error(trip.last_error)))
+    return Outgoing(dead_topic, key, value, ours)
 
 
 def error_text(error: BaseException) -> str:
@@ -235,6 +235,6 @@ def _means_something(name: str) -> bool:
     return name == TTL_HEADER or name.startswith(RESERVED_PREFIX)
 
 
-def _text(told: dict[str, bytes], name: str) -> str | None:
-    value = told.get(name)
+def _text(ours: dict[str, bytes], name: str) -> str | None:
+    value = ours.get(name)
     return None if value is None else value.decode(errors="replace")

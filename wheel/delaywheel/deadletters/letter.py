@@ -74,7 +74,7 @@ class Letter:
         key: The message's key.
         value: The message's value.
         headers: All of them, in order.
-        told: What the headers that begin with `dw-` say, the last of each name.
+        dw_headers: What the headers that begin with `dw-` say, the last of each name.
     """
 
     place: Place
@@ -82,12 +82,12 @@ class Letter:
     key: bytes | None
     value: bytes | None
     headers: Headers
-    told: dict[str, bytes] = field(init=False)
+    dw_headers: dict[str, bytes] = field(init=False)
 
     def __post_init__(self) -> None:
         """Reads the headers."""
-        told = {name: value or b"" for name, value in self.headers if name.startswith("dw-")}
-        object.__setattr__(self, "told", told)
+        dw_headers = {name: value or b"" for name, value in self.headers if name.startswith("dw-")}
+        object.__setattr__(self, "dw_headers", dw_headers)
 
     @property
     def reason(self) -> str:
@@ -107,12 +107,12 @@ class Letter:
     @property
     def due_ms(self) -> int | None:
         """When the message was due; None if the letter does not say."""
-        return _number(self.told.get("dw-due"))
+        return _number(self.dw_headers.get("dw-due"))
 
     @property
     def is_of_ingress(self) -> bool:
         """Whether it is a record of an ingress topic that could not be delayed."""
-        return "dw-dead-topic" not in self.told and "dw-dead-origin" in self.told
+        return "dw-dead-topic" not in self.dw_headers and "dw-dead-origin" in self.dw_headers
 
     @property
     def topic(self) -> str:
@@ -134,8 +134,8 @@ class Letter:
     @property
     def length_bytes(self) -> int:
         """The size of key, value and headers."""
-        told = sum(len(name) + len(value or b"") for name, value in self.headers)
-        return len(self.key or b"") + len(self.value or b"") + told
+        dw_headers = sum(len(name) + len(value or b"") for name, value in self.headers)
+        return len(self.key or b"") + len(self.value or b"") + dw_headers
 
     def again(self, of_topic: str, *, to: str | None, as_new: bool) -> Outgoing:
         """Returns the record that sends the message again.
@@ -147,9 +147,9 @@ class Letter:
         """
         partition, timestamp_ms = None, None
         if not as_new:
-            timestamp_ms = _number(self.told.get("dw-dead-timestamp"))
+            timestamp_ms = _number(self.dw_headers.get("dw-dead-timestamp"))
             if to is None:
-                partition = _number(self.told.get("dw-dead-partition"), bits=31)
+                partition = _number(self.dw_headers.get("dw-dead-partition"), bits=31)
         replayed = f"{of_topic}/{self.place.partition}/{self.place.offset}".encode()
         return Outgoing(
             self.topic if to is None else to,
@@ -161,7 +161,7 @@ class Letter:
         )
 
     def _text(self, name: str) -> str:
-        return self.told.get(name, b"").decode(errors="replace")
+        return self.dw_headers.get(name, b"").decode(errors="replace")
 
 
 def is_own_topic(name: str) -> bool:

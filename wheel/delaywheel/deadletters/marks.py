@@ -171,12 +171,12 @@ class _Offsets:
         return chunk is not None and bool(chunk[bit >> 3] & 1 << (bit & 7))
 
 
-def _parse(told: Any) -> Mark:
-    ranges = tuple((int(first), int(last)) for first, last in told["offsets"])
+def _parse(document: Any) -> Mark:
+    ranges = tuple((int(first), int(last)) for first, last in document["offsets"])
     letters = sum(max(0, last - first + 1) for first, last in ranges)
     if not 0 < letters <= _MOST_LETTERS:
         raise ValueError(f"a mark of {letters} letters")
-    return Mark(LetterState(told["action"]), int(told["at_ms"]), told["to"], ranges)
+    return Mark(LetterState(document["action"]), int(document["at_ms"]), document["to"], ranges)
 
 
 def _ranges(offsets: list[int]) -> list[tuple[int, int]]:

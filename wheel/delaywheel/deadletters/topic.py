@@ -256,9 +256,9 @@ class DeadLetterTopic:
                     assert isinstance(key, bytes)
                     if until is not None and value == until:
                         return
-                    told = marks.read(key, value)
-                    if told is not None and on_mark is not None:
-                        on_mark(*told)
+                    parsed = marks.read(key, value)
+                    if parsed is not None and on_mark is not None:
+                        on_mark(*parsed)
                 position = max(position, end)
                 if until is None:
                     return

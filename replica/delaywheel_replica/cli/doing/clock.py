@@ -10,8 +10,8 @@ import time
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.cli.asking.confirming import confirm, show
 from delaywheel_replica.cli.asking.connection import ask_admin
-from delaywheel_replica.cli.telling import shapes
-from delaywheel_replica.cli.telling.tables import print_json
+from delaywheel_replica.cli.printing import shapes
+from delaywheel_replica.cli.printing.tables import print_json
 from delaywheel_replica.cli.values import about, clock, iso
 
 DIFFERS_MS = 2_000
@@ -27,25 +27,25 @@ def set_back(*, yes: bool, as_json: bool, server: str, timeout_s: float) -> None
             server, lambda stub: stub.SetBack(request, timeout=timeout_s), changes=not dry_run
         )
 
-    told = ask(0, dry_run=True)
-    show(_meaning(told, time.time_ns() // 1_000_000))
+    preview = ask(0, dry_run=True)
+    show(_meaning(preview, time.time_ns() // 1_000_000))
     confirm("Set it back?", yes=yes)
-    done = ask(told.set_backs, dry_run=False)
+    done = ask(preview.set_backs, dry_run=False)
     if as_json:
         print_json(shapes.set_back(done))
     else:
         print(f"forwarding goes on from {iso(done.goes_on_from_ms)}")
 
 
-def _meaning(told: pb.SetBackResponse, now_ms: int) -> list[str]:
+def _meaning(preview: pb.SetBackResponse, now_ms: int) -> list[str]:
     """Describes the consequences."""
-    ahead_ms = told.forwarded_to_ms - told.goes_on_from_ms
-    forwarded_to, goes_on_from = iso(told.forwarded_to_ms), iso(told.goes_on_from_ms)
+    ahead_ms = preview.forwarded_to_ms - preview.goes_on_from_ms
+    forwarded_to, goes_on_from = iso(preview.forwarded_to_ms), iso(preview.goes_on_from_ms)
     lines = [
         f"What is due up to {forwarded_to} was forwarded, up to {about(ahead_ms)} early.",
-        f"Node {told.node} leads, and its clock says {goes_on_from}: it would go on from there.",
+        f"Node {preview.node} leads, and its clock says {goes_on_from}: it would go on from there.",
     ]
-    off_ms = told.goes_on_from_ms - now_ms
+    off_ms = preview.goes_on_from_ms - now_ms
     if abs(off_ms) > DIFFERS_MS:
         way = "ahead of" if off_ms > 0 else "behind"
         lines.append(f"That is {about(abs(off_ms))} {way} the clock here: see which one is right.")
@@ -55,7 +55,7 @@ def _meaning(told: pb.SetBackResponse, now_ms: int) -> list[str]:
         "A due that was reckoned from a delay by the wrong clock stays as it is.",
         "It cannot be undone.",
     ]
-    if told.floor * 1_000 > told.goes_on_from_ms:
-        deleted = f"Seconds below {clock(told.floor)} are deleted"
+    if preview.floor * 1_000 > preview.goes_on_from_ms:
+        deleted = f"Seconds below {clock(preview.floor)} are deleted"
         lines.append(f"{deleted}: what is due before is refused until then, with or without this.")
     return lines

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from delaywheel_replica.cleaner.kafka.client_check import client_faults
 from delaywheel_replica.cli.failures import Failure
-from delaywheel_replica.cli.telling.tables import print_json, print_table
+from delaywheel_replica.cli.printing.tables import print_json, print_table
 from delaywheel_replica.config import Config
 from delaywheel_replica.config_sources import ConfigError, load_config
 
@@ -17,8 +17,8 @@ def load(file: Path | None, settings: Sequence[tuple[str, str]]) -> Config:
     try:
         return load_config(file=file, flags=dict(settings), checks=[client_faults])
     except ConfigError as error:
-        told = str(error).splitlines()
-        text = told[0] if len(told) == 1 else "".join(f"\n  {line}" for line in told)
+        lines = str(error).splitlines()
+        text = lines[0] if len(lines) == 1 else "".join(f"\n  {line}" for line in lines)
         raise Failure("CONFIG_INVALID", text) from error
 
 

@@ -26,8 +26,8 @@ from delaywheel.deadletters import (
 from delaywheel_replica.cli.asking.kafka import kafka_access
 from delaywheel_replica.cli.failures import ExitCode, Failure
 from delaywheel_replica.cli.parsing import usage
-from delaywheel_replica.cli.telling import letters as telling
-from delaywheel_replica.cli.telling.tables import (
+from delaywheel_replica.cli.printing import letters as printing
+from delaywheel_replica.cli.printing.tables import (
     print_facts,
     print_json,
     print_ndjson,
@@ -69,7 +69,9 @@ class Dealing(Which):
 
 
 class _Deal(Protocol):
-    def __call__(self, topic: DeadLetterTopic, selection: Selection, told: _Told) -> Settled: ...
+    def __call__(
+        self, topic: DeadLetterTopic, selection: Selection, progress: _Progress
+    ) -> Settled: ...
 
 
 def list_letters(
@@ -87,27 +89,27 @@ def list_letters(
         shown = _counted(topic.letters(_selection(said)), counts, also_settled=also_settled)
         if as_ndjson:
             rows = islice(shown, limit)
-            print_ndjson(telling.shape(*each, with_content=True) for each in rows)
+            print_ndjson(printing.shape(*each, with_content=True) for each in rows)
             return
         first = [] if only_counts else list(islice(shown, limit))
         more = sum(1 for _ in shown)
         if as_json:
-            rows_shape = [telling.shape(*each, with_content=False) for each in first]
+            rows_shape = [printing.shape(*each, with_content=False) for each in first]
             print_json(
                 {
                     "topic": topic.name,
                     "letters": rows_shape,
-                    "counts": telling.counts_shape(counts),
+                    "counts": printing.counts_shape(counts),
                     "complete": not more,
                 }
             )
             return
     if first:
-        columns = telling.COLUMNS_WITH_STATE if also_settled else telling.COLUMNS
-        print_table(columns, [telling.cells(*each, with_state=also_settled) for each in first])
+        columns = printing.COLUMNS_WITH_STATE if also_settled else printing.COLUMNS
+        print_table(columns, [printing.cells(*each, with_state=also_settled) for each in first])
         print()
     if counts.rows():
-        telling.print_counts(counts)
+        printing.print_counts(counts)
     else:
         print_prose(f"no such letters in {topic.name}")
     if more and not only_counts:
@@ -120,10 +122,10 @@ def show(place: tuple[int, int], *, as_json: bool, **said: Unpack[Where]) -> Non
         letter, mark = topic.get(Place(*place))
     if as_json:
         state = LetterState.WAITING if mark is None else mark.state
-        document = telling.shape(letter, state, with_content=True)
-        print_json({**document, "settled": telling.mark_shape(mark)})
+        document = printing.shape(letter, state, with_content=True)
+        print_json({**document, "settled": printing.mark_shape(mark)})
     else:
-        print_facts(telling.facts(letter, mark))
+        print_facts(printing.facts(letter, mark))
 
 
 def replay(
@@ -131,9 +133,9 @@ def replay(
 ) -> int:
     """Sends messages again."""
 
-    def settle(topic: DeadLetterTopic, selection: Selection, told: _Told) -> Settled:
+    def settle(topic: DeadLetterTopic, selection: Selection, progress: _Progress) -> Settled:
         return topic.replay(
-            selection, to=send_to, as_new=as_new, limit=said["limit"], on_progress=told.hear
+            selection, to=send_to, as_new=as_new, limit=said["limit"], on_progress=progress.hear
         )
 
     return _settle("replay", "replayed", settle, places, said)
@@ -142,13 +144,13 @@ def replay(
 def drop(places: Sequence[tuple[int, int]], **said: Unpack[Dealing]) -> int:
     """Marks letters as dealt with."""
 
-    def settle(topic: DeadLetterTopic, selection: Selection, told: _Told) -> Settled:
-        return topic.drop(selection, limit=said["limit"], on_progress=told.hear)
+    def settle(topic: DeadLetterTopic, selection: Selection, progress: _Progress) -> Settled:
+        return topic.drop(selection, limit=said["limit"], on_progress=progress.hear)
 
     return _settle("drop", "dropped", settle, places, said)
 
 
-class _Told:
+class _Progress:
     """Reports how far a command came, should it end early."""
 
     def __init__(self) -> None:
@@ -163,7 +165,7 @@ def _settle(
 ) -> int:
     """Settles letters, or says what it would do; more than one requires `--execute`."""
     selection = _selection(said, places)
-    told = _Told()
+    progress = _Progress()
     with _topic(said) as topic:
         if not said["execute"]:
             counts = Counts()
@@ -172,36 +174,36 @@ def _settle(
             for _ in waiting:
                 continue
             if len(first) != 1:
-                _tell_what_it_would_do(verb, counts, said)
+                _print_preview(verb, counts, said)
                 return ExitCode.DONE
             selection = Selection(places=frozenset([first[0][0].place]))
         try:
-            settled = settle(topic, selection, told)
+            settled = settle(topic, selection, progress)
         except DeadLettersError as error:
-            if told.done:
-                print(f"{done} before that: {told.done:,}", file=sys.stderr)
+            if progress.done:
+                print(f"{done} before that: {progress.done:,}", file=sys.stderr)
             text = str(error).removeprefix(f"{error.reason}: ")
             again = "" if error.reason == "OVERTAKEN" else "; run it again for the rest"
             raise DeadLettersError(
                 error.reason, f"{text}{again}", outcome_known=error.outcome_known
             ) from error
     if said["as_json"]:
-        print_json({"executed": True, **telling.settled_shape(settled)})
+        print_json({"executed": True, **printing.settled_shape(settled)})
     else:
         print(f"{done}: {counted(settled.done, 'letter')}")
-        for line in telling.refusals(settled):
+        for line in printing.refusals(settled):
             print(line, file=sys.stderr)
     return ExitCode.REFUSED if settled.refused else ExitCode.DONE
 
 
-def _tell_what_it_would_do(verb: str, counts: Counts, said: Dealing) -> None:
+def _print_preview(verb: str, counts: Counts, said: Dealing) -> None:
     waiting = counts.of(LetterState.WAITING)
     number = waiting if said["limit"] is None else min(waiting, said["limit"])
     if said["as_json"]:
-        print_json({"executed": False, "would": number, "counts": telling.counts_shape(counts)})
+        print_json({"executed": False, "would": number, "counts": printing.counts_shape(counts)})
         return
     if counts.rows():
-        telling.print_counts(counts)
+        printing.print_counts(counts)
         print()
     if number:
         print_prose(f"nothing was done: --execute will {verb} {counted(number, 'letter')}")

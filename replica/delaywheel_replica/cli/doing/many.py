@@ -19,7 +19,7 @@ from typing import Any, Final, TypeAlias
 from delaywheel import Client, DelaywheelError, Handle, Message
 from delaywheel_replica.cli.asking.sdk_failures import failure_of
 from delaywheel_replica.cli.failures import ExitCode, Failure
-from delaywheel_replica.cli.telling.tables import print_ndjson
+from delaywheel_replica.cli.printing.tables import print_ndjson
 from delaywheel_replica.cli.values import counted, parse_duration, parse_id, parse_time
 
 MOST_MESSAGES: Final = 5_000
@@ -52,8 +52,8 @@ class _Sent:
         if self.failure is not None:
             return {"line": self.line, "error": self.failure.reason, "message": str(self.failure)}
         assert self.message is not None
-        told = {"handle": str(self.handle), "id": self.message.id.hex()}
-        return {"line": self.line, **told, "due_ms": self.message.due_ms}
+        accepted = {"handle": str(self.handle), "id": self.message.id.hex()}
+        return {"line": self.line, **accepted, "due_ms": self.message.due_ms}
 
 
 def send(client: Client, source: int, make: Make, *, as_ndjson: bool) -> None:
@@ -66,7 +66,7 @@ def send(client: Client, source: int, make: Make, *, as_ndjson: bool) -> None:
         as_ndjson: Whether standard output gets an object a line, also of what failed.
 
     Raises:
-        Failure: Something was not accepted; what, is told on standard error.
+        Failure: Something was not accepted; standard error says what.
     """
     accepted, codes = 0, set[ExitCode]()
     for first, lines in _batches(source):

@@ -10,8 +10,8 @@ from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.cli.asking.confirming import confirm, show
 from delaywheel_replica.cli.asking.connection import ask_admin
 from delaywheel_replica.cli.failures import Failure
-from delaywheel_replica.cli.telling import shapes
-from delaywheel_replica.cli.telling.tables import print_json
+from delaywheel_replica.cli.printing import shapes
+from delaywheel_replica.cli.printing.tables import print_json
 
 
 def replace(
@@ -71,7 +71,7 @@ def _show(change: pb.NodeChange, what: str, warning: str) -> None:
         show([f"  {row.wheel}: {risk if row.frames else 'others hold all'}"])
     if any(row.frames for row in change.wheels):
         given_up = "Of these frames, what was not forwarded is given up for good"
-        show([f"{given_up}, and told as lost in the outcomes topic."])
+        show([f"{given_up}, and reported as lost in the outcomes topic."])
     show([warning])
 
 

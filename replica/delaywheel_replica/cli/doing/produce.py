@@ -16,7 +16,7 @@ from delaywheel_replica.cli.doing.many import message_of_json, send, value_of_li
 from delaywheel_replica.cli.failures import ExitCode, Failure
 from delaywheel_replica.cli.options import STANDARD_INPUT
 from delaywheel_replica.cli.parsing import usage
-from delaywheel_replica.cli.telling.tables import print_json, print_ndjson
+from delaywheel_replica.cli.printing.tables import print_json, print_ndjson
 from delaywheel_replica.cli.values import iso
 
 
@@ -107,8 +107,8 @@ def _sent(client: Client, message: Message) -> Handle:
     except RefusedError as refused:
         if refused.reason is not Reason.DUE_PASSED:
             raise
-        told = str(refused).removeprefix(f"{refused.reason}: ")
-        text = f"{told}; nothing was sent. With --past-ok it would be due now"
+        why = str(refused).removeprefix(f"{refused.reason}: ")
+        text = f"{why}; nothing was sent. With --past-ok it would be due now"
         raise Failure(str(refused.reason), text, ExitCode.USAGE) from refused
 
 

@@ -8,9 +8,9 @@ from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.cli import known
 from delaywheel_replica.cli.asking.connection import ask
 from delaywheel_replica.cli.failures import ExitCode, Failure
-from delaywheel_replica.cli.telling import shapes
-from delaywheel_replica.cli.telling.tables import print_facts, print_json, print_prose, print_table
-from delaywheel_replica.cli.telling.verdict import State, Verdict, verdict
+from delaywheel_replica.cli.printing import shapes
+from delaywheel_replica.cli.printing.tables import print_facts, print_json, print_prose, print_table
+from delaywheel_replica.cli.printing.verdict import State, Verdict, verdict
 from delaywheel_replica.cli.values import about, clock, counted, iso
 
 _WHEEL_STATES = {
@@ -52,10 +52,10 @@ def _print(answer: pb.DescribeClusterResponse, found: Verdict) -> None:
         ["node", "address", "role", "takes messages", "elections", "in-sync changes"],
         [_member_cells(member) for member in answer.members],
     )
-    told = [*found.unnamed, *_verifying(answer)]
-    if told:
+    shown = [*found.unnamed, *_verifying(answer)]
+    if shown:
         print()
-    for line in told:
+    for line in shown:
         print_prose(line)
     print()
     _print_wheels(answer)
@@ -91,17 +91,17 @@ def _acknowledged(answer: pb.DescribeClusterResponse) -> str:
 
 
 def _forwarded_to(progress: pb.Progress) -> str:
-    told = iso(progress.due_ms)
+    shown = iso(progress.due_ms)
     if not progress.HasField("ahead_ms"):
-        return told
-    return f"{told}; set back, so some of what is due up to {iso(progress.ahead_ms)} is done"
+        return shown
+    return f"{shown}; set back, so some of what is due up to {iso(progress.ahead_ms)} is done"
 
 
 def _lateness(answer: pb.DescribeClusterResponse) -> str:
     if not answer.HasField("lateness_ms"):
         return "unknown: nobody has forwarded anything"
-    told = f"{answer.lateness_ms:,} ms"
-    return told if answer.HasField("leader") else f"up to {told}: nobody leads"
+    shown = f"{answer.lateness_ms:,} ms"
+    return shown if answer.HasField("leader") else f"up to {shown}: nobody leads"
 
 
 def _dead_letters(answer: pb.DescribeClusterResponse) -> str:
@@ -175,9 +175,9 @@ def _print_wheels(answer: pb.DescribeClusterResponse) -> None:
 def _copy(replica: pb.Replica) -> str:
     """Returns the state of a copy, and how far it lags."""
     state = shapes.replica_state(replica).replace("_", " ")
-    told = [f"{state} {replica.lag_frames:,}" if replica.lag_frames else state]
+    shown = [f"{state} {replica.lag_frames:,}" if replica.lag_frames else state]
     if replica.lag_ms:
-        told.append(about(replica.lag_ms))
+        shown.append(about(replica.lag_ms))
     if replica.state == pb.REPLICA_STATE_AWAY and replica.HasField("told_ago_ms"):
-        told.append(f"told {about(replica.told_ago_ms)} ago")
-    return ", ".join(told)
+        shown.append(f"reported {about(replica.told_ago_ms)} ago")
+    return ", ".join(shown)

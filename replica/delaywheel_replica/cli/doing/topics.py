@@ -43,7 +43,7 @@ def create(
         try:
             future.result()
         except KafkaException as exception:
-            _tell(topic, exception.args[0])
+            _print_answer(topic, exception.args[0])
         else:
             print(f"made: {topic}")
     print("A node that has just refused messages for one takes them in 2 s.", file=sys.stderr)
@@ -58,7 +58,7 @@ def _client(file: Path | None, kafka: str | None, own: Sequence[tuple[str, str]]
         raise Failure("CONFIG_INVALID", f"kafka: {exception.args[0].str()}") from exception
 
 
-def _tell(topic: str, error: KafkaError) -> None:
+def _print_answer(topic: str, error: KafkaError) -> None:
     """Prints Kafka's answer for one topic; an existing one counts as created.
 
     Raises:

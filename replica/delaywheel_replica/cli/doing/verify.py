@@ -8,7 +8,7 @@ from delaywheel.storage.folder.disk import PosixDisk
 from delaywheel.storage.recovery.verify import Finding, verify_folder
 from delaywheel_replica.cli.doing.folder import node_of, read_progress
 from delaywheel_replica.cli.failures import Failure
-from delaywheel_replica.cli.telling.tables import print_json
+from delaywheel_replica.cli.printing.tables import print_json
 
 
 def verify(data: Path, *, as_json: bool) -> None:

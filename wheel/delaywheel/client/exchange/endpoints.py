@@ -201,7 +201,7 @@ class Endpoints:
             return False
 
     def ask(self, now_s: float, but: str | None = None) -> list[str]:
-        """Returns addresses to ask for a description; `told` or `not_told` must follow for each.
+        """Returns addresses to ask; `described` or `not_described` must follow for each.
 
         Args:
             now_s: Now.
@@ -226,7 +226,7 @@ class Endpoints:
                 endpoint.asked_at_s = self._asked_at_s = now_s
             return [endpoint.address for endpoint in asked]
 
-    def told(self, address: str, said: Described, now_s: float) -> bool:
+    def described(self, address: str, said: Described, now_s: float) -> bool:
         """Takes a description of the cluster; returns False if it is not of this cluster."""
         with self._lock:
             endpoint = self._endpoints.get(address)
@@ -251,7 +251,7 @@ class Endpoints:
             self._refresh_at_s = now_s + self._jittered_s(REFRESH_S)
             return True
 
-    def not_told(self, address: str, *, started_s: float, now_s: float, reached: bool) -> None:
+    def not_described(self, address: str, *, started_s: float, now_s: float, reached: bool) -> None:
         """Notes that an address did not describe the cluster.
 
         Args:

@@ -101,7 +101,7 @@ class CancelLook:
             limits: The wheels to look at, each up to a seq.
             budget: How much may be read; it is less afterwards.
             lost: The frames of a wheel that nobody can read any more.
-            on_damaged: Is told of a frame that cannot be read: wheel and seq.
+            on_damaged: Called with a frame that cannot be read: wheel and seq.
 
         Returns:
             Whether all that may hold such a row was read. Not while something cannot be read.

@@ -91,18 +91,18 @@ def rebuild_rows(
 
     The rows go at least up to ``end_seq``.
     """
-    told: dict[int, bytes] = {}
+    indexed: dict[int, bytes] = {}
     last_row = last_seq_of(disk, folder)
     yield
     for first_seq, raw in read_raw_rows(disk, folder, safe_seq + 1, last_row):
         rows = checked_rows(raw)
         numbers = np.flatnonzero(rows["length"] > 0).tolist()
-        told.update((first_seq + number, rows[number].tobytes()) for number in numbers)
+        indexed.update((first_seq + number, rows[number].tobytes()) for number in numbers)
         yield
-    found = yield from _frames_behind(disk, folder, wheel, longer, told)
-    last_seq = max([safe_seq, end_seq, *found, *told])
+    found = yield from _frames_behind(disk, folder, wheel, longer, indexed)
+    last_seq = max([safe_seq, end_seq, *found, *indexed])
     rows = np.full(last_seq - safe_seq, np.frombuffer(HOLE_ROW, INDEX_ROW)[0])
-    for by_seq in (told, found):
+    for by_seq in (indexed, found):
         behind = [seq for seq in by_seq if seq > safe_seq]
         written = b"".join([by_seq[seq] for seq in behind])
         rows[np.array(behind, np.int64) - safe_seq - 1] = np.frombuffer(written, INDEX_ROW)
@@ -112,22 +112,22 @@ def rebuild_rows(
 
 
 def _frames_behind(
-    disk: Disk, folder: Path, wheel: WheelId, longer: dict[int, int], told: dict[int, bytes]
+    disk: Disk, folder: Path, wheel: WheelId, longer: dict[int, int], indexed: dict[int, bytes]
 ) -> Steps[dict[int, bytes]]:
     """Returns rows of whole frames beyond the safe ends of their slot files, by seq.
 
     After a damaged frame, the walk continues where, according to a row, the next frame begins or
     one ends.
     """
-    told_offsets: dict[int, set[int]] = {}
-    for row in told.values():
+    indexed_offsets: dict[int, set[int]] = {}
+    for row in indexed.values():
         slot, offset, length_bytes, _ = np.frombuffer(row, INDEX_ROW)[0].item()
-        told_offsets.setdefault(slot, set()).update((offset, offset + length_bytes))
+        indexed_offsets.setdefault(slot, set()).update((offset, offset + length_bytes))
     found: dict[int, bytes] = {}
     for slot, begin in longer.items():
         file = disk.open_read(layout.slot_path(folder, slot))
         try:
-            resume_at = sorted(told_offsets.get(slot, ()))
+            resume_at = sorted(indexed_offsets.get(slot, ()))
             for offset, frame in _walk(file, wheel, slot, (begin, file.size()), resume_at):
                 found[frame.seq] = index_row_of(frame, offset)
         finally:

@@ -398,8 +398,8 @@ class MirrorWheel:
             return bundle
         has_content = bundle.has_content
         slots = rows["slot"].astype(np.int64)
-        told = np.where(has_content | (rows["length"] == 0), 0, slots + 1)
-        floors = np.maximum.accumulate(np.maximum(told, self._floor))
+        implied = np.where(has_content | (rows["length"] == 0), 0, slots + 1)
+        floors = np.maximum.accumulate(np.maximum(implied, self._floor))
         if len(floors):
             self._floor = int(floors[-1])
         finished = has_content & (slots < floors)

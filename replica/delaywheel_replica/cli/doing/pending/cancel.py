@@ -13,8 +13,8 @@ from delaywheel_replica.cli.asking.confirming import confirm, show
 from delaywheel_replica.cli.asking.connection import ask
 from delaywheel_replica.cli.doing.pending.search import wanted_of
 from delaywheel_replica.cli.failures import ExitCode, Failure
-from delaywheel_replica.cli.telling import shapes
-from delaywheel_replica.cli.telling.tables import print_json
+from delaywheel_replica.cli.printing import shapes
+from delaywheel_replica.cli.printing.tables import print_json
 from delaywheel_replica.cli.values import clock, counted, iso
 
 _MESSAGES_PER_CALL = 1_000
@@ -64,15 +64,15 @@ def cancel(  # noqa: PLR0913 - as many as the command has
         if not as_json:
             show(_listed(found))
         if dry_run:
-            _tell(found, as_json=as_json, dry_run=True)
+            _print(found, as_json=as_json, dry_run=True)
             return
         pending = sum(row.outcome == pb.CANCEL_OUTCOME_UNSPECIFIED for row in found.results)
         if not pending:
-            _tell(found, as_json=as_json, dry_run=True)
+            _print(found, as_json=as_json, dry_run=True)
             return
         confirm(f"Withdraw {counted(pending, 'message')}?", yes=yes)
     came_to = many.ask_for_all(dry_run=False)
-    _tell(came_to, as_json=as_json, dry_run=False)
+    _print(came_to, as_json=as_json, dry_run=False)
     not_cancelled = sum(
         row.outcome not in {pb.CANCEL_OUTCOME_CANCELLED, pb.CANCEL_OUTCOME_RESCHEDULED}
         for row in came_to.results
@@ -163,7 +163,7 @@ def _listed(found: pb.CancelManyResponse) -> Iterator[str]:
         yield f"and {len(pending) - _SHOWN:,} more"
 
 
-def _tell(answer: pb.CancelManyResponse, *, as_json: bool, dry_run: bool) -> None:
+def _print(answer: pb.CancelManyResponse, *, as_json: bool, dry_run: bool) -> None:
     if as_json:
         print_json(shapes.cancelled_many(answer, dry_run=dry_run))
         return

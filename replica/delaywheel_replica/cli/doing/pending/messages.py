@@ -8,8 +8,8 @@ from delaywheel.client.references import message_ref
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.cli import known
 from delaywheel_replica.cli.asking.connection import ask
-from delaywheel_replica.cli.telling import shapes
-from delaywheel_replica.cli.telling.tables import bytes_text, print_facts, print_json
+from delaywheel_replica.cli.printing import shapes
+from delaywheel_replica.cli.printing.tables import bytes_text, print_facts, print_json
 from delaywheel_replica.cli.values import iso
 
 _UNKNOWN_END = "done: delivered or a dead letter, which is not known here; the outcomes topic knows"

@@ -12,9 +12,9 @@ from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_proto.v1.delaywheel_pb2_grpc import DelayWheelStub
 from delaywheel_replica.cli import known
 from delaywheel_replica.cli.asking.connection import ask
-from delaywheel_replica.cli.telling import shapes
-from delaywheel_replica.cli.telling.messages import print_messages
-from delaywheel_replica.cli.telling.tables import print_json, print_ndjson
+from delaywheel_replica.cli.printing import shapes
+from delaywheel_replica.cli.printing.messages import print_messages
+from delaywheel_replica.cli.printing.tables import print_json, print_ndjson
 from delaywheel_replica.cli.values import clock, counted
 
 _MESSAGES_PER_CALL = 1_000
@@ -71,7 +71,7 @@ class Looking:
         """Returns what was looked at, as JSON."""
         return shapes.looked(self._looked)
 
-    def tell(self) -> None:
+    def print_looked(self) -> None:
         """Prints what was looked at, and where to go on."""
         looked = self._looked
         read = f"{counted(looked.messages, 'message')}, {counted(looked.length_bytes, 'byte')}"
@@ -124,7 +124,7 @@ def search(  # noqa: PLR0913 - as many as the command has
     shown = looking.messages(limit)
     if as_ndjson:
         print_ndjson(shapes.stored_message(row, with_content=with_content) for row in shown)
-        looking.tell()
+        looking.print_looked()
         return
     messages = list(shown)
     known.note(server, topics=[message.topic for message in messages])
@@ -140,4 +140,4 @@ def search(  # noqa: PLR0913 - as many as the command has
         )
         return
     print_messages(messages, with_content=with_content)
-    looking.tell()
+    looking.print_looked()

@@ -11,9 +11,9 @@ from types import ModuleType
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.cli import known
 from delaywheel_replica.cli.asking.connection import ask
-from delaywheel_replica.cli.telling import shapes
-from delaywheel_replica.cli.telling.messages import print_messages
-from delaywheel_replica.cli.telling.tables import (
+from delaywheel_replica.cli.printing import shapes
+from delaywheel_replica.cli.printing.messages import print_messages
+from delaywheel_replica.cli.printing.tables import (
     print_json,
     print_ndjson,
     print_prose,
@@ -136,7 +136,7 @@ def slot(
     shown = islice(stored, limit)
     if as_ndjson:
         print_ndjson(shapes.stored_message(row, with_content=with_content) for row in shown)
-        _tell_of_more(stored, limit)
+        _print_if_more(stored, limit)
         return
     messages = list(shown)
     known.note(server, topics=[message.topic for message in messages])
@@ -153,10 +153,10 @@ def slot(
         )
         return
     print_messages(messages, with_content=with_content)
-    _tell_of_more(stored, limit)
+    _print_if_more(stored, limit)
 
 
-def _tell_of_more(stored: Iterator[pb.StoredMessage], limit: int) -> None:
+def _print_if_more(stored: Iterator[pb.StoredMessage], limit: int) -> None:
     if next(stored, None) is not None:
         print(f"there are more: --limit {limit * 10}", file=sys.stderr)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from delaywheel.deadletters import Counts, Letter, LetterState, Mark, Settled
-from delaywheel_replica.cli.telling.tables import bytes_text, print_table
+from delaywheel_replica.cli.printing.tables import bytes_text, print_table
 from delaywheel_replica.cli.values import iso
 
 COLUMNS = ("place", "since", "reason", "topic", "bytes")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-from delaywheel_replica.cli.telling import shapes
-from delaywheel_replica.cli.telling.tables import bytes_text, print_table
+from delaywheel_replica.cli.printing import shapes
+from delaywheel_replica.cli.printing.tables import bytes_text, print_table
 
 _COLUMNS = ("handle", "due", "state", "bytes", "topic")
 

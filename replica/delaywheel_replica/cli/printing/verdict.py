@@ -16,7 +16,7 @@ from typing import Final
 
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.cli.failures import ExitCode
-from delaywheel_replica.cli.telling import shapes
+from delaywheel_replica.cli.printing import shapes
 from delaywheel_replica.cli.values import about, iso
 
 LATE_MS: Final = 1_000
