@@ -1,6 +1,6 @@
 """All settings of an operator, as the processes of a node have them.
 
-It is read and checked once (`configuring.py`), by the process that starts the node; the node's
+The process that starts the node reads and checks them once (`config_sources.py`); the node's
 processes inherit the result as one JSON document in their environment, so that they can never
 differ, not even when one of them is restarted after the file was changed.
 """
@@ -90,8 +90,8 @@ class Config:
         max_clock_skew_ms: a leader whose wall clock moves against the monotonic one by more steps
             down and stands again; also how much beyond the span a due may lie
         max_clock_dispute_ms: where fewer than three nodes' clocks are known, Kafka's is one more;
-            of clocks that differ by more than this nobody can say which is wrong, and nobody leads
-            until they agree
+            if two clocks differ by more than this, either may be wrong, and no node leads until
+            they agree
         ledger_uri: where [the ledger](#the-ledger) is published: a path, or a URI of a file system
             that pyarrow has, of this cluster alone. With several nodes the same place for all;
             none: `<data_dir>/ledger/published`, each node's own

@@ -143,6 +143,6 @@ def _ingress(config: Config) -> Iterator[Fault]:
             yield Fault(f"ingress_topics {topic!r}: no name of a topic", ("ingress_topics",))
         if topic in {names.control, names.outcomes, names.dead}:
             yield Fault(
-                f"ingress_topics {topic}: the service's own, which nobody else writes to",
+                f"ingress_topics {topic}: the service's own, which only the service writes to",
                 ("ingress_topics", "cluster_id"),
             )

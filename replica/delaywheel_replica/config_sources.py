@@ -32,7 +32,7 @@ from delaywheel.identity import check_name
 from delaywheel_replica.config import Config
 from delaywheel_replica.config_faults import Fault, did_you_mean, faults
 
-# The few names of the Kafka client that really have underscores.
+# The only names of the Kafka client that contain underscores.
 _UNDERSCORED = re.compile(r"log_level|on_delivery|\w+_cb")
 # File systems of pyarrow.
 _LEDGER_SCHEMES = ("file", "s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs")
@@ -42,7 +42,7 @@ _STAND_INS: Final[Mapping[str, Any]] = {
     "data_dir": Path("/"),
     "kafka": {"bootstrap.servers": "k:1"},
 }
-"""Of settings that must be set, while the others are checked."""
+"""Placeholders for required settings, while the others are checked."""
 
 _HOST_PORT = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s:\[\]]+):(\d{1,5})")
 
@@ -62,10 +62,10 @@ def load_config(
     Args:
         file: A TOML file; must be there when named.
         flags: Settings by name; ``table.key`` reaches into a table. Values may be text.
-        checks: What else must be in order.
+        checks: Further checks.
 
     Raises:
-        ConfigError: Settings are missing, unknown or refused: all of them.
+        ConfigError: Settings are missing, unknown or refused; names all of them.
     """
     if file is not None and not file.is_file():
         raise ConfigError(f"{file}: no such file")

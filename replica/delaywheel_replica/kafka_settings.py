@@ -4,7 +4,7 @@
 refused by name (see `refused`), never overwritten silently.
 
 The clients retry nothing inside one of our calls (`delaywheel.transactional` says why): what would
-have been retried ends as an unknown outcome, answered by a new candidacy.
+have been retried ends as an unknown outcome, to which a new candidacy responds.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ _OWN_HEADERS_BYTES = sum(
     )
 )
 FORWARD_ROOM_BYTES = BATCH_HEADER_BYTES + _RECORD_FIXED_BYTES + _OWN_HEADERS_BYTES
-"""What a message takes in Kafka, at most, besides its key, value and encoded headers."""
+"""The most that a message takes in Kafka besides its key, value and encoded headers."""
 
 DEAD_ROOM_BYTES = 2_048
-"""What a dead letter may be larger than the greatest message, with all our headers."""
+"""How much larger than the greatest message a dead letter may be, with all our headers."""
 
 MAX_REQUEST_BYTES = 90_000_000
-"""What the client lets pass: a message accepted under a larger limit than today's must still go
-out, or as a dead letter. Topics and brokers (100 MiB a request, by default) judge sizes."""
+"""What the client accepts: a message accepted under a larger limit than today's must still go out,
+or become a dead letter. Topics and brokers (100 MiB a request, by default) judge sizes."""
 
 INGRESS_FETCHED_KBYTES = 16_384
-"""So much of the ingress topics is held before it is taken in."""
+"""How much of the ingress topics is fetched before it is taken in."""
 
 PROMISES = frozenset(
     {
@@ -146,16 +146,16 @@ class KafkaSettings:
 
     @property
     def own_topic_bytes(self) -> int:
-        """What the topics of dead letters and outcomes must take, at least, as one batch.
+        """The least batch size that the topics of dead letters and outcomes must accept.
 
-        The client joins records up to its `batch.size`, whatever a topic takes, and never splits
-        what was refused: every transaction with as many letters would fail.
+        The client joins records up to its `batch.size`, whatever a topic accepts, and never splits
+        a refused batch: every transaction with as many letters would fail.
         """
         return max(self.max_record_bytes, int(self.client.get("batch.size", DEFAULT_BATCH_BYTES)))
 
     @property
     def ingress_topic_bytes(self) -> int:
-        """What an ingress topic takes as one batch: no less than others by Kafka's default."""
+        """The batch size for ingress topics: at least Kafka's default for topics."""
         return max(self.max_record_bytes, DEFAULT_TOPIC_BYTES)
 
     def misfit(self) -> str | None:
@@ -195,7 +195,7 @@ class KafkaSettings:
         }
 
     def ingress_consumer(self) -> dict[str, Any]:
-        """Settings of the reader of the ingress topics; it joins its group never."""
+        """Returns the settings of the ingress topics' reader, which never joins its group."""
         return {
             **self.consumer(),
             "group.id": self.names.ingress_group,

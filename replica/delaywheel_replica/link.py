@@ -2,9 +2,9 @@
 
 State lies in the rows (``server.row``, ``cleaner.row``); the link carries wake-ups and a few
 requests, as JSON messages through one inherited pair of ``SOCK_SEQPACKET`` sockets. Nothing here
-is promised to arrive: a full buffer drops what is sent (``Link.send`` says so), a restarted
-process has missed what came before. So every request may be repeated, and every answer says by
-itself what it answers.
+is promised to arrive: a full buffer drops what is sent (see ``Link.send``), and a restarted
+process has missed earlier messages. So every request may be repeated, and every answer names what
+it answers.
 
 =================  ==================  ==========================================================
 message            direction           meaning
@@ -20,7 +20,7 @@ message            direction           meaning
 ``RescheduleWish`` server to cleaner   a message shall have another due; repeated until the
                                        cleaner's row shows that it is decided
 ``Reschedule-``    server to cleaner   what was decided so is in frames; repeated until the
-``Written``                            cleaner's row shows it no more
+``Written``                            cleaner's row no longer shows it
 ``Stop``           server to cleaner   finish the transaction, commit the close of the wheel if
                                        you lead, exit with 0
 ``Topics``         cleaner to server   what Kafka said of some topics
@@ -68,7 +68,7 @@ class Wake:
 
 @dataclass(frozen=True, slots=True)
 class CommitSoon:
-    """A commit is waited for."""
+    """Requests a commit soon."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,12 +155,12 @@ class AskPlace:
     """Asks where the record of a finished message is.
 
     Attributes:
-        question: The answer names it.
-        id: Of the message.
-        due_ms: Of the message.
-        topic: That it was to go to.
-        timestamp_ms: That its caller gave it; None: none.
-        is_dead: Whether it is a dead letter; None: not known.
+        question: Identifies the answer.
+        id: The message's id.
+        due_ms: The message's due.
+        topic: The message's topic.
+        timestamp_ms: The timestamp that its caller set; None: none.
+        is_dead: Whether it is a dead letter; None: unknown.
     """
 
     question: int
@@ -184,7 +184,7 @@ class PlaceFound:
     """The answer to `AskPlace`.
 
     Attributes:
-        question: Which one.
+        question: Which question.
         place: None: the record was not found, which proves nothing.
         dead_reason: Why it is a dead letter, if the place is that of one.
     """
@@ -196,12 +196,12 @@ class PlaceFound:
 
 @dataclass(frozen=True, slots=True)
 class HandoverBegins:
-    """A hand-over of ingress records begins, which ends with its socket.
+    """Begins a hand-over of ingress records, which ends with its socket.
 
     Attributes:
-        format: Of what goes over the socket.
-        fd: The server's end. Who sends the message keeps it, and may close it; who receives the
-            message has a descriptor of its own, and is to close it.
+        format: The format of what the socket carries.
+        fd: The server's end of the socket. The sender keeps its descriptor, and may close it; the
+            receiver gets one of its own, and has to close it.
     """
 
     format: int
@@ -209,7 +209,7 @@ class HandoverBegins:
 
 
 LETTERS_AT_MOST = 200
-"""In one message: some 16 KiB."""
+"""The most letters in one message: some 16 KiB."""
 
 Message: TypeAlias = (
     Wake

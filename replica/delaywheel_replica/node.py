@@ -6,18 +6,18 @@ second and memory for nothing, and a process with threads must not fork.
 ==========================  ================================================================
 what happens                what follows
 ==========================  ================================================================
-the cleaner ends            it is started again, later with each short life
-the server ends             the cleaner is killed, both are started again, as above
+the cleaner ends            it is restarted, later with each short life
+the server ends             the cleaner is killed, both are restarted, as above
 five short lives in a row   everything ends, exit code 1
 exit code 78 of a child     everything ends, exit code 78: a restart would fail in the same way
 a child cannot be started   as if it had ended at once: the machine may be short of something
 the data folder cannot be   exit code 78 if the setting is wrong (no permission, not a folder);
-used                        exit code 1 whatever else it is: a later start may find it mended
+used                        exit code 1 for any other cause: a later start may succeed
 SIGTERM, SIGINT             the server gets SIGTERM and drains, the cleaner ends, the server ends
 a second such signal        everything is killed
-SIGHUP                      the settings are read anew (reload.py), and what can be taken over is;
-                            as SIGTERM where it says that the node's terminal is gone
-no end within 30 s of it    everything is killed, exit code 1
+SIGHUP                      the settings are reread (reload.py), and those that can be are adopted;
+                            like SIGTERM if it means that the node's terminal is gone
+no end within 30 s          everything is killed, exit code 1
 the supervisor is killed    the children see their life pipe end, and exit
 ==========================  ================================================================
 
@@ -64,12 +64,12 @@ _SHORT_LIFE_S: Final = 10.0
 _SHORT_LIVES: Final = 5
 _FIRST_BACKOFF_S: Final = 0.1
 
-# The data folder is not what the settings say it is: no restart makes it so.
+# The data folder is not what the settings require: no restart changes that.
 _WRONG_FOLDER: Final = frozenset(
     {errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP}
 )
 
-# What the extra `server` installs beside that of the command.
+# Packages that the extra `server` installs beyond those of the command.
 _NEEDED: Final = ("aiohttp", "grpc_health", "grpc_reflection", "prometheus_client", "pyarrow")
 
 _STOPPING: Final = frozenset({signal.SIGTERM, signal.SIGINT})
@@ -89,8 +89,8 @@ def exec_node(resolved: str, file: Path | None, flags: Sequence[tuple[str, str]]
 
     Args:
         resolved: Its configuration (``Config.resolved``).
-        file: Where that was read from, to read it anew; absent: no file.
-        flags: Likewise.
+        file: The file that it was read from, to reread it; None: no file.
+        flags: The flags that it was read from.
     """
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
@@ -146,7 +146,7 @@ class _Stop:
 
     deadline: float
     exit_code: int = 0
-    # Killed, not asked.
+    # Killed instead of asked to end.
     hurried: bool = False
 
 
@@ -177,7 +177,7 @@ class Supervisor:
         self._reload = Reload()
         self._had_terminal = _has_terminal()
         self._stop: _Stop | None = None
-        # Where the server listens; while it is down, where it did: it tries to come back there.
+        # Where the server listens or last listened: it tries to use the same address again.
         self._address: str | None = None
         self._is_ready = False
         self._lock_fd = -1
@@ -211,7 +211,7 @@ class Supervisor:
     # --- starting
 
     def _start_due(self) -> None:
-        """Starts processes that should run and do not."""
+        """Starts processes that should run but do not."""
         if self._stop is not None:
             return
         now = time.monotonic()
@@ -224,7 +224,7 @@ class Supervisor:
         try:
             self._start(child)
         except OSError as error:
-            # Short of processes, memory or descriptors: that passes, or five tries end the node.
+            # Too few processes, memory or descriptors: that passes, or five tries end the node.
             _say(f"the {child.name} cannot be started: {error}")
             self._start_later(child)
 
@@ -245,16 +245,16 @@ class Supervisor:
         }
         if self._address is not None:
             environment[ADDRESS_VARIABLE] = self._address
-        # It would end a child that is not there for it yet: it waits until that lets it through.
+        # SIGHUP would end a child that does not handle it yet: it is blocked until the child does.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
         try:
             process = subprocess.Popen(
                 self._commands[child.name],
                 env=environment,
                 stdin=subprocess.DEVNULL,
-                # The lock's descriptor is named nowhere: holding it open is its whole use.
+                # The descriptor of the lock is only held open, never used.
                 pass_fds=(*inherited.values(), self._lock_fd),
-                # A Ctrl-C is for the supervisor: the children end in their order.
+                # Ctrl-C is handled by the supervisor, which ends its children in order.
                 process_group=0,
             )
         finally:
@@ -282,7 +282,7 @@ class Supervisor:
         ready = [descriptor for descriptor, _ in poll.poll(self._timeout_ms())]
         if self._ready.read_fd in ready:
             self._read_address()
-        # In the order of the children: a server's end takes the cleaner with it.
+        # In the order of the children: when the server ends, the cleaner is killed.
         for pidfd, child in running.items():
             if pidfd in ready and child.process is not None:
                 self._ended(child)
@@ -315,7 +315,7 @@ class Supervisor:
         assert child.process is not None
         code = self._reap(child)
         if self._stop is not None:
-            # One that had not yet come to its own handler dies of the signal: as good as asked.
+            # A child that had no handler yet dies of the signal, which is as good.
             if code not in {0, -signal.SIGTERM} and not self._stop.hurried:
                 self._stop.exit_code = 1
             return
@@ -339,7 +339,7 @@ class Supervisor:
             _say(f"the {child.name} does not live: the node ends")
             self._give_up(1)
             return
-        # The first time at once: most deaths have nothing to do with how it was started.
+        # The first restart is immediate: most deaths have nothing to do with the start.
         backoff_s = _FIRST_BACKOFF_S * 2 ** (child.short_lives - 2)
         child.start_at = now + (backoff_s if child.short_lives > 1 else 0)
 
@@ -374,7 +374,7 @@ class Supervisor:
             self._hurry("a second signal", exit_code=1)
             return
         self._stop = _Stop(time.monotonic() + _STOP_WAIT_S)
-        # With these ends closed the server sees the link end when the cleaner does.
+        # With these ends closed, the server notices on the link when the cleaner ends.
         for child in self._children:
             child.link.close()
         if self._server.process is not None:
@@ -383,7 +383,7 @@ class Supervisor:
             self._hurry("there is no server to drain", exit_code=0)
 
     def _lost_terminal(self) -> bool:
-        """Whether the node's terminal is gone, so that it cannot be stopped from there."""
+        """Whether the node's terminal is gone, so that the node cannot be stopped from there."""
         return self._had_terminal and not _has_terminal()
 
     def _read_anew(self) -> None:

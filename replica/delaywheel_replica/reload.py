@@ -26,7 +26,7 @@ class Reload:
     """Reloads the settings that can change while the node runs.
 
     Attributes:
-        settings_fd: A file in memory, for the node's processes: what was reloaded last.
+        settings_fd: A file in memory with the settings last reloaded, for the node's processes.
     """
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class Reload:
         return None
 
     def end(self) -> Reread:
-        """Returns what was read once the process has ended; new children will have it too."""
+        """Returns what was read once the process has ended; later children get it too."""
         assert self._process is not None
         code = self._process.wait()
         content = os.pread(self._output_fd, os.fstat(self._output_fd).st_size, 0).decode()

@@ -1,7 +1,7 @@
 """Reads a running node's settings again: ``python -m delaywheel_replica.reread``.
 
-Started by its supervisor, which has no library to read them with. Prints what it read
-(``Config.resolved``) and exits with 0; or what is wrong with it, one fault a line, and 1.
+The supervisor starts this process, since it has no library to read settings with. It prints what it
+read (``Config.resolved``) and exits with 0; or the faults, one a line, and exits with 1.
 """
 
 import json
@@ -17,7 +17,7 @@ from delaywheel_replica.process.inheritance import RESOLVED_VARIABLE, SOURCES_VA
 def main() -> int:
     """Reads the sources that the environment names."""
     sources = json.loads(os.environ.pop(SOURCES_VARIABLE))
-    os.environ.pop(RESOLVED_VARIABLE, None)  # it is no setting
+    os.environ.pop(RESOLVED_VARIABLE, None)  # otherwise it would be read as a setting
     file = None if sources["file"] is None else Path(sources["file"])
     try:
         config = load_config(file=file, flags=dict(sources["flags"]), checks=[client_faults])

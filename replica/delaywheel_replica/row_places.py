@@ -1,8 +1,8 @@
-"""Where the rows lie through which a node's two processes report their status.
+"""Where the status files of a node's two processes are.
 
-The server's lies in memory: ten times a second, and whenever something is acknowledged, a thread
-writes it that must not wait for a hanging disk. The cleaner's lies in the data folder: its progress
-and floor are of use after the node has ended.
+The server's is in memory: the thread that writes it, ten times a second and after each
+acknowledgement, must not wait for a hanging disk. The cleaner's is in the data folder: its progress
+and floor are useful after the node has ended.
 """
 
 from pathlib import Path

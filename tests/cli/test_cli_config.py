@@ -211,7 +211,7 @@ def test_what_is_ours_to_set_hides_no_other_fault_of_kafkas(
         "bootstrap.servers is missing",
         "enable.idempotence: set by delaywheel itself",
         '"lingr.ms": did you mean linger.ms?',
-        "listen 0.0.0.0:1: callers would be told",
+        "listen 0.0.0.0:1: callers would be given",
     ):
         (line,) = (line for line in told.splitlines() if fault in line)
         assert line.endswith(f"({file})")

@@ -174,7 +174,7 @@ def cancel(parser: Parser) -> None:
 
 
 def reschedule(parser: Parser) -> None:
-    """Of `reschedule`."""
+    """Adds the arguments of `reschedule`."""
     options.one_message(parser)
     parser.argument(
         "--to", type=parse_time, required=True, metavar="TIME", help="the new due: now+2h, ..."

@@ -37,8 +37,9 @@ def answer(line: str, breaks: str) -> None:
     """Prints completions of an unfinished command line, one a line.
 
     Args:
-        line: Up to the cursor, the program's name included.
-        breaks: At which characters the shell breaks words; it replaces what is behind the last.
+        line: The line up to the cursor, including the program's name.
+        breaks: The characters at which the shell breaks words; completions replace what follows the
+            last of them.
     """
     words = _words(line)[1:]
     current = words.pop() if words and not line[-1:].isspace() else ""
@@ -51,8 +52,8 @@ def candidates(words: Sequence[str], current: str) -> Iterable[str]:
     """Returns completions of the word being typed.
 
     Args:
-        words: Those before it, without the program's name.
-        current: As far as it is typed.
+        words: The words before it, without the program's name.
+        current: The word as far as it is typed.
     """
     return [candidate for candidate in _candidates(words, current) if candidate.startswith(current)]
 

@@ -1,7 +1,7 @@
 """Parses command lines: argparse with help for people, named errors, and completion.
 
-The same library reads the command lines of `scripts/`. It is a third of what Typer took to be
-imported, and a shell waits for it at each key that completes something.
+`scripts/` parse their command lines with this library too. It takes a third of Typer's import time,
+and a shell waits for it at each key that completes something.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any, NoReturn, TypeAlias
 from delaywheel_replica.cli.failures import ExitCode, Failure
 
 Completer: TypeAlias = Callable[[], Iterable[str]]
-"""Takes what the user has typed of an argument; returns what may stand there."""
+"""Takes the typed part of an argument; returns possible values."""
 
 ArgumentGroup: TypeAlias = argparse._ArgumentGroup  # noqa: SLF001 - it has no other name
-"""What `add_argument_group` makes."""
+"""The type that `add_argument_group` returns."""
 
 _WIDEST = 100
 
@@ -29,13 +29,13 @@ class Command:
     """One command.
 
     Attributes:
-        text: What it does, in one line.
-        run: `module:function` that does it: imported when it is done, and called with the
-            arguments by name. It returns its exit code, or None for 0.
-        declare: Adds its arguments to its parser.
-        more: What else is to be known, in paragraphs.
-        examples: Command lines that work, with what they do above them after a `#`.
-        reads_itself: It is called with the list of its arguments, after they were found in order.
+        text: What the command does, in one line.
+        run: `module:function` that does it: imported when the command runs, and called with the
+            arguments by name. It returns the exit code, or None for 0.
+        declare: Adds the arguments to the command's parser.
+        more: Further explanations, in paragraphs.
+        examples: Command lines that work, each below a comment that says what it does.
+        reads_itself: The function is called with the list of arguments, once they are validated.
     """
 
     text: str
@@ -55,7 +55,7 @@ class Group:
 
     @property
     def examples(self) -> str:
-        """Those of its commands."""
+        """The examples of its commands."""
         return "\n\n".join(
             textwrap.dedent(each.examples).strip() for each in self.commands.values()
         )
@@ -65,7 +65,7 @@ class Parser(argparse.ArgumentParser):
     """Parses the arguments of one command.
 
     Attributes:
-        declared: Its arguments, in order.
+        declared: The arguments, in order.
     """
 
     def __init__(self, prog: str, command: Command) -> None:
@@ -92,10 +92,10 @@ class Parser(argparse.ArgumentParser):
         """Adds an argument, as `add_argument` does.
 
         Args:
-            *names: Its flags, or its name.
-            complete: What may be given for it.
-            group: Where help shows it.
-            **options: As argparse knows them.
+            *names: The argument's flags, or its name.
+            complete: Returns possible values.
+            group: Where help shows the argument.
+            **options: Further arguments of argparse's `add_argument`.
         """
         action = (group or self).add_argument(*names, **options)
         self.declared.append(action)

@@ -19,7 +19,7 @@ def ask(server: str, call: Callable[[DelayWheelStub], Answer]) -> Answer:
     """Calls the first of these nodes that can answer; the call may be made more than once.
 
     Args:
-        server: Addresses, with commas between.
+        server: Addresses, separated by commas.
         call: Makes the call; it sets its own deadline.
 
     Raises:
@@ -31,12 +31,12 @@ def ask(server: str, call: Callable[[DelayWheelStub], Answer]) -> Answer:
 def ask_admin(
     server: str, call: Callable[[DelayWheelAdminStub], Answer], *, changes: bool
 ) -> Answer:
-    """Does the same for calls of operators.
+    """Does the same for operator calls.
 
     Args:
-        server: Addresses, with commas between.
+        server: Addresses, separated by commas.
         call: Makes the call; it sets its own deadline.
-        changes: It changes something: a node that gave no answer may have done it.
+        changes: Whether the call changes something: a node without an answer may have done it.
 
     Raises:
         Failure: No node answered, or one refused.
@@ -55,7 +55,7 @@ def _ask(server: str, call: Callable[[grpc.Channel], Answer], *, changes: bool) 
             with grpc.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
                 return call(channel)
         except grpc.RpcError as error:
-            attempt = FailedAttempt.of_call(cast("grpc.Call", error))  # it is both
+            attempt = FailedAttempt.of_call(cast("grpc.Call", error))  # it is a Call, too
             in_doubt |= changes and not attempt.verdict.outcome_known
             if not attempt.verdict.retry:
                 break

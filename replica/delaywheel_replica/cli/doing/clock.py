@@ -1,6 +1,6 @@
 """`delaywheel clock set-back`: what operators do when a leader's clock was ahead.
 
-It asks first what it would mean, shows that, and does exactly that once it is confirmed.
+It first asks for the consequences, shows them, and does exactly that once it is confirmed.
 """
 
 from __future__ import annotations

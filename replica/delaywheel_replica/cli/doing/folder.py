@@ -1,7 +1,7 @@
 """Reads what a data folder holds, whether the node runs or not.
 
 The answers are the protocol's own messages, so that a command prints the same whether it asked
-a node or read a folder. The index says what is there; the dial, a cache, is not needed.
+a node or read a folder. The index is authoritative; the dial, a cache, is not needed.
 """
 
 from __future__ import annotations
@@ -70,10 +70,10 @@ def list_slots(data: Path, from_slot: int, to_slot: int | None) -> pb.ListSlotsR
 
 
 def node_of(data: Path) -> str:
-    """Returns whose data folder this is.
+    """Returns the node that the data folder belongs to.
 
     Raises:
-        Failure: Nobody's, or that cannot be read.
+        Failure: It belongs to no node, or that cannot be read.
     """
     try:
         state = load_node_state(PosixDisk(), data)

@@ -1,6 +1,6 @@
 """`delaywheel node replace` and `node remove`: for nodes that lost their disks.
 
-Both ask first what it would mean, show that, and do exactly what was shown once it is confirmed.
+Both first ask for the consequences, show them, and do exactly that once it is confirmed.
 """
 
 from __future__ import annotations

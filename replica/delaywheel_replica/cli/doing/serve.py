@@ -14,6 +14,6 @@ def serve(file: Path | None, settings: Sequence[tuple[str, str]]) -> None:
     """Run one node in the foreground until SIGTERM or Ctrl-C, which stop it cleanly."""
     config = load(file, settings)
     sys.stdout.flush()
-    # By exec: the supervisor, which stays for as long as the node, needs none of what was
-    # imported to read the settings.
+    # By exec: the supervisor lives as long as the node, and needs none of the modules that reading
+    # the settings has imported.
     exec_node(config.resolved(), file, settings)

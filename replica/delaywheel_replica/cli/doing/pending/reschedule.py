@@ -21,7 +21,7 @@ def reschedule(
     server: str,
     timeout_s: float,
 ) -> None:
-    """Gives it, and prints the handle that the message has from now on."""
+    """Gives a pending message another due; prints the message's new handle."""
     with Client(server, timeout=timeout_s) as client:
         answer = client.reschedule(handle, id=message_id, deliver_at=at, to=to)
     if as_json:

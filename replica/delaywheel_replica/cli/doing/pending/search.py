@@ -46,7 +46,7 @@ def wanted_of(
 
 
 class Looking:
-    """One search, page by page, with what was looked at."""
+    """One search, page by page, with a summary of what was examined."""
 
     def __init__(self, request: pb.SearchRequest, server: str, timeout_s: float) -> None:
         self._request = request
@@ -68,11 +68,11 @@ class Looking:
                 return
 
     def shape(self) -> dict[str, Any]:
-        """Returns what was looked at, as JSON."""
+        """Returns the summary as JSON."""
         return shapes.looked(self._looked)
 
     def print_looked(self) -> None:
-        """Prints what was looked at, and where to go on."""
+        """Prints the summary, and where to continue."""
         looked = self._looked
         read = f"{counted(looked.messages, 'message')}, {counted(looked.length_bytes, 'byte')}"
         print(f"looked at {read}, on {looked.node}", file=sys.stderr)
