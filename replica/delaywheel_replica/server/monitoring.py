@@ -15,18 +15,13 @@ if TYPE_CHECKING:
 class Monitoring:
     """Pulse and HTTP port. For the event loop's thread."""
 
-    def __init__(self, config: Config, sources: Sources) -> None:
+    def __init__(self, config: Config, sources: Sources, pulse: Pulse) -> None:
         self._listen = config.metrics_listen
         self._sources = sources
-        self._pulse = Pulse(sources.in_sync)
-        self._gatherer = Gatherer(config, sources, self._pulse)
+        self._pulse = pulse
+        self._gatherer = Gatherer(config, sources, pulse)
         self._port: HttpPort | None = None
         self._pulsing: asyncio.Task[None] | None = None
-
-    @property
-    def in_sync_changes(self) -> int:
-        """How often the in-sync set of the open wheel has changed; see `Pulse`."""
-        return self._pulse.in_sync_changes
 
     async def start(self) -> str | None:
         """Starts both; returns the HTTP address, None if none is configured.
@@ -51,7 +46,7 @@ class Monitoring:
         # Imported only here: a node without this port starts a quarter faster without aiohttp.
         from delaywheel_replica.server.http_port import HttpPort  # noqa: PLC0415
 
-        port = HttpPort(self._gatherer, self._sources.refusal)
+        port = HttpPort(self._gatherer, self._sources.service.refusal)
         address = await port.start(listen)
         self._port = port
         return address

@@ -9,9 +9,11 @@ finish, end.
 import asyncio
 import contextlib
 import os
+from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Final
 
+from delaywheel.identity import WheelId
 from delaywheel.reasons import Reason
 from delaywheel.storage.folder.disk import PosixDisk
 from delaywheel.storage.folder.node_file import read_boot_id
@@ -46,8 +48,8 @@ from delaywheel_replica.server.intake.handover import HandoverServer
 from delaywheel_replica.server.intake.known_topics import KnownTopics
 from delaywheel_replica.server.intake.producing import Accepting, Producing
 from delaywheel_replica.server.intake.validate import Rules
-from delaywheel_replica.server.ledger.assignment import publishable, registered
-from delaywheel_replica.server.ledger.publisher import Books, BooksConfig, BooksLinks
+from delaywheel_replica.server.ledger.assignment import Publishable, publishable, registered
+from delaywheel_replica.server.ledger.publisher import Books, BooksConfig
 from delaywheel_replica.server.ledger.rows import CountedLedger, Ledger
 from delaywheel_replica.server.listening import Listener, Services
 from delaywheel_replica.server.lookup.fates import Fates
@@ -62,6 +64,7 @@ from delaywheel_replica.server.node.cleaner_watch import CleanerWatch
 from delaywheel_replica.server.node.counts import Counts
 from delaywheel_replica.server.node.node_view import CleanerRow, NodeView, monotonic_ms, wall_ms
 from delaywheel_replica.server.node.pending_topics import PendingTopics
+from delaywheel_replica.server.node.pulse import Pulse
 from delaywheel_replica.server.node.refusals import Refusal
 from delaywheel_replica.server.service import Changes, DelayWheelService
 from delaywheel_replica.server.store.limits import StoreLimits
@@ -76,6 +79,32 @@ _STOP_AGAIN_S: Final = 0.2
 _CALLS_STOP_S: Final = 0.5
 
 _log = get_logger(__name__)
+
+
+class _PublishingMember:
+    """The node, as its ledger sees it."""
+
+    def __init__(self, view: NodeView, store: Store, driver: Driver) -> None:
+        self._view = view
+        self._store = store
+        self._started_ms = monotonic_ms()
+        self.published = driver.published
+        self.unreadable = driver.unreadable
+
+    def publishable(self) -> Mapping[WheelId, Publishable]:
+        cleaner = self._view.cleaner
+        return publishable(
+            self._view.status(),
+            cleaner.status,
+            leads=cleaner.leading() is not None,
+            heard_for_ms=monotonic_ms() - self._started_ms,
+        )
+
+    def registered(self) -> Collection[WheelId] | None:
+        return registered(self._view.cleaner.fresh())
+
+    def is_full(self) -> bool:
+        return self._store.room.state is not DiskState.ROOM
 
 
 class Server:
@@ -110,11 +139,8 @@ class Server:
             has_left=self._store.state.open is None,
         )
         self._driver = Driver(_member_config(config), self._store, self._surroundings)
-        self._view = NodeView(
-            status=self._driver.status,
-            in_sync=lambda: self._driver.in_sync,
-            peers=self._surroundings.peers,
-        )
+        self._view = NodeView(self._driver, self._surroundings)
+        self._pulse = Pulse(self._view.in_sync)
         self._books = self._keep_books(disk, ledger)
         self._upkeep = Upkeep(
             look=self._driver.look_at_disk,
@@ -122,24 +148,13 @@ class Server:
             written=self._written,
         )
         self._build_service(disk, cleaner_row)
-        self._monitoring = Monitoring(config, self._sources())
+        self._monitoring = Monitoring(config, self._sources(), self._pulse)
         pending = self._counts.pending
         self._census = None if pending is None else Census(disk, data, pending)
 
     def _keep_books(self, disk: PosixDisk, ledger: Ledger) -> Books:
-        config, view, started_ms = self._config, self._view, monotonic_ms()
-        links = BooksLinks(
-            publishable=lambda: publishable(
-                view.status(),
-                view.cleaner.status,
-                leads=view.cleaner.leading() is not None,
-                heard_for_ms=monotonic_ms() - started_ms,
-            ),
-            registered=lambda: registered(view.cleaner.fresh()),
-            is_full=lambda: self._store.room.state is not DiskState.ROOM,
-            on_published=self._driver.published,
-            on_unreadable=self._driver.unreadable,
-        )
+        config = self._config
+        member = _PublishingMember(self._view, self._store, self._driver)
         books = BooksConfig(
             node=config.node_id,
             uri=config.ledger_place,
@@ -147,7 +162,7 @@ class Server:
             retention_hours=config.ledger_kept_hours,
             full_retention_hours=None if config.ledger_uri else config.ledger_needed_hours,
         )
-        return Books(disk, config.data_dir, ledger, books, links)
+        return Books(disk, config.data_dir, ledger, books, member)
 
     def _build_service(self, disk: PosixDisk, cleaner_row: CleanerRow) -> None:
         config, data = self._config, self._config.data_dir
@@ -245,8 +260,8 @@ class Server:
     def _asking(self, disk: PosixDisk) -> Asking:
         own_report = OwnReport(
             started_ms=wall_ms(),
-            in_sync_changes=lambda: self._monitoring.in_sync_changes,
-            books=self._books.state,
+            pulse=self._pulse,
+            books=self._books,
         )
         return Asking(
             self._config,
@@ -260,15 +275,13 @@ class Server:
 
     def _sources(self) -> Sources:
         return Sources(
-            refusal=self.refusal,
-            in_sync=self._view.in_sync,
-            in_flight_bytes=lambda: self._admission.in_flight_bytes,
-            cleaner=lambda: self._view.cleaner.status,
+            service=self,
+            view=self._view,
+            admission=self._admission,
             handles=self._store.handles,
             counts=self._counts,
-            books=self._books.state,
+            books=self._books,
             max_caller_connections=self._descriptors.connections,
-            peers=self._surroundings.peers,
         )
 
     def _heard_cleaner(self, fates: Fates, status: CleanerStatus | None) -> None:

@@ -21,9 +21,10 @@ from delaywheel_replica.server.lookup.queries import Queries
 from delaywheel_replica.server.lookup.references import Reference
 from delaywheel_replica.server.lookup.scan import Found
 from delaywheel_replica.server.node.calls_to_nodes import Passing
-from delaywheel_replica.server.node.node_view import Cleaner, NodeView, monotonic_ms, wall_ms
+from delaywheel_replica.server.node.node_view import Cleaner, monotonic_ms, wall_ms
 from delaywheel_replica.server.node.refusals import RefusedError
 from support.core.values import heartbeat, wheel_heartbeat, wheel_record_of
+from support.server.views import node_view
 
 OWN, OTHERS = WheelId("a", 1), WheelId("b", 1)
 COPY, OWN_CANCEL, CANCEL_OF_ANOTHER = (
@@ -104,7 +105,7 @@ class Site:
         self, named: pb.MessageRef | None = None
     ) -> pb.CancelOutcome.ValueType | Reason:
         """What is answered."""
-        view = NodeView(status=self.status, cleaner=self.cleaner)
+        view = node_view(self.status, cleaner=self.cleaner)
         cancels = Cancels(
             view,
             cast("Queries", self),

@@ -19,8 +19,9 @@ from delaywheel_replica.core.protocol.progress import Position
 from delaywheel_replica.core.protocol.reschedules import Reschedule, RescheduleWritten
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role
 from delaywheel_replica.server.changing.decided import COPIES_BYTES, Decisions
-from delaywheel_replica.server.node.node_view import Cleaner, NodeView, monotonic_ms
+from delaywheel_replica.server.node.node_view import Cleaner, monotonic_ms
 from delaywheel_replica.server.node.refusals import RefusedError
+from support.server.views import node_view
 from support.wheels.messages import BASE_SLOT, columns_of, message
 
 OWN = WheelId("a", 1)
@@ -90,7 +91,7 @@ class Site:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         site = cast("Any", self)
-        view = NodeView(status=lambda: cast("Any", None), cleaner=self.cleaner)
+        view = node_view(lambda: cast("Any", None), cleaner=self.cleaner)
         decisions = Decisions(
             view, site, site, report=self.told.append, next_change=self.next_change
         )

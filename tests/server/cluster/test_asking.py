@@ -26,8 +26,9 @@ from delaywheel_replica.server.lookup.describe import describe_cluster
 from delaywheel_replica.server.lookup.fates import Fates
 from delaywheel_replica.server.lookup.queries import Queries
 from delaywheel_replica.server.node.calls_to_nodes import Silent
-from delaywheel_replica.server.node.node_view import Cleaner, NodeView, wall_ms
+from delaywheel_replica.server.node.node_view import Cleaner, wall_ms
 from support.server.facts import cleaner_status, server_status
+from support.server.views import node_view
 from support.wheels.messages import BASE_SLOT, message
 from support.wheels.wheels import append, new_wheel
 
@@ -49,9 +50,7 @@ def queries(tmp_path: Path) -> Iterator[Queries]:
     disk = PosixDisk()
     wheel = new_wheel(disk, tmp_path, dial=Dial(disk, tmp_path, 100))
     append(wheel, [message(1), message(2, slot=BASE_SLOT + 1)])
-    made = Queries(
-        disk, tmp_path, NodeView(status=server_status), Fates(), on_damaged=lambda *_: None
-    )
+    made = Queries(disk, tmp_path, node_view(server_status), Fates(), on_damaged=lambda *_: None)
     yield made
     made.close()
 
@@ -59,7 +58,7 @@ def queries(tmp_path: Path) -> Iterator[Queries]:
 def asking_of(queries: Queries) -> Asking:
     unused: Any = None
     nobody: Any = NobodyElse()
-    view = NodeView(status=server_status)
+    view = node_view(server_status)
     return Asking(
         unused, view, nobody, queries, unused, address=lambda: "a:1", refusal=lambda: None
     )
@@ -146,7 +145,7 @@ def test_of_what_nobody_forwards_it_is_told_how_late_it_may_be(
     changes: dict[str, Any], silent_ms: int, known: int | None
 ) -> None:
     status = replace(cleaner_status(**changes), wall_ms=wall_ms() - silent_ms)
-    view = NodeView(status=server_status, cleaner=Cleaner(status))
+    view = node_view(server_status, cleaner=Cleaner(status))
     answer = describe_cluster(config_of_one(), view, server_status(), "a:1", refusal=None)
     assert answer.HasField("lateness_ms") == (known is not None)
     assert (known or 0) <= answer.lateness_ms < (known or 0) + 20_000
@@ -154,7 +153,7 @@ def test_of_what_nobody_forwards_it_is_told_how_late_it_may_be(
 
 def test_the_version_is_not_read_for_each_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(describing, "version", None)
-    view = NodeView(status=server_status)
+    view = node_view(server_status)
     answer = describe_cluster(config_of_one(), view, server_status(), "a:1", refusal=None)
     assert answer.version == metadata.version("delaywheel")
 

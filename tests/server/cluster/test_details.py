@@ -17,8 +17,10 @@ from delaywheel_replica.core.protocol.progress import Progress
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, IngressStatus, Role
 from delaywheel_replica.server.cluster.details import Details, OwnReport
 from delaywheel_replica.server.ledger.publisher import BooksState
-from delaywheel_replica.server.node.node_view import Cleaner, NodeView, monotonic_ms
+from delaywheel_replica.server.node.node_view import Cleaner, monotonic_ms
+from delaywheel_replica.server.node.pulse import Pulse
 from support.server.facts import cleaner_status, server_status
+from support.server.views import node_view
 from support.wheels.messages import columns_of, message
 from support.wheels.wheels import ACCEPTED_AT_MS, new_wheel
 
@@ -36,13 +38,27 @@ def data(tmp_path: Path) -> Iterator[Path]:
     wheel.close()
 
 
+class FakeBooks:
+    def __init__(self, state: BooksState) -> None:
+        self._state = state
+
+    def state(self) -> BooksState:
+        return self._state
+
+
+def own_report(state: BooksState) -> OwnReport:
+    pulse = Pulse(frozenset)
+    pulse.in_sync_changes = 4
+    return OwnReport(started_ms=5, pulse=pulse, books=FakeBooks(state))
+
+
 def described(
     data: Path, cleaner: CleanerStatus | None, books: BooksState | None = None
 ) -> pb.DescribeClusterResponse:
     """Node a, with details."""
     state = books or BooksState("/books")
-    view = NodeView(status=server_status, in_sync=lambda: frozenset("ab"), cleaner=Cleaner(cleaner))
-    said = OwnReport(started_ms=5, in_sync_changes=lambda: 4, books=lambda: state)
+    view = node_view(server_status, in_sync=frozenset("ab"), cleaner=Cleaner(cleaner))
+    said = own_report(state)
     answer = pb.DescribeClusterResponse(
         node="a",
         members=[pb.Member(node="a"), pb.Member(node="b")],
@@ -78,8 +94,8 @@ def test_what_its_processes_have_counted(data: Path) -> None:
 def test_how_many_wheels_are_not_looked_through_yet(data: Path) -> None:
     status = server_status()
     heartbeat = replace(status.heartbeat, verifying=frozenset({WheelId("a", 1), WheelId("b", 7)}))
-    view = NodeView(status=server_status, in_sync=lambda: frozenset("ab"), cleaner=Cleaner(None))
-    said = OwnReport(started_ms=5, in_sync_changes=lambda: 4, books=lambda: BooksState("/books"))
+    view = node_view(server_status, in_sync=frozenset("ab"), cleaner=Cleaner(None))
+    said = own_report(BooksState("/books"))
     answer = pb.DescribeClusterResponse(node="a", members=[pb.Member(node="a")])
     Details(PosixDisk(), data, view, said).add_to(answer, replace(status, heartbeat=heartbeat))
     report = answer.members[0].report

@@ -34,9 +34,10 @@ from delaywheel_replica.server.intake.calls import Answers, Calls
 from delaywheel_replica.server.intake.reception import Reception
 from delaywheel_replica.server.node.calls_to_nodes import Passing
 from delaywheel_replica.server.node.counts import Counts
-from delaywheel_replica.server.node.node_view import Cleaner, NodeView, monotonic_ms, wall_ms
+from delaywheel_replica.server.node.node_view import Cleaner, monotonic_ms, wall_ms
 from delaywheel_replica.server.node.refusals import Refusal, RefusedError
 from support.core.values import heartbeat, wheel_heartbeat
+from support.server.views import node_view
 
 A1, B1 = WheelId("a", 1), WheelId("b", 1)
 THREE = {node: f"disk-{node}" for node in "abc"}
@@ -83,7 +84,7 @@ class Place:
     wait_s: float = 30.0
 
     def __post_init__(self) -> None:
-        view = NodeView(status=self.status, peers=self.states, cleaner=self.cleaner)
+        view = node_view(self.status, peers=self.states, cleaner=self.cleaner)
         self.passing = Passing(view)
         self.operator = Operator(
             view, self.passing, members=self.members, send=self.tell, wait_s=self.wait_s

@@ -17,11 +17,11 @@ import pytest
 from delaywheel.storage.frames.format import Kind
 from delaywheel_replica.server.ledger import pages as ledger_pages
 from delaywheel_replica.server.ledger import publisher as publish
-from delaywheel_replica.server.ledger.publisher import Books, BooksConfig, BooksLinks
+from delaywheel_replica.server.ledger.publisher import Books, BooksConfig
 from delaywheel_replica.server.ledger.rows import Ledger, rows_folder
 from sim.machine.disk import SimulatedDisk
 from support.server.server_process import wait_until
-from support.wheels.books import ACCEPTED_AT_MS, WHEEL, Bench, Died, FragilePlace
+from support.wheels.books import ACCEPTED_AT_MS, WHEEL, Bench, BenchMember, Died, FragilePlace
 from support.wheels.messages import BASE_SLOT, Message, message
 
 HOUR_MS = 3_600_000
@@ -356,14 +356,9 @@ def test_a_place_that_hangs_keeps_no_node_from_ending(bench: Bench, hanging: Eve
 
 @pytest.mark.parametrize("uri", ["s3://key:hidden@bucket/a b", "gopher://key:hidden@bucket/a"])
 def test_why_a_place_fails_is_told_without_its_secrets(bench: Bench, uri: str) -> None:
-    links = BooksLinks(
-        publishable=bench.publishable,
-        registered=lambda: None,
-        is_full=lambda: False,
-        on_published=bench.published.__setitem__,
-        on_unreadable=lambda _wheel, _seq: None,
+    books = Books(
+        bench.disk, bench.data, bench.ledger, BooksConfig("n1", uri, 60), BenchMember(bench)
     )
-    books = Books(bench.disk, bench.data, bench.ledger, BooksConfig("n1", uri, 60), links)
     assert not books.work()
     assert "://bucket/a" in str(books.state().failure)
     assert "hidden" not in str(books.state())
@@ -522,7 +517,7 @@ def test_a_gap_that_another_node_could_fill_is_none(bench: Bench, published: int
         leaders,
         Ledger(bench.disk, leaders),
         BooksConfig("n2", "", 60),
-        bench.books._links,
+        BenchMember(bench),
         place_at=lambda: FragilePlace(bench.folder, node="n2"),
     )
     assert others.work()
@@ -546,8 +541,7 @@ def test_a_wheel_that_is_gone_leaves_nothing_behind_but_gaps_that_wait(
     bench.write(message(1))
     bench.books.work()
     bench.restart()
-    links = replace(bench.books._links, publishable=dict)
-    bench.books._links = links
+    monkeypatch.setattr(bench, "publishable", dict)
     assert bench.books.work()
     assert bench.gaps() == [f"n1.1-{1:019}-{1:019}.json"]
     assert not rows_folder(bench.data, WHEEL).exists()

@@ -29,6 +29,7 @@ from delaywheel_replica.server.node.calls_to_nodes import Passing, Silent, was_p
 from delaywheel_replica.server.node.node_view import NodeView
 from delaywheel_replica.server.node.refusals import Refusal, RefusedError, abort
 from support.core.values import heartbeat
+from support.server.views import node_view
 
 NOW_MS = 50_000
 REQUEST = pb.CancelRequest(message=pb.MessageRef(handle=f"n2.1:5:{7:032x}"))
@@ -107,7 +108,7 @@ def view_of(
     other = PeerSight(told, NOW_MS - heard_ago_ms)
     status = ServerStatus(heartbeat("n1"), 1, NOW_MS, peers={"n2": other})
     state = PeerState(Connection.CONNECTED, 0, "127.0.0.1:1", client_address=address)
-    return NodeView(status=lambda: status, peers=lambda: {"n2": state})
+    return node_view(lambda: status, peers=lambda: {"n2": state})
 
 
 def cancels_of(view: NodeView, passing: Passing) -> Cancels:
@@ -223,7 +224,7 @@ async def asked(
     peers: dict[str, PeerState], *, within_s: float
 ) -> dict[str, pb.DescribeClusterResponse | Silent]:
     """What each of these answers to whoever asks them all."""
-    passing = Passing(NodeView(status=view_of(None).status, peers=lambda: peers))
+    passing = Passing(node_view(view_of(None).status, peers=lambda: peers))
     try:
         return await passing.ask_all(
             lambda channel, s: rpc.DelayWheelStub(channel).DescribeCluster(
@@ -276,9 +277,7 @@ async def test_who_came_back_is_found_at_once() -> None:
     with socket.socket() as place:
         place.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{place.getsockname()[1]}"
-        passing = Passing(
-            NodeView(status=view_of(None).status, peers=lambda: {"n2": peer(address)})
-        )
+        passing = Passing(node_view(view_of(None).status, peers=lambda: {"n2": peer(address)}))
 
     async def ask() -> pb.DescribeClusterResponse | Silent:
         answers = await passing.ask_all(

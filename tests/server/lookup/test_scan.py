@@ -32,10 +32,11 @@ from delaywheel_replica.server.lookup.fates import Fates
 from delaywheel_replica.server.lookup.queries import Queries
 from delaywheel_replica.server.lookup.references import Reference, reference_of
 from delaywheel_replica.server.lookup.scan import Found, Scanner
-from delaywheel_replica.server.node.node_view import Cleaner, NodeView, monotonic_ms
+from delaywheel_replica.server.node.node_view import Cleaner, monotonic_ms
 from delaywheel_replica.server.node.refusals import RefusedError
 from sim.machine.disk import Fault, SimulatedDisk, SimulatedFile
 from support.core.values import heartbeat, wheel_heartbeat, wheel_record_of
+from support.server.views import node_view
 from support.wheels.messages import BASE_SLOT, Message, columns_of, message
 
 A1, B1 = WheelId("a", 1), WheelId("b", 1)
@@ -70,7 +71,7 @@ class Site:
         self.missing = 0
         self.applied = {A1: 0, B1: 0}
         self._cleaner = Cleaner()
-        view = NodeView(status=self._status, cleaner=self._cleaner)
+        view = node_view(self._status, cleaner=self._cleaner)
         self.lost = NO_FRAMES
         self._opened: dict[WheelId, OriginWheel] = {}
         self.reschedules: dict[MessageKey, Reschedule] = {}

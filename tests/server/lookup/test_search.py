@@ -32,11 +32,12 @@ from delaywheel_replica.link import TopicInfo
 from delaywheel_replica.server.lookup.filters import Wanted
 from delaywheel_replica.server.lookup.scan import Scanner, message_key
 from delaywheel_replica.server.lookup.search import Asked, Held, PageCancels, Place, Search, Walk
-from delaywheel_replica.server.node.node_view import Cleaner, NodeView
+from delaywheel_replica.server.node.node_view import Cleaner
 from delaywheel_replica.server.node.refusals import RefusedError
 from sim.machine.disk import SimulatedDisk
 from support.core.values import heartbeat
 from support.server.server_process import ServerProcess
+from support.server.views import node_view
 from support.wheels.messages import BASE_SLOT, Message, any_message, columns_of, message
 
 A1, B1 = WheelId("a", 1), WheelId("b", 1)
@@ -143,7 +144,7 @@ async def test_who_has_written_something_is_not_refused_however_many_search() ->
     disk = SimulatedDisk()
     Dial(disk, DATA, 100)
     status = ServerStatus(heartbeat("a", open_=A1, wheels={}), 1, 0)
-    view = NodeView(status=lambda: status, cleaner=Cleaner())
+    view = node_view(lambda: status, cleaner=Cleaner())
     search = Search(disk, DATA, view, knows_all=lambda _: True, on_damaged=lambda *_: None)
     goes_on = threading.Event()
     try:

@@ -26,18 +26,19 @@ from delaywheel.storage.writing.dial import Dial
 from delaywheel_replica.config_sources import ConfigError
 from delaywheel_replica.core.protocol.codec import to_json
 from delaywheel_replica.core.protocol.progress import Progress
-from delaywheel_replica.core.protocol.status_files import CleanerStatus
+from delaywheel_replica.core.protocol.status_files import ServerStatus
 from delaywheel_replica.server.ledger.publisher import BooksState
 from delaywheel_replica.server.listening import ListenError
 from delaywheel_replica.server.metrics.facts import Sources
 from delaywheel_replica.server.metrics.processes import look_at
 from delaywheel_replica.server.monitoring import Monitoring
 from delaywheel_replica.server.node.counts import Counts
-from delaywheel_replica.server.node.node_view import monotonic_ms
+from delaywheel_replica.server.node.node_view import Cleaner, NodeView, monotonic_ms
 from delaywheel_replica.server.node.pulse import EVERY_S, Pulse
 from delaywheel_replica.server.node.refusals import Refusal
 from support.server.facts import cleaner_status, server_status
 from support.server.server_process import config_for
+from support.server.views import FakeNetwork
 from support.wheels.messages import columns_of, message
 from support.wheels.wheels import ACCEPTED_AT_MS, new_wheel
 
@@ -49,9 +50,10 @@ class Node:
     """What a server would have, and the port under test."""
 
     data: Path
-    refusal: Refusal | None = None
+    refused: Refusal | None = None
     in_sync: frozenset[str] = frozenset("a")
-    cleaner: CleanerStatus | None = None
+    cleaner: Cleaner = field(default_factory=Cleaner)
+    in_flight_bytes: int = 5
     counts: Counts = field(default_factory=Counts)
     address: str = ""
 
@@ -59,18 +61,27 @@ class Node:
         self.disk = PosixDisk()
         self.dial = Dial(self.disk, self.data, 10)
 
+    def refusal(self) -> Refusal | None:
+        return self.refused
+
+    def status(self) -> ServerStatus:
+        return server_status()
+
+    def state(self) -> BooksState:
+        return BooksState("/books")
+
     def monitoring(self, listen: str | None = "127.0.0.1:0") -> Monitoring:
         sources = Sources(
-            refusal=lambda: self.refusal,
-            in_sync=lambda: self.in_sync,
-            in_flight_bytes=lambda: 5,
-            cleaner=lambda: self.cleaner,
+            service=self,
+            view=NodeView(self, FakeNetwork(dict), self.cleaner),
+            admission=self,
             handles=HandleCache(self.disk, 100),
             counts=self.counts,
-            books=lambda: BooksState("/books"),
+            books=self,
             max_caller_connections=64,
         )
-        return Monitoring(config_for(self.data, metrics_listen=listen), sources)
+        pulse = Pulse(sources.view.in_sync)
+        return Monitoring(config_for(self.data, metrics_listen=listen), sources, pulse)
 
     async def get(self, path: str, **headers: str) -> tuple[int, str, str]:
         async with (
@@ -101,7 +112,7 @@ async def node(tmp_path: Path) -> AsyncIterator[Node]:
 
 async def test_ready_until_messages_are_refused(node: Node) -> None:
     assert await node.get("/readyz") == (200, "text/plain; charset=utf-8", "ok\n")
-    node.refusal = Refusal(Reason.NO_WHEEL, "Kafka: Timed out")
+    node.refused = Refusal(Reason.NO_WHEEL, "Kafka: Timed out")
     status, _, text = await node.get("/readyz")
     assert status == 503
     assert text.startswith("NO_WHEEL: Kafka: Timed out. ")
@@ -110,7 +121,7 @@ async def test_ready_until_messages_are_refused(node: Node) -> None:
 
 
 async def test_the_format_is_what_is_asked_for(node: Node) -> None:
-    node.cleaner = cleaner_status()
+    node.cleaner.status = cleaner_status()
     _, content_type, text = await node.get("/metrics")
     assert content_type == PLAIN
     assert text.endswith("\n")
@@ -168,11 +179,11 @@ async def test_its_own_row_counts_only_if_this_process_wrote_it(node: Node) -> N
 
 
 async def test_a_cleaner_that_is_silent_is_not_looked_for(node: Node) -> None:
-    node.cleaner = cleaner_status(pid=os.getpid(), monotonic_ms=monotonic_ms() + 60_000)
+    node.cleaner.status = cleaner_status(pid=os.getpid(), monotonic_ms=monotonic_ms() + 60_000)
     told = await node.samples()
     assert told["delaywheel_process_open_fds/cleaner"] > 3
     assert told["delaywheel_role/leading"] == 1
-    node.cleaner = cleaner_status(pid=os.getpid(), monotonic_ms=monotonic_ms() - 60_000)
+    node.cleaner.status = cleaner_status(pid=os.getpid(), monotonic_ms=monotonic_ms() - 60_000)
     told = await node.samples()
     assert "delaywheel_process_open_fds/cleaner" not in told
     assert told["delaywheel_forwarded_messages_total"] == 1_000
@@ -190,7 +201,7 @@ async def test_pending_messages_are_those_that_progress_has_not_passed(node: Nod
         ((now_slot - 5) * 1000 + 999, 1),
         ((now_slot - 2) * 1000, 0),
     ):
-        node.cleaner = cleaner_status(progress=Progress(due_ms, None, {}, 0))
+        node.cleaner.status = cleaner_status(progress=Progress(due_ms, None, {}, 0))
         told = await node.samples()
         assert told["delaywheel_pending_messages/overdue"] == overdue
     assert told["delaywheel_pending_messages/beyond"] == 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -17,7 +17,7 @@ from delaywheel.storage.writing.wheel import OriginWheel
 from delaywheel_replica.core.protocol.frames import FrameSet
 from delaywheel_replica.server.ledger.assignment import Publishable
 from delaywheel_replica.server.ledger.place import Place
-from delaywheel_replica.server.ledger.publisher import Books, BooksConfig, BooksLinks
+from delaywheel_replica.server.ledger.publisher import Books, BooksConfig
 from delaywheel_replica.server.ledger.rows import Ledger, rows_folder
 from support.wheels.copies import rows_by_seq
 from support.wheels.messages import Message, columns_of
@@ -71,6 +71,28 @@ class Died(BaseException):
     """The process ended here. No `Exception`: nothing may catch it by the way."""
 
 
+class BenchMember:
+    """The node of a bench, as its ledger sees it."""
+
+    def __init__(self, bench: Bench) -> None:
+        self._bench = bench
+
+    def publishable(self) -> Mapping[WheelId, Publishable]:
+        return self._bench.publishable()
+
+    def registered(self) -> Collection[WheelId] | None:
+        return self._bench.registered
+
+    def is_full(self) -> bool:
+        return self._bench.is_full
+
+    def published(self, wheel: WheelId, seq: int) -> None:
+        self._bench.published[wheel] = seq
+
+    def unreadable(self, wheel: WheelId, seq: int) -> None:
+        self._bench.unreadable.append((wheel, seq))
+
+
 class Bench:
     """What the tests of the books work on.
 
@@ -120,13 +142,7 @@ class Bench:
             self.data,
             self.ledger,
             BooksConfig(node, str(self.folder), 60, retention_hours, full_retention_hours),
-            BooksLinks(
-                publishable=self.publishable,
-                registered=lambda: self.registered,
-                is_full=lambda: self.is_full,
-                on_published=self.published.__setitem__,
-                on_unreadable=lambda wheel, seq: self.unreadable.append((wheel, seq)),
-            ),
+            BenchMember(self),
             place_at=lambda: self.place,
         )
 

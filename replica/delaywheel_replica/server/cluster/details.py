@@ -4,7 +4,7 @@ How much of each wheel each node holds (replicas.py), what the node reports abou
 processes started, and how many messages are pending, each counted once.
 """
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -21,8 +21,9 @@ from delaywheel_replica.core.protocol.status_files import (
 )
 from delaywheel_replica.server.cluster.merging import counted_once
 from delaywheel_replica.server.cluster.replicas import Lags, replicas_of
-from delaywheel_replica.server.ledger.publisher import BooksState
+from delaywheel_replica.server.ledger.publisher import Publishing
 from delaywheel_replica.server.node.node_view import NodeView, done_slot, ledger_lag_frames, wall_ms
+from delaywheel_replica.server.node.pulse import Pulse
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +32,13 @@ class OwnReport:
 
     Attributes:
         started_ms: When its server started, Unix milliseconds.
-        in_sync_changes: How often the members in sync with its open wheel changed since.
-        books: The state of its ledger's publication.
+        pulse: Counts how often the members in sync with its open wheel changed since.
+        books: Publishes its ledger.
     """
 
     started_ms: int
-    in_sync_changes: Callable[[], int]
-    books: Callable[[], BooksState]
+    pulse: Pulse
+    books: Publishing
 
 
 class Details:
@@ -90,7 +91,7 @@ class Details:
             version=version("delaywheel"),
             now_ms=wall_ms(),
             server_started_ms=self._own_report.started_ms,
-            in_sync_changes=self._own_report.in_sync_changes(),
+            in_sync_changes=self._own_report.pulse.in_sync_changes,
             ledger=self._ledger(heartbeat),
             verifying_wheels=len(heartbeat.verifying),
             wheels=len(heartbeat.verifying | (heartbeat.wheels.keys() - {heartbeat.spare})),
@@ -116,7 +117,7 @@ class Details:
         return report
 
     def _ledger(self, heartbeat: Heartbeat) -> pb.LedgerReport:
-        state = self._own_report.books()
+        state = self._own_report.books.state()
         return pb.LedgerReport(
             place=state.place,
             lag_frames=ledger_lag_frames(heartbeat),

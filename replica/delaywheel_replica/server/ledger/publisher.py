@@ -25,7 +25,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from delaywheel.identity import WheelId
 from delaywheel.storage.folder.disk import Disk
@@ -90,23 +90,30 @@ class BooksConfig:
     full_retention_hours: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class BooksLinks:
-    """What the ledger needs of the node, and reports to it; called on the ledger's thread.
+class Publishing(Protocol):
+    """Knows how publication goes."""
 
-    Attributes:
-        publishable: Returns which wheels this node publishes, and how far.
-        registered: Returns the registered wheels; None: they are unknown now.
-        is_full: Whether the disk is at its reserve.
-        on_published: Called when a wheel is published, or given up, up to a seq.
-        on_unreadable: Called when a frame cannot be read that is not known to be lost.
-    """
+    def state(self) -> BooksState:
+        """The state of the publication. For any thread."""
 
-    publishable: Callable[[], Mapping[WheelId, Publishable]]
-    registered: Callable[[], Collection[WheelId] | None]
-    is_full: Callable[[], bool]
-    on_published: Callable[[WheelId, int], None]
-    on_unreadable: Callable[[WheelId, int], None]
+
+class PublishingNode(Protocol):
+    """What the ledger needs of the node, and reports to it; called on the ledger's thread."""
+
+    def publishable(self) -> Mapping[WheelId, Publishable]:
+        """Returns which wheels this node publishes, and how far."""
+
+    def registered(self) -> Collection[WheelId] | None:
+        """Returns the registered wheels; None: they are unknown now."""
+
+    def is_full(self) -> bool:
+        """Whether the disk is at its reserve."""
+
+    def published(self, wheel: WheelId, seq: int) -> None:
+        """Notes that a wheel is published, or given up, up to a seq."""
+
+    def unreadable(self, wheel: WheelId, seq: int) -> None:
+        """Notes that a frame cannot be read that is not known to be lost."""
 
 
 class Books:
@@ -118,7 +125,7 @@ class Books:
         data: Path,
         ledger: Ledger,
         config: BooksConfig,
-        links: BooksLinks,
+        member: PublishingNode,
         *,
         place_at: Callable[[], Place] | None = None,
     ) -> None:
@@ -129,22 +136,22 @@ class Books:
             data: The data folder.
             ledger: Writes the rows.
             config: Where to publish, how often, for how long.
-            links: The rest of the node.
+            member: The rest of the node.
             place_at: Makes the place; None: as `config` says.
         """
         self._disk = disk
         self._data = data
         self._ledger = ledger
         self._config = config
-        self._links = links
+        self._member = member
         self._place_at = place_at or self._configured
         self._place: Place | None = None
         self._notes = Notes(disk, data)
         self._retention = Retention(
             config.retention_hours,
-            registered=links.registered,
+            registered=member.registered,
             hours_when_full=config.full_retention_hours,
-            is_full=links.is_full,
+            is_full=member.is_full,
         )
         # For each wheel: up to where names reach, and up to where the machine was informed.
         self._placed: dict[WheelId, int] = {}
@@ -215,7 +222,7 @@ class Books:
 
     def _go(self) -> bool:
         # Before sealing: what is held now has its rows in the files sealed then.
-        wheels = self._links.publishable()
+        wheels = self._member.publishable()
         for sealed in self._ledger.seal():
             self._files.setdefault(sealed.wheel, []).append(sealed.path)
         for wheel in wheels:
@@ -246,7 +253,7 @@ class Books:
         self._look_at_names(place, open_ends)
         for wheel, found in open_ends.items():
             self._publish(place, wheel, found)
-        if not self._links.is_full():
+        if not self._member.is_full():
             self._notes.take_ballast()
         self._forget_wheels()
 
@@ -285,7 +292,7 @@ class Books:
                 self._moved_s = time.monotonic()
                 if isinstance(piece, Unreadable) and not _is_gone((wheel, piece.seq), found):
                     # Another member may have it: the machine fetches it, or has it declared lost.
-                    self._links.on_unreadable(wheel, piece.seq)
+                    self._member.unreadable(wheel, piece.seq)
                     last_seq = piece.seq - 1
                     break
                 pages.add(piece)
@@ -312,7 +319,7 @@ class Books:
     def _report(self, wheel: WheelId, seq: int) -> None:
         if seq > self._reported.get(wheel, 0):
             self._reported[wheel] = seq
-            self._links.on_published(wheel, seq)
+            self._member.published(wheel, seq)
 
     # --- gaps
 
@@ -329,7 +336,7 @@ class Books:
     def _give_up(self, wheels: Mapping[WheelId, Publishable]) -> None:
         """Gives up the rows at hand, so that later ones can be published."""
         assert self._failing_since_s is not None
-        if time.monotonic() - self._failing_since_s < _PATIENCE_S or not self._links.is_full():
+        if time.monotonic() - self._failing_since_s < _PATIENCE_S or not self._member.is_full():
             return
         for wheel, found in wheels.items():
             if found.last_seq > self._reported.get(wheel, 0):
@@ -415,7 +422,7 @@ class Books:
 
     def _forget_wheels(self) -> None:
         """Forgets wheels that are gone; the open one may have no rows yet."""
-        wheels = self._links.publishable()
+        wheels = self._member.publishable()
         for wheel in [wheel for wheel in self._files if wheel not in wheels]:
             self._disk.delete_folder(rows_folder(self._data, wheel))
             del self._files[wheel]

@@ -8,11 +8,11 @@ on, and the files' ages show whether they are still written. Everything else com
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from delaywheel.storage.files.handles import HandleCache
 from delaywheel.storage.folder.disk import PosixDisk
@@ -25,10 +25,10 @@ from delaywheel_replica.core.protocol.histogram import Histogram
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, ServerStatus
 from delaywheel_replica.peers.states import PeerState
 from delaywheel_replica.row_places import server_row_path
-from delaywheel_replica.server.ledger.publisher import BooksState
+from delaywheel_replica.server.ledger.publisher import BooksState, Publishing
 from delaywheel_replica.server.metrics.processes import Process, look_at
 from delaywheel_replica.server.node.counts import Counts
-from delaywheel_replica.server.node.node_view import done_slot, monotonic_ms, wall_ms
+from delaywheel_replica.server.node.node_view import NodeView, done_slot, monotonic_ms, wall_ms
 from delaywheel_replica.server.node.pulse import Pulse
 from delaywheel_replica.server.node.refusals import Refusal
 
@@ -36,31 +36,40 @@ SERVER: Final = "server"
 CLEANER: Final = "cleaner"
 
 
+class Refusing(Protocol):
+    """Knows whether the node accepts messages."""
+
+    def refusal(self) -> Refusal | None:
+        """Why the node accepts no messages now; None: it does."""
+
+
+class InFlight(Protocol):
+    """Counts requests."""
+
+    in_flight_bytes: int
+
+
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """Where facts come from. All are called on a separate thread and must not block.
+    """The objects that know the facts. All are asked on a separate thread and must not block.
 
     Attributes:
-        refusal: Why the node accepts no messages now; None: it does.
-        in_sync: Members in sync with the open wheel; empty: none is open.
-        in_flight_bytes: The bytes of requests not answered yet.
-        cleaner: The cleaner's last status in this boot of the machine.
+        service: Accepts messages, or refuses them.
+        view: What is known of the node, its cleaner and its peers.
+        admission: Counts the bytes of requests not answered yet.
         handles: The open slot files.
         counts: What the server counted.
-        books: The state of the ledger's publication.
+        books: Publishes the ledger.
         max_caller_connections: How many callers may be connected.
-        peers: The state of the connection to each peer.
     """
 
-    refusal: Callable[[], Refusal | None]
-    in_sync: Callable[[], frozenset[str]]
-    in_flight_bytes: Callable[[], int]
-    cleaner: Callable[[], CleanerStatus | None]
+    service: Refusing
+    view: NodeView
+    admission: InFlight
     handles: HandleCache
     counts: Counts
-    books: Callable[[], BooksState]
+    books: Publishing
     max_caller_connections: int
-    peers: Callable[[], Mapping[str, PeerState]] = dict
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +102,11 @@ class Facts:
         wall_ms: Now, by the wall clock.
         monotonic_ms: Now, by the clock of the status files' timestamps.
         server: This process's own status; None before its first.
-        cleaner: See `Sources`; None: none was written in this boot.
-        refusal: See `Sources`.
-        in_sync: See `Sources`.
+        cleaner: The cleaner's last status; None: none was written in this boot of the machine.
+        refusal: Why the node accepts no messages now; None: it does.
+        in_sync: Members in sync with the open wheel; empty: none is open.
         in_sync_changes: How often that set changed since the server started.
-        in_flight_bytes: See `Sources`.
+        in_flight_bytes: The bytes of requests not answered yet.
         counts: See `Sources`; read while counting continues.
         loop_lags: How late the event loop's timer came.
         greatest_lag_us: The greatest lag of the last minute.
@@ -108,8 +117,8 @@ class Facts:
         max_slot_files: How many may be kept open.
         max_caller_connections: See `Sources`.
         processes: The running ones: server and cleaner.
-        peers: See `Sources`.
-        books: See `Sources`.
+        peers: The state of the connection to each peer.
+        books: The state of the ledger's publication.
     """
 
     node: str
@@ -164,7 +173,7 @@ class Gatherer:
     def gather(self) -> Facts:
         """Collects everything in some milliseconds, most of them for the dial of a long span."""
         config, sources, pulse = self._config, self._sources, self._pulse
-        server, cleaner = self._own_row(), sources.cleaner()
+        server, cleaner = self._own_row(), sources.view.cleaner.status
         now_ms = wall_ms()
         done = done_slot(None if cleaner is None else cleaner.progress)
         by_topic = sources.counts.pending
@@ -178,10 +187,10 @@ class Gatherer:
             monotonic_ms=monotonic_ms(),
             server=server,
             cleaner=cleaner,
-            refusal=sources.refusal(),
-            in_sync=sources.in_sync(),
+            refusal=sources.service.refusal(),
+            in_sync=sources.view.in_sync(),
             in_sync_changes=pulse.in_sync_changes,
-            in_flight_bytes=sources.in_flight_bytes(),
+            in_flight_bytes=sources.admission.in_flight_bytes,
             counts=sources.counts,
             loop_lags=pulse.lags.read(),
             greatest_lag_us=pulse.greatest_lag_us,
@@ -192,8 +201,8 @@ class Gatherer:
             max_slot_files=sources.handles.capacity,
             max_caller_connections=sources.max_caller_connections,
             processes=_processes(cleaner),
-            peers=sources.peers(),
-            books=sources.books(),
+            peers=sources.view.peers(),
+            books=sources.books.state(),
         )
 
     def _own_row(self) -> ServerStatus | None:

@@ -1,11 +1,11 @@
 """What the parts of the server know of the node, and of the cleaner's status."""
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from delaywheel.storage.folder.status_file import RowReader
 from delaywheel_replica.core.election.eligibility import heard_heartbeats
@@ -60,21 +60,49 @@ class Cleaner:
         return status if status is not None and status.role is Role.LEADING else None
 
 
-@dataclass(slots=True)
+class Reporting(Protocol):
+    """The machine of the member, as far as others may look at it."""
+
+    def status(self) -> ServerStatus:
+        """Makes the server's status anew."""
+
+    @property
+    def in_sync(self) -> frozenset[str]:
+        """The members that the open wheel waits for; empty: none is open."""
+
+
+class Connected(Protocol):
+    """The connections to the other nodes."""
+
+    def peers(self) -> Mapping[str, PeerState]:
+        """The state of the connection to each other node."""
+
+
 class NodeView:
     """What the parts of the server know of the node.
 
     Attributes:
-        status: Makes the server's status anew.
-        in_sync: The members that the open wheel waits for.
-        peers: The state of the connection to each other node.
         cleaner: Read by the event loop.
     """
 
-    status: Callable[[], ServerStatus]
-    in_sync: Callable[[], frozenset[str]] = frozenset
-    peers: Callable[[], Mapping[str, PeerState]] = dict
-    cleaner: Cleaner = field(default_factory=Cleaner)
+    def __init__(
+        self, member: Reporting, network: Connected, cleaner: Cleaner | None = None
+    ) -> None:
+        self._member = member
+        self._network = network
+        self.cleaner = cleaner or Cleaner()
+
+    def status(self) -> ServerStatus:
+        """Makes the server's status anew."""
+        return self._member.status()
+
+    def in_sync(self) -> frozenset[str]:
+        """The members that the open wheel waits for; empty: none is open."""
+        return self._member.in_sync
+
+    def peers(self) -> Mapping[str, PeerState]:
+        """The state of the connection to each other node."""
+        return self._network.peers()
 
 
 def heartbeats_heard(status: ServerStatus) -> dict[str, Heartbeat]:
