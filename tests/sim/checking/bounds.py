@@ -113,7 +113,9 @@ def _not_copies(world: World, node: SimNode) -> Iterator[str]:
             continue
         row = row_on(node.disk, frame.wheel, frame.seq)
         is_lost = (frame.wheel, frame.seq) in world.checks.given_up
-        if not row or row == HOLE_ROW or is_lost:
+        # What lies beyond the end of a closed wheel counts nowhere, and is being cut.
+        is_cut = frame.seq > world.checks.closed_at.get(frame.wheel, frame.seq)
+        if not row or row == HOLE_ROW or is_lost or is_cut:
             continue
         held = copies.get(frame.wheel)
         if held is not None and frame.seq in held.missing:
