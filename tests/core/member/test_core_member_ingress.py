@@ -70,6 +70,17 @@ def test_wheels_that_are_sealed_beyond_a_record_give_way(node: FakeNode) -> None
     assert (node.status().heartbeat.named, seals(node)) == ((A3, A4), [slot, slot])
 
 
+def test_an_open_wheel_gives_way_although_the_node_leads_no_longer_once_its_spare_did(
+    node: FakeNode,
+) -> None:
+    """The wheel between the two could not be closed before, and the floor would rest for ever."""
+    live(node, A1, A2, slot=min(seals(node)) - 5)
+    assert node.status().heartbeat.named == (A1,)
+    live(node, A1, A2, A3, slot=None, role=Role.STANDBY)
+    live(node, A1, A2, A3, slot=None, role=Role.STANDBY)
+    assert node.store.opened == [A1, A3]
+
+
 def test_only_a_leader_waits(node: FakeNode) -> None:
     slot = min(seals(node)) - 5
     live(node, A1, A2, slot=slot, role=Role.STANDBY)

@@ -160,11 +160,17 @@ class NodeFile:
         )
 
     def _has_better(self) -> bool:
-        """Whether the open wheel was sealed by a clock that was ahead, and the spare was not."""
+        """Whether the spare should replace the open wheel.
+
+        It should if the open wheel was sealed by a clock that was ahead, and the spare was not; and
+        if a spare between the two was given up, which cannot be closed while one below it is used.
+        """
         known, writing, spare = self._known, self._current.writing, self._known.state.spare
         if writing is None or spare is None or own.is_ahead(spare.seal_slot, known.ahead_slot):
             return False
-        return own.is_ahead(writing.seal.slot, known.ahead_slot)
+        return own.is_ahead(writing.seal.slot, known.ahead_slot) or own.has_given_up_a_spare(
+            known.state, known.registry
+        )
 
     def _has_drained(self) -> bool:
         since_ms = self._draining_since_ms

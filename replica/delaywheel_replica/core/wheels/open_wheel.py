@@ -12,7 +12,8 @@ the group was admitted under the present one. A seal that was due meanwhile is g
 group; otherwise it would never move under load.
 
 Reasons to leave: a member refused the wheel or a leader has it fenced, it is closed, its medium
-broke, a frame of it cannot be read, a clock that was ahead has sealed it, the node stops. Nothing
+broke, a frame of it cannot be read, a clock that was ahead has sealed it, a spare behind it was
+given up, the node stops. Nothing
 is acknowledged after the decision to leave: waiting callers hear that the outcome is unknown.
 """
 

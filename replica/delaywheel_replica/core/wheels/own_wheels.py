@@ -94,6 +94,18 @@ def is_ahead(seal_slot: int, ahead_slot: int | None) -> bool:
     return ahead_slot is not None and seal_slot > ahead_slot
 
 
+def has_given_up_a_spare(state: NodeState, registry: Registry | None) -> bool:
+    """Whether a wheel between the open one and the spare is registered, and not closed."""
+    if registry is None or state.open is None or state.spare is None:
+        return False
+    return any(
+        wheel.node == state.node
+        and state.open.number < wheel.number < state.spare.wheel.number
+        and record.closed_at is None
+        for wheel, record in registry.wheels.items()
+    )
+
+
 def spare_slot(
     spare: Spare, *, own_clock_ms: int, leader_clock_ms: int | None, late_window_s: int
 ) -> int:
