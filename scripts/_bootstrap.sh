@@ -21,7 +21,7 @@ die() {
 }
 
 # What runs as root may install a system package, the first of these names that there is;
-# anybody else is told what is missing.
+# otherwise what is missing is named.
 install_system_package() {
   local manager name
   [[ $(id -u) == 0 ]] || return 1

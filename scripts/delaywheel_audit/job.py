@@ -215,13 +215,13 @@ class _Run:
         from_ms, to_ms = terms.accepted_range()
         if facts.has_all_of(from_ms, to_ms):
             return
-        told = "no ledger file is of this time: nothing of it is proven"
+        text = "no ledger file is of this time: nothing of it is proven"
         if to_ms <= facts.began_ms:
             raise CouldNotRun(
                 "LEDGER_OUT_OF_RANGE",
-                f"{told}; its files are not published yet, or deleted (ledger_retention_hours)",
+                f"{text}; its files are not published yet, or deleted (ledger_retention_hours)",
             )
-        self._note(told)
+        self._note(text)
 
     def _shape(self, rows: int) -> None:
         """Sets the number of tasks, so that each sorts in memory."""
@@ -234,16 +234,16 @@ class _Run:
     ) -> Inputs:
         options, spark = self._options, self._spark
         names = KafkaNames(cluster)
-        told = names.outcomes
-        place.wait_for_transactions([told])
+        outcomes_topic = names.outcomes
+        place.wait_for_transactions([outcomes_topic])
         margin = options.kafka_margin_ms
         from_ms = None
         # A loss is known, and reported, when the frame should be read: perhaps long before its due.
-        told_from_ms = None
+        outcomes_from_ms = None
         if terms.from_ms is not None and margin is not None:
             from_ms = max(0, terms.start_ms - margin)
-            told_from_ms = max(0, terms.accepted_range()[0] - margin)
-        outcomes = place.pin([told], told_from_ms, None)
+            outcomes_from_ms = max(0, terms.accepted_range()[0] - margin)
+        outcomes = place.pin([outcomes_topic], outcomes_from_ms, None)
         ended = outcomes_of(place.read(spark, outcomes, "value"))
         asked = ended.where(in_range(terms, F.col("due_ms"), F.col("accepted_at_ms")))
         records = self._read_ingress(place, terms, facts)
@@ -251,7 +251,7 @@ class _Run:
         # Behind the outcomes: what is among them is decided in its topic as well.
         place.wait_for_transactions(topics)
         messages = place.pin(topics, from_ms, options.kafka_to_ms) if topics else Plan(())
-        for line in (*messages.told(), *outcomes.told()):
+        for line in (*messages.remarks(), *outcomes.remarks()):
             self._note(line)
         self._say(
             f"Kafka: {_size(messages):,} offsets of {len(messages.topics)} topics, "
@@ -265,8 +265,8 @@ class _Run:
 
         def deleted() -> Deleted:
             self._say("something is missing: looking for what Kafka has deleted")
-            left = place.pin([*topics, told], None, None)
-            return find_deleted(left, told, lambda plan: place.records(spark, plan))
+            left = place.pin([*topics, outcomes_topic], None, None)
+            return find_deleted(left, outcomes_topic, lambda plan: place.records(spark, plan))
 
         def letters() -> DataFrame:
             place.wait_for_transactions([names.dead])

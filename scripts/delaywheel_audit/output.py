@@ -45,8 +45,8 @@ class Output:
             self.write_text("summary.json", "")
         except Exception as error:
             lines = str(error).splitlines() or [type(error).__name__]
-            told = without_secrets(lines[0], self.uri)
-            raise OutputUnwritableError(f"{self.place}: {told}") from error
+            cause = without_secrets(lines[0], self.uri)
+            raise OutputUnwritableError(f"{self.place}: {cause}") from error
 
     def write_table(self, name: str, table: DataFrame) -> None:
         """Writes a table, replacing an earlier one."""

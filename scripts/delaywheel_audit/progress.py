@@ -42,12 +42,12 @@ class Progress:
         return "; ".join(parts) or None
 
     def _follow(self) -> None:
-        began, told = time.monotonic(), None
+        began, printed = time.monotonic(), None
         while not self._ended.wait(_ON_TERMINAL_S if self._rewrites else _ELSEWHERE_S):
             line = self.line()
-            if line is None or line == told:
+            if line is None or line == printed:
                 continue
-            told = line
+            printed = line
             text = f"[{time.monotonic() - began:6.0f} s] {line}"
             if self._rewrites:
                 print(f"\r\x1b[K{text}", end="", file=self._stream, flush=True)

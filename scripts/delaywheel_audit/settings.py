@@ -47,8 +47,8 @@ class Setting:
         try:
             config = load_config(file=options.settings)
         except (ConfigError, OSError) as error:
-            told = "; ".join(str(error).splitlines())
-            raise SettingsUnreadableError(f"{options.settings}: {told}") from error
+            faults = "; ".join(str(error).splitlines())
+            raise SettingsUnreadableError(f"{options.settings}: {faults}") from error
         terms = replace(options.terms, late_window_ms=config.late_window_seconds * 1000)
         if terms.span_ms is None:
             terms = replace(terms, span_ms=config.span_seconds * 1000)

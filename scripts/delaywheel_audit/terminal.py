@@ -43,8 +43,8 @@ def verdict(summary: Summary) -> str:
     if summary.is_unproven:
         some = f"{summary.counts['not_verifiable']:,} of {accepted}"
         return f"not verifiable: {some}; Kafka has deleted records of that time"
-    told = summary.findings
-    wrong = {kind: count for kind, count in told.items() if is_error(kind)} or told
+    fields = summary.findings
+    wrong = {kind: count for kind, count in fields.items() if is_error(kind)} or fields
     return f"not balanced: {', '.join(f'{count:,} {kind}' for kind, count in wrong.items())}"
 
 
@@ -75,9 +75,9 @@ def _print_kind(console: Console, output: Output, kind: str, count: int) -> None
     console.print(f"{count:,} {kind}", style="bold")
     console.print(f"  {known.means} {known.then}".replace("`", ""))
     for row in output.some_findings({kind: count}, _SHOWN):
-        told = {name: value for name, value in row.items() if value not in (None, "", kind)}
-        if "due_ms" in told:
-            told["due"] = moment(told["due_ms"])
-        console.print("  " + "  ".join(f"{name}={value}" for name, value in told.items()))
+        fields = {name: value for name, value in row.items() if value not in (None, "", kind)}
+        if "due_ms" in fields:
+            fields["due"] = moment(fields["due_ms"])
+        console.print("  " + "  ".join(f"{name}={value}" for name, value in fields.items()))
     if count > _SHOWN:
         console.print(f"  … and {count - _SHOWN:,} more in {output.place}/findings")

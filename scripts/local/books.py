@@ -181,7 +181,7 @@ class Sender:
     def _cancelled(
         self, text: str, due: int, accepted: int, topic: str, wheel: str, seq: int
     ) -> None:
-        told = {
+        outcome = {
             "outcome": "cancelled",
             "id": text,
             "due_ms": due,
@@ -191,7 +191,7 @@ class Sender:
             "seq": seq,
             "row": 0,
         }
-        self._produce(self._names.outcomes, json.dumps(told).encode(), [], due)
+        self._produce(self._names.outcomes, json.dumps(outcome).encode(), [], due)
 
     def _produce(
         self,

@@ -84,7 +84,8 @@ MORE_OF_REASONS: Final[Mapping[Reason, str]] = {
 
 MORE_OF_METRICS: Final[Mapping[str, str]] = {
     "delaywheel_topic_accepted_messages_total": (
-        "The first 100 topics after a start are told apart; all others are one, `(others)`."
+        "The first 100 topics after a start are counted separately; all others together, as"
+        " `(others)`."
     ),
     "delaywheel_acknowledgement_duration_seconds": "Buckets from 1 ms to 2.5 s.",
     "delaywheel_refused_messages_total": (
@@ -104,19 +105,19 @@ MORE_OF_METRICS: Final[Mapping[str, str]] = {
     "delaywheel_peer_malformed_messages_total": "Alert above 0.",
     "delaywheel_implausible_beats_total": (
         "They were ignored, or forgotten within a second of that node's own. Any says "
-        "that a node tells wrong things: look at all."
+        "that a node reports wrong things: look at all."
     ),
     "delaywheel_role": "`standby`, `candidate`, `resting`, `leading`.",
     "delaywheel_elections_total": "Grows only with trouble.",
     "delaywheel_topic_pending_messages": (
-        "Add up the nodes. As for the accepted ones, 100 topics are told apart. Retries count, and"
-        " cancelled ones until they are due. Of dues more than a minute ahead the number is right,"
-        " and when one stops counting may be off by a minute (75 s with a span of 7 days, more with"
-        " a longer one). What was accepted before the server started is counted once, in the"
-        " background."
+        "Add up the nodes. As for the accepted ones, 100 topics are counted separately. Retries"
+        " count, and cancelled ones until they are due. Of dues more than a minute ahead the number"
+        " is right, and when one stops counting may be off by a minute (75 s with a span of 7 days,"
+        " more with a longer one). What was accepted before the server started is counted once, in"
+        " the background."
     ),
     "delaywheel_topic_forwarded_messages_total": (
-        "As for the accepted ones, 100 topics are told apart."
+        "As for the accepted ones, 100 topics are counted separately."
     ),
     "delaywheel_dead_letters_total": "All [reasons](#dead-letters) are there from the start.",
     "delaywheel_lost_frames_total": "Any is an incident.",
@@ -184,8 +185,8 @@ def metrics() -> list[str]:
 
 def _attributes(of: type) -> dict[str, str]:
     """Returns a class's documented attributes, each as one line."""
-    told = (of.__doc__ or "").partition("Attributes:\n")[2]
-    found = re.findall(r"^ {8}(\w+): (.*(?:\n {12}.*)*)", told, re.MULTILINE)
+    text = (of.__doc__ or "").partition("Attributes:\n")[2]
+    found = re.findall(r"^ {8}(\w+): (.*(?:\n {12}.*)*)", text, re.MULTILINE)
     return {name: " ".join(text.split()) for name, text in found}
 
 
@@ -199,8 +200,8 @@ def _default(field: Field[Any]) -> str:
 
 
 def _joined(text: str, more: str | None) -> str:
-    told = text.replace("<", "\\<")  # in advice it is no tag
-    return told if more is None else f"{told} {more}"
+    text = text.replace("<", "\\<")  # in advice it is no tag
+    return text if more is None else f"{text} {more}"
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

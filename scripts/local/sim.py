@@ -71,15 +71,15 @@ def _range(text: str) -> tuple[int, int]:
 
 
 def _run(runs: Sequence[tuple[Choice, int]], jobs: int) -> int:
-    began = told = time.monotonic()
+    began = reported = time.monotonic()
     failed: list[str] = []
     for count, outcome in enumerate(run_seeds(runs, jobs=jobs), 1):
         if outcome.violations:
             failed.append(f"{outcome.seed} ({outcome.profile})")
-            _tell_failure(outcome)
-        if time.monotonic() - told > PROGRESS_S or count == len(runs):
-            told = time.monotonic()
-            rate = 60 * count / (told - began)
+            _print_failure(outcome)
+        if time.monotonic() - reported > PROGRESS_S or count == len(runs):
+            reported = time.monotonic()
+            rate = 60 * count / (reported - began)
             print(f"{count} of {len(runs)} runs, {rate:.0f} a minute, {len(failed)} failed")
             sys.stdout.flush()
     if failed:
@@ -87,7 +87,7 @@ def _run(runs: Sequence[tuple[Choice, int]], jobs: int) -> int:
     return 1 if failed else 0
 
 
-def _tell_failure(outcome: Outcome) -> None:
+def _print_failure(outcome: Outcome) -> None:
     print(f"\nseed {outcome.seed} ({outcome.profile}) failed: {outcome.command}")
     for violation in outcome.violations[:2]:
         lines = violation.rstrip().splitlines()

@@ -169,7 +169,7 @@ def test_figures_for_people_and_for_browsers(capsys: pytest.CaptureFixture[str])
     rounds = [{kind: as_document(part(1_000, ms)) for kind, ms in kinds.items()}] * 2
     workload = {
         "name": "steady-100",
-        "told": "lateness",
+        "description": "lateness",
         "nodes": 2,
         "warmth_ms": [9.0, 8.0],
         "filled": [],

@@ -167,7 +167,7 @@ def test_figures_of_each_kind(capsys: pytest.CaptureFixture[str]) -> None:
     told = capsys.readouterr().out
     for part in ("node", "1,851", "2,468", "50%", "transaction: 1 times no transaction was open"):
         assert part in told
-    assert "500 records uncommitted: 1,234 ms without" in done[0].told()
+    assert "500 records uncommitted: 1,234 ms without" in done[0].line()
 
 
 def test_json_is_json_and_says_whether_all_was_kept() -> None:

@@ -73,7 +73,7 @@ class Done:
 
 
 def _split(progress: Progress, wheel: WheelId) -> int:
-    """Handles a frame split by the position, whose messages the ledger cannot tell apart."""
+    """Handles a frame split by the position, whose messages the ledger cannot distinguish."""
     position = progress.position
     if position is None:
         return 0

@@ -55,14 +55,14 @@ class KafkaSourceError(Exception):
         return f"{self.reason}: {self.message}"
 
 
-_TOLD = re.compile(r"KafkaSourceError: ([A-Z_]+): (.*)")
+_RAISED = re.compile(r"KafkaSourceError: ([A-Z_]+): (.*)")
 
 
 def reason_of(error: BaseException) -> KafkaSourceError | None:
     """Returns our own error inside one of Spark's; None if there is none."""
     if isinstance(error, KafkaSourceError):
         return error
-    for name, message in reversed(_TOLD.findall(str(error))):
+    for name, message in reversed(_RAISED.findall(str(error))):
         if name in Reason.__members__:
             return KafkaSourceError(Reason[name], message.strip())
     return None

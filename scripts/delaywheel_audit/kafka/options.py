@@ -250,7 +250,7 @@ def _of_the_service(file: Path) -> dict[str, str]:
     try:
         return dict(load_config(file=file).kafka)
     except ConfigError as error:
-        told = "; ".join(str(error).splitlines())
-        raise KafkaSourceError(Reason.SETTINGS_UNREADABLE, f"{file}: {told}") from error
+        faults = "; ".join(str(error).splitlines())
+        raise KafkaSourceError(Reason.SETTINGS_UNREADABLE, f"{file}: {faults}") from error
     except OSError as error:
         raise KafkaSourceError(Reason.SETTINGS_UNREADABLE, f"{file}: {error.strerror}") from error

@@ -75,8 +75,8 @@ class Plan:
         """Where reading ends, by topic and partition."""
         return {t.name: {r.partition: r.end for r in t.ranges} for t in self.topics}
 
-    def told(self) -> list[str]:
-        """Returns notes about the plan for people, a line each."""
+    def remarks(self) -> list[str]:
+        """Returns remarks about the plan for people, a line each."""
         lines = [f"topic {name} is not there: counted as empty" for name in self.missing]
         for topic in self.topics:
             lines += [
@@ -275,7 +275,7 @@ def offsets_gone(
 def _parsed(text: str) -> tuple[TopicPlan, ...]:
     """Parses what `Plan.to_json` or a person wrote; id and record_bytes may be absent."""
     try:
-        return tuple(_topic_plan(name, told) for name, told in json.loads(text).items())
+        return tuple(_topic_plan(name, one) for name, one in json.loads(text).items())
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise invalid(
             'ranges: not {"<topic>": {"partitions": {"<number>": [<start>, <end>], …}}, …}, '
@@ -283,15 +283,15 @@ def _parsed(text: str) -> tuple[TopicPlan, ...]:
         ) from error
 
 
-def _topic_plan(name: str, told: Mapping[str, Any]) -> TopicPlan:
+def _topic_plan(name: str, document: Mapping[str, Any]) -> TopicPlan:
     ranges = []
-    for partition, (start, end) in told["partitions"].items():
+    for partition, (start, end) in document["partitions"].items():
         if not 0 <= int(start) <= int(end):
             raise ValueError(f"{name} [{partition}]: from {start} to {end}")
         ranges.append(Range(int(partition), int(start), int(end)))
     return TopicPlan(
         name,
-        told.get("id"),
+        document.get("id"),
         tuple(ranges),
-        max(1, int(told.get("record_bytes", ASSUMED_RECORD_BYTES))),
+        max(1, int(document.get("record_bytes", ASSUMED_RECORD_BYTES))),
     )

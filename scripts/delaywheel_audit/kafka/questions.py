@@ -76,8 +76,8 @@ class Heard:
 
     def as_error(self, reason: Reason, error: KafkaError, *, about: str = "") -> KafkaSourceError:
         """Returns the client's error under our name."""
-        told = self._client.masked(error.str())
-        return KafkaSourceError(reason, f"{about}{': ' * bool(about)}{told} ({error.name()})")
+        text = self._client.masked(error.str())
+        return KafkaSourceError(reason, f"{about}{': ' * bool(about)}{text} ({error.name()})")
 
     def away(self, timeout_s: float) -> KafkaSourceError:
         """Returns the error for a lack of answers."""
@@ -97,9 +97,9 @@ def made(client: ClientSettings, make: Callable[[], Any]) -> Any:
         return make()
     except (KafkaException, TypeError, ValueError) as error:
         inner = error.args[0] if error.args else error
-        told = inner.str() if isinstance(inner, KafkaError) else str(inner)
+        text = inner.str() if isinstance(inner, KafkaError) else str(inner)
     # Outside of the handler: the library's own words, with a secret in them perhaps, go no further.
-    raise KafkaSourceError(Reason.CLIENT_REFUSED, client.masked(told))
+    raise KafkaSourceError(Reason.CLIENT_REFUSED, client.masked(text))
 
 
 class KafkaQuestions:

@@ -27,7 +27,7 @@ the end as of planning |
 | `columns` | which, see `kafka_columns`; default: all. What is not named is not built |
 | `timeoutMs` | how long Kafka may give no sign of progress before it is an error; default 60000 |
 
-Spark (4.3) does not tell Python sources which columns a query uses: name them, here or by
+Spark (4.3) does not report to Python sources which columns a query uses: name them, here or by
 `.schema("offset long, dw_id binary")`. It would pass filters on, but a source that accepts them is
 refused unless the session sets `spark.sql.python.filterPushdown.enabled`: so only options say what
 to read.
@@ -44,11 +44,11 @@ What is hard, and what is done about it (errors by name: `kafka_errors.Reason`):
 | | |
 |---|---|
 | the last offsets of a range are markers, aborted or compacted away: none is ever seen | at the \
-end when a record behind it comes or Kafka tells the partition's end there or behind it |
+end when a record behind it comes or Kafka reports the partition's end there or behind it |
 | nothing comes for a while | never an end; the topic is looked at every 2 s, after `timeoutMs` \
 without progress BROKER_AWAY. Fetching aborted records is progress |
 | a transaction is open | the range ends where it begins (last stable offset); what is behind is \
-not read, and said: `Plan.told`, log |
+not read, and reported: `Plan.remarks`, log |
 | transactions later in the range's life | none: below the last stable offset all is decided, so a \
 task that is run again reads the same |
 | retention, or DeleteRecords, before or during the read | OFFSETS_GONE with topic, partition, \
@@ -132,7 +132,7 @@ class KafkaReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         """Returns what each task reads."""
         found = planned(self._options)
-        for line in found.told():
+        for line in found.remarks():
             _log.warning("%s", line)
         slices = found.slices(
             records=self._options.records_per_partition, size=self._options.bytes_per_partition

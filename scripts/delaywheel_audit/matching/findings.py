@@ -47,7 +47,7 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
         "early": Kind(
             "Visible before its due, by the forwarding node's clock.",
             "Compare the clocks of nodes and brokers; where the topic stamps with the broker's "
-            "time, only a difference beyond `--clock-tolerance` is told.",
+            "time, only a difference beyond `--clock-tolerance` is reported.",
             is_error=True,
         ),
         "lost": Kind(

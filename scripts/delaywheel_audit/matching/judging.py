@@ -133,7 +133,7 @@ def _with_fates(known: DataFrame) -> DataFrame:
         .withColumn("pending", F.least(F.col("open_rows"), F.col("left") - F.col("lost")))
         .withColumn("missing", F.col("left") - F.col("lost") - F.col("pending"))
         .withColumn("not_verifiable", F.lit(0).cast("long"))
-        .withColumn("deleted_told", F.lit(None).cast("string"))
+        .withColumn("deleted_text", F.lit(None).cast("string"))
         .drop("left")
     )
 

@@ -36,7 +36,7 @@ def letter_findings(judged: DataFrame, records: DataFrame) -> DataFrame:
                 F.col("dw_wheel").alias("wheel"),
                 F.col("dw_accepted_ms").alias("accepted_ms"),
                 _header("dw-dead-partition").alias("wanted_partition"),
-                _header("dw-dead-detail").alias("told"),
+                _header("dw-dead-detail").alias("detail_header"),
             ).alias("letter"),
         )
         .groupBy(*KEY)
@@ -65,5 +65,5 @@ def _detail() -> Column:
         F.coalesce("dead_at.reason", F.lit("without a reason")),
         F.when(letter.isNotNull(), place).otherwise(gone),
         F.concat(F.lit("for partition "), letter["wanted_partition"]),
-        letter["told"],
+        letter["detail_header"],
     )

@@ -85,14 +85,14 @@ def acceptances(ledger: DataFrame, outcomes: DataFrame, terms: Terms, facts: Fac
         *_FRAME, F.lit(1).cast("long").alias("rows"), *(nothing.alias(c) for c in _FATES.values()),
         nothing.alias("differs"), F.lit(None).cast("string").alias("dead_reason"),
     )  # fmt: skip
-    told = outcomes.where(F.col("outcome").isin(*_FATES) & wanted).select(
+    decided = outcomes.where(F.col("outcome").isin(*_FATES) & wanted).select(
         *_FRAME, nothing.alias("rows"), *fates,
         F.coalesce(F.col("content_differs"), F.lit(col=False)).cast("long").alias("differs"),
         F.when(F.col("outcome") == "dead-lettered", F.col("reason")).alias("dead_reason"),
     )  # fmt: skip
     sums = ["rows", *_FATES.values(), "differs"]
     frames = (
-        rows.unionByName(told)
+        rows.unionByName(decided)
         .repartition(*KEY)
         .groupBy(*_FRAME)
         .agg(*(F.sum(name).alias(name) for name in sums), F.max("dead_reason").alias("dead_reason"))
@@ -107,10 +107,10 @@ def _capped(frames: DataFrame) -> DataFrame:
     published yet, or lost) only `ended_elsewhere` is kept: how many of it were ended for good.
     """
     rows, cancelled, dead = F.col("rows"), F.col("cancelled"), F.col("dead")
-    told = cancelled + F.col("duplicates_dropped") + dead
+    decided = cancelled + F.col("duplicates_dropped") + dead
     nothing = F.lit(0).cast("long")
     return (
-        frames.withColumn("surplus", F.when(rows > 0, F.greatest(told - rows, nothing)))
+        frames.withColumn("surplus", F.when(rows > 0, F.greatest(decided - rows, nothing)))
         .withColumn("ended_elsewhere", F.when(rows == 0, cancelled + dead))
         .fillna(0, ["surplus", "ended_elsewhere"])
         .withColumn("differs", F.when(rows > 0, F.col("differs")).otherwise(nothing))
@@ -170,7 +170,7 @@ def _by_message(frames: DataFrame) -> DataFrame:
     row = F.when(F.col("rows") > 0, F.struct("accepted_at_ms", "wheel", "seq", "topic"))
     lost = F.struct("wheel", "seq", F.col("lost_reason").alias("reason"), "accepted_at_ms")
     dead = F.struct("accepted_at_ms", "wheel", "seq", F.col("dead_reason").alias("reason"))
-    told = frames.groupBy(*KEY).agg(
+    decided = frames.groupBy(*KEY).agg(
         *(F.sum(name).alias(name) for name in _SUMS),
         F.min(row).alias("row"),
         F.max(row).alias("last_row"),
@@ -180,7 +180,7 @@ def _by_message(frames: DataFrame) -> DataFrame:
             "differs_at"
         ),
     )
-    return told.where("rows > 0")  # the rest: outcomes of what is not published yet
+    return decided.where("rows > 0")  # the rest: outcomes of what is not published yet
 
 
 def forwarded_ms() -> Column:

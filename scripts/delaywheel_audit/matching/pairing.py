@@ -81,14 +81,14 @@ def _others(judged: DataFrame, ledger: DataFrame, missing: DataFrame) -> DataFra
     one.
     """
     has_rows = F.col("rows") > 0
-    told = judged.where((F.col("copies") > 0) & (has_rows | F.col("elsewhere")))
-    told = told.select(*KEY, (~has_rows).alias("is_doubtful"))
+    counted = judged.where((F.col("copies") > 0) & (has_rows | F.col("elsewhere")))
+    counted = counted.select(*KEY, (~has_rows).alias("is_doubtful"))
     own = missing.select("id", F.col("wanted_due_ms").alias("due_ms"))
     siblings = ledger.select(*KEY, F.lit(col=False).alias("is_doubtful")).join(
         F.broadcast(own), list(KEY), "left_anti"
     )
     ids = missing.select("id").distinct()
-    return told.unionByName(siblings).join(F.broadcast(ids), "id", "left_semi").distinct()
+    return counted.unionByName(siblings).join(F.broadcast(ids), "id", "left_semi").distinct()
 
 
 def _at_hand(few: DataFrame) -> DataFrame:

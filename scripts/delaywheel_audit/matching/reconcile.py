@@ -130,8 +130,8 @@ def outcomes_schema() -> str:
 
 def outcomes_of(records: DataFrame) -> DataFrame:
     """Parses the outcomes topic's values into columns."""
-    told = F.from_json(F.col("value").cast("string"), outcomes_schema())
-    return records.select(told.alias("told")).select("told.*").withColumn("id", F.unhex("id"))
+    parsed = F.from_json(F.col("value").cast("string"), outcomes_schema())
+    return records.select(parsed.alias("parsed")).select("parsed.*").withColumn("id", F.unhex("id"))
 
 
 def reconcile(
@@ -146,23 +146,23 @@ def reconcile(
         facts: What was known before Kafka was read.
         say: Called with what is done next, for people.
     """
-    inputs, first, told = _first_look(read, terms, facts, say)
-    if told["unread_from_ms"] is not None:
+    inputs, first, sums = _first_look(read, terms, facts, say)
+    if sums["unread_from_ms"] is not None:
         first.unpersist()
-        first_ms, last_ms = told["unread_from_ms"], told["unread_to_ms"]
+        first_ms, last_ms = sums["unread_from_ms"], sums["unread_to_ms"]
         say(f"Kafka has what was accepted from {moment(first_ms)} to {moment(last_ms)}")
         terms = terms.reaching_all()
-        inputs, first, told = _first_look(read, terms, facts, say)
+        inputs, first, sums = _first_look(read, terms, facts, say)
     kept = [first]
-    too_many = told["missing"] > MAX_SOUGHT
-    if told["missing"] and not too_many:
-        say(f"{told['missing']:,} are missing: looking for them in all of Kafka")
+    too_many = sums["missing"] > MAX_SOUGHT
+    if sums["missing"] and not too_many:
+        say(f"{sums['missing']:,} are missing: looking for them in all of Kafka")
         pairs = pair(first, inputs.all_kafka(), inputs.ledger)
-        told = _keep(kept, with_findings(with_pairs(first, pairs), terms))
-    if told["missing"]:
+        sums = _keep(kept, with_findings(with_pairs(first, pairs), terms))
+    if sums["missing"]:
         deleted = inputs.deleted()
         if deleted:
-            told = _keep(kept, with_deleted(kept[-1], deleted, terms))
+            sums = _keep(kept, with_deleted(kept[-1], deleted, terms))
     found = kept[-1]
     gaps = _gaps(found, terms, facts)
 
@@ -171,9 +171,9 @@ def reconcile(
             one.unpersist()
 
     table = findings(found).unionByName(gap_findings(found, gaps))
-    if told["dead"]:
+    if sums["dead"]:
         table = table.unionByName(letter_findings(found, inputs.letters()))
-    return Books(buckets(found, terms), table, told.asDict(), gaps, too_many, release)
+    return Books(buckets(found, terms), table, sums.asDict(), gaps, too_many, release)
 
 
 def _first_look(
@@ -194,9 +194,9 @@ def _keep(kept: list[DataFrame], found: DataFrame) -> Row:
 
 
 def _totals(fated: DataFrame) -> Row:
-    told = totals(fated).first()
-    assert told is not None
-    return told
+    sums = totals(fated).first()
+    assert sums is not None
+    return sums
 
 
 def _gaps(found: DataFrame, terms: Terms, facts: Facts) -> list[tuple[Hole, int]]:

@@ -89,10 +89,10 @@ def _only(plan: Plan, places: Mapping[Place, Range], length: int | None) -> Plan
 
 def _firsts(records: DataFrame, outcomes: str) -> dict[Place, int]:
     """Returns when the first remaining record of ours was written, by partition."""
-    told = records.where(F.col("topic") == outcomes).withColumn("forwarded_ms", forwarded_ms())
+    ended = records.where(F.col("topic") == outcomes).withColumn("forwarded_ms", forwarded_ms())
     columns = ["topic", "partition", "offset", "forwarded_ms"]
     ours = is_ours(records.where(F.col("topic") != outcomes)).select(*columns)
-    rows = ours.unionByName(told.select(*columns)).groupBy("topic", "partition")
+    rows = ours.unionByName(ended.select(*columns)).groupBy("topic", "partition")
     first = rows.agg(F.min_by("forwarded_ms", "offset").alias("at_ms")).collect()
     known = [row for row in first if row["at_ms"] is not None]
     return {(row["topic"], row["partition"]): row["at_ms"] for row in known}
@@ -100,29 +100,34 @@ def _firsts(records: DataFrame, outcomes: str) -> dict[Place, int]:
 
 def with_deleted(fated: DataFrame, deleted: Deleted, terms: Terms) -> DataFrame:
     """Marks missing messages as not verifiable if their records may be deleted."""
-    told_ms = -1 if deleted.outcomes_ms is None else deleted.outcomes_ms
-    rows = [(topic, at_ms, _told(topic, at_ms)) for topic, at_ms in sorted(deleted.topics.items())]
-    schema = "of_topic string, topic_ms long, topic_told string"
+    outcomes_ms = -1 if deleted.outcomes_ms is None else deleted.outcomes_ms
+    rows = [
+        (topic, at_ms, _deleted_text(topic, at_ms))
+        for topic, at_ms in sorted(deleted.topics.items())
+    ]
+    schema = "of_topic string, topic_ms long, topic_text string"
     topics = fated.sparkSession.createDataFrame(rows, schema)
     due, missing = F.col("due_ms") - terms.clock_tolerance_ms, F.col("missing")
     in_topic = F.coalesce((F.col("forwarded") == 0) & (due <= F.col("topic_ms")), F.lit(col=False))
-    in_outcomes = due <= F.lit(told_ms).cast("long")
+    in_outcomes = due <= F.lit(outcomes_ms).cast("long")
     is_deleted = (missing > 0) & (in_topic | in_outcomes)
-    told = F.when(in_topic, F.col("topic_told")).otherwise(_told("the outcomes topic", told_ms))
+    text = F.when(in_topic, F.col("topic_text")).otherwise(
+        _deleted_text("the outcomes topic", outcomes_ms)
+    )
     return (
         fated.join(F.broadcast(topics), F.col("row.topic") == F.col("of_topic"), "left")
         .withColumns(  # at once: each is of what was missing before
             {
                 "not_verifiable": F.when(is_deleted, missing).otherwise(0).cast("long"),
                 "missing": F.when(is_deleted, 0).otherwise(missing).cast("long"),
-                "deleted_told": F.when(is_deleted, told),
+                "deleted_text": F.when(is_deleted, text),
             }
         )
-        .drop("of_topic", "topic_ms", "topic_told")
+        .drop("of_topic", "topic_ms", "topic_text")
     )
 
 
-def _told(place: str, at_ms: int) -> str:
+def _deleted_text(place: str, at_ms: int) -> str:
     if at_ms >= _NO_TIME_MS:
         return f"{place} has begun anew since: all that was forwarded there is deleted"
     return f"{place}: what was forwarded before {moment(max(0, at_ms))} may be deleted"

@@ -90,9 +90,9 @@ def findings(judged: DataFrame) -> DataFrame:
     lost = F.struct("lost_at.*", F.col("row.topic").alias("topic"))
     differs = F.struct("differs_at.*", topic_of().alias("topic"))
     undelivered = (F.col("lost") > 0) & (F.col("forwarded") == 0) & ~F.col("elsewhere")
-    told = [
+    findings = [
         finding(F.col("missing") > 0, "missing", _missing_detail()),
-        finding(F.col("not_verifiable") > 0, "not_verifiable", F.col("deleted_told")),
+        finding(F.col("not_verifiable") > 0, "not_verifiable", F.col("deleted_text")),
         finding(F.col("duplicated") > 0, "duplicated", _copies_detail(), copy="last_copy"),
         finding(F.col("early") > 0, "early", F.lit("")),
         finding(undelivered, "lost", F.col("lost_at.reason"), row=lost),
@@ -101,7 +101,7 @@ def findings(judged: DataFrame) -> DataFrame:
         finding(F.col("late") > 0, "late", F.lit("")),
         finding(F.col("differs") > 0, "content_differs", F.lit(_DROPPED), row=differs),
     ]
-    kinds = F.filter(F.array(*told), lambda one: one.isNotNull())
+    kinds = F.filter(F.array(*findings), lambda one: one.isNotNull())
     return judged.select(F.explode(kinds).alias("found")).select("found.*")
 
 
@@ -173,8 +173,8 @@ def _changes() -> Column:
 
     def differs(name: str, was: Column, found: Column) -> Column:
         shown = F.coalesce(found.cast("string"), F.lit("not readable"))
-        told = F.concat(F.lit(f"{name} was "), was.cast("string"), F.lit(", is "), shown)
-        return F.when(~was.eqNullSafe(found), told)
+        text = F.concat(F.lit(f"{name} was "), was.cast("string"), F.lit(", is "), shown)
+        return F.when(~was.eqNullSafe(found), text)
 
     copy, row = F.col("copy"), F.col("row")
     return F.concat_ws(

@@ -27,7 +27,7 @@ _WORDS = {
     "accepted": "records of the ledger, written by the node that took the message",
     "acknowledged": "different messages among them: a retry that two nodes took has two records",
     "forwarded": "found in their topic in Kafka, by id and due",
-    "cancelled, duplicates dropped, dead-lettered, lost": "told in the outcomes topic",
+    "cancelled, duplicates dropped, dead-lettered, lost": "reported in the outcomes topic",
     "pending": "not done at the newest progress record that was read",
     "not verifiable": "none of these, and Kafka has deleted the records of that time",
     "missing": "none of these: nobody knows what became of them",
@@ -124,10 +124,10 @@ def _header(summary: Summary) -> Element:
 def _footer(summary: Summary) -> Element:
     """Returns the footer: what made the page, where and how."""
     release, host = version("delaywheel"), platform.node()
-    told = [el("p", f"delaywheel {release} on {host}, {moment(summary.made_at_ms)} UTC")]
+    texts = [el("p", f"delaywheel {release} on {host}, {moment(summary.made_at_ms)} UTC")]
     if summary.command:
-        told.append(el("p", el("code", summary.command)))
-    return el("footer", *told)
+        texts.append(el("p", el("code", summary.command)))
+    return el("footer", *texts)
 
 
 def _equation(summary: Summary) -> Element:
@@ -151,7 +151,7 @@ def _tile(name: str, number: int, look: str) -> Element:
 def _checks(summary: Summary) -> list[Element]:
     """Returns the checks of forwarded messages: delivered once, and on time."""
     counts, lateness = summary.counts, summary.lateness
-    told = [
+    texts = [
         f"{count(counts.get(key, 0))} {key}"
         for key in ("duplicated", "unexpected", "early", "late")
     ]
@@ -159,7 +159,7 @@ def _checks(summary: Summary) -> list[Element]:
     return [
         el(
             "p",
-            f"Of the records that Kafka holds: {', '.join(told)}. Lateness {spans}; late is more "
+            f"Of the records that Kafka holds: {', '.join(texts)}. Lateness {spans}; late is more "
             f"than {span(summary.late_tolerance_ms)} after the due.",
         ),
         el(

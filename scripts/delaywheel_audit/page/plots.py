@@ -76,8 +76,8 @@ def lanes_plot(bins: Bins, lanes: dict[str, list[int]]) -> Element:
                 title = el("title", f"{_from(bins.columns[column], bins)}: {count(found)} {name}")
                 shape = f"M{column} {top + 1}h1v{_LANE - 2}h-1z"
                 marks.append(el("path", title, class_="mark", d=shape))
-    told = ", ".join(f"{count(sum(counts))} {name}" for name, counts in lanes.items())
-    label = f"Where findings are in time: {told}. {_extent(bins)}"
+    texts = ", ".join(f"{count(sum(counts))} {name}" for name, counts in lanes.items())
+    label = f"Where findings are in time: {texts}. {_extent(bins)}"
     return _chart(bins, label, places, marks, (), lanes=len(lanes))
 
 
@@ -198,8 +198,8 @@ def _extent(bins: Bins) -> str:
 
 
 def _counts_title(one: Bin, parts: Sequence[str]) -> str:
-    told = [f"{PARTS[part]} {count(one.sums[part])}" for part in parts if one.sums[part]]
-    equal = f" = {' + '.join(told)}" if told else ""
+    texts = [f"{PARTS[part]} {count(one.sums[part])}" for part in parts if one.sums[part]]
+    equal = f" = {' + '.join(texts)}" if texts else ""
     return f"{short_moment(one.from_ms)}: accepted {count(one.sums['accepted'])}{equal}"
 
 

@@ -143,7 +143,7 @@ def _findings_table(rows: Sequence[Mapping[str, Any]], caption: str) -> Element:
     }
     lines = zip(*kept.values(), strict=True)
     made = table(kept, lines, class_="findings", caption=caption)
-    # For where there is no room for columns; told once, since there may be a thousand rows.
+    # For where there is no room for columns; given once, since there may be a thousand rows.
     heads = (f"--head-{n}: {json.dumps(name)}" for n, name in enumerate(kept, 1))
     made.set("style", "; ".join(heads))
     return made

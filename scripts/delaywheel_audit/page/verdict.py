@@ -39,12 +39,12 @@ def difference(counts: Mapping[str, int]) -> int:
 def verdict(summary: Summary) -> Verdict:
     """Returns the verdict in words."""
     counts = summary.counts
-    errors = _told(summary, are_errors=True)
+    errors = _findings(summary, are_errors=True)
     remarks = _remarks(summary)
     if difference(counts):
-        told = [f"Found: {listed(errors)}."] if errors else []
+        texts = [f"Found: {listed(errors)}."] if errors else []
         headline = f"The numbers do not add up: {equation(counts)}"
-        return Verdict("bad", headline, [*told, *remarks])
+        return Verdict("bad", headline, [*texts, *remarks])
     if summary.is_unproven:
         headline = f"Not verifiable: {equation(counts)}"
         more = "Kafka has deleted records of that time, so the books can no longer be proven."
@@ -60,7 +60,7 @@ def verdict(summary: Summary) -> Verdict:
     return Verdict("good", f"Balanced: {equation(counts)}", remarks)
 
 
-def _told(summary: Summary, *, are_errors: bool) -> list[str]:
+def _findings(summary: Summary, *, are_errors: bool) -> list[str]:
     return [
         f"{count(number)} {_name(kind, number)}"
         for kind, number in found(summary).items()
@@ -69,11 +69,11 @@ def _told(summary: Summary, *, are_errors: bool) -> list[str]:
 
 
 def _remarks(summary: Summary) -> list[str]:
-    notes = _told(summary, are_errors=False)
-    told = [f"Found too, and no error: {listed(notes)}."] if notes else []
+    notes = _findings(summary, are_errors=False)
+    texts = [f"Found too, and no error: {listed(notes)}."] if notes else []
     if pending := summary.counts.get("pending"):
-        told.append(f"{count(pending)} still pending when it was looked at.")
-    return told
+        texts.append(f"{count(pending)} still pending when it was looked at.")
+    return texts
 
 
 def _name(kind: str, number: int) -> str:

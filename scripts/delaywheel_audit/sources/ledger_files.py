@@ -243,9 +243,9 @@ class LedgerFolder:
             else:
                 self._fs, folder = fs.LocalFileSystem(), uri
         except (OSError, pa.ArrowException, ValueError) as error:
-            told = without_secrets(str(error), uri)
+            cause = without_secrets(str(error), uri)
             # No cause: what pyarrow says shows the URI as it is.
-            raise LedgerUnreadableError(f"{shown(uri)}: {told}") from None
+            raise LedgerUnreadableError(f"{shown(uri)}: {cause}") from None
         self._folder = folder.rstrip("/")
 
     def listing(self) -> Listing:
@@ -273,23 +273,23 @@ class LedgerFolder:
             ]
             gaps = [self._gap(info.path) for info in infos if _GAP.fullmatch(info.path)]
         except (OSError, pa.ArrowException, ValueError, KeyError) as error:
-            told = without_secrets(str(error), self.uri)
-            raise LedgerUnreadableError(f"{shown(self.uri)}: {told}") from error
+            cause = without_secrets(str(error), self.uri)
+            raise LedgerUnreadableError(f"{shown(self.uri)}: {cause}") from error
         return Listing(files, [gap for gap in gaps if gap is not None])
 
     def _gap(self, path: str) -> Hole | None:
         try:
             with self._fs.open_input_stream(path) as stream:
-                told = json.loads(stream.read())
+                gap = json.loads(stream.read())
         except FileNotFoundError:  # retention was faster
             return None
         return Hole(
-            told["wheel"],
-            told["first_seq"],
-            told["last_seq"],
-            told["accepted_from_ms"],
-            told["accepted_to_ms"],
-            f"given up by {told['node']}, {told['messages']} messages: {told['reason']}",
+            gap["wheel"],
+            gap["first_seq"],
+            gap["last_seq"],
+            gap["accepted_from_ms"],
+            gap["accepted_to_ms"],
+            f"given up by {gap['node']}, {gap['messages']} messages: {gap['reason']}",
         )
 
     def holes(self, listing: Listing) -> list[Hole]:

@@ -30,7 +30,7 @@ def _say(line: str) -> None:
 
 def argument_parser() -> argparse.ArgumentParser:
     """Returns what reads its command line."""
-    listed = "\n".join(f"  {name:15} {each.told}" for name, each in WORKLOADS.items())
+    listed = "\n".join(f"  {name:15} {each.description}" for name, each in WORKLOADS.items())
     parser = argparse.ArgumentParser(
         prog="scripts/bench",
         description="Measure delaywheel beside Kafka itself, in rounds.",
@@ -74,8 +74,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         for name in names:
             for nodes in WORKLOADS[name].nodes or (asked.nodes,):
-                told = _measure(name, nodes, asked.cadence_ms / 1000, options)
-                document["workloads"].append(told)
+                figures = _measure(name, nodes, asked.cadence_ms / 1000, options)
+                document["workloads"].append(figures)
     except KeyboardInterrupt:
         code = 130
     except (ClusterError, KafkaError) as error:
@@ -94,14 +94,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _measure(name: str, nodes: int, cadence_s: float, options: Options) -> dict[str, Any]:
     workload = WORKLOADS[name]
-    _say(f"{name}: {workload.told}; {nodes} node(s)")
+    _say(f"{name}: {workload.description}; {nodes} node(s)")
     with Stand(nodes, workload.span_s, cadence_s, _say) as stand:
         runner = Runner(stand, options, _say)
         warmth_ms = runner.warm()
         measured = runner.run(workload)
     return {
         "name": name,
-        "told": workload.told,
+        "description": workload.description,
         "nodes": nodes,
         "pending": workload.pending,
         "warmth_ms": warmth_ms,

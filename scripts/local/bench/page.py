@@ -63,16 +63,16 @@ def page_of(document: Mapping[str, Any]) -> Element:
         style(_SHEET),
     )
     machine = document["machine"]
-    told = (
+    intro = (
         f"{machine['cpus']} CPUs, {machine['platform']}; values of {document['value_bytes']} bytes"
     )
     parts = [part for one in document["workloads"] for part in _workload(one)]
-    body = el("body", el("h1", "delaywheel beside Kafka"), el("p", told), *parts)
+    body = el("body", el("h1", "delaywheel beside Kafka"), el("p", intro), *parts)
     return el("html", head, body, lang="en")
 
 
 def _workload(one: Mapping[str, Any]) -> Iterable[Element]:
-    yield el("h2", f"{one['name']}: {one['told']}, {one['nodes']} node(s)")
+    yield el("h2", f"{one['name']}: {one['description']}, {one['nodes']} node(s)")
     rounds = one.get("rounds") or []
     if rounds:
         rows = [

@@ -22,7 +22,7 @@ ORIGIN_SHARE = 0.9
 def print_report(document: Mapping[str, Any]) -> None:
     """Prints all figures."""
     for one in document["workloads"]:
-        print(f"\n=== {one['name']}, {one['nodes']} node(s): {one['told']}")
+        print(f"\n=== {one['name']}, {one['nodes']} node(s): {one['description']}")
         warmth = ", ".join(f"{cost_ms:.1f}" for cost_ms in one["warmth_ms"])
         print(f"broker, CPU ms a transaction while it was warmed: {warmth or 'not warmed'}")
         if one["filled"]:
@@ -37,7 +37,7 @@ def print_report(document: Mapping[str, Any]) -> None:
             holds = "holds" if tried["holds"] else "does not hold"
             print(f"{tried['rate_per_s']:,} a second {holds}: {p99}")
         if one.get("extent_s"):
-            print(f"messages are taken again after, s: {_told(one['extent_s'])}")
+            print(f"messages are taken again after, s: {_extent(one['extent_s'])}")
 
 
 def _print_rounds(one: Mapping[str, Any]) -> None:
@@ -105,20 +105,20 @@ def _print_costs(parts: list[Mapping[str, Any]]) -> None:
 
 def _roles(parts: list[Mapping[str, Any]]) -> Iterator[str]:
     """Prints context switches by role, where one node wrote nearly all groups."""
-    told: dict[str, list[float]] = {"origin": [], "mirror": [], "SDK": []}
+    switches: dict[str, list[float]] = {"origin": [], "mirror": [], "SDK": []}
     for part in parts:
         groups = sum(part["groups"].values())
         origin = max(part["groups"], key=part["groups"].get, default=None)
         if not groups or origin is None or part["groups"][origin] < ORIGIN_SHARE * groups:
             continue
-        told["SDK"].append(part["switches_a_group"]["sender ours"])
+        switches["SDK"].append(part["switches_a_group"]["sender ours"])
         for node in part["groups"]:
             role = "origin" if node == origin else "mirror"
-            told[role].append(part["switches_a_group"][f"{node} server"])
-    known = ", ".join(f"{role} {median(each):.1f}" for role, each in told.items() if each)
+            switches[role].append(part["switches_a_group"][f"{node} server"])
+    known = ", ".join(f"{role} {median(each):.1f}" for role, each in switches.items() if each)
     if known:
         yield f"context switches a group, server by role: {known}"
 
 
-def _told(extent: Mapping[str, float]) -> str:
+def _extent(extent: Mapping[str, float]) -> str:
     return f"{extent['least']:.2f} to {extent['most']:.2f}, median {extent['median']:.2f}"

@@ -106,7 +106,7 @@ class Runner:
                     measured[kind] = self._stand.do(kind, job)
             return measured
 
-        return self._told(measure)
+        return self._in_rounds(measure)
 
     def _bursts(self, kind: Burst) -> Document:
         sparse = Bulk(Accept((600, 3_600)), 3)
@@ -120,14 +120,14 @@ class Runner:
                 parts[of] = self._stand.do(of, At(kind.messages, from_ms))
             return parts
 
-        return self._told(measure)
+        return self._in_rounds(measure)
 
-    def _told(self, measure: Callable[[int], dict[str, Part]]) -> Document:
+    def _in_rounds(self, measure: Callable[[int], dict[str, Part]]) -> Document:
         done = run_rounds(self._options.rounds, measure, _disturbed)
         for why in done.void:
             self._say(f"a round is void: {why}")
-        told = [{kind: as_document(part) for kind, part in one.items()} for one in done.kept]
-        return {"rounds": told, "void": done.void, "ratios": compared(told)}
+        figures = [{kind: as_document(part) for kind, part in one.items()} for one in done.kept]
+        return {"rounds": figures, "void": done.void, "ratios": compared(figures)}
 
     def _highest(self, kind: Highest) -> Document:
         """Raises the rate while it holds; the last one that held counts."""
@@ -169,14 +169,14 @@ class Runner:
 
     def _fill(self, pending: int, span_s: int) -> list[Document]:
         """Creates pending messages; returns how many a second were accepted as they grew."""
-        told, done = [], 0
+        figures, done = [], 0
         how = Accept((600, span_s - 60), "raw", 4)
         while done < pending:
             sent = self._stand.do("ours", Bulk(how, FILL_S)).sent
             done += sent.messages
-            told.append({"pending": done, "per_s": round(sent.per_s)})
+            figures.append({"pending": done, "per_s": round(sent.per_s)})
             self._say(f"filling: {done:,} pending, {sent.per_s:,.0f} a second")
-        return told
+        return figures
 
     def _length_bytes(self) -> float:
         """Returns the median length of a node's files; each node has them all."""
@@ -228,28 +228,28 @@ def our_cpu_share(part: Mapping[str, Any]) -> float:
 
 def compared(rounds: list[Document]) -> Document:
     """Compares our figures with Kafka's own, or ingress with the SDK, over all rounds."""
-    told: Document = {}
+    figures: Document = {}
     ours = [one["ours"] for one in rounds]
     cpu = Extent.of([our_cpu_share(one) for one in ours])
-    told["cpu_share"] = asdict(cpu) if cpu else None
+    figures["cpu_share"] = asdict(cpu) if cpu else None
     if rounds and "ingress" in rounds[0]:
-        _compare(told, [one["ingress"] for one in rounds], "SDK", ours)
+        _compare(figures, [one["ingress"] for one in rounds], "SDK", ours)
     for other in ("plain", "floor"):
         if rounds and other in rounds[0]:
-            _compare(told, ours, other, [one[other] for one in rounds])
-    return told
+            _compare(figures, ours, other, [one[other] for one in rounds])
+    return figures
 
 
-def _compare(told: Document, ours: list[Document], other: str, theirs: list[Document]) -> None:
+def _compare(figures: Document, ours: list[Document], other: str, theirs: list[Document]) -> None:
     """Puts the ratios of figures, and the differences of times, into a document."""
     if figure := _rate_figure(ours[0]):
         rates = ratios([one[figure] for one in ours], [one[figure] for one in theirs])
-        told[f"{figure} / {other}"] = asdict(rates) if rates else None
+        figures[f"{figure} / {other}"] = asdict(rates) if rates else None
     for figure in ("p50_ms", "p99_ms") if ours[0]["lateness"] else ():
         values = [[one["lateness"][figure] for one in side] for side in (ours, theirs)]
         for sign, how in (("/", ratios), ("-", differences)):
             extent = how(values[0], values[1])
-            told[f"{figure} {sign} {other}"] = asdict(extent) if extent else None
+            figures[f"{figure} {sign} {other}"] = asdict(extent) if extent else None
 
 
 def _rate_figure(part: Document) -> str | None:

@@ -155,12 +155,12 @@ class Sender:
             ClusterError: It failed.
         """
         try:
-            told = self._pipe.recv()
+            answer = self._pipe.recv()
         except EOFError:
-            told = "its process ended"
-        if not isinstance(told, Sent):
-            raise ClusterError(f"sending by {self._kind} failed: {told}")
-        return told
+            answer = "its process ended"
+        if not isinstance(answer, Sent):
+            raise ClusterError(f"sending by {self._kind} failed: {answer}")
+        return answer
 
     def do(self, job: Job, topic: str) -> Sent:
         """Does a job and waits for it."""

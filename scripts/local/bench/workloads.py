@@ -64,7 +64,7 @@ class Workload:
 
     Attributes:
         kind: What is done in a round.
-        told: For people.
+        description: For people.
         span_s: Seconds that the nodes' wheels span; the longest delay.
         pending: Messages, evenly over the span, that are accepted before the rounds begin.
         nodes: Of how many nodes, one cluster after the other; empty: as asked for.
@@ -72,7 +72,7 @@ class Workload:
     """
 
     kind: Kind
-    told: str
+    description: str
     span_s: int = 2 * HOUR_S
     pending: int = 0
     nodes: tuple[int, ...] = ()

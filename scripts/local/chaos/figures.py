@@ -47,7 +47,7 @@ class Disturbance:
     load_1min: float
     cpu_busy_share: float
 
-    def told(self) -> str:
+    def line(self) -> str:
         """Describes it in one line."""
         opened = "" if self.open_records is None else f", {self.open_records:,} records uncommitted"
         return (

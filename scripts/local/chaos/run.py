@@ -87,7 +87,7 @@ class Chaos:
         for number, how in enumerate(hows, 1):
             self._disturb(how)
             done = self.disturbances[-1]
-            self._stage.view.note(f"{number} of {len(hows)}: {done.told()}")
+            self._stage.view.note(f"{number} of {len(hows)}: {done.line()}")
 
     def _disturb(self, how: How) -> None:
         calm = self._calm()

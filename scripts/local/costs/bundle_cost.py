@@ -112,8 +112,8 @@ def main() -> None:
         with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
             frames, steps = measure(Path(folder), columns_of(*shape), arguments.rounds)
         least = steps.least_s.items()
-        told = ", ".join(f"{step} {took_s * 1e6 / frames:.1f}" for step, took_s in least)
-        print(f"{name}: {frames} frames; µs a frame: {told}")
+        listed = ", ".join(f"{step} {took_s * 1e6 / frames:.1f}" for step, took_s in least)
+        print(f"{name}: {frames} frames; µs a frame: {listed}")
 
 
 if __name__ == "__main__":

@@ -171,8 +171,8 @@ def main() -> int:
         print(f"{second:6}  {server_bytes / 1e6:9.1f}  {cleaner_bytes / 1e6:10.1f}")
     parts = [[sample[part] for sample in samples] for part in (1, 2)]
     for name, part in zip(("server", "cleaner"), parts, strict=True):
-        told = ", ".join(f"{each / 1e6:.1f}" for each in quarters(part))
-        print(f"{name}: at most {told} MB in the quarters of the time")
+        sizes = ", ".join(f"{each / 1e6:.1f}" for each in quarters(part))
+        print(f"{name}: at most {sizes} MB in the quarters of the time")
     flat = all(map(is_flat, parts))
     print("flat" if flat else "it grows")
     return 0 if flat else 1

@@ -121,7 +121,7 @@ class LocalCluster:
         self._broker: KafkaBroker | None = None
         self._settings = dict(settings or {})
         self._ready_file = ready_file
-        self._told: dict[str, Any] | None = None
+        self._written: dict[str, Any] | None = None
         self._restart = restart
         self._say = say
 
@@ -195,7 +195,7 @@ class LocalCluster:
                     f"not up within {START_TIMEOUT_S:.0f} s; see {self.folder}/*.log"
                 )
             time.sleep(0.05)
-        self._tell()
+        self._write_ready_file()
 
     def wait_until_accepting(self, timeout_s: float = START_TIMEOUT_S) -> None:
         """Waits until there is a leader and every node takes messages.
@@ -285,13 +285,13 @@ class LocalCluster:
             code = node.exit_code
             if self._restart and node.restart_if_due():
                 self._say(f"{node.id} ended with code {code}: restarted")
-        self._tell()
+        self._write_ready_file()
 
-    def _tell(self) -> None:
+    def _write_ready_file(self) -> None:
         now = {"kafka": self.kafka, "nodes": [node.row() for node in self.nodes]}
-        if self._ready_file is not None and now != self._told:
+        if self._ready_file is not None and now != self._written:
             write_ready_file(self._ready_file, now)
-        self._told = now
+        self._written = now
 
     def close(self) -> None:
         """Ends every node, then the broker, since a clean stop needs Kafka."""
@@ -338,9 +338,9 @@ def next_commands(cluster: LocalCluster, topics: Sequence[str]) -> str:
             f"delaywheel produce {topics[0]} 'still there?' --key 42 --delay 30s",
             "delaywheel slots",
         ]
-    told = "".join(f"  {line}\n" for line in lines)
+    listed = "".join(f"  {line}\n" for line in lines)
     missing = "" if topics else "A topic to send to: `--topic orders` makes one.\n"
-    return f"\nNext, in another terminal:\n\n{told}\n{missing}Ctrl-C ends everything."
+    return f"\nNext, in another terminal:\n\n{listed}\n{missing}Ctrl-C ends everything."
 
 
 def argument_parser() -> argparse.ArgumentParser:
@@ -403,12 +403,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 cluster.create_topic(topic)
             for node in cluster.nodes:
                 print(f"{node.id} takes calls at {node.address}; log: {node.log}", flush=True)
-            told = False
+            announced = False
             while True:
                 cluster.watch()
-                if not told and cluster.accepts:
+                if not announced and cluster.accepts:
                     print(next_commands(cluster, options.topic), flush=True)
-                    told = True
+                    announced = True
                 time.sleep(WATCH_EVERY_S)
     except KeyboardInterrupt:
         return 0

@@ -55,10 +55,10 @@ def find_java() -> str:
 
 @functools.cache
 def _java_version(java: str) -> str:
-    told = subprocess.run([java, "-version"], capture_output=True, text=True, check=True).stderr
-    version = re.search(r'version "(\d+[\w.+-]*)', told)
+    output = subprocess.run([java, "-version"], capture_output=True, text=True, check=True).stderr
+    version = re.search(r'version "(\d+[\w.+-]*)', output)
     if version is None:
-        raise KafkaError(f"{java} does not print its version: {told.strip()}")
+        raise KafkaError(f"{java} does not print its version: {output.strip()}")
     return version[1]
 
 
@@ -119,6 +119,6 @@ def _download(jars: Path, cache: Path) -> None:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         jar = half / f"{organisation}-{module}-{version}.jar"
         if done.returncode != 0 or not jar.is_file():
-            told = done.stdout[-3000:] + done.stderr[-1000:]
-            raise KafkaError(f"Ivy could not fetch {module} {version}:\n{told}")
+            output = done.stdout[-3000:] + done.stderr[-1000:]
+            raise KafkaError(f"Ivy could not fetch {module} {version}:\n{output}")
     half.rename(jars)

@@ -92,7 +92,7 @@ def test_all_that_is_there(topic: MakeTopic) -> None:
     assert only.topic_id
     assert only.ranges == (Range(0, 2, 7), Range(1, 0, 0), Range(2, 0, 4))
     assert plan.ends() == {made.name: {0: 7, 1: 0, 2: 4}}
-    assert plan.told() == []
+    assert plan.remarks() == []
     assert [(s.partition, s.start, s.end) for s in plan.slices(records=3, size=0)] == [
         *((0, 2, 4), (0, 4, 7)),
         *((2, 0, 2), (2, 2, 4)),
@@ -113,7 +113,7 @@ def test_missing_topics(topic: MakeTopic) -> None:
     plan = made.plan(**names, missingTopics="skip")
     assert plan.missing == ("no-such-topic", "not/legal")
     assert [t.name for t in plan.topics] == [made.name]
-    assert len(plan.told()) == 2
+    assert len(plan.remarks()) == 2
 
 
 @pytest.mark.kafka
@@ -160,13 +160,13 @@ def test_a_time_of_which_the_first_records_are_gone_is_said(topic: MakeTopic) ->
     made.delete_records(6)
     plan = made.plan(startingTimestampMs=str(BASE_MS + 2))
     assert plan.topics[0].ranges == (Range(0, 6, 10, cut=True),)
-    (line,) = plan.told()
+    (line,) = plan.remarks()
     assert line.startswith(f"{made.name} [0]: what is left begins at offset 6, within the time ")
-    assert made.plan(startingTimestampMs=str(BASE_MS + 7)).told() == []
-    assert made.plan().told() == []
+    assert made.plan(startingTimestampMs=str(BASE_MS + 7)).remarks() == []
+    assert made.plan().remarks() == []
     before = made.plan(startingTimestampMs="0", endingTimestampMs=str(BASE_MS + 2))
     assert [range_.start == range_.end for range_ in before.topics[0].ranges] == [True]
-    assert len(before.told()) == 1
+    assert len(before.remarks()) == 1
 
 
 @pytest.mark.kafka
@@ -177,13 +177,13 @@ def test_an_open_transaction_ends_the_range_and_is_said(topic: MakeTopic) -> Non
     made.produce(numbered(2))
     plan = made.plan()
     assert plan.topics[0].ranges == (Range(0, 0, 3, open_until=6),)
-    (line,) = plan.told()
+    (line,) = plan.remarks()
     assert line.startswith(f"{made.name} [0]: a transaction is open at offset 3; ")
     producer.abort_transaction(10)
     made.settle()
     assert made.plan().topics[0].ranges == (Range(0, 0, 7),)
     # A range that ends before it is not held back by it.
-    assert made.plan(endingTimestampMs="1").told() == []
+    assert made.plan(endingTimestampMs="1").remarks() == []
 
 
 @pytest.mark.kafka

@@ -183,7 +183,9 @@ def floor_ignores_the_late_window() -> list[Patch]:
 
 
 def floor_ignores_what_is_not_taken() -> list[Patch]:
-    return [everywhere(floor.passed_seq, lambda view, wheel: view.told.get(wheel, Seal(0, 99)).seq)]
+    return [
+        everywhere(floor.passed_seq, lambda view, wheel: view.reported.get(wheel, Seal(0, 99)).seq)
+    ]
 
 
 def seal_by_the_own_clock() -> list[Patch]:
