@@ -1,4 +1,4 @@
-"""A command to run, and a node that answers it as it is told."""
+"""A command to run, and a node that answers it as scripted."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ LONG_AGO_MS = 1_900_000_000_000
 """Not what the clock here says."""
 
 
-def told(**changes: int) -> pb.SetBackResponse:
+def reported(**changes: int) -> pb.SetBackResponse:
     fields = {
         "set_backs": 2,
         "forwarded_to_ms": LONG_AGO_MS + 86_400_000,
@@ -29,7 +29,7 @@ def told(**changes: int) -> pb.SetBackResponse:
 
 @pytest.fixture
 def scripted(node: ScriptedNode) -> ScriptedNode:
-    node.set_back = answer(told())
+    node.set_back = answer(reported())
     return node
 
 
@@ -54,12 +54,12 @@ def test_it_does_what_was_shown_and_confirmed(
 
 def test_a_clock_that_is_right_is_not_doubted(command: Command, node: ScriptedNode) -> None:
     now_ms = time.time_ns() // 1_000_000
-    node.set_back = answer(told(goes_on_from_ms=now_ms, forwarded_to_ms=now_ms + 3_600_000))
+    node.set_back = answer(reported(goes_on_from_ms=now_ms, forwarded_to_ms=now_ms + 3_600_000))
     assert "the clock here" not in command("clock", "set-back", "--yes").err
 
 
-def test_it_tells_of_seconds_that_are_deleted(command: Command, node: ScriptedNode) -> None:
-    node.set_back = answer(told(floor=LONG_AGO_MS // 1000 + 60))
+def test_it_names_seconds_that_are_deleted(command: Command, node: ScriptedNode) -> None:
+    node.set_back = answer(reported(floor=LONG_AGO_MS // 1000 + 60))
     ended = command("clock", "set-back", "--yes")
     assert "Seconds below 2030-03-17T17:47:40Z are deleted" in ended.err
 

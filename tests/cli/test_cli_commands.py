@@ -70,15 +70,17 @@ def names_taken(function: Callable[..., object]) -> set[str]:
     names: set[str] = set()
     for parameter in signature(function).parameters.values():
         if parameter.kind is parameter.VAR_KEYWORD:
-            (told,) = get_args(get_type_hints(function)[parameter.name])
-            names |= told.__annotations__.keys()
+            (reported,) = get_args(get_type_hints(function)[parameter.name])
+            names |= reported.__annotations__.keys()
         else:
             names.add(parameter.name)
     return names
 
 
 @pytest.mark.parametrize(("name", "asked"), EACH)
-def test_what_a_command_is_told_is_what_its_function_takes(name: str, asked: cli.Command) -> None:
+def test_the_arguments_of_a_command_are_those_of_its_function(
+    name: str, asked: cli.Command
+) -> None:
     module, _, function = asked.run.partition(":")
     takes = names_taken(getattr(import_module(module), function))
     arguments = {action.dest for action in cli.Parser(name, asked).declared} - {"help"}
@@ -105,11 +107,11 @@ LIGHT = [
 def test_help_version_and_completion_need_nothing_of_what_commands_need(
     asked: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """A shell's completion asks at each key; here without what a real cluster told before."""
-    told = "import sys; from delaywheel_replica.cli.app import main\n"
-    told += "try: main(sys.argv[1:])\nexcept SystemExit: print('have', *sys.modules)\n"
+    """A shell's completion asks at each key; here without what a real cluster showed before."""
+    reported = "import sys; from delaywheel_replica.cli.app import main\n"
+    reported += "try: main(sys.argv[1:])\nexcept SystemExit: print('have', *sys.modules)\n"
     ended = subprocess.run(
-        [sys.executable, "-c", told, *asked],
+        [sys.executable, "-c", reported, *asked],
         env=os.environ | {"XDG_CACHE_HOME": str(tmp_path)},
         capture_output=True,
         text=True,
@@ -138,11 +140,11 @@ def test_help_has_no_broken_paragraphs(
     name: str, asked: cli.Command, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    told = command(*name.split(), "--help").out
-    assert all(len(line) <= 80 for line in told.partition("Examples:")[0].splitlines())
+    reported = command(*name.split(), "--help").out
+    assert all(len(line) <= 80 for line in reported.partition("Examples:")[0].splitlines())
     for paragraph in (asked.text, asked.more):
-        assert " ".join(paragraph.split()) in " ".join(told.split())
-    assert "Examples:\n  " in told
+        assert " ".join(paragraph.split()) in " ".join(reported.split())
+    assert "Examples:\n  " in reported
 
 
 GROUPS = [name for name, found in OURS.items() if isinstance(found, cli.Group)]
@@ -185,9 +187,9 @@ ASKING = {
 
 @pytest.mark.parametrize("name", sorted(ASKING))
 def test_command_that_asks_a_node_takes_its_address(name: str, command: Command) -> None:
-    told = command(*name.split(), "--help").out
-    assert "--server" in told
-    assert "DELAYWHEEL_SERVER" in told
+    reported = command(*name.split(), "--help").out
+    assert "--server" in reported
+    assert "DELAYWHEEL_SERVER" in reported
 
 
 def test_version(command: Command) -> None:

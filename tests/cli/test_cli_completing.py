@@ -23,7 +23,7 @@ def completed(line: str) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "reported"),
     [
         ("st", {"status"}),
         ("rec", {"reconcile"}),
@@ -44,8 +44,8 @@ def completed(line: str) -> set[str]:
     ],
 )
 @pytest.mark.usefixtures("command")
-def test_what_may_follow(line: str, told: set[str]) -> None:
-    assert completed(line) == told
+def test_what_may_follow(line: str, reported: set[str]) -> None:
+    assert completed(line) == reported
 
 
 @pytest.mark.usefixtures("command")
@@ -68,7 +68,7 @@ def test_names_that_commands_have_seen(command: Command, node: ScriptedNode) -> 
 
 
 @pytest.mark.usefixtures("command")
-def test_names_of_another_cluster_are_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_of_another_cluster_are_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     known.note("there:7420", topics=["theirs"])
     assert completed("produce ") == set()
     monkeypatch.setenv("DELAYWHEEL_SERVER", "there:7420")

@@ -39,8 +39,10 @@ def test_every_fault_is_named(command: Command, file: Path) -> None:
 def test_all_faults_are_named_at_once_with_their_place_and_what_may_be_meant(
     command: Command, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = file.read_text().replace("span_seconds", "span_second").replace('"n1"', '"N 1"')
-    file.write_text(told.replace("[kafka]", '[kafka]\n"sasl.passwort" = "x"\n"linger.msec" = 5'))
+    reported = file.read_text().replace("span_seconds", "span_second").replace('"n1"', '"N 1"')
+    file.write_text(
+        reported.replace("[kafka]", '[kafka]\n"sasl.passwort" = "x"\n"linger.msec" = 5')
+    )
     monkeypatch.setenv("DELAYWHEEL_TOPIC_PARTITIONS", "0")
     ended = command(
         *("config", "check", "--config", str(file)),
@@ -68,7 +70,7 @@ def test_all_faults_are_named_at_once_with_their_place_and_what_may_be_meant(
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "reported"),
     [
         (("listen=[::]:7420",), "listen [::]:7420"),
         (("listen=0.0.0.0:7420", "advertised=0.0.0.0:1"), "advertised 0.0.0.0:1: leads nowhere"),
@@ -77,16 +79,16 @@ def test_all_faults_are_named_at_once_with_their_place_and_what_may_be_meant(
     ],
 )
 def test_an_address_that_leads_nowhere_is_refused(
-    command: Command, file: Path, settings: tuple[str, ...], told: str
+    command: Command, file: Path, settings: tuple[str, ...], reported: str
 ) -> None:
     flags = [word for setting in settings for word in ("--set", setting)]
     ended = command("config", "check", "--config", str(file), *flags)
     assert (ended.code, ended.err.count("\n")) == (1, 1)
-    assert told in ended.err
+    assert reported in ended.err
 
 
 @pytest.mark.parametrize(
-    ("topics", "told"),
+    ("topics", "reported"),
     [
         ("a,b c", "ingress_topics 'b c': no name of a topic"),
         ("..", "ingress_topics '..': no name of a topic"),
@@ -94,11 +96,11 @@ def test_an_address_that_leads_nowhere_is_refused(
     ],
 )
 def test_an_ingress_topic_that_cannot_be_one_is_refused(
-    command: Command, file: Path, topics: str, told: str
+    command: Command, file: Path, topics: str, reported: str
 ) -> None:
     ended = command("config", "check", "--config", str(file), "--set", f"ingress_topics={topics}")
     assert (ended.code, ended.err.count("\n")) == (1, 1)
-    assert told in ended.err
+    assert reported in ended.err
 
 
 def test_ingress_topics_are_a_list_however_they_are_given(
@@ -162,10 +164,10 @@ def test_settings_of_tables(command: Command, file: Path) -> None:
 def test_secrets_are_masked(command: Command, file: Path) -> None:
     ledger = ("--set", "ledger_uri=s3://key:hush@books/a?secret_key=hush")
     for flags in ((), ("--json",)):
-        told = command("config", "show", "--config", str(file), *ledger, *flags).out
-        assert "hush" not in told
-        assert "sasl.password" in told
-        assert "s3://books/a" in told
+        reported = command("config", "show", "--config", str(file), *ledger, *flags).out
+        assert "hush" not in reported
+        assert "sasl.password" in reported
+        assert "s3://books/a" in reported
 
 
 def test_serve_refuses_a_wrong_configuration(command: Command, file: Path) -> None:
@@ -206,12 +208,12 @@ def test_what_is_ours_to_set_hides_no_other_fault_of_kafkas(
         'cluster_id = "c"\nnode_id = "n1"\ndata_dir = "/d"\nlisten = "0.0.0.0:1"\n'
         '[kafka]\n"enable.idempotence" = false\n"lingr.ms" = "1"\n'
     )
-    told = command("config", "check", "--config", str(file)).err
+    reported = command("config", "check", "--config", str(file)).err
     for fault in (
         "bootstrap.servers is missing",
         "enable.idempotence: set by delaywheel itself",
         '"lingr.ms": did you mean linger.ms?',
         "listen 0.0.0.0:1: callers would be given",
     ):
-        (line,) = (line for line in told.splitlines() if fault in line)
+        (line,) = (line for line in reported.splitlines() if fault in line)
         assert line.endswith(f"({file})")

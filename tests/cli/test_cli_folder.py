@@ -51,7 +51,7 @@ def data(tmp_path: Path) -> Path:
     return folder
 
 
-def tell_progress(data: Path, due_ms: int, floor: int = 0) -> None:
+def report_progress(data: Path, due_ms: int, floor: int = 0) -> None:
     """Writes the row that a cleaner leaves behind."""
     progress = Progress(due_ms, None, dict.fromkeys(wheels_of(data), 9), floor)
     status = CleanerStatus(
@@ -95,8 +95,8 @@ def test_slots_of_a_folder_from_and_to(command: Command, data: Path) -> None:
     assert slots("--limit", "1") == [SLOT]
 
 
-def test_slots_tells_how_far_forwarding_had_come(command: Command, data: Path) -> None:
-    tell_progress(data, DUE_MS)
+def test_slots_reports_how_far_forwarding_had_come(command: Command, data: Path) -> None:
+    report_progress(data, DUE_MS)
     document = command("slots", "--data", str(data), "--json").document
     assert document["progress"]["due_ms"] == DUE_MS
     assert "forwarded to 2025-11-21T04:40:00.000Z" in command("slots", "--data", str(data)).out
@@ -110,7 +110,7 @@ def test_deleted_slots_are_not_listed(command: Command, data: Path) -> None:
 
 
 def test_messages_of_a_slot_with_their_states(command: Command, data: Path) -> None:
-    tell_progress(data, DUE_MS + 1)
+    report_progress(data, DUE_MS + 1)
     arguments = ("slot", str(SLOT), "--data", str(data), "--content", "--json")
     messages = command(*arguments).document["messages"]
     assert [(int(one["id"], 16), one["state"], one["wheel"]) for one in messages] == [
@@ -166,5 +166,5 @@ def test_verify_expects_no_slots_below_the_floor(command: Command, data: Path) -
     for path in data.rglob(f"{SLOT}.slot"):
         path.unlink()
     assert command("verify", str(data)).code == 1
-    tell_progress(data, DUE_MS, floor=SLOT + 1)
+    report_progress(data, DUE_MS, floor=SLOT + 1)
     assert command("verify", str(data)).code == 0

@@ -64,13 +64,13 @@ def test_each_line_is_a_message(command: Command, node: ScriptedNode, tmp_path: 
     assert rows[0].headers == (("a", b"1"), ("b", None))
     assert rows[1].headers == (("a", b"1"), ("a", b"2"))
     assert (rows[2].partition, rows[2].timestamp_ms) == (2, 1_700_000_000_000)
-    told = [json.loads(line) for line in ended.out.splitlines()]
-    assert [one["line"] for one in told] == [1, 2, 3, 4]
-    assert told[0]["id"] == ID.hex()
-    assert told[0]["due_ms"] == told[3]["due_ms"] == 1_900_000_000_250
+    reported = [json.loads(line) for line in ended.out.splitlines()]
+    assert [one["line"] for one in reported] == [1, 2, 3, 4]
+    assert reported[0]["id"] == ID.hex()
+    assert reported[0]["due_ms"] == reported[3]["due_ms"] == 1_900_000_000_250
 
 
-def test_what_a_line_lacks_is_told_with_its_number_and_the_others_go(
+def test_what_a_line_lacks_is_reported_with_its_number_and_the_others_go(
     command: Command, node: ScriptedNode, tmp_path: Path
 ) -> None:
     lines = [
@@ -97,14 +97,14 @@ def test_what_a_line_lacks_is_told_with_its_number_and_the_others_go(
     assert "TOPIC_INVALID" in ended.err
 
 
-def test_what_is_refused_is_told_and_the_rest_is_not(
+def test_what_is_refused_is_reported_and_the_rest_is_not(
     command: Command, node: ScriptedNode, tmp_path: Path
 ) -> None:
     node.script.append(refuse_rows({1: Reason.TOPIC_UNKNOWN}))
     file = written(tmp_path, "a\nb\nc\n")
     ended = command("produce", "orders", "--lines", file, "--delay", "1h", "--ndjson")
-    told = [json.loads(line) for line in ended.out.splitlines()]
-    assert [one.get("error") for one in told] == [None, "TOPIC_UNKNOWN", None]
+    reported = [json.loads(line) for line in ended.out.splitlines()]
+    assert [one.get("error") for one in reported] == [None, "TOPIC_UNKNOWN", None]
     assert ended.code == 1
     assert "line 2: TOPIC_UNKNOWN: " in ended.err
 

@@ -119,7 +119,7 @@ def test_a_refusal_is_named(
 @pytest.mark.parametrize(
     ("reason", "code"), [(Reason.NODE_CHANGE_UNKNOWN, 4), (Reason.NO_LEADER, 3)]
 )
-def test_a_change_that_may_have_been_done_is_told_apart(
+def test_a_change_that_may_have_been_done_is_distinguished(
     reason: Reason, code: int, command: Command, scripted: ScriptedNode
 ) -> None:
     dry = answer(pb.RemoveNodeResponse(change=REMOVED))

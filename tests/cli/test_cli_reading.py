@@ -144,9 +144,11 @@ def test_status_before_the_first_leader(command: Command, node: ScriptedNode) ->
     document = command("status", "--json").document
     assert (document["leader"], document["progress"], document["floor"]) == (None, None, None)
     assert document["lateness_ms"] is None
-    told = command("status").out
-    assert told.startswith("DOWN: no node takes messages; nobody leads, so nothing is forwarded\n")
-    assert "unknown" in told
+    reported = command("status").out
+    assert reported.startswith(
+        "DOWN: no node takes messages; nobody leads, so nothing is forwarded\n"
+    )
+    assert "unknown" in reported
 
 
 def test_status_says_why_the_node_takes_no_messages(command: Command, node: ScriptedNode) -> None:
@@ -159,9 +161,11 @@ def test_status_says_why_the_node_takes_no_messages(command: Command, node: Scri
     document = command("status", "--json").document
     assert document["refusing"] == {"reason": "NO_WHEEL", "message": "STORAGE_REPLACED: why"}
     assert document["members"][0]["storage_replaced"] is True
-    told = command("status", "--check").out
-    assert told.splitlines()[0].startswith("DOWN: no node takes messages (n1: NO_WHEEL); nobody")
-    assert "NO_WHEEL: STORAGE_REPLACED: why" in told
+    reported = command("status", "--check").out
+    assert reported.splitlines()[0].startswith(
+        "DOWN: no node takes messages (n1: NO_WHEEL); nobody"
+    )
+    assert "NO_WHEEL: STORAGE_REPLACED: why" in reported
 
 
 def three_nodes() -> pb.DescribeClusterResponse:
@@ -281,7 +285,7 @@ def test_status_of_all_nodes_as_json(command: Command, node: ScriptedNode) -> No
 
 def test_status_of_all_nodes_for_people(command: Command, node: ScriptedNode) -> None:
     node.describe = answer(three_nodes())
-    told = command("status").out
+    reported = command("status").out
     for part in (
         "at least 123,456 messages, 7 bytes, each once, by n1",
         "2 in 90 s",
@@ -299,15 +303,15 @@ def test_status_of_all_nodes_for_people(command: Command, node: ScriptedNode) ->
         "s3://books/n1",
         "4,321",
     ):
-        assert part in told
+        assert part in reported
     assert node.described[-1].all_members
 
 
 @pytest.mark.usefixtures("node")
 def test_status_for_people(command: Command) -> None:
-    told = command("status").out
+    reported = command("status").out
     for part in ("c1", "n1 (epoch 17)", "2030-03-17T17:46:40.123Z", "n1.3", "open", "closed"):
-        assert part in told
+        assert part in reported
 
 
 def healthy(**changes: Any) -> pb.DescribeClusterResponse:
@@ -412,7 +416,7 @@ def test_a_node_alone_at_its_reserve_is_down(command: Command, node: ScriptedNod
     assert (ended.code, ended.out.splitlines()[0]) == (3, f"{first_line}3 bytes free")
 
 
-def test_of_a_leader_that_was_ahead_it_tells_what_to_do(
+def test_for_a_leader_that_was_ahead_it_says_what_to_do(
     command: Command, node: ScriptedNode
 ) -> None:
     progress = pb.Progress(due_ms=1_900_086_400_000)
@@ -426,19 +430,19 @@ def test_of_a_leader_that_was_ahead_it_tells_what_to_do(
     )
 
 
-def test_what_was_forwarded_early_is_told(command: Command, node: ScriptedNode) -> None:
+def test_what_was_forwarded_early_is_reported(command: Command, node: ScriptedNode) -> None:
     ahead_ms = 1_900_086_400_000
     node.describe = answer(
         healthy(progress=pb.Progress(due_ms=1_900_000_000_000, set_backs=1, ahead_ms=ahead_ms))
     )
-    told = command("status").out
-    assert "set back, so some of what is due up to 2030-03-18T17:46:40.000Z is done" in told
+    reported = command("status").out
+    assert "set back, so some of what is due up to 2030-03-18T17:46:40.000Z is done" in reported
 
 
 def test_nobody_answering_is_down(command: Command) -> None:
-    told = command("status", "--server", "127.0.0.1:1")
-    assert told.code == 3
-    assert told.out == "DOWN: no node that was asked answers\n"
+    reported = command("status", "--server", "127.0.0.1:1")
+    assert reported.code == 3
+    assert reported.out == "DOWN: no node that was asked answers\n"
 
 
 def slots_of(*slots: int) -> list[pb.SlotRow]:
@@ -583,7 +587,7 @@ def test_search_asks_page_after_page_up_to_the_limit(command: Command, node: Scr
     assert not wanted.HasField("to_ms")
 
 
-def test_cancel_of_many_lists_asks_and_tells(
+def test_cancel_of_many_lists_asks_and_reports(
     command: Command, node: ScriptedNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def behave(_node: object, request: pb.CancelManyRequest, _context: object) -> object:
@@ -652,7 +656,7 @@ def test_cancel_means_one_message_or_what_many_have(
     assert "HANDLE_AMBIGUOUS" in ended.err
 
 
-def test_search_tells_what_was_not_looked_at(command: Command, node: ScriptedNode) -> None:
+def test_search_reports_what_was_not_looked_at(command: Command, node: ScriptedNode) -> None:
     looked = pb.Looked(node="n1", messages=1, length_bytes=1, to_slot=1_900_000_000)
     looked.incomplete = True
     node.search = answer(pb.SearchResponse(messages=[stored()], looked=looked, next_page_token="x"))
@@ -671,13 +675,13 @@ def test_get_as_json(command: Command, node: ScriptedNode) -> None:
 
 def test_get_for_people(command: Command, node: ScriptedNode) -> None:
     node.script.append(answer(pb.GetMessageResponse(message=stored())))
-    told = command("get", HANDLE).out
+    reported = command("get", HANDLE).out
     for part in (HANDLE, "pending", "orders", "0xff00", '"x"', "null"):
-        assert part in told
+        assert part in reported
 
 
 @pytest.mark.parametrize(
-    ("state", "reason", "told"),
+    ("state", "reason", "reported"),
     [
         (pb.MESSAGE_STATE_DEAD_LETTERED, "KEY_MISSING", "a dead letter: KEY_MISSING"),
         (pb.MESSAGE_STATE_DELIVERED, "", "delivered"),
@@ -685,12 +689,12 @@ def test_get_for_people(command: Command, node: ScriptedNode) -> None:
     ],
 )
 def test_get_of_what_is_done(
-    command: Command, node: ScriptedNode, state: int, reason: str, told: str
+    command: Command, node: ScriptedNode, state: int, reason: str, reported: str
 ) -> None:
     message = stored()
     message.state, message.dead_reason = state, reason  # type: ignore[assignment]
     node.script += [answer(pb.GetMessageResponse(message=message))] * 2
-    assert told in command("get", HANDLE).out
+    assert reported in command("get", HANDLE).out
     assert command("get", HANDLE, "--json").document["dead_reason"] == (reason or None)
 
 
@@ -746,22 +750,24 @@ def test_not_cancelled_is_exit_code_1_and_named(
     assert f"error: {outcome}" in ended.err
 
 
-def test_what_was_rescheduled_is_told_with_its_due(command: Command, node: ScriptedNode) -> None:
+def test_what_was_rescheduled_is_reported_with_its_due(
+    command: Command, node: ScriptedNode
+) -> None:
     outcome = pb.CANCEL_OUTCOME_RESCHEDULED
     moved = stored()
     moved.state, moved.rescheduled_to_ms = pb.MESSAGE_STATE_CANCELLED, 1_900_000_060_000
-    told = [
+    reported = [
         answer(pb.CancelResponse(outcome=outcome, due_ms=moved.rescheduled_to_ms)),
         answer(pb.GetMessageResponse(message=moved)),
     ]
-    node.script += told[:1]
+    node.script += reported[:1]
     ended = command("cancel", HANDLE)
     assert ended.code == 1
     assert "RESCHEDULED: the message was not withdrawn: it is due 2030-03-17T17:47:40" in ended.err
-    node.script += told[:1]
+    node.script += reported[:1]
     document = command("cancel", HANDLE, "--json").document
     assert document == {"outcome": "RESCHEDULED", "rescheduled_to_ms": moved.rescheduled_to_ms}
-    node.script += told[1:]
+    node.script += reported[1:]
     assert command("get", HANDLE, "--json").document["rescheduled_to_ms"] == 1_900_000_060_000
 
 
@@ -791,7 +797,7 @@ def test_produce_sends_all_that_was_given(command: Command, node: ScriptedNode) 
 
 
 @pytest.mark.parametrize(
-    ("at", "told"),
+    ("at", "reported"),
     [
         ("1795337599", "seconds"),
         ("2020-01-01T00:00:00Z", "--past-ok"),
@@ -799,11 +805,11 @@ def test_produce_sends_all_that_was_given(command: Command, node: ScriptedNode) 
     ],
 )
 def test_a_due_that_cannot_be_meant_is_not_sent(
-    command: Command, node: ScriptedNode, at: str, told: str
+    command: Command, node: ScriptedNode, at: str, reported: str
 ) -> None:
     ended = command("produce", "orders", "x", "--at", at)
     assert ended.code == 2
-    assert told in ended.err
+    assert reported in ended.err
     assert node.sent == []
 
 

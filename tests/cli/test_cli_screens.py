@@ -196,8 +196,8 @@ def screen(
 def test_screens_are_as_the_document_shows_them(
     screen: Callable[[str, str], str], line: str, width: str
 ) -> None:
-    told = DOC.read_text(encoding="utf-8")
-    shown = re.search(rf"`{re.escape(line)}`, {width}:\n\n```\n(.*?)```\n", told, re.DOTALL)
+    reported = DOC.read_text(encoding="utf-8")
+    shown = re.search(rf"`{re.escape(line)}`, {width}:\n\n```\n(.*?)```\n", reported, re.DOTALL)
     assert shown is not None
     assert screen(line, width) == shown[1]
 
@@ -221,6 +221,6 @@ def test_on_no_terminal_a_handle_is_folded(
 ) -> None:
     monkeypatch.setattr(tables, "terminal_columns", lambda: width)
     node.get_slot = answer(pb.GetSlotResponse(messages=messages(with_content=True)))
-    told = command("slot", str(SLOT), "--content").out
+    reported = command("slot", str(SLOT), "--content").out
     for whole in (*HANDLES, "2030-03-17T18:16:40.410Z", '"still there?\\n"'):
-        assert whole in told
+        assert whole in reported

@@ -1,4 +1,4 @@
-"""`delaywheel topic create`, against a Kafka client that answers as it is told."""
+"""`delaywheel topic create`, against a Kafka client that answers as scripted."""
 
 from __future__ import annotations
 
@@ -72,13 +72,13 @@ def test_settings_come_from_a_nodes_file(
     )
     assert ended.code == 0
     assert admin.asked == [("a", 12, 3)]
-    told = {"bootstrap.servers": "k:1", "security.protocol": "SSL", "client.id": "me"}
-    assert admin.made[0].items() >= told.items()
+    reported = {"bootstrap.servers": "k:1", "security.protocol": "SSL", "client.id": "me"}
+    assert admin.made[0].items() >= reported.items()
 
 
 @pytest.mark.usefixtures("admin")
 @pytest.mark.parametrize(
-    ("arguments", "code", "told"),
+    ("arguments", "code", "reported"),
     [
         (("forbidden", "--kafka", "k:1"), 1, "TOPIC_REFUSED: forbidden: "),
         (("away", "--kafka", "k:1"), 3, "KAFKA_UNREACHABLE: away: "),
@@ -88,11 +88,11 @@ def test_settings_come_from_a_nodes_file(
     ],
 )
 def test_what_kafka_refuses_has_a_name(
-    command: Command, arguments: tuple[str, ...], code: int, told: str
+    command: Command, arguments: tuple[str, ...], code: int, reported: str
 ) -> None:
     ended = command("topic", "create", *arguments)
     assert ended.code == code
-    assert ended.err.startswith(f"error: {told}")
+    assert ended.err.startswith(f"error: {reported}")
 
 
 def test_a_setting_that_the_client_does_not_know_is_named(command: Command) -> None:

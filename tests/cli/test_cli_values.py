@@ -28,7 +28,7 @@ def test_seconds_survive_as_text(slot: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("parse", "text", "told"),
+    ("parse", "text", "reported"),
     [
         (values.parse_time, "1795337599", "before 1973 in Unix milliseconds: seconds"),
         (values.parse_time, "1795337599000000", "microseconds"),
@@ -36,9 +36,9 @@ def test_seconds_survive_as_text(slot: int) -> None:
     ],
 )
 def test_a_number_of_another_unit_is_not_taken(
-    parse: Callable[[str], object], text: str, told: str
+    parse: Callable[[str], object], text: str, reported: str
 ) -> None:
-    with pytest.raises(ArgumentTypeError, match=told):
+    with pytest.raises(ArgumentTypeError, match=reported):
         parse(text)
 
 

@@ -151,7 +151,7 @@ class TestFailing:
         of.report("a", started_s=1.0, now_s=1.0, report=Report(healthy=False, retry_delay_s=1e6))
         assert of.turn(1.0, 5.0, ANYWHERE) == Turn(None, RETRY_DELAY_MOST_S)
 
-    def test_those_who_wait_are_told_of_a_recovery(self) -> None:
+    def test_waiting_callers_hear_of_a_recovery(self) -> None:
         of = endpoints("a")
         fail(of, "a")
         assert of.report("a", started_s=1.0, now_s=1.0, report=WELL)

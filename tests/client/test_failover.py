@@ -341,38 +341,38 @@ class TestNeverSent:
 
     @pytest.mark.parametrize("address", ["no-such-host.invalid:7420", "127.0.0.1:1"])
     def test_a_node_that_was_never_reached_has_nothing(self, make: Make, address: str) -> None:
-        with make(address) as client, pytest.raises(TimedOutError) as told:
+        with make(address) as client, pytest.raises(TimedOutError) as reported:
             client.produce("t", b"", delay=SOON, timeout=0.5)
-        assert told.value.outcome_known
-        assert "UNAVAILABLE" in str(told.value)
+        assert reported.value.outcome_known
+        assert "UNAVAILABLE" in str(reported.value)
 
     def test_nor_has_one_that_takes_connections_and_says_nothing(self, make: Make) -> None:
         with black_hole() as address, make(address) as client:
-            with pytest.raises(TimedOutError) as told:
+            with pytest.raises(TimedOutError) as reported:
                 client.produce("t", b"", delay=SOON, timeout=0.5)
-            assert told.value.outcome_known
+            assert reported.value.outcome_known
 
     def test_what_was_sent_to_a_node_that_died_may_have_been_accepted(self, make: Make) -> None:
         with FakeCluster(1) as cluster, make(cluster.addresses[0]) as client:
             client.produce("t", b"", delay=SOON, timeout=IN_TIME_S)
             cluster.behave(0, accept_but_lose_reply)
-            with pytest.raises(TimedOutError) as told:
+            with pytest.raises(TimedOutError) as reported:
                 client.produce("t", b"", delay=SOON, timeout=1)
-            assert not told.value.outcome_known
+            assert not reported.value.outcome_known
 
 
 class TestNobodyThere:
     """Where nothing listens, a client that has met nobody does not wait for its whole timeout."""
 
-    def test_it_is_told_soon_with_the_addresses(self, make: Make) -> None:
+    def test_it_is_reported_soon_with_the_addresses(self, make: Make) -> None:
         with make("127.0.0.1:1,127.0.0.1:2") as client:
             for _ in range(2):
                 before_s = monotonic()
-                with pytest.raises(TimedOutError, match="nothing listens at") as told:
+                with pytest.raises(TimedOutError, match="nothing listens at") as reported:
                     client.produce("t", b"", delay=SOON, timeout=600)
                 assert monotonic() - before_s < 60
-                assert told.value.outcome_known
-                assert "127.0.0.1:1, 127.0.0.1:2" in str(told.value)
+                assert reported.value.outcome_known
+                assert "127.0.0.1:1, 127.0.0.1:2" in str(reported.value)
 
     def test_who_has_met_somebody_goes_on_trying(self, make: Make) -> None:
         with FakeCluster(1) as cluster, make(cluster.addresses[0]) as client:

@@ -226,8 +226,8 @@ class TestProduceMany:
             results = client.produce_many(many)
         accepted = {message_id for message_id, _ in service.accepted}
         [failed] = [rows for rows in service.sent if rows[0].id not in accepted]
-        told = {result.message.id for result in results if result.error}
-        assert told == {row.id for row in failed}
+        reported = {result.message.id for result in results if result.error}
+        assert reported == {row.id for row in failed}
         assert not any(result.error.outcome_known for result in results if result.error)
 
     def test_the_service_s_limit_in_bytes_is_kept(self) -> None:

@@ -32,9 +32,9 @@ class TestCancel:
             assert client.cancel(Handle("a.1", 17, bytes(16))).outcome is outcome
         assert service.cancels[0].message.handle == "a.1:17:" + "0" * 32
 
-    def test_of_what_was_rescheduled_the_new_due_is_told_with_one_call(self) -> None:
-        told = pb.CancelResponse(outcome=pb.CANCEL_OUTCOME_RESCHEDULED, due_ms=19_000)
-        with FakeService(answer(told)) as service, Client(service.address) as client:
+    def test_of_what_was_rescheduled_the_new_due_is_reported_with_one_call(self) -> None:
+        reported = pb.CancelResponse(outcome=pb.CANCEL_OUTCOME_RESCHEDULED, due_ms=19_000)
+        with FakeService(answer(reported)) as service, Client(service.address) as client:
             came_to = client.cancel(Handle("a.1", 17, bytes(16)))
             assert came_to == Cancelled(CancelOutcome.RESCHEDULED, 19_000)
             assert client.cancel(Handle("a.1", 19, bytes(16))).due_ms is None
@@ -99,7 +99,7 @@ class TestGet:
         assert found.headers == (("a", None), ("b", b""))
         assert found.rescheduled_to_ms is None
 
-    def test_what_was_rescheduled_tells_its_due(self) -> None:
+    def test_what_was_rescheduled_shows_its_due(self) -> None:
         stored = pb.StoredMessage(handle=f"a.1:17:{bytes(16).hex()}", rescheduled_to_ms=18_000)
         response = answer(pb.GetMessageResponse(message=stored))
         with FakeService(response) as service, Client(service.address) as client:
@@ -143,7 +143,7 @@ class TestSearch:
         assert not wanted.HasField("id")
 
     @pytest.mark.parametrize(("token", "incomplete"), [("x", False), ("", True), ("x", True)])
-    def test_what_was_cut_off_or_could_not_be_read_is_told(
+    def test_what_was_cut_off_or_could_not_be_read_is_reported(
         self, token: str, *, incomplete: bool
     ) -> None:
         page = pb.SearchResponse(
@@ -156,7 +156,7 @@ class TestSearch:
 
 
 class TestCancelMany:
-    def test_each_outcome_is_told_over_all_pages(self) -> None:
+    def test_each_outcome_is_reported_over_all_pages(self) -> None:
         def page(*outcomes: pb.CancelOutcome.ValueType, token: str = "") -> Behaviour:
             results = [
                 pb.CancelResult(handle=f"a.1:{17 + outcome}:" + "0" * 32, outcome=outcome)
@@ -165,7 +165,7 @@ class TestCancelMany:
             return answer(pb.CancelManyResponse(results=results, next_page_token=token))
 
         first = page(pb.CANCEL_OUTCOME_CANCELLED, pb.CANCEL_OUTCOME_TOO_LATE, token="x")
-        # A reply is lost: what that attempt did, the next one tells.
+        # A reply is lost: the next one shows what that attempt did.
         lost = abort_bare(grpc.StatusCode.UNAVAILABLE)
         second = page(pb.CANCEL_OUTCOME_UNSPECIFIED)
         with (
@@ -180,7 +180,7 @@ class TestCancelMany:
         assert [each.page_token for each in service.many] == ["", "x", "x"]
         assert all(each.dry_run and each.filter.key == b"k" for each in service.many)
 
-    def test_what_was_rescheduled_is_told_unless_it_is_found_where_it_is_by_now(self) -> None:
+    def test_what_was_rescheduled_is_reported_unless_it_is_found_where_it_is_by_now(self) -> None:
         moved, done = pb.CANCEL_OUTCOME_RESCHEDULED, pb.CANCEL_OUTCOME_CANCELLED
         # One within its second, so by the same handle; one to another second; one not found again.
         results = [
@@ -204,12 +204,12 @@ class TestCancelMany:
 class TestReschedule:
     TO = datetime(2031, 1, 1, tzinfo=UTC)
 
-    def test_the_new_due_and_handle_are_told(self) -> None:
+    def test_the_new_due_and_handle_are_reported(self) -> None:
         with FakeService() as service, Client(service.address) as client:
-            told = client.reschedule(Handle("a.1", 17, bytes(16)), to=self.TO)
-        assert told.outcome is RescheduleOutcome.RESCHEDULED
-        assert told.due_ms == int(self.TO.timestamp()) * 1000
-        assert told.handle == Handle("a.1", told.due_ms // 1000, bytes(16))
+            reported = client.reschedule(Handle("a.1", 17, bytes(16)), to=self.TO)
+        assert reported.outcome is RescheduleOutcome.RESCHEDULED
+        assert reported.due_ms == int(self.TO.timestamp()) * 1000
+        assert reported.handle == Handle("a.1", reported.due_ms // 1000, bytes(16))
         assert service.reschedules[0].message.handle == "a.1:17:" + "0" * 32
 
     @pytest.mark.parametrize(
@@ -219,8 +219,8 @@ class TestReschedule:
         number = pb.RescheduleOutcome.Value(f"RESCHEDULE_OUTCOME_{outcome}")
         response = answer(pb.RescheduleResponse(outcome=number))
         with FakeService(response) as service, Client(service.address) as client:
-            told = client.reschedule(Handle("a.1", 17, bytes(16)), to=self.TO)
-        assert (told.outcome, told.handle, told.due_ms) == (outcome, None, None)
+            reported = client.reschedule(Handle("a.1", 17, bytes(16)), to=self.TO)
+        assert (reported.outcome, reported.handle, reported.due_ms) == (outcome, None, None)
 
     def test_after_a_lost_reply_too_late_is_no_answer(self) -> None:
         lost = abort_bare(grpc.StatusCode.UNAVAILABLE)

@@ -142,18 +142,20 @@ def settle(message: ReceivedMessage, how: str) -> None:
 
 def _attempt(record: Outgoing) -> tuple[str, int]:
     """Which attempt at which record wrote this."""
-    told = dict(record.headers)
+    reported = dict(record.headers)
     if record.topic == INGRESS:
-        return (told["dw-retry-origin"] or b"").decode(), int(told["dw-retry-attempt"] or b"") - 1
-    return (told["dw-dead-origin"] or b"").decode(), int(told["dw-dead-attempts"] or b"")
+        return (reported["dw-retry-origin"] or b"").decode(), int(
+            reported["dw-retry-attempt"] or b""
+        ) - 1
+    return (reported["dw-dead-origin"] or b"").decode(), int(reported["dw-dead-attempts"] or b"")
 
 
 def _read_attempt(headers: list[tuple[str, bytes | None]], place: object) -> tuple[str, int]:
-    told = dict(headers)
-    origin = told.get("dw-retry-origin")
+    reported = dict(headers)
+    origin = reported.get("dw-retry-origin")
     if origin is None:
         return str(place), 1
-    return origin.decode(), int(told["dw-retry-attempt"] or b"")
+    return origin.decode(), int(reported["dw-retry-attempt"] or b"")
 
 
 TestGroup = Group.TestCase

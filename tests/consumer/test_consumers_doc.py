@@ -105,9 +105,9 @@ def test_by_hand(kafka: KafkaBroker, run: Callable[..., Program]) -> None:
     with CommittedReader(kafka.address, f"{running.topic}-dead-stock") as reader:
         (letter,) = reader.wait_for(1)
     running.stop()  # not before: what is not committed by then comes again with the next start
-    told = dict(headers_of(letter))
-    assert told["dw-dead-reason"] == b"UNREADABLE"
-    assert told["dw-dead-detail"] == b"no such article"
+    reported = dict(headers_of(letter))
+    assert reported["dw-dead-reason"] == b"UNREADABLE"
+    assert reported["dw-dead-detail"] == b"no such article"
 
 
 @pytest.mark.kafka
@@ -133,7 +133,7 @@ def test_routes(run: Callable[..., Program]) -> None:
     assert not {"orders.us.paid"} & set(running.lines)
 
 
-def test_reasons_and_options_are_all_told() -> None:
+def test_reasons_and_options_are_all_reported() -> None:
     text = DOCUMENT.read_text(encoding="utf-8")
     rows = set(re.findall(r"`([a-zA-Z_]+)`", text))
     assert {reason.value for reason in ConsumerReason} <= rows

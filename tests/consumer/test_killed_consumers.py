@@ -92,8 +92,8 @@ def test_each_history_is_its_plans(
             assert len(reader.read_to_end()) == count
     latest_ms = check_histories(plan, sent, back, dead)
     with capsys.disabled():
-        told = f"{sent} messages, {kills} kills, {retries} retries, {deaths} dead letters"
-        print(f"\n{told}; a retry came {latest_ms} ms late at most")  # noqa: T201
+        reported = f"{sent} messages, {kills} kills, {retries} retries, {deaths} dead letters"
+        print(f"\n{reported}; a retry came {latest_ms} ms late at most")  # noqa: T201
 
 
 @pytest.mark.timeout(DRILL_S + 6 * PATIENCE_S)
@@ -139,15 +139,15 @@ def check_histories(plan: Plan, sent: int, back: list[Message], dead: list[Messa
     histories: dict[int, list[tuple[int, int, Message]]] = defaultdict(list)
     latest_ms = 0
     for message in back:
-        told = {name: value or b"" for name, value in headers_of(message)}
-        attempt, due_ms = int(told["dw-retry-attempt"]), int(told["dw-due"])
+        reported = {name: value or b"" for name, value in headers_of(message)}
+        attempt, due_ms = int(reported["dw-retry-attempt"]), int(reported["dw-due"])
         histories[int(message.value() or b"")].append((attempt, due_ms, message))
         late_ms = message.timestamp()[1] - due_ms
         assert late_ms >= 0
         latest_ms = max(latest_ms, late_ms)
-        assert told["dw-retry-last-error"] == b"PlannedError: %d" % (attempt - 1)
-        assert told["dw-retry-first-error"] == b"PlannedError: 1"
-        before_ms = int(told["dw-retry-origin-timestamp"])
+        assert reported["dw-retry-last-error"] == b"PlannedError: %d" % (attempt - 1)
+        assert reported["dw-retry-first-error"] == b"PlannedError: 1"
+        before_ms = int(reported["dw-retry-origin-timestamp"])
         if attempt > 2:
             earlier = [due for known, due, _ in histories[int(message.value() or b"")]]
             before_ms = max((due for due in earlier if due != due_ms), default=before_ms)
@@ -169,9 +169,9 @@ def wait_until_passed(kafka: KafkaBroker, plan: Plan, sent: int, retries: int) -
     ]
     deadline = time.monotonic() + PATIENCE_S
     while True:
-        told = consumer.committed(wanted, timeout=PATIENCE_S)
+        reported = consumer.committed(wanted, timeout=PATIENCE_S)
         behind = 0
-        for one in told:
+        for one in reported:
             _, end = consumer.get_watermark_offsets(one, timeout=PATIENCE_S)
             # Behind the last record of the retry topic comes the marker of its transaction.
             behind += max(0, end - max(one.offset, 0) - (1 if one.topic == retry else 0))

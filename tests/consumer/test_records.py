@@ -1,4 +1,4 @@
-"""What a retry carries comes back as it was; what a consumer is told is checked when it is made."""
+"""What a retry carries comes back as it was; a consumer's arguments are checked when it is made."""
 
 from __future__ import annotations
 
@@ -81,8 +81,8 @@ def encoded(text: str | None) -> str | None:
 
 def test_what_somebody_else_put_there_is_at_its_first_attempt() -> None:
     place = Place("orders-retry-g", 0, 5, 9)
-    told: Headers = [("dw-retry-attempt", b"many"), ("dw-retry-origin", b"x"), ("mine", b"1")]
-    trip, own = unpack_retry(Incoming(place, b"k", b"v", told))
+    reported: Headers = [("dw-retry-attempt", b"many"), ("dw-retry-origin", b"x"), ("mine", b"1")]
+    trip, own = unpack_retry(Incoming(place, b"k", b"v", reported))
     assert (trip, own) == (Trip(1, place), [("mine", b"1")])
 
 
@@ -102,7 +102,7 @@ def test_a_letter_has_the_headers_as_they_were_and_then_ours() -> None:
     assert all(name.startswith("dw-dead-") for name, _ in letter.headers[3:])
 
 
-def test_errors_are_told_whatever_they_are() -> None:
+def test_errors_are_reported_whatever_they_are() -> None:
     class MuteError(Exception):
         def __str__(self) -> str:
             raise ValueError
@@ -131,10 +131,10 @@ def test_errors_are_told_whatever_they_are() -> None:
         {"topics": ("a", "a")},
     ],
 )
-def test_a_mistake_is_told_when_it_is_made(options: dict[str, object]) -> None:
-    told = {"topics": "orders", "group": "g", "bootstrap": "k:1"} | options
+def test_a_mistake_is_reported_when_it_is_made(options: dict[str, object]) -> None:
+    reported = {"topics": "orders", "group": "g", "bootstrap": "k:1"} | options
     with pytest.raises((ValueError, TypeError)):
-        RetryConsumer(told.pop("topics"), **told)  # type: ignore[arg-type]
+        RetryConsumer(reported.pop("topics"), **reported)  # type: ignore[arg-type]
 
 
 def test_durations_are_rounded_up() -> None:

@@ -43,8 +43,8 @@ def send(kafka: KafkaBroker, orders: str) -> Send:
 @pytest.fixture
 def consume(kafka: KafkaBroker, cluster: str, orders: str) -> Callable[..., RetryConsumer]:
     def make(**options: object) -> RetryConsumer:
-        told = {"retry": ("100ms", "200ms"), "cluster": cluster, **options}
-        return RetryConsumer(orders, group=GROUP, bootstrap=kafka.address, **told)  # type: ignore[arg-type]
+        reported = {"retry": ("100ms", "200ms"), "cluster": cluster, **options}
+        return RetryConsumer(orders, group=GROUP, bootstrap=kafka.address, **reported)  # type: ignore[arg-type]
 
     return make
 
@@ -64,9 +64,9 @@ def letters(kafka: KafkaBroker, orders: str, count: int) -> list[tuple[Message, 
 def committed(kafka: KafkaBroker, topic: str) -> int:
     """Records of a topic that the group has passed."""
     consumer = Consumer({"bootstrap.servers": kafka.address, "group.id": GROUP})
-    told = consumer.committed([TopicPartition(topic, n) for n in range(2)], timeout=PATIENCE_S)
+    reported = consumer.committed([TopicPartition(topic, n) for n in range(2)], timeout=PATIENCE_S)
     consumer.close()
-    return sum(max(one.offset, 0) for one in told)
+    return sum(max(one.offset, 0) for one in reported)
 
 
 def test_attempts_grow_until_the_record_is_dead(
@@ -95,19 +95,19 @@ def test_attempts_grow_until_the_record_is_dead(
     waits = [later[1] - earlier[1] for earlier, later in itertools.pairwise(seen)]
     assert waits[0] >= 100
     assert waits[1] >= 200
-    ((letter, told),) = letters(kafka, orders, 1)
+    ((letter, reported),) = letters(kafka, orders, 1)
     assert (letter.key(), letter.value()) == (b"k", b"bad")
     assert headers_of(letter)[: len(headers)] == headers
-    assert told["dw-dead-reason"] == b"ATTEMPTS_EXHAUSTED"
-    assert told["dw-dead-attempts"] == b"3"
-    assert told["dw-dead-topic"] == f"{orders}-retry-{GROUP}".encode()
-    assert told["dw-dead-origin"] == f"{orders}/{message.origin.partition}/0".encode()
-    assert told["dw-dead-first-error"] == b"OSError: down 1"
-    assert told["dw-dead-detail"] == b"OSError: down 3"
+    assert reported["dw-dead-reason"] == b"ATTEMPTS_EXHAUSTED"
+    assert reported["dw-dead-attempts"] == b"3"
+    assert reported["dw-dead-topic"] == f"{orders}-retry-{GROUP}".encode()
+    assert reported["dw-dead-origin"] == f"{orders}/{message.origin.partition}/0".encode()
+    assert reported["dw-dead-first-error"] == b"OSError: down 1"
+    assert reported["dw-dead-detail"] == b"OSError: down 3"
     assert (committed(kafka, orders), committed(kafka, f"{orders}-retry-{GROUP}")) >= (1, 2)
 
 
-def test_exceptions_mean_what_they_are_told_to(
+def test_exceptions_mean_what_the_options_say(
     kafka: KafkaBroker, orders: str, send: Send, consume: Callable[..., RetryConsumer]
 ) -> None:
     send(b"1")
@@ -124,8 +124,8 @@ def test_exceptions_mean_what_they_are_told_to(
         with next_message(consumer) as third:
             third.retry(after="10ms", error="later")
         assert next_message(consumer).done()
-    told = [headers for _, headers in letters(kafka, orders, 2)]
-    assert {one["dw-dead-reason"] for one in told} == {b"NOT_RETRIABLE", b"BY_HAND"}
+    reported = [headers for _, headers in letters(kafka, orders, 2)]
+    assert {one["dw-dead-reason"] for one in reported} == {b"NOT_RETRIABLE", b"BY_HAND"}
     assert consumer.counts.done == 1
 
 
@@ -169,9 +169,9 @@ def test_what_is_not_for_us_or_too_old_is_passed_over(
             assert consumer.receive(0.1) is None
             assert time.monotonic() < deadline
     assert (consumer.counts.skipped, consumer.counts.expired) == (1, 2)
-    told = {letter.value(): headers for letter, headers in letters(kafka, orders, 2)}
-    assert {one["dw-dead-reason"] for one in told.values()} == {b"EXPIRED"}
-    assert told.keys() == {b"old", b"ours"}
+    reported = {letter.value(): headers for letter, headers in letters(kafka, orders, 2)}
+    assert {one["dw-dead-reason"] for one in reported.values()} == {b"EXPIRED"}
+    assert reported.keys() == {b"old", b"ours"}
     assert committed(kafka, orders) >= 3
 
 
@@ -197,8 +197,8 @@ def test_a_retry_too_large_for_ingress_is_a_dead_letter(
         message.headers += [("more", b"y" * 60_000)]  # as a handler may that adds to them
         assert message.retry()
         assert consumer.flush(PATIENCE_S)
-    ((letter, told),) = letters(kafka, orders, 1)
-    assert told["dw-dead-reason"] == b"MESSAGE_TOO_LARGE"
+    ((letter, reported),) = letters(kafka, orders, 1)
+    assert reported["dw-dead-reason"] == b"MESSAGE_TOO_LARGE"
     assert len(letter.value() or b"") == 999_900
 
 
@@ -350,9 +350,9 @@ def test_order_needs_as_many_partitions(
     kafka: KafkaBroker, orders: str, consume: Callable[..., RetryConsumer]
 ) -> None:
     create_topic(kafka.address, f"{orders}-retry-{GROUP}", partitions=3)
-    with pytest.raises(ConsumerError) as told, consume(ordered=True) as consumer:
+    with pytest.raises(ConsumerError) as reported, consume(ordered=True) as consumer:
         consumer.receive()
-    assert told.value.reason is ConsumerReason.ORDER_IMPOSSIBLE
+    assert reported.value.reason is ConsumerReason.ORDER_IMPOSSIBLE
 
 
 def test_a_group_that_begins_at_the_end_misses_nothing_after(
@@ -369,12 +369,12 @@ def test_a_group_that_begins_at_the_end_misses_nothing_after(
         assert message.value == b"between"
 
 
-def test_what_cannot_be_is_told_by_name(kafka: KafkaBroker, cluster: str, orders: str) -> None:
+def test_what_cannot_be_is_refused_by_name(kafka: KafkaBroker, cluster: str, orders: str) -> None:
     def reason_of(topic: str, **options: object) -> ConsumerReason:
         consumer = RetryConsumer(topic, group=GROUP, bootstrap=kafka.address, **options)  # type: ignore[arg-type]
-        with pytest.raises(ConsumerError) as told, consumer:
+        with pytest.raises(ConsumerError) as reported, consumer:
             consumer.receive()
-        return told.value.reason
+        return reported.value.reason
 
     assert reason_of("nowhere", cluster=cluster) is ConsumerReason.TOPIC_MISSING
     assert reason_of(orders, cluster="another") is ConsumerReason.INGRESS_MISSING
@@ -392,9 +392,9 @@ def test_without_an_ingress_topic_it_stops_and_says_which_is_missing(
     def start() -> RetryConsumer:
         return RetryConsumer(orders, group=GROUP, bootstrap=kafka.address, cluster=cluster_id)
 
-    with pytest.raises(ConsumerError, match=ingress) as told, start() as consumer:
+    with pytest.raises(ConsumerError, match=ingress) as reported, start() as consumer:
         consumer.receive(PATIENCE_S)
-    assert told.value.reason is ConsumerReason.INGRESS_MISSING
+    assert reported.value.reason is ConsumerReason.INGRESS_MISSING
 
     handled = []
 
@@ -407,9 +407,9 @@ def test_without_an_ingress_topic_it_stops_and_says_which_is_missing(
                 message.retry()
 
     create_topic(kafka.address, ingress)
-    with pytest.raises(ConsumerError, match=ingress) as told:
+    with pytest.raises(ConsumerError, match=ingress) as reported:
         retry_all()
-    assert told.value.reason is ConsumerReason.INGRESS_MISSING
+    assert reported.value.reason is ConsumerReason.INGRESS_MISSING
     assert handled == [b"1"]
     assert committed(kafka, orders) == 0
 

@@ -43,7 +43,7 @@ def test_the_last_header_counts_and_no_header_is_no_words() -> None:
 @pytest.mark.parametrize(
     "bad", ["", "a..b", ".a", "a.", "or*ders.x", "a.##", "a.*b", "x" * 256, None, 7]
 )
-def test_an_error_in_a_pattern_is_told_at_once(bad: object) -> None:
+def test_an_error_in_a_pattern_is_reported_at_once(bad: object) -> None:
     with pytest.raises(RoutePatternError):
         Route([bad])  # type: ignore[list-item]
 

@@ -28,11 +28,11 @@ RECORDS = 20
 @contextmanager
 def running(*arguments: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    with log.open("wb") as told:
+    with log.open("wb") as reported:
         process = subprocess.Popen(
             [sys.executable, "-m", sleeper.__name__, *arguments],
-            stdout=told,
-            stderr=told,
+            stdout=reported,
+            stderr=reported,
             env=environment,
         )
     try:
@@ -70,13 +70,13 @@ def test_one_that_slept_with_an_open_transaction_commits_nothing_of_it(
         producer.produce(topic, value)
     assert producer.flush(PATIENCE_S) == 0
     first_log, second_log = tmp_path / "first.log", tmp_path / "second.log"
-    told = (cluster_id, topic, group)
+    reported = (cluster_id, topic, group)
     with KafkaProxy(kafka) as proxy:
         is_open, goes_on = proxy.stall_next_offsets()
-        with running(kafka.proxy_address, *told, log=first_log) as first:
+        with running(kafka.proxy_address, *reported, log=first_log) as first:
             assert is_open.wait(PATIENCE_S)
             first.send_signal(signal.SIGSTOP)
-            with running(kafka.address, *told, log=second_log) as second:
+            with running(kafka.address, *reported, log=second_log) as second:
                 wait_for(second_log, f"dead {RECORDS}\n")
                 if outsleeps_transaction:
                     # They lie behind those of the first, and show when its transaction has ended.

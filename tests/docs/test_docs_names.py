@@ -59,8 +59,8 @@ ROOMS = [room for top in _TOPS for room in rooms(ROOT / top)]
 
 
 def test_every_room_is_listed_with_what_it_says_of_itself() -> None:
-    told = (ROOT / "docs" / "ARCHITECTURE.md").read_text(encoding="utf-8")
-    listing = told.partition("## Rooms")[2].split("```")[1].strip().splitlines()
+    reported = (ROOT / "docs" / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    listing = reported.partition("## Rooms")[2].split("```")[1].strip().splitlines()
     expected = []
     for depth, room in ROOMS:
         name = room.name if depth else room.relative_to(ROOT).as_posix()
@@ -87,8 +87,8 @@ def test_no_folder_of_tests_is_long(folder: Path) -> None:
 
 @pytest.mark.parametrize("way", ["Accepting", "Forwarding"])
 def test_a_messages_way_is_at_most_twelve_files(way: str) -> None:
-    told = (ROOT / "docs" / "ARCHITECTURE.md").read_text(encoding="utf-8")
-    table = told.partition(f"### {way}\n\n")[2].partition("\n\n")[0]
+    reported = (ROOT / "docs" / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    table = reported.partition(f"### {way}\n\n")[2].partition("\n\n")[0]
     rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in table.splitlines()[2:]]
     assert [row[0] for row in rows] == [str(step) for step in range(1, len(rows) + 1)]
     assert 3 < len({row[1] for row in rows}) == len(rows) <= 12

@@ -74,8 +74,8 @@ def test_settings_that_must_agree() -> None:
         }
     )
     (line,) = (line for line in DOC.splitlines() if "must be `cluster_id`" in line)
-    told = line.partition("must be")[2]
-    assert [name for name in config.agreed if f"`{name}`" not in told] == []
+    reported = line.partition("must be")[2]
+    assert [name for name in config.agreed if f"`{name}`" not in reported] == []
 
 
 def test_queries_name_metrics_that_there_are() -> None:
@@ -95,8 +95,8 @@ def test_reasons_of_dead_letters() -> None:
 
 
 def test_problems_that_verify_finds() -> None:
-    told = {code(name) for row in rows_under("problem | means") for name in row[0].split(", ")}
-    assert told == {problem.name for problem in Problem}
+    reported = {code(name) for row in rows_under("problem | means") for name in row[0].split(", ")}
+    assert reported == {problem.name for problem in Problem}
 
 
 def test_columns_of_the_ledger() -> None:

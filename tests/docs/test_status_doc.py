@@ -1,4 +1,4 @@
-"""docs/OPERATIONS.md tells of every field of the status, and of every state of a replica."""
+"""docs/OPERATIONS.md describes every field of the status, and of every state of a replica."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DOC = (Path(__file__).parents[2] / "docs" / "OPERATIONS.md").read_text(encoding=
 STATUS = DOC.partition("\n## Status\n")[2].partition("\n## ")[0]
 
 
-def told(header: str) -> set[str]:
+def reported(header: str) -> set[str]:
     """The names in the first column of a table of this part."""
     table = STATUS.partition(f"| {header} |")[2].partition("\n\n")[0]
     cells = [line.split("|")[1] for line in table.splitlines()[2:]]
@@ -26,7 +26,7 @@ def fields_of(message: Descriptor, prefix: str = "") -> set[str]:
 
 def test_every_state_of_a_replica() -> None:
     names = [name.removeprefix("REPLICA_STATE_").lower() for name in pb.ReplicaState.keys()]  # noqa: SIM118
-    assert told("`replicas[].state`") == set(names) - {"unspecified"}
+    assert reported("`replicas[].state`") == set(names) - {"unspecified"}
 
 
 def test_every_field_of_a_replica() -> None:
@@ -36,4 +36,6 @@ def test_every_field_of_a_replica() -> None:
 
 def test_every_field_of_a_report() -> None:
     report = fields_of(pb.MemberReport.DESCRIPTOR) - {"ledger"}
-    assert told("`members[].report.`") == report | fields_of(pb.LedgerReport.DESCRIPTOR, "ledger.")
+    assert reported("`members[].report.`") == report | fields_of(
+        pb.LedgerReport.DESCRIPTOR, "ledger."
+    )

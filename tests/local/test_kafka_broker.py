@@ -57,9 +57,9 @@ def test_it_ends_with_the_program_that_started_it(tmp_path: Path, how: signal.Si
     options = ["--data", str(tmp_path / "data"), "--heap", "512m", "--ready-file", str(ready)]
     with subprocess.Popen([*PROGRAM, *options], stdout=subprocess.DEVNULL) as program:
         wait_until("the broker is ready", ready.exists)
-        told = json.loads(ready.read_text())
-        assert lives(told["pid"])
+        reported = json.loads(ready.read_text())
+        assert lives(reported["pid"])
         os.kill(program.pid, how)
         code = program.wait(60)
     assert code == (0 if how is signal.SIGTERM else -signal.SIGKILL)
-    wait_until("the JVM is gone", lambda: not lives(told["pid"]))
+    wait_until("the JVM is gone", lambda: not lives(reported["pid"]))

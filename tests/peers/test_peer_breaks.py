@@ -59,23 +59,25 @@ def ask(site: Site, number: int) -> None:
     site.wait("answers", is_answered)
 
 
-def test_a_killed_peer_is_told_at_once_and_found_again() -> None:
+def test_a_killed_peer_is_reported_at_once_and_found_again() -> None:
     members = members_of_two()
     with Site(identity("n1"), members) as one:
         for life in range(1, 4):
             with PeerProcess("n2", members) as other:
                 one.wait_connected("n2")
                 ask(one, life)
-                told = len(one.broken)
+                reported = len(one.broken)
                 other.kill()
-                wait_broken(one, told + 1)  # by the end of its connections: no silence finds it out
+                wait_broken(
+                    one, reported + 1
+                )  # by the end of its connections: no silence finds it out
             assert one.state("n2").connection is Connection.CONNECTING
             assert one.state("n2").counters.breaks >= life
 
 
 def wait_broken(site: Site, times: int) -> None:
-    """A death is told again if an answer that was under way is read after it was told."""
-    site.wait(f"told {times} times", lambda: len(site.broken) >= times)
+    """A death is reported again if an answer that was under way is read after the report."""
+    site.wait(f"reported {times} times", lambda: len(site.broken) >= times)
 
 
 def test_a_process_whose_main_thread_fails_is_not_kept_by_its_peers() -> None:
@@ -144,7 +146,7 @@ def test_a_peer_that_hangs_is_found_out_and_does_not_fill_the_memory() -> None:
         ask(one, 1000)
 
 
-def test_a_reset_of_one_direction_is_told_to_both() -> None:
+def test_a_reset_of_one_direction_is_reported_to_both() -> None:
     members = members_of_two()
     with Wire(members["n2"]) as wire:
         dialled = members | {"n2": wire.address}
@@ -219,7 +221,7 @@ def test_who_is_silent_on_one_stream_is_found_out_on_all(monkeypatch: pytest.Mon
         said.greet(two, "n1")
         assert said.answer().welcome.node == "n1"
         said.wait_ended()
-        one.wait("told", lambda: one.broken)
+        one.wait("reported", lambda: one.broken)
         for end in taken:
             end.settimeout(60)
             while end.recv(1 << 16):  # its Hello, and pings
@@ -254,7 +256,7 @@ def test_who_lives_and_reads_no_more_is_found_out_and_does_not_fill_the_memory(
             one.network.send("n2", Frames(CARD, bundled([copy_of(101, bytes(1 << 20))])))
             return bool(one.broken)
 
-        one.wait("told", is_broken)
+        one.wait("reported", is_broken)
 
         def is_heard() -> bool:  # what is sent while the connection breaks may go with it
             one.network.send("n2", Vote(1))
@@ -282,7 +284,7 @@ def test_a_pulled_cable_is_found_out_and_a_mended_one_too() -> None:
                 return Vote(1) in one.from_("n2")
 
             one.wait("the other direction goes on", is_heard)
-            other.wait("told", lambda: "n1" in other.broken)
+            other.wait("reported", lambda: "n1" in other.broken)
             # The wire takes what goes into it; the peer that hears nothing has ended its streams.
             one.wait("noticed", lambda: not one.network._peers["n2"]._out)
             wire.mend()

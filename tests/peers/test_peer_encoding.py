@@ -77,8 +77,8 @@ CARD = WheelCard(WheelId("a", 1), {"a": "disk-a"}, 1, 7200)
 
 def test_no_message_is_left_out() -> None:
     kinds = {kind.__name__ for kind in PeerMessage.__args__}
-    told = {field.name.replace("_", "") for field in pb.ToPeer.DESCRIPTOR.fields}
-    assert {kind.lower() for kind in kinds} == told - {"hello"}
+    reported = {field.name.replace("_", "") for field in pb.ToPeer.DESCRIPTOR.fields}
+    assert {kind.lower() for kind in kinds} == reported - {"hello"}
 
 
 @given(messages)
@@ -95,9 +95,9 @@ def test_of_damaged_bytes_nothing_but_malformed_is_raised(
     written = bytearray(encode(message))
     for _ in range(data.draw(st.integers(1, 4))):
         written[data.draw(st.integers(0, len(written) - 1))] = data.draw(st.integers(0, 255))
-    for told in (bytes_of_chance, bytes(written)):
+    for reported in (bytes_of_chance, bytes(written)):
         try:
-            check("a", decode(told))
+            check("a", decode(reported))
         except MalformedError:
             continue
 
@@ -162,17 +162,17 @@ def test_what_is_no_message_is_named(data: bytes) -> None:
         decode(data)
 
 
-# --- nodes of before, which tell frames one by one
+# --- older nodes, which list frames one by one
 
 
 def test_what_an_older_node_lacks_is_read() -> None:
-    told = pb.WheelBeat(wheel="a.1", applied=999, lacking=[3, 4, 9])
-    assert missing_of(told) == SeqSet([(3, 4), (9, 9)])
+    reported = pb.WheelBeat(wheel="a.1", applied=999, lacking=[3, 4, 9])
+    assert missing_of(reported) == SeqSet([(3, 4), (9, 9)])
 
 
-def test_behind_as_many_as_an_older_node_tells_nothing_is_known_to_be_held() -> None:
-    told = pb.WheelBeat(wheel="a.1", applied=999, lacking=range(2, 202, 2))
-    assert missing_of(told) == SeqSet.of([*range(2, 200, 2), *range(200, 1000)])
+def test_behind_as_many_as_an_older_node_reports_nothing_is_known_to_be_held() -> None:
+    reported = pb.WheelBeat(wheel="a.1", applied=999, lacking=range(2, 202, 2))
+    assert missing_of(reported) == SeqSet.of([*range(2, 200, 2), *range(200, 1000)])
 
 
 def test_an_older_node_reads_the_first_frames_that_are_missing() -> None:
@@ -181,8 +181,8 @@ def test_an_older_node_reads_the_first_frames_that_are_missing() -> None:
         heartbeat_of("a"), wheels={WheelId("a", 1): wheel_heartbeat(10**13, missing=missing)}
     )
     written = encode(Gossip(heartbeat))
-    (told,) = pb.ToPeer.FromString(written).gossip.beat.wheels
-    assert list(told.lacking) == list(range(5, 105))
+    (reported,) = pb.ToPeer.FromString(written).gossip.beat.wheels
+    assert list(reported.lacking) == list(range(5, 105))
     assert len(written) < 1_000
     assert decode(written) == Gossip(heartbeat)
 
@@ -192,8 +192,8 @@ def test_lacks_of_and_for_an_older_node() -> None:
     written = encode(message)
     assert list(pb.ToPeer.FromString(written).lacks.seqs) == list(range(5, 517))
     assert len(written) < 2_000
-    told = pb.Lacks(request=7, wheel="a.1", storage="disk-a", seqs=range(5, 517))
-    assert decode(pb.ToPeer(lacks=told).SerializeToString()) == replace(message, last_seq=516)
+    reported = pb.Lacks(request=7, wheel="a.1", storage="disk-a", seqs=range(5, 517))
+    assert decode(pb.ToPeer(lacks=reported).SerializeToString()) == replace(message, last_seq=516)
 
 
 def test_half_a_span_is_malformed() -> None:
@@ -201,17 +201,17 @@ def test_half_a_span_is_malformed() -> None:
         missing_of(pb.WheelBeat(wheel="a.1", applied=9, lacking_spans=[3]))
 
 
-def missing_of(told: pb.WheelBeat) -> SeqSet:
+def missing_of(reported: pb.WheelBeat) -> SeqSet:
     """What is read of one wheel of a beat."""
-    heartbeat = pb.Beat(node="a", wheels=[told])
+    heartbeat = pb.Beat(node="a", wheels=[reported])
     gossip = decode(pb.ToPeer(gossip=pb.Gossip(beat=heartbeat)).SerializeToString())
     assert isinstance(gossip, Gossip)
     return gossip.heartbeat.wheels[WheelId("a", 1)].missing
 
 
-def test_a_release_that_tells_no_version_of_control_records_knows_the_first() -> None:
-    told = pb.ToPeer.FromString(encode(Gossip(heartbeat_of("a"))))
-    told.gossip.beat.ClearField("control_version")
-    gossip = decode(told.SerializeToString())
+def test_a_release_that_reports_no_version_of_control_records_knows_the_first() -> None:
+    reported = pb.ToPeer.FromString(encode(Gossip(heartbeat_of("a"))))
+    reported.gossip.beat.ClearField("control_version")
+    gossip = decode(reported.SerializeToString())
     assert isinstance(gossip, Gossip)
     assert gossip.heartbeat.control_version == 1

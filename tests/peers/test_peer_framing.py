@@ -45,10 +45,10 @@ def forever(counts: list[int]) -> Iterator[int]:
 
 
 cuts = st.lists(st.integers(1, 2 * BUFFER), min_size=1, max_size=9).map(forever)
-told = st.lists(st.binary(max_size=MOST), max_size=9)
+reported = st.lists(st.binary(max_size=MOST), max_size=9)
 
 
-@given(told, cuts)
+@given(reported, cuts)
 def test_any_cut_of_the_stream_gives_the_same_messages(
     messages: list[bytes], counts: Iterator[int]
 ) -> None:
@@ -59,7 +59,7 @@ def test_any_cut_of_the_stream_gives_the_same_messages(
     assert incoming.message() is None
 
 
-@given(told, cuts, st.data())
+@given(reported, cuts, st.data())
 def test_an_end_in_the_middle_gives_what_came_as_a_whole(
     messages: list[bytes], counts: Iterator[int], draw: st.DataObject
 ) -> None:
@@ -82,7 +82,7 @@ def test_a_message_in_parts_is_the_same_as_one(parts: list[bytes]) -> None:
         assert head_of(parts) == PING
 
 
-@given(told, st.integers(MOST + 1, 2**32 - 1), cuts)
+@given(reported, st.integers(MOST + 1, 2**32 - 1), cuts)
 def test_a_length_beyond_the_bound_is_named_after_what_came_before_it(
     messages: list[bytes], length_bytes: int, counts: Iterator[int]
 ) -> None:
@@ -118,7 +118,7 @@ def test_what_is_only_said_to_come_takes_no_memory() -> None:
     assert asked == [BUFFER, PIECE]
 
 
-def test_what_no_length_can_tell_is_refused_where_it_is_sent() -> None:
+def test_a_message_too_long_for_its_length_prefix_is_refused_where_it_is_sent() -> None:
     part = memoryview(bytes(1 << 20))
     with pytest.raises(ValueError, match="4294967296 bytes"):
         head_of([part] * (1 << 12))

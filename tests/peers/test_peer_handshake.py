@@ -45,10 +45,10 @@ def test_a_hello_survives(hello: Hello) -> None:
 
 @given(identities | st.builds(PeerRefusal, st.sampled_from(PeerReason), texts))
 def test_an_answer_survives(answer: PeerIdentity | PeerRefusal) -> None:
-    assert decode_answer(encode_answer(answer)) == answer  # told with all of its text
+    assert decode_answer(encode_answer(answer)) == answer  # with all of its text
 
 
-def test_processes_of_one_machine_are_told_apart() -> None:
+def test_processes_of_one_machine_are_distinguished() -> None:
     first, second = identity("n2"), identity("n2")
     assert 0 < first.started_ns < second.started_ns
     assert id_taken(first, second) is None
@@ -76,13 +76,13 @@ def test_nodes_talk_when_each_reads_what_the_other_writes(
     assert refusals[0] == refusals[1], "in the same words on both sides"
     assert (refusals[0] is None) == may_talk
     if may_talk:
-        told = f"format is {own[0]} at n1, {others[0]} at n2" if own[0] != others[0] else None
-        assert rolling(mine, theirs) == rolling(theirs, mine) == told
+        reported = f"format is {own[0]} at n1, {others[0]} at n2" if own[0] != others[0] else None
+        assert rolling(mine, theirs) == rolling(theirs, mine) == reported
 
 
-def test_a_version_that_does_not_tell_what_it_reads_reads_what_it_writes() -> None:
-    told = pb.Hello(identity=pb.Identity(node="n2", format=7), to="n1")
-    who = decode_hello(pb.ToPeer(hello=told).SerializeToString()).identity
+def test_a_version_that_does_not_report_what_it_reads_reads_what_it_writes() -> None:
+    reported = pb.Hello(identity=pb.Identity(node="n2", format=7), to="n1")
+    who = decode_hello(pb.ToPeer(hello=reported).SerializeToString()).identity
     assert (who.format, who.reads_from, who.reads_to) == (7, 7, 7)
 
 
@@ -106,7 +106,7 @@ def test_those_that_agree_may_talk() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "reported"),
     [
         ({"members": "n1,n2,n3,n4"}, "members is n1,n2 at n1, n1,n2,n3,n4 at n2"),
         ({"members": "n2"}, "members is n1,n2 at n1, n2 at n2"),
@@ -117,12 +117,12 @@ def test_those_that_agree_may_talk() -> None:
         ),
     ],
 )
-def test_what_is_changed_node_by_node_may_differ_and_is_told_by_both(
-    changes: dict[str, str], told: str
+def test_what_is_changed_node_by_node_may_differ_and_is_reported_by_both(
+    changes: dict[str, str], reported: str
 ) -> None:
     theirs = identity("n2", settings=SETTINGS | changes)
     assert judge(ME, theirs, MEMBERS) is judge(theirs, ME, MEMBERS) is None
-    assert rolling(ME, theirs) == rolling(theirs, ME) == told
+    assert rolling(ME, theirs) == rolling(theirs, ME) == reported
 
 
 @pytest.mark.parametrize("members", ["n1,n3", "n2,n3", "n1,n22", ""])
@@ -137,7 +137,7 @@ def test_lists_of_which_neither_lies_within_the_other_are_refused_on_both_sides(
 
 
 @pytest.mark.parametrize(
-    ("changes", "reason", "told"),
+    ("changes", "reason", "reported"),
     [
         ({"protocol": 9}, PeerReason.WRONG_PROTOCOL, [str(PROTOCOL), "9"]),
         ({"cluster_id": "other"}, PeerReason.WRONG_CLUSTER, ["test", "other"]),
@@ -159,13 +159,13 @@ def test_lists_of_which_neither_lies_within_the_other_are_refused_on_both_sides(
     ],
 )
 def test_each_refusal_names_both_values(
-    changes: dict[str, Any], reason: PeerReason, told: list[str]
+    changes: dict[str, Any], reason: PeerReason, reported: list[str]
 ) -> None:
     theirs = replace(identity("n2"), **changes)
     refusal = judge(ME, theirs, MEMBERS)
     assert refusal is not None
     assert refusal.reason is reason
-    for text in told:
+    for text in reported:
         assert text in refusal.text
 
 
@@ -178,7 +178,7 @@ def test_each_refusal_names_both_values(
         id_taken(replace(identity("n2"), started_ns=9), replace(identity("n2"), started_ns=8)),
     ],
 )
-def test_a_refusal_tells_a_stranger_nothing_that_he_did_not_bring(refusal: PeerRefusal) -> None:
+def test_a_refusal_shows_a_stranger_only_what_it_sent_itself(refusal: PeerRefusal) -> None:
     sent = decode_answer(encode_answer(refusal))
     assert isinstance(sent, PeerRefusal)
     assert sent.reason is refusal.reason

@@ -151,7 +151,7 @@ def test_who_is_not_a_peer_is_a_mistake_of_the_caller(pair: tuple[Site, Site]) -
             pair[0].network.send(stranger, Vote(1))
 
 
-def test_states_tell_of_whom_was_heard(pair: tuple[Site, Site]) -> None:
+def test_states_name_the_nodes_that_were_heard(pair: tuple[Site, Site]) -> None:
     state = pair[0].state("n2")
     assert state.connection is Connection.CONNECTED
     assert (state.client_address, state.storage) == ("n2.example:7420", "disk-n2")
@@ -165,10 +165,10 @@ def test_five_nodes_all_hear_each_other() -> None:
         for site in sites:
             site.wait_connected(*(node for node in members if node != site.node))
         for site in sites:
-            told = Gossip(heartbeat(site.node))
+            reported = Gossip(heartbeat(site.node))
             for node in members:
                 if node != site.node:
-                    site.network.send(node, told)
+                    site.network.send(node, reported)
         for site in sites:
             site.wait_for_messages(4)
             assert sorted(sender for sender, _ in site.came) == [
@@ -236,8 +236,8 @@ def test_a_receiver_that_was_slow_gets_the_newest_beat_and_none_of_the_stale_one
 
 
 def newest(site: Site) -> int:
-    told = site.from_("n1")
-    return told[-1].heartbeat.wall_ms if told and isinstance(told[-1], Gossip) else 0
+    reported = site.from_("n1")
+    return reported[-1].heartbeat.wall_ms if reported and isinstance(reported[-1], Gossip) else 0
 
 
 # --- refusals
@@ -270,9 +270,9 @@ def test_those_who_disagree_refuse_each_other_by_name(
         first = dict(refusals)
         one.wait("tried again", lambda: all(refusals[key] != first[key] for key in first))
         assert [*one.came, *other.came, *one.broken, *other.broken] == []
-    told = [log for log in logs if log["event"] == "peer refused"]
+    reported = [log for log in logs if log["event"] == "peer refused"]
     # One text, once by either node, whatever was tried again.
-    assert sorted(log["peer"] for log in told) == ["n1", "n2"]
+    assert sorted(log["peer"] for log in reported) == ["n1", "n2"]
 
 
 def test_a_node_that_is_no_member_is_refused_and_logged_once() -> None:
@@ -311,10 +311,10 @@ def test_an_address_that_leads_to_another_member() -> None:
 
 def test_the_greatest_frame_of_the_settings_arrives() -> None:
     members, size = members_of(2), 100 << 20
-    told = SETTINGS | {"transaction_bytes": str(size)}
+    reported = SETTINGS | {"transaction_bytes": str(size)}
     with (
-        Site(identity("n1", settings=told), members) as one,
-        Site(identity("n2", settings=told), members) as other,
+        Site(identity("n1", settings=reported), members) as one,
+        Site(identity("n2", settings=reported), members) as other,
     ):
         one.wait_connected("n2")
         one.network.send("n2", frames(size))
@@ -330,7 +330,7 @@ def test_what_cannot_be_read_ends_the_stream_by_name() -> None:
         raw.wait_ended()
         one.wait("refused", lambda: one.reason("n2") is PeerReason.MALFORMED)
         assert one.state("n2").counters.malformed == 1
-        one.wait("told", lambda: one.broken == ["n2"])
+        one.wait("reported", lambda: one.broken == ["n2"])
 
 
 def test_a_message_longer_than_any_ends_the_stream_by_name() -> None:
@@ -392,9 +392,9 @@ def test_a_stream_that_is_opened_again_takes_the_place_of_the_first() -> None:
             second.say(encode(Vote(2)))
             one.wait_for_messages(2)
             assert one.came == [("n2", Vote(1)), ("n2", Vote(2))]
-            # The end of the first was told when the second came, and is not told again.
+            # The end of the first was reported when the second came, and is not reported again.
             assert one.broken == ["n2"]
-        one.wait("told", lambda: one.broken == ["n2"] * 2)
+        one.wait("reported", lambda: one.broken == ["n2"] * 2)
 
 
 # --- life
@@ -411,20 +411,20 @@ def test_a_port_in_use_is_refused_by_name() -> None:
         second.stop()
 
 
-def test_a_stop_is_told_to_the_others_and_not_to_oneself() -> None:
+def test_a_stop_is_announced_to_the_others_and_not_to_oneself() -> None:
     members = members_of(2)
     with Site(identity("n1"), members) as one:
         with Site(identity("n2"), members) as other:
             one.wait_connected("n2")
             other.wait_connected("n1")
         assert other.broken == []
-        one.wait("told", lambda: one.broken == ["n2"])
+        one.wait("reported", lambda: one.broken == ["n2"])
 
         def drops() -> bool:
             one.network.send("n2", Vote(1))
             return one.state("n2").counters.dropped > 0
 
-        # It is told when the first stream ends; the one for this message may end a little later.
+        # It is reported when the first stream ends; the one for this message may end later.
         one.wait("dropped", drops)
         assert one.state("n2").connection is Connection.CONNECTING
 
@@ -454,7 +454,7 @@ def test_what_a_message_raises_comes_out_of_its_thread_and_its_stream_comes_back
 ) -> None:
     """Of a real node's threads each ends the process by that: defects.py."""
     failed: list[type[BaseException]] = []
-    monkeypatch.setattr(threading, "excepthook", lambda told: failed.append(told.exc_type))
+    monkeypatch.setattr(threading, "excepthook", lambda reported: failed.append(reported.exc_type))
     members = members_of(2)
     with Site(identity("n1"), members) as one, Site(identity("n2"), members) as other:
         one.wait_connected("n2")
@@ -466,8 +466,8 @@ def test_what_a_message_raises_comes_out_of_its_thread_and_its_stream_comes_back
 
         other.on_message = fail
         one.network.send("n2", Vote(1))
-        one.wait("told", lambda: one.broken == ["n2"])
-        other.wait("told", lambda: other.broken == ["n1"])
+        one.wait("reported", lambda: one.broken == ["n2"])
+        other.wait("reported", lambda: other.broken == ["n1"])
         one.wait_connected("n2")
         one.network.send("n2", Vote(2))
         other.wait_for_messages(1)

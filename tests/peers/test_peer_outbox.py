@@ -128,17 +128,17 @@ def test_however_little_is_taken_messages_stay_whole_and_in_order(
 ) -> None:
     bench = Bench()
     numbers: Iterator[int] = count(1)
-    told: list[tuple[bytes, bool]] = []
+    reported: list[tuple[bytes, bool]] = []
     for parts, is_heartbeat in puts:
         number = b"%d " % next(numbers)
-        told.append((number + b"".join(parts), is_heartbeat))
+        reported.append((number + b"".join(parts), is_heartbeat))
         bench.put(number, *parts, is_heartbeat=is_heartbeat)
         bench.make_room(draw.draw(st.integers(0, 12)))
     got = bench.make_room()
     # Those that are missing are beats, and a newer one came.
-    missing = [n for n, (data, _) in enumerate(told) if data not in got]
-    assert got == [data for n, (data, _) in enumerate(told) if n not in missing]
-    heartbeats = [n for n, (_, is_heartbeat) in enumerate(told) if is_heartbeat]
+    missing = [n for n, (data, _) in enumerate(reported) if data not in got]
+    assert got == [data for n, (data, _) in enumerate(reported) if n not in missing]
+    heartbeats = [n for n, (_, is_heartbeat) in enumerate(reported) if is_heartbeat]
     assert set(missing) <= set(heartbeats[:-1])
     assert bench.tally.superseded == len(missing)
     assert bench.tally.sent == len(got)
@@ -237,7 +237,7 @@ def test_what_still_waits_when_it_is_closed_was_dropped() -> None:
     assert (tally.sent, tally.dropped, tally.dropped_bytes) == (0, 3, 11)
 
 
-def test_what_finds_the_connection_broken_was_dropped_and_nobody_is_told() -> None:
+def test_what_finds_the_connection_broken_is_dropped_without_a_report() -> None:
     """The stream's own thread sees it."""
     bench = Bench()
     bench.put(b"waits")

@@ -23,8 +23,8 @@ def test_members_that_are_changed_node_by_node_go_on_talking() -> None:
             one.wait_connected("n2", "n3")
             two.wait_connected("n1")
             three.wait_refused("n2", PeerReason.NOT_A_MEMBER)
-            told = "members is n1,n2,n3 at n1, n1,n2 at n2"
-            assert one.state("n2").rolling == two.state("n1").rolling == told
+            reported = "members is n1,n2,n3 at n1, n1,n2 at n2"
+            assert one.state("n2").rolling == two.state("n1").rolling == reported
             one.network.send("n2", Vote(1))
             two.wait_for_messages(1)
         one.wait("it is gone", lambda: "n2" in one.broken)
@@ -43,8 +43,8 @@ def test_a_format_is_rolled_out_by_the_release_that_reads_it_and_then_by_the_one
     own = identity("n1", format=1, reads_from=1, reads_to=2)
     with Site(own, members) as one:
         for life, written in enumerate((1, 2), start=1):
-            told = identity("n2", format=written, reads_from=1, reads_to=2)
-            with Site(told, members) as two:
+            reported = identity("n2", format=written, reads_from=1, reads_to=2)
+            with Site(reported, members) as two:
                 one.wait_connected("n2")
                 two.wait_connected("n1")
                 one.network.send("n2", Vote(life))

@@ -1,4 +1,4 @@
-"""Addresses, and what the kernel is told of a connection."""
+"""Addresses, and the socket options of a connection."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_who_listens_is_found_where_it_listens(host: str) -> None:
 
 
 @pytest.mark.parametrize("address", ["a..b:1", f"{'x' * 70}:1", "127.0.0.1:65536"])
-def test_what_is_no_address_is_told_as_one_that_nobody_listens_on(address: str) -> None:
+def test_an_invalid_address_is_reported_as_one_where_nothing_listens(address: str) -> None:
     for use in (dial, listen):
         with pytest.raises(OSError, match=address.rpartition(":")[2]):
             use(address)

@@ -31,9 +31,9 @@ def outbox() -> Outbox:
     return Outbox(channel, 100, Tally(), wake=lambda: None)
 
 
-def connected(told: list[str]) -> Peer:
+def connected(reported: list[str]) -> Peer:
     """With all four streams."""
-    peer = Peer(ME, "n2", "a:1", told.append)
+    peer = Peer(ME, "n2", "a:1", reported.append)
     for stream in Stream:
         assert peer.welcomed(stream, THEIRS, outbox()) is None
         assert peer.state().connection is Connection.CONNECTING
@@ -62,8 +62,8 @@ def test_who_welcomes_under_another_name_is_not_wanted() -> None:
 def test_another_process_is_refused_on_either_way_while_the_first_is_connected(
     other: PeerIdentity, in_text: str
 ) -> None:
-    told: list[str] = []
-    peer = connected(told)
+    reported: list[str] = []
+    peer = connected(reported)
     for refusal in (
         peer.welcomed(Stream.DATA, other, outbox()),
         peer.came(Stream.DATA, other, lambda: None),
@@ -72,16 +72,16 @@ def test_another_process_is_refused_on_either_way_while_the_first_is_connected(
         assert refusal.reason is PeerReason.NODE_ID_TAKEN
         assert in_text in refusal.text
     assert peer.state().storage == "disk-n2"
-    assert told == []
+    assert reported == []
 
 
 @pytest.mark.parametrize("started_ns", [THEIRS.started_ns + 1, 0])
 def test_a_restarted_node_takes_the_place_of_what_is_left_of_it(started_ns: int) -> None:
-    """And so does one of a version that does not tell when it was started."""
-    told: list[str] = []
-    peer, again = connected(told), replace(THEIRS, started_ns=started_ns)
+    """And so does one of a version that does not report when it was started."""
+    reported: list[str] = []
+    peer, again = connected(reported), replace(THEIRS, started_ns=started_ns)
     assert peer.came(Stream.DATA, again, print) is None
-    assert told == ["n2"]
+    assert reported == ["n2"]
     assert peer.welcomed(Stream.DATA, again, outbox()) is None
 
 
@@ -93,9 +93,9 @@ def test_a_machine_that_was_booted_anew_is_taken_once_the_old_streams_are_gone()
     assert peer.came(Stream.DATA, booted, object) is None
 
 
-def test_a_death_is_told_once_and_again_if_something_was_still_read() -> None:
-    told: list[str] = []
-    peer = Peer(ME, "n2", "a:1", told.append)
+def test_a_death_is_reported_once_and_again_if_something_was_still_read() -> None:
+    reported: list[str] = []
+    peer = Peer(ME, "n2", "a:1", reported.append)
     waiting: dict[Stream, Outbox] = {stream: outbox() for stream in Stream}
     cancels: dict[Stream, Callable[[], object]] = {Stream.CONTROL: object, Stream.DATA: int}
     for stream in Stream:
@@ -104,19 +104,19 @@ def test_a_death_is_told_once_and_again_if_something_was_still_read() -> None:
     peer.left(Stream.CONTROL, waiting[Stream.CONTROL])
     peer.left(Stream.DATA, waiting[Stream.DATA])
     peer.went(Stream.DATA, cancels[Stream.DATA])
-    assert told == ["n2"]
+    assert reported == ["n2"]
     peer.heard()
     peer.went(Stream.CONTROL, cancels[Stream.CONTROL])
-    assert told == ["n2", "n2"]
+    assert reported == ["n2", "n2"]
     assert peer.state().counters.breaks == 2
     peer.went(Stream.CONTROL, cancels[Stream.CONTROL])
     peer.left(Stream.CONTROL, waiting[Stream.CONTROL])
-    assert told == ["n2", "n2"]
+    assert reported == ["n2", "n2"]
 
 
-def test_a_break_while_a_message_is_taken_is_told_again_when_its_stream_ends() -> None:
-    told: list[str] = []
-    peer, waiting = Peer(ME, "n2", "a:1", told.append), outbox()
+def test_a_break_while_a_message_is_taken_is_reported_again_when_its_stream_ends() -> None:
+    reported: list[str] = []
+    peer, waiting = Peer(ME, "n2", "a:1", reported.append), outbox()
     peer.welcomed(Stream.CONTROL, THEIRS, waiting)
     acceptor = Acceptor(
         ME, {"n2": peer}, lambda *_: peer.left(Stream.CONTROL, waiting), data_bytes=100
@@ -128,7 +128,7 @@ def test_a_break_while_a_message_is_taken_is_told_again_when_its_stream_ends() -
             theirs.sendall(head_of([message]) + message)
         theirs.shutdown(socket.SHUT_WR)
         acceptor.serve(Channel(ours, "a"), lambda: None)
-    assert told == ["n2", "n2"]
+    assert reported == ["n2", "n2"]
 
 
 def test_who_has_ended_all_its_streams_gets_none_either() -> None:
@@ -189,7 +189,7 @@ def test_a_refusal_ends_with_its_stream_being_opened_and_is_news_after_that() ->
 
 @pytest.mark.parametrize("order", [(Way.OUT, Way.IN), (Way.IN, Way.OUT)])
 def test_of_two_refusals_the_peers_own_is_shown(order: tuple[Way, Way]) -> None:
-    """Whichever came first: what is told must not depend on chance."""
+    """Whichever came first: what is reported must not depend on chance."""
     peer = Peer(ME, "n2", "a:1", print)
     refusals = {
         Way.OUT: PeerRefusal(PeerReason.NOT_A_MEMBER, "by it"),
@@ -209,7 +209,7 @@ def test_refusals_that_change_all_the_time_do_not_fill_the_log() -> None:
     assert len(peer._logged) == module.MOST_LOGGED
 
 
-def test_other_members_are_told_until_both_have_the_same() -> None:
+def test_other_members_are_reported_until_both_have_the_same() -> None:
     """Each change once in the log, whatever streams come and go."""
     rolled = identity("n2", settings=SETTINGS | {"members": "n1,n2,n3"})
     text = "members is n1,n2 at n1, n1,n2,n3 at n2"

@@ -38,8 +38,8 @@ def one(members: dict[str, str]) -> Iterator[Site]:
 
 
 def refused(logs: list[structlog.typing.EventDict]) -> list[tuple[str, str]]:
-    told = [log for log in logs if log["event"] == "stranger refused"]
-    return [(log["reason"], log["text"]) for log in told]
+    reported = [log for log in logs if log["event"] == "stranger refused"]
+    return [(log["reason"], log["text"]) for log in reported]
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_who_begins_otherwise_is_closed_unanswered_and_logged_once(
 
 
 @pytest.mark.usefixtures("one")
-def test_a_node_of_before_is_told_in_the_log(members: dict[str, str]) -> None:
+def test_a_node_of_before_is_reported_in_the_log(members: dict[str, str]) -> None:
     """Its gRPC sees a connection that is closed; of what it wants nobody here can read anything."""
     with (
         structlog.testing.capture_logs() as logs,
@@ -124,7 +124,7 @@ def test_a_first_message_that_is_no_hello_is_refused_by_name(
 
 
 @pytest.mark.usefixtures("one")
-def test_a_hello_of_the_next_protocol_is_told_so_whatever_stream_it_names(
+def test_a_hello_of_the_next_protocol_is_refused_as_such_whatever_stream_it_names(
     members: dict[str, str],
 ) -> None:
     said = pb.ToPeer.FromString(
@@ -217,5 +217,5 @@ def test_the_port_survives_when_no_thread_can_be_started(
             raw.greet(identity("n2"), "n1")
             assert raw.answer().welcome.node == "n1"
         assert one.network._listener._strangers == {}
-    told = [log for log in logs if log["event"] == "connection of a peer not taken"]
-    assert [log["error"] for log in told] == ["can't start new thread"]
+    reported = [log for log in logs if log["event"] == "connection of a peer not taken"]
+    assert [log["error"] for log in reported] == ["can't start new thread"]

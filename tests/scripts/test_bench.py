@@ -72,17 +72,17 @@ class TestRounds:
         assert len(done.void) == next(measured) == 6
 
     @pytest.mark.parametrize(
-        ("event", "told"),
+        ("event", "reported"),
         [
             ("elections", "elections 1"),
             ("in_sync_changes", "in-sync changes 1"),
             ("restarts", "restarted processes 1"),
         ],
     )
-    def test_what_disturbs(self, event: str, told: str) -> None:
+    def test_what_disturbs(self, event: str, reported: str) -> None:
         calm = node_cost()
         assert disturbances(Cost({"n1": calm}, 0.5)) == ""
-        assert disturbances(Cost({"n1": calm, "n2": node_cost(**{event: 1})}, 0.5)) == told
+        assert disturbances(Cost({"n1": calm, "n2": node_cost(**{event: 1})}, 0.5)) == reported
 
     def test_each_kind_is_first_in_turn(self) -> None:
         assert [in_turn("abc", number)[0] for number in range(4)] == ["a", "b", "c", "a"]
@@ -183,7 +183,7 @@ def test_figures_for_people_and_for_browsers(capsys: pytest.CaptureFixture[str])
         "workloads": [workload],
     }
     print_report(document)
-    told = capsys.readouterr().out
+    reported = capsys.readouterr().out
     for words in (
         "all of ours, the SDK included: 40.0% of a core",
         "origin 8.0, mirror 4.0, SDK 3.0",
@@ -192,7 +192,7 @@ def test_figures_for_people_and_for_browsers(capsys: pytest.CaptureFixture[str])
         "1.50",
         "2000.0",
     ):
-        assert words in told
+        assert words in reported
     page = page_of(document)
     assert len(page.findall(".//svg")) == 2
     assert len(page.findall(".//rect[@class='c1']")) == 2 * 3 * 10

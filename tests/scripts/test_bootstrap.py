@@ -135,8 +135,8 @@ def test_two_at_once_install_once(tree: Tree) -> None:
 
 def test_working_folder_stays_the_callers(tree: Tree) -> None:
     tree.source()
-    told = tree.source(then="pwd")
-    assert told.stdout.strip() == str(Path.cwd())
+    reported = tree.source(then="pwd")
+    assert reported.stdout.strip() == str(Path.cwd())
 
 
 def test_python_keeps_what_it_compiled(tree: Tree) -> None:
@@ -157,6 +157,6 @@ def test_without_a_python_says_what_is_missing(tree: Tree, tmp_path: Path) -> No
 
 def test_finds_a_java(tree: Tree) -> None:
     tree.source()
-    told = tree.source(then='need_java; "$JAVA_HOME/bin/java" -version')
-    assert told.returncode == 0
-    assert "version" in told.stderr
+    reported = tree.source(then='need_java; "$JAVA_HOME/bin/java" -version')
+    assert reported.returncode == 0
+    assert "version" in reported.stderr

@@ -24,7 +24,7 @@ from local.stage.traffic import LEAD_S, burst, steady
 from local.stage.wholeness import look
 
 
-def test_longest_gap_is_told_with_its_end() -> None:
+def test_longest_gap_is_reported_with_its_end() -> None:
     assert longest_gap([0, 20, 1_500, 1_520, 1_540]) == Gap(1_480, 1_500)
     assert longest_gap([7]) == Gap(0, 7)
 
@@ -164,9 +164,9 @@ def test_figures_of_each_kind(capsys: pytest.CaptureFixture[str]) -> None:
     assert (node.how, node.silence.messages, node.silence.max_ms) == (How.NODE, 1, 1_000)
     assert (transaction.silence.p50_ms, transaction.not_caught_open) == (1_851, 1)
     print_summaries([node, transaction])
-    told = capsys.readouterr().out
+    reported = capsys.readouterr().out
     for part in ("node", "1,851", "2,468", "50%", "transaction: 1 times no transaction was open"):
-        assert part in told
+        assert part in reported
     assert "500 records uncommitted: 1,234 ms without" in done[0].line()
 
 

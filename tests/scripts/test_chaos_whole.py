@@ -26,9 +26,9 @@ def test_every_message_is_accounted_for_across_two_disturbances(tmp_path: Path) 
     chaos = start_script(
         "chaos.run", "--plain", "--kills", "1", "--calm", "2", *hows, "--json", str(figures)
     )
-    told, _ = chaos.communicate(timeout=360)
-    assert chaos.returncode == 0, told
-    assert "exactly once" in told
+    reported, _ = chaos.communicate(timeout=360)
+    assert chaos.returncode == 0, reported
+    assert "exactly once" in reported
     found = json.loads(figures.read_text())
     assert found["clean"]
     assert found["mirrors"]["nodes"] == 3

@@ -91,37 +91,37 @@ def test_every_step_runs_and_is_named_with_its_time(
 def test_an_interrupt_reaches_the_steps_of_all_lanes(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """Each says that it is there, and when it is told to end; what would follow never begins."""
+    """Each says that it is there, and when it is asked to end; what would follow never begins."""
     pipe = tmp_path / "there"
     os.mkfifo(pipe)
     # The signal is blocked until it is waited for: an interrupt between the two is not lost.
     there = (
         "import os, signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])\n"
         f"os.write(os.open({str(pipe)!r}, os.O_WRONLY), b'x')\n"
-        "signal.sigwait([signal.SIGINT])\nprint('told to end')\n"
+        "signal.sigwait([signal.SIGINT])\nprint('asked to end')\n"
     )
     steps = [Step("one", python(there)), Step("two", python(there)), Step("next", python(""))]
     monkeypatch.setattr(checks, "queues", lambda **_: [Queue(2, tuple(steps))])
 
     # Open for both, it never ends: who writes always has a reader.
-    told_there = os.open(pipe, os.O_RDWR)
+    reported_there = os.open(pipe, os.O_RDWR)
 
     def interrupt() -> None:
         seen = 0
         while seen < 2:
-            seen += len(os.read(told_there, 2))
+            seen += len(os.read(reported_there, 2))
         os.kill(os.getpid(), signal.SIGINT)
 
     thread = threading.Thread(target=interrupt)
     thread.start()
     code = main([])
     thread.join()
-    os.close(told_there)
+    os.close(reported_there)
     assert code == 130
-    told = capfd.readouterr().out
-    assert "one | told to end" in told
-    assert "two | told to end" in told
-    assert "next" not in told
+    reported = capfd.readouterr().out
+    assert "one | asked to end" in reported
+    assert "two | asked to end" in reported
+    assert "next" not in reported
 
 
 def test_who_has_ended_a_step_takes_the_next_of_its_queue(
@@ -143,7 +143,7 @@ def test_who_has_ended_a_step_takes_the_next_of_its_queue(
     assert ended == ["long", "short", "last"], "the table keeps the order"
 
 
-def test_a_failed_test_is_told_before_the_next_one_ends(tmp_path: Path) -> None:
+def test_a_failed_test_is_reported_before_the_next_one_ends(tmp_path: Path) -> None:
     pipe = tmp_path / "go on"
     os.mkfifo(pipe)
     (tmp_path / "conftest.py").write_text("from support.process.failures import pytest_configure")
@@ -159,11 +159,11 @@ def test_a_failed_test_is_told_before_the_next_one_ends(tmp_path: Path) -> None:
         text=True,
     ) as process:
         assert process.stdout is not None
-        told = next(line for line in process.stdout if line.startswith("failed: "))
+        reported = next(line for line in process.stdout if line.startswith("failed: "))
         pipe.write_text("go on")
         rest = process.stdout.read()
-    assert told.startswith("failed: test_two.py::test_wrong: ")
-    assert "not so" in told
+    assert reported.startswith("failed: test_two.py::test_wrong: ")
+    assert "not so" in reported
     assert "1 failed, 1 passed" in rest
 
 

@@ -135,8 +135,8 @@ def test_the_first_node_is_where_clients_look_if_that_is_free(tmp_path: Path) ->
 def test_the_next_commands_are_ready_to_paste(tmp_path: Path) -> None:
     cluster = LocalCluster(kafka="127.0.0.1:1", folder=tmp_path)
     address = cluster.nodes[0].address
-    told = next_commands(cluster, ["orders", "bills"])
-    commands = [line.strip() for line in told.splitlines() if line.startswith("  ")]
+    reported = next_commands(cluster, ["orders", "bills"])
+    commands = [line.strip() for line in reported.splitlines() if line.startswith("  ")]
     path, server = commands[:2]
     assert server == f"export DELAYWHEEL_SERVER={address}"
     found = subprocess.run(
@@ -145,9 +145,9 @@ def test_the_next_commands_are_ready_to_paste(tmp_path: Path) -> None:
     assert Path(found.stdout.strip()).parent == Path(sys.executable).parent
     assert any(" produce orders " in command for command in commands)
     cluster.nodes[0].address = "127.0.0.1:7420"
-    told = next_commands(cluster, [])
-    assert "DELAYWHEEL_SERVER" not in told
-    assert "--topic orders" in told
+    reported = next_commands(cluster, [])
+    assert "DELAYWHEEL_SERVER" not in reported
+    assert "--topic orders" in reported
 
 
 @pytest.mark.usefixtures("fake_node")
@@ -194,7 +194,7 @@ def test_ready_file_is_kept_current_when_a_node_is_restarted(tmp_path: Path) -> 
 
 
 @pytest.mark.usefixtures("fake_node")
-def test_dead_node_stays_dead_when_told_so(tmp_path: Path) -> None:
+def test_dead_node_stays_dead_when_asked_to(tmp_path: Path) -> None:
     ready = tmp_path / "ready.json"
     with LocalCluster(
         kafka="127.0.0.1:1", folder=tmp_path, ready_file=ready, restart=False

@@ -26,7 +26,7 @@ def books(
     balanced: bool = True,
     findings: Mapping[str, int] = MappingProxyType({}),
 ) -> Books:
-    told = dict.fromkeys(COUNTS, 0) | {"accepted": 103, "acknowledged": 100, "forwarded": 100}
+    reported = dict.fromkeys(COUNTS, 0) | {"accepted": 103, "acknowledged": 100, "forwarded": 100}
     summary = Summary(
         cluster="demo",
         from_ms=None,
@@ -38,7 +38,7 @@ def books(
         made_at_ms=0,
         progress_ms=0,
         kafka_ends={},
-        counts={**told, "duplicates_dropped": 3, **counts},
+        counts={**reported, "duplicates_dropped": 3, **counts},
         lateness={},
         findings=findings,
         ledger_gaps=(),
@@ -51,10 +51,10 @@ def books(
 
 def test_books_that_agree_are_clean() -> None:
     assert books().is_clean(VERDICT)
-    told = books_text(books(), VERDICT)
-    assert "103 rows of the ledger = 100 forwarded + 3 duplicates dropped." in told
-    assert "The books balance; findings: none. The page: /run/page.html" in told
-    assert "NOT" not in told
+    reported = books_text(books(), VERDICT)
+    assert "103 rows of the ledger = 100 forwarded + 3 duplicates dropped." in reported
+    assert "The books balance; findings: none. The page: /run/page.html" in reported
+    assert "NOT" not in reported
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,9 @@ def test_books_that_agree_are_clean() -> None:
     ],
     ids=str,
 )
-def test_one_that_counts_otherwise_is_told(verdict: dict[str, Any], counts: dict[str, int]) -> None:
+def test_one_that_counts_otherwise_is_reported(
+    verdict: dict[str, Any], counts: dict[str, int]
+) -> None:
     counted = replace(VERDICT, **verdict)
     found = books(counts)
     assert not found.is_clean(counted)
@@ -84,9 +86,9 @@ def test_the_same_faults_on_both_sides_agree_and_are_not_clean() -> None:
     found = books({"forwarded": 98, "missing": 2}, balanced=False, findings={"missing": 2})
     counted = replace(VERDICT, delivered=98, lost=2)
     assert not found.is_clean(counted)
-    told = books_text(found, counted)
-    assert "NOT the same" not in told
-    assert "The books do NOT balance; findings: 2 missing." in told
+    reported = books_text(found, counted)
+    assert "NOT the same" not in reported
+    assert "The books do NOT balance; findings: 2 missing." in reported
 
 
 def test_only_the_newest_page_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,11 +31,11 @@ def test_everything_arrives_once_across_a_kill(tmp_path: Path) -> None:
     demo = start_script(
         *("demo", "--plain", "--messages", "2000", "--seconds", "8", "--output", str(output))
     )
-    told, _ = demo.communicate(timeout=400)
-    assert demo.returncode == 0, told
-    assert "kill -9 of the leader, n" in told
-    assert "exactly once" in told
-    by_consumer, by_books = told.split("exactly once")
+    reported, _ = demo.communicate(timeout=400)
+    assert demo.returncode == 0, reported
+    assert "kill -9 of the leader, n" in reported
+    assert "exactly once" in reported
+    by_consumer, by_books = reported.split("exactly once")
     assert re.search(r"dead letter, EXPIRED +1\nreplayed +1\n", by_consumer)
     assert re.search(r"again +0\narrived in its topic +1\n", by_consumer)
     waits = re.findall(r"retried after ([\d,]+) ms, came after +([\d,]+) ms\n", by_consumer)

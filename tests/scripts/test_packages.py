@@ -97,17 +97,17 @@ def test_the_client_alone_has_no_broken_command(wheel: Path, tmp_path: Path) -> 
     asked = ("status", "--server", "127.0.0.1:1", "--timeout", "1s")
     assert run(*base.command(*asked), check=False).returncode == 3
     for needing in (("config", "check"), ("verify", str(GOLDEN))):
-        told = run(*base.command(*needing), check=False)
-        assert (told.returncode, told.stdout) == (1, "")
-        assert told.stderr.startswith("error: NOT_INSTALLED: this needs ")
-        assert "pip install 'delaywheel[cli]'" in told.stderr
+        reported = run(*base.command(*needing), check=False)
+        assert (reported.returncode, reported.stdout) == (1, "")
+        assert reported.stderr.startswith("error: NOT_INSTALLED: this needs ")
+        assert "pip install 'delaywheel[cli]'" in reported.stderr
 
 
 def test_consumers_need_their_extra(wheel: Path, tmp_path: Path) -> None:
     code = "from delaywheel.consumer import RetryConsumer, AsyncRetryConsumer"
     base = Installed(wheel, tmp_path / "base", "")
-    told = run(str(base.programs / "python"), "-c", code, check=False)
-    assert "pip install 'delaywheel[consumer]'" in told.stderr
+    reported = run(str(base.programs / "python"), "-c", code, check=False)
+    assert "pip install 'delaywheel[consumer]'" in reported.stderr
     consumer = Installed(wheel, tmp_path / "consumer", "consumer")
     run(str(consumer.programs / "python"), "-c", code)
 
@@ -118,13 +118,13 @@ def test_the_command_does_all_but_serve(wheel: Path, tmp_path: Path) -> None:
     run(*cli.command("config", "check", *CONFIG, *here))
     assert run(*cli.command("slots", "--data", str(GOLDEN))).stdout
     run(*cli.command("verify", str(GOLDEN)))
-    told = run(*cli.command("serve", *CONFIG, *here), check=False)
-    assert told.returncode == 1
-    assert told.stderr.startswith("error: NOT_INSTALLED: a node needs ")
-    assert "pip install 'delaywheel[server]'" in told.stderr
-    told = run(*cli.command("reconcile"), check=False)
-    assert told.returncode == 2
-    assert "pip install 'delaywheel[audit]'" in told.stderr
+    reported = run(*cli.command("serve", *CONFIG, *here), check=False)
+    assert reported.returncode == 1
+    assert reported.stderr.startswith("error: NOT_INSTALLED: a node needs ")
+    assert "pip install 'delaywheel[server]'" in reported.stderr
+    reported = run(*cli.command("reconcile"), check=False)
+    assert reported.returncode == 2
+    assert "pip install 'delaywheel[audit]'" in reported.stderr
 
 
 def test_what_a_node_needs_can_serve(wheel: Path, tmp_path: Path) -> None:

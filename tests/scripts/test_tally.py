@@ -118,7 +118,7 @@ def test_nothing_at_all_is_not_clean() -> None:
     assert not Tally().verdict([]).is_clean
 
 
-def test_lateness_across_the_kill_is_told_apart(tally: Tally) -> None:
+def test_lateness_across_the_kill_is_distinguished(tally: Tally) -> None:
     records = [arrived(0, late_ms=20), arrived(1, late_ms=3_000), arrived(2, late_ms=10)]
     verdict = tally.verdict(records, killed_at_ms=due_ms_of(1) - 100)
     assert verdict.across_kill == Spread(1, 3_000, 3_000, 3_000)
@@ -151,7 +151,7 @@ def test_plan_is_what_was_asked_for() -> None:
     assert all(name.count("attempt") == 2 for name in names)
 
 
-def test_closing_table_tells_the_result(tally: Tally) -> None:
+def test_closing_table_reports_the_result(tally: Tally) -> None:
     alone = Mirrors(1, 0, 0, ())
     verdict = tally.verdict([arrived(n) for n in range(3)], killed_at_ms=due_ms_of(2))
     clean = verdict_text(verdict, alone)

@@ -1,4 +1,4 @@
-"""What a read may be told, and that secrets stay secret. No Kafka: milliseconds."""
+"""The options of a read, and that secrets stay secret. No Kafka: milliseconds."""
 
 from __future__ import annotations
 
@@ -124,10 +124,10 @@ def test_settings_that_the_client_refuses_end_by_name_without_secrets(
     with pytest.raises(KafkaSourceError) as caught:
         KafkaQuestions(options.client, timeout_s=1)
     assert caught.value.reason is Reason.CLIENT_REFUSED
-    told = "".join(traceback.format_exception(caught.value))
-    assert name in told
-    assert "hushhush" not in told
-    assert "s3cret" not in told
+    reported = "".join(traceback.format_exception(caught.value))
+    assert name in reported
+    assert "hushhush" not in reported
+    assert "s3cret" not in reported
 
 
 def test_secrets_are_in_no_text() -> None:
@@ -157,9 +157,11 @@ def test_what_is_a_secret_here_is_one_everywhere(name: str) -> None:
 
 def test_what_executors_import_needs_none_of_the_other_packages() -> None:
     """Only this package is sent to them."""
-    told = "import sys; sys.modules.update(dict.fromkeys(('delaywheel', 'delaywheel_replica')))\n"
-    told += "import delaywheel_audit.kafka.source"
-    ended = subprocess.run([sys.executable, "-c", told], capture_output=True, check=False)
+    reported = (
+        "import sys; sys.modules.update(dict.fromkeys(('delaywheel', 'delaywheel_replica')))\n"
+    )
+    reported += "import delaywheel_audit.kafka.source"
+    ended = subprocess.run([sys.executable, "-c", reported], capture_output=True, check=False)
     assert ended.returncode == 0, ended.stderr
 
 

@@ -163,16 +163,16 @@ def test_secrets_are_in_no_plan(spark: SparkSession, topic: MakeTopic, load: Loa
     secrets = {"kafka.sasl.password": "hush-1", "kafka.ssl.key.password": "hush-2"}
     frame = load(made, columns="offset", **secrets).where("offset >= 0")
     assert frame.count() == 1
-    told = io.StringIO()
-    with redirect_stdout(told):
+    reported = io.StringIO()
+    with redirect_stdout(reported):
         frame.explain(mode="extended")
         frame.explain(mode="formatted")
     jvm: Any = frame
-    told.write(jvm._jdf.queryExecution().toString())
+    reported.write(jvm._jdf.queryExecution().toString())
     frame.createOrReplaceTempView("records")
     spark.sql("DESCRIBE EXTENDED records").show(truncate=False)
-    assert FORMAT in told.getvalue()
-    assert "hush" not in told.getvalue()
+    assert FORMAT in reported.getvalue()
+    assert "hush" not in reported.getvalue()
     error = reason(lambda: load(made, topics="no-such-topic", **secrets).collect())
     assert error.reason is Reason.TOPIC_MISSING
 

@@ -1,4 +1,4 @@
-"""What docs/AUDIT.md tells to do is done, cut out of the text, over made-up books.
+"""The commands of docs/AUDIT.md are run, cut out of the text, over made-up books.
 
 Only places are others: settings, ledger, output, and the times of the books that are there. Spark's
 master is this machine, and what is sent to executors is built without fetching anything.
@@ -93,8 +93,8 @@ def test_by_hand(folder: Path) -> None:
 def test_from_a_scheduler(folder: Path) -> None:
     """cron reads % as the end of a line, unless there is a backslash before it."""
     (line,) = (block for block in BLOCKS if block.startswith("17 * * * *"))
-    told = run(folder, line.removeprefix("17 * * * *").replace("\\%", "%").strip())
-    assert "ccepted" in told
+    reported = run(folder, line.removeprefix("17 * * * *").replace("\\%", "%").strip())
+    assert "ccepted" in reported
     (output,) = folder.glob("*T[0-9][0-9]")
     assert accepted(output) <= MESSAGES
 

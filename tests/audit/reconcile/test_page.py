@@ -90,7 +90,7 @@ def finding(kind: str, number: int = 0, **values: Any) -> dict[str, Any]:
         "offset": None,
         "forwarded_at_ms": None,
         "lateness_ms": None,
-        "detail": "neither forwarded nor told of",
+        "detail": "neither forwarded nor reported",
     }
     return row | values
 
@@ -135,8 +135,17 @@ def test_a_balanced_page_says_so_with_the_equation() -> None:
     assert headline in page.text
     assert {"class": "good"} in page.of("header")
     assert "Nothing. Looked for: missing" in page.text
-    for told in ("7,770", "6,000", "1,770", "2026-11-21 12:00", "eu", "41.5 s", "2.09 s", "5,678"):
-        assert told in page.text
+    for reported in (
+        "7,770",
+        "6,000",
+        "1,770",
+        "2026-11-21 12:00",
+        "eu",
+        "41.5 s",
+        "2.09 s",
+        "5,678",
+    ):
+        assert reported in page.text
     assert "delaywheel reconcile --from 2026-11-21T12:00Z" in page.texts["code"]
 
 
@@ -152,7 +161,7 @@ def test_an_unbalanced_page_names_what_is_wrong_and_each_message() -> None:
     assert {"class": "bad"} in page.of("header")
     for row in findings:
         assert row["id"] in page.text
-    for told in (
+    for reported in (
         "2026-11-21 12:00:00.001",
         str(NOON + 1),
         "node-1.3 / 18",
@@ -160,7 +169,7 @@ def test_an_unbalanced_page_names_what_is_wrong_and_each_message() -> None:
         "twice",
         "Looked for and not found",
     ):
-        assert told in page.text
+        assert reported in page.text
     # What it means and what to do stands beside it; backticks are code.
     plain = re.sub(r"\s+", "", page.text)
     for part in f"{KINDS['missing'].then}`{KINDS['duplicated'].means}".split("`"):
@@ -174,8 +183,12 @@ def test_findings_stand_before_the_plots_and_who_made_it_at_the_foot() -> None:
     order = [text.index(f">{part}</h2>") for part in ("Findings", "By topic", "Over time")]
     assert order == sorted(order)
     foot = text[text.index("<footer") :]
-    for told in (f"delaywheel {version('delaywheel')}", platform.node(), "--from 2026-11-21T12"):
-        assert told in foot
+    for reported in (
+        f"delaywheel {version('delaywheel')}",
+        platform.node(),
+        "--from 2026-11-21T12",
+    ):
+        assert reported in foot
     assert text.count("delaywheel reconcile --from") == 1
     assert "Records of the ledger by when they were due" in page.text
 
@@ -237,7 +250,7 @@ def test_late_messages_are_shown_and_no_error() -> None:
     assert said.remarks == ["Found too, and no error: 2 late."]
 
 
-def test_a_sum_that_does_not_agree_is_told_first() -> None:
+def test_a_sum_that_does_not_agree_is_reported_first() -> None:
     counts = dict.fromkeys(SUMS, 0) | {"accepted": 101, "forwarded": 100}
     summary = summary_of([bucket(NOON)], [], counts=counts)
     assert difference(counts) == -1
@@ -344,7 +357,7 @@ def test_the_page_needs_nothing_beside_it() -> None:
     assert "@import" not in text
 
 
-def test_plots_tell_the_blind_what_they_show() -> None:
+def test_plots_describe_to_screen_readers_what_they_show() -> None:
     buckets = [bucket(NOON + n * MINUTE, missing=n == 3) for n in range(10)]
     text, page = page_of(buckets, [finding("missing")])
     plots = page.of("svg")

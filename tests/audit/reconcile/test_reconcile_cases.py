@@ -63,9 +63,9 @@ class World:
         self.ledger.append((id_of(name), due, at, place.get("topic", "orders"), wheel, seq))
 
     def bury(self, name: str, **headers: bytes) -> None:
-        told = [(f"dw-dead-{key}", value) for key, value in headers.items()]
+        reported = [(f"dw-dead-{key}", value) for key, value in headers.items()]
         offset = 40 + len(self.letters)
-        letter = ("dead", 0, offset, DUE + 3, "CREATE_TIME", told)
+        letter = ("dead", 0, offset, DUE + 3, "CREATE_TIME", reported)
         self.letters.append((*letter, id_of(name), DUE, ACCEPTED, "n1.1", None))
 
     def forward(self, name: str | None, *, late: int = 2, **changes: Any) -> None:
@@ -201,7 +201,7 @@ def of_a_time_that_kafka_has_deleted(world: World) -> None:
     world.accept("within the tolerance", due=SHORT_FROM + 1_000, topic="short")
     world.accept("due behind it", due=SHORT_FROM + 1_001, topic="short")
     world.accept("of an empty topic", due=NOW - 1, topic="emptied")
-    # Of what became of the second acceptance, the outcomes alone would tell.
+    # Of what became of the second acceptance, the outcomes alone would show.
     for name, due in (("outcome deleted", OUTCOMES_FROM), ("outcome missing", SHORT_FROM)):
         world.accept(name, due=due, topic="short")
         world.accept(name, due=due, topic="short", wheel="n3.1", seq=7)
@@ -483,12 +483,12 @@ def test_a_finding_says_all_that_is_known(found: Found) -> None:
     assert too_many.startswith("more outcomes than acceptances")
 
 
-def test_holes_of_the_ledger_tell_how_many_messages_fall_into_them(found: Found) -> None:
-    told = {row["wheel"]: row["detail"] for row in found.by_kind["ledger_gap"][None]}
-    assert set(told) == {"n4.1", "n5.1"}
-    assert told["n4.1"].startswith("seqs 5 to 9:")
-    assert told["n4.1"].endswith("3 forwarded messages fall into it")
-    assert told["n5.1"].endswith("1 forwarded messages fall into it")
+def test_holes_of_the_ledger_show_how_many_messages_fall_into_them(found: Found) -> None:
+    reported = {row["wheel"]: row["detail"] for row in found.by_kind["ledger_gap"][None]}
+    assert set(reported) == {"n4.1", "n5.1"}
+    assert reported["n4.1"].startswith("seqs 5 to 9:")
+    assert reported["n4.1"].endswith("3 forwarded messages fall into it")
+    assert reported["n5.1"].endswith("1 forwarded messages fall into it")
     assert found.totals["unbooked"] == 4
     assert found.totals["unpublished"] == 3
 
@@ -516,7 +516,7 @@ def test_every_acceptance_has_one_fate(found: Found) -> None:
     assert {name: found.totals[name] for name in expected} == expected
 
 
-def test_a_dead_letter_is_told_with_why_and_where(found: Found) -> None:
+def test_a_dead_letter_is_reported_with_why_and_where(found: Found) -> None:
     row = found.one("dead_letter", "dead")
     assert (row["topic"], row["wheel"], row["seq"]) == ("orders", "n1.1", 6)
     assert (row["partition"], row["offset"], row["forwarded_at_ms"]) == (0, 40, DUE + 3)
@@ -528,14 +528,16 @@ def test_a_dead_letter_is_told_with_why_and_where(found: Found) -> None:
 
 
 def test_what_may_be_deleted_says_where(found: Found) -> None:
-    told = {
+    reported = {
         name: found.one("not_verifiable", name or "")["detail"]
         for name in found.names("not_verifiable")
     }
-    assert told["up to the first left"].startswith("short: what was forwarded before 2027-01-15")
-    assert told["of an empty topic"].startswith("emptied has begun anew since")
-    assert told["outcome deleted"].startswith("the outcomes topic: what was")
-    assert told["any topic, no outcome"].startswith("the outcomes topic: what was")
+    assert reported["up to the first left"].startswith(
+        "short: what was forwarded before 2027-01-15"
+    )
+    assert reported["of an empty topic"].startswith("emptied has begun anew since")
+    assert reported["outcome deleted"].startswith("the outcomes topic: what was")
+    assert reported["any topic, no outcome"].startswith("the outcomes topic: what was")
 
 
 def test_buckets_are_closed_to_the_left(found: Found) -> None:

@@ -51,9 +51,9 @@ def test_books_that_balance_and_books_with_a_file_lost(
 ) -> None:
     assert options.cluster is not None
     elsewhere = f"{options.cluster}-elsewhere"
-    told = {"outcome": "cancelled", "id": "00" * 16, "due_ms": 1, "topic": elsewhere}
+    reported = {"outcome": "cancelled", "id": "00" * 16, "due_ms": 1, "topic": elsewhere}
     producer = Producer({"bootstrap.servers": kafka.address})
-    producer.produce(KafkaNames(options.cluster).outcomes, json.dumps(told))
+    producer.produce(KafkaNames(options.cluster).outcomes, json.dumps(reported))
     assert producer.flush(30) == 0
 
     summary = run(spark, options)

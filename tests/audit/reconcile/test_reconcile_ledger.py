@@ -120,13 +120,13 @@ def test_a_lost_file_is_a_hole_with_the_times_around_it(tmp_path: Path) -> None:
     write(tmp_path, 9, 12, [1_800_000_000_009, 1_800_000_000_012])
     write(tmp_path, 20, 22, [1_800_000_000_020])
     (tmp_path / "gaps").mkdir()
-    told = {
+    reported = {
         "wheel": "n1.1", "first_seq": 13, "last_seq": 19, "accepted_from_ms": 13,
         "accepted_to_ms": 19, "messages": 70, "reason": "disk full", "node": "n1",
         "recorded_at_ms": 1,
     }  # fmt: skip
     name = f"n1.1-{13:019}-{19:019}.json"
-    (tmp_path / "gaps" / name).write_text(json.dumps(told))
+    (tmp_path / "gaps" / name).write_text(json.dumps(reported))
     folder = LedgerFolder(str(tmp_path))
     lost, given_up = folder.holes(folder.listing())
     assert (lost.first_seq, lost.last_seq) == (5, 8)

@@ -30,7 +30,7 @@ def test_a_bucket_has_some_length() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "reported"),
     [
         (["--cluster", "c", "--ledger", "/l"], "--kafka ADDRESS, or --settings FILE"),
         (["--kafka", "k:1"], "without --settings, say --cluster and --ledger"),
@@ -42,10 +42,10 @@ def test_a_bucket_has_some_length() -> None:
     ],
 )
 def test_a_wrong_call_ends_with_2_and_says_why(
-    arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], reported: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert job.main(arguments) == job.COULD_NOT_RUN
-    assert told in capsys.readouterr().err
+    assert reported in capsys.readouterr().err
 
 
 def test_the_command_of_the_tool_reads_the_same(capsys: pytest.CaptureFixture[str]) -> None:
@@ -65,9 +65,9 @@ def test_options_win_over_the_settings_file(tmp_path: Path) -> None:
     assert (plain.cluster, plain.ledger) == ("shop", "/data/ledger/published")
     assert plain.client == {"bootstrap.servers": "k1:9092"}
     assert (plain.terms.span_ms, plain.terms.late_window_ms) == (60_000, 30_000)
-    told = Setting.of(Options.parse(["--settings", str(file), *NEEDED, "--span", "2m"]))
-    assert (told.cluster, told.ledger, told.terms.span_ms) == ("c", "/ledger", 120_000)
-    assert told.client == {"bootstrap.servers": "k:9092"}
+    reported = Setting.of(Options.parse(["--settings", str(file), *NEEDED, "--span", "2m"]))
+    assert (reported.cluster, reported.ledger, reported.terms.span_ms) == ("c", "/ledger", 120_000)
+    assert reported.client == {"bootstrap.servers": "k:9092"}
 
 
 def test_settings_that_cannot_be_read_are_named(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def test_a_command_without_secrets_is_shown_as_it_is() -> None:
     )
 
 
-def test_the_run_is_told_the_command_as_it_may_be_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_run_gets_the_command_as_it_may_be_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     commands: list[str] = []
 
     def run(_: object, options: Options, *, command: str, say: object) -> Any:
@@ -92,13 +92,13 @@ def test_neither_page_nor_summary_nor_terminal_shows_a_secret(
 @pytest.mark.parametrize(
     "uri", [f"gopher://key:{SECRET}@x/y", f"s3://key:{SECRET}@bucket/a b", LEDGER + "&wrong=1"]
 )
-def test_why_a_ledger_is_unreadable_is_told_without_its_secrets(uri: str) -> None:
+def test_why_a_ledger_is_unreadable_is_reported_without_its_secrets(uri: str) -> None:
     with pytest.raises(LedgerUnreadableError, match="://") as refused:
         LedgerFolder(uri)
     assert SECRET not in str(refused.value)
 
 
-def test_why_an_output_is_unwritable_is_told_without_its_secrets() -> None:
+def test_why_an_output_is_unwritable_is_reported_without_its_secrets() -> None:
     spark = MagicMock()
     spark.sparkContext._jvm.org.apache.hadoop.fs.Path.side_effect = OSError(f"bad: {OUTPUT}/x")
     with pytest.raises(OutputUnwritableError, match="bad: s3a://results/run/x") as refused:

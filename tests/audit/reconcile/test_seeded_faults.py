@@ -120,10 +120,10 @@ def test_every_bucket_is_counted_right(run: SeededRun, faulty: Result) -> None:
     assert none == {"not_verifiable"}, "there is something of everything else"
 
 
-def test_what_was_cut_out_is_told_with_its_place(run: SeededRun, faulty: Result) -> None:
+def test_what_was_cut_out_is_reported_with_its_place(run: SeededRun, faulty: Result) -> None:
     cut = {found.id for found in run.expected.findings if found.kind in {"lost", "missing"}}
-    told = [row for kind in ("lost", "missing") for row in faulty.of(kind)]
-    places = {row["id"]: (row["wheel"], row["seq"], row["accepted_at_ms"]) for row in told}
+    reported = [row for kind in ("lost", "missing") for row in faulty.of(kind)]
+    places = {row["id"]: (row["wheel"], row["seq"], row["accepted_at_ms"]) for row in reported}
     assert places == {
         id_.hex(): (place.wheel, place.seq, place.accepted_at_ms)
         for id_, place in run.places.items()

@@ -94,11 +94,11 @@ def test_a_missing_topic_and_an_illegal_partition(
     }
     assert headers_of(letters[b"p"])["dw-dead-reason"] == b"PARTITION_UNKNOWN"
     assert headers_of(letters[b"p"])["dw-dead-partition"] == b"3"
-    told = [
+    reported = [
         json.loads(record.value() or b"")
         for record in read_all(kafka.address, KafkaNames(cluster_id).outcomes, at_least=2)
     ]
-    assert {(o["outcome"], o["id"]) for o in told} == {
+    assert {(o["outcome"], o["id"]) for o in reported} == {
         ("dead-lettered", missing.id.hex()),
         ("dead-lettered", illegal.id.hex()),
     }
@@ -246,8 +246,8 @@ def test_an_unavailable_topic_holds_up_the_others_once(
         first = [sent(stuck, 300, b"1"), sent(good, 300, b"1")]
         world.server.write(first)
         wait_done(world, first)
-        told = world.wait_for("told", lambda s: bool(s.unavailable_topics))
-        assert told.unavailable_topics == (stuck,)
+        reported = world.wait_for("reported", lambda s: bool(s.unavailable_topics))
+        assert reported.unavailable_topics == (stuck,)
         assert reasons(dead_letters(kafka, cluster_id, 1)) == [b"TOPIC_UNAVAILABLE"]
         with capture_logs() as logs:
             second = [sent(stuck, 300, b"2"), sent(good, 300, b"2")]

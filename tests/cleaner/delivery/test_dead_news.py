@@ -1,4 +1,4 @@
-"""What the server is told of dead letters, through a link that may be full."""
+"""What the server hears of dead letters, through a link that may be full."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ class Line:
 
     def __init__(self, room: int) -> None:
         self.room = room
-        self.told: list[DeadLettered] = []
+        self.reported: list[DeadLettered] = []
 
     def send(self, message: DeadLettered) -> bool:
-        if len(self.told) >= self.room:
+        if len(self.reported) >= self.room:
             return False
-        self.told.append(message)
+        self.reported.append(message)
         return True
 
 
@@ -25,7 +25,7 @@ def letters(count: int, first: int = 0) -> list[DeadLetter]:
     return [DeadLetter(n.to_bytes(16, "big"), 1 << 50, "TOPIC_UNAVAILABLE") for n in numbers]
 
 
-def test_each_is_told_once_and_in_order_however_full_the_link_is() -> None:
+def test_each_is_reported_once_and_in_order_however_full_the_link_is() -> None:
     line = Line(2)
     news = DeadNews(line.send, cleaner_ms=7)
     news.add(letters(1_000))
@@ -35,9 +35,9 @@ def test_each_is_told_once_and_in_order_however_full_the_link_is() -> None:
         news.report()
     news.add(letters(5, first=1_000))
     news.report()
-    assert [letter for message in line.told for letter in message.letters] == letters(1_005)
-    assert [message.before for message in line.told] == [0, 200, 400, 600, 800, 1_000]
-    assert {message.cleaner_ms for message in line.told} == {7}
+    assert [letter for message in line.reported for letter in message.letters] == letters(1_005)
+    assert [message.before for message in line.reported] == [0, 200, 400, 600, 800, 1_000]
+    assert {message.cleaner_ms for message in line.reported} == {7}
 
 
 def test_of_too_many_the_oldest_are_dropped_and_the_counts_show_it() -> None:
@@ -48,9 +48,9 @@ def test_of_too_many_the_oldest_are_dropped_and_the_counts_show_it() -> None:
         news.report()
     line.room = 1 << 30
     news.report()
-    assert line.told[0].before == 2 * UNREPORTED_AT_MOST
-    told = [letter for message in line.told for letter in message.letters]
-    assert told == letters(UNREPORTED_AT_MOST, first=2 * UNREPORTED_AT_MOST)
+    assert line.reported[0].before == 2 * UNREPORTED_AT_MOST
+    reported = [letter for message in line.reported for letter in message.letters]
+    assert reported == letters(UNREPORTED_AT_MOST, first=2 * UNREPORTED_AT_MOST)
 
 
 def test_a_message_of_many_leaves_room_for_others_in_the_buffer() -> None:

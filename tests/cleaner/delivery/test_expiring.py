@@ -57,7 +57,7 @@ def sent(number: int, **rest: object) -> Sent:
 
 
 def plainly(message: Sent, now_ms: int) -> bool:
-    """The same told in few words."""
+    """The same in few words."""
     values = [value for name, value in message.headers if name == "ttl"]
     value = values[-1] if values else None
     if value is None:

@@ -171,7 +171,7 @@ def test_callers_are_answered_about_what_is_there_and_what_is_not(
     assert [*known.news()] == ["there"], "each question is answered, though nothing changed"
 
 
-def test_to_ask_anew_is_to_be_told_limits_of_now(brokers: Brokers, known: KnownTopics) -> None:
+def test_asking_again_returns_the_present_limits(brokers: Brokers, known: KnownTopics) -> None:
     brokers.topics["a"] = THERE
     known.find(["a"])
     known.round()
@@ -189,11 +189,11 @@ def test_an_answer_to_an_older_question_does_not_do(brokers: Brokers, known: Kno
     describe = brokers.describe
 
     def changed_meanwhile(names: Sequence[str]) -> Mapping[str, Described]:
-        told = describe(names)
+        reported = describe(names)
         if len(brokers.calls) == 1:
             brokers.topics["a"] = replace(THERE, partitions=4)
             known.ask(["a"])
-        return told
+        return reported
 
     brokers.describe = changed_meanwhile  # type: ignore[method-assign]
     known.find(["a"])

@@ -1,4 +1,4 @@
-# ruff: noqa: ARG002 - the producers take little notice of what they are told
+# ruff: noqa: ARG002 - the producers ignore most of their arguments
 """How late forwarded messages were: counted in columns, and of exactly those that went out."""
 
 from __future__ import annotations

@@ -48,8 +48,8 @@ class Producers(CommittingProducers):
         return [int(dict(record.headers)["dw-id"] or b"", 16) for record in forwarded]
 
     def outcomes(self) -> list[dict[str, object]]:
-        told = [record.value for record in self.committed if record.topic == NAMES.outcomes]
-        return [json.loads(value or b"") for value in told]
+        reported = [record.value for record in self.committed if record.topic == NAMES.outcomes]
+        return [json.loads(value or b"") for value in reported]
 
 
 class Everything(DeadLetters):
@@ -119,7 +119,7 @@ def wheels() -> Iterator[Wheels]:
         yield made
 
 
-def telling(applied: int, *missing: int, node: str = "a") -> Heartbeat:
+def reporting(applied: int, *missing: int, node: str = "a") -> Heartbeat:
     used = {"open_": A1} if node == "a" else {}
     wheels = {A1: wheel_heartbeat(applied, missing=missing)}
     return heartbeat(node, wheels=wheels, last_number=2, **used)  # type: ignore[arg-type]
@@ -128,7 +128,7 @@ def telling(applied: int, *missing: int, node: str = "a") -> Heartbeat:
 def test_alone_a_bad_frame_is_given_up_as_soon_as_it_is_found(wheels: Wheels) -> None:
     wheels.damage(wheels.frames[1])
     leader = Leader(wheels, wheel_record_of(), {})
-    leader.heartbeats = {"a": telling(4)}
+    leader.heartbeats = {"a": reporting(4)}
     for _ in range(5):
         leader.turn()
         # What the server of a node alone says.
@@ -155,7 +155,7 @@ def test_among_others_it_waits_until_all_lack_it_or_it_is_repaired(wheels: Wheel
     wheels.damage(wheels.frames[1])
     wheels.damage(wheels.frames[2])
     leader = Leader(wheels, wheel_record_of("a", "b", "c", min_insync=2), {})
-    leader.heartbeats = {"a": telling(4), "b": telling(4, node="b")}
+    leader.heartbeats = {"a": reporting(4), "b": reporting(4, node="b")}
     for nodes in ("", "a", "ab", "bc"):
         leader.lacks = dict.fromkeys([(A1, 2), (A1, 3)], nodes)
         leader.turn()
@@ -163,7 +163,7 @@ def test_among_others_it_waits_until_all_lack_it_or_it_is_repaired(wheels: Wheel
     assert leader.producers.ids() == []  # their second waits for them
     wheels.repair(wheels.frames[1])
     # The last word is older than the repair: what can be read is not given up.
-    leader.heartbeats["b"] = telling(4, 2, 3, node="b")
+    leader.heartbeats["b"] = reporting(4, 2, 3, node="b")
     leader.lacks = dict.fromkeys([(A1, 2), (A1, 3)], "abc")
     leader.turn()
     leader.turn()
@@ -180,7 +180,7 @@ def test_what_was_done_is_given_up_without_an_outcome(wheels: Wheels) -> None:
         leader.state, progress=Progress(DUE_MS, None, {A1: 4}, DUE_MS // 1000 - 60)
     )
     wheels.damage(wheels.frames[0])
-    leader.heartbeats = {"a": telling(5)}
+    leader.heartbeats = {"a": reporting(5)}
     for _ in range(3):
         leader.turn()
         leader.lacks = dict.fromkeys(leader.forwarder.unreadable, "a")

@@ -1,4 +1,4 @@
-"""Every accepted message has one fate, and it can be told from what is written; costs 1 s.
+"""Every accepted message has one fate, and what is written shows which; costs 1 s.
 
 The forwarder works on wheels in memory; of what it commits, and of the progress that goes with it,
 an account is made after every transaction: accepted = forwarded + cancelled + duplicates + dead +
@@ -96,21 +96,21 @@ class Account:
             for record in records
             if record.topic not in {NAMES.control, NAMES.outcomes, NAMES.dead}
         )
-        self.told = [json.loads(r.value or b"") for r in records if r.topic == NAMES.outcomes]
+        self.reported = [json.loads(r.value or b"") for r in records if r.topic == NAMES.outcomes]
         self.letters = Counter(_key_of(r) for r in records if r.topic == NAMES.dead)
         progress = [r.value for r in records if r.key == b"progress"]
         self.progress = from_json(Progress, json.loads(progress[-1] or b""))
 
     def count(self, outcome: str) -> Counter[tuple[bytes, int]]:
         """Outcomes of single messages."""
-        told = (each for each in self.told if each["outcome"] == outcome)
-        return Counter((bytes.fromhex(each["id"]), each["due_ms"]) for each in told)
+        reported = (each for each in self.reported if each["outcome"] == outcome)
+        return Counter((bytes.fromhex(each["id"]), each["due_ms"]) for each in reported)
 
     def check(self) -> None:
         """The equation, for every key."""
         frames = {
             (each["wheel"], seq)
-            for each in self.told
+            for each in self.reported
             if each["outcome"] == "lost"
             for seq in range(each["seq"], each["last_seq"] + 1)
         }
@@ -123,9 +123,9 @@ class Account:
             elif not self.progress.covers(key[1], Position(wheel, seq, number)):
                 open_rows[key] += 1
         for key, accepted in self.rows.items():
-            told = self.forwarded[key] + sum(counts[key] for counts in single) + open_rows[key]
+            reported = self.forwarded[key] + sum(counts[key] for counts in single) + open_rows[key]
             # Of a lost frame that is lost which was not done before.
-            assert told <= accepted <= told + lost[key], (key[0].hex(), self)
+            assert reported <= accepted <= reported + lost[key], (key[0].hex(), self)
         assert self.letters == self.count("dead-lettered")
         assert all(number == 1 for number in self.forwarded.values())
 
@@ -180,8 +180,8 @@ class Leader:
         while behind:
             limits = self.wheels.last_seqs()
             planned = self.forwarder.next_step(self.now_ms, limits)
-            told = {wheel: wheel_heartbeat(seq) for wheel, seq in limits.items()}
-            own = heartbeat("a", wheels=told, open_=A1, spare=A2, last_number=2)
+            reported = {wheel: wheel_heartbeat(seq) for wheel, seq in limits.items()}
+            own = heartbeat("a", wheels=reported, open_=A1, spare=A2, last_number=2)
             situation = Situation(self.now_ms, "a", {"a": own}, (), *self.lacks())
             behind = self.forwarder.transact(planned, situation, 1000).behind
             Account(self.wheels, self.producers).check()
@@ -230,8 +230,8 @@ def test_retries_have_one_fate_each_wherever_and_whenever_they_come(
     wheels.write(A1, [sent(2, topic="elsewhere")])
     account = leader.turn(1_000)
     assert (account.totals()["accepted"], account.totals()["duplicates"]) == (9, 6)
-    told = [each for each in account.told if each["id"] == other.id.hex()]
-    assert [(each["content_differs"], each["topic"]) for each in told] == [
+    reported = [each for each in account.reported if each["id"] == other.id.hex()]
+    assert [(each["content_differs"], each["topic"]) for each in reported] == [
         (True, "orders"),
         (True, "elsewhere"),
     ]
@@ -281,7 +281,7 @@ def test_a_retry_of_what_was_dead_lettered_is_a_duplicate(wheels: Wheels, leader
     }
 
 
-def test_a_frame_that_is_lost_in_part_is_told_and_what_was_done_of_it_is_not(
+def test_a_frame_that_is_lost_in_part_is_reported_and_what_was_done_of_it_is_not(
     wheels: Wheels, leader: Leader
 ) -> None:
     """Two of its messages are done, the third is not; a copy of that one is in another wheel."""
@@ -298,7 +298,7 @@ def test_a_frame_that_is_lost_in_part_is_told_and_what_was_done_of_it_is_not(
     for _ in range(4):
         account = after.turn(300)
     after.reader.close()
-    (lost,) = [each for each in account.told if each["outcome"] == "lost"]
+    (lost,) = [each for each in account.reported if each["outcome"] == "lost"]
     assert (lost["wheel"], lost["seq"], lost["messages"]) == ("a.1", 1, 4)
     # Of five rows three are forwarded, the third as the copy; two of the lost frame have no fate.
     assert account.totals()["forwarded"] == 3
@@ -328,7 +328,7 @@ def test_what_is_committed_as_lost_names_the_frame(wheels: Wheels, leader: Leade
     keys = [record.key for record in leader.producers.committed if record.topic == NAMES.control]
     assert lost_record(FrameRange(A1, 1, 1))[0].encode() in keys
     assert account.totals()["forwarded"] == 0
-    assert [each["messages"] for each in account.told] == [2]
+    assert [each["messages"] for each in account.reported] == [2]
 
 
 def due_message(timestamp_ms: int) -> DueMessage:

@@ -1,4 +1,4 @@
-"""What the cleaner tells the server of topics, over a link that may be full."""
+"""What the cleaner reports to the server about topics, over a link that may be full."""
 
 import pytest
 
@@ -33,7 +33,7 @@ def there(partitions: int) -> Topic:
     return Topic(TopicState.PRESENT, 1.0, partitions, Limits(1_000))
 
 
-def test_what_finds_the_link_full_is_told_later_in_its_newest_form(server: Server) -> None:
+def test_what_finds_the_link_full_is_reported_later_in_its_newest_form(server: Server) -> None:
     news = TopicNews(server.send, creates=False)
     server.room = 1
     news.report({f"{number:0249}": there(1) for number in range(1_000)})

@@ -361,7 +361,7 @@ def test_seconds_with_many_frames_of_all_sizes(wheels: Wheels, *, preload_thread
         assert [m.due_ms for m in leader.messages] == [m.due_ms for m in sent]
 
 
-def test_the_next_due_is_told_for_the_timer(wheels: Wheels) -> None:
+def test_the_next_due_is_reported_for_the_timer(wheels: Wheels) -> None:
     wheels.write(A1, [message(START_MS + 700, 1), message(START_MS + 400, 2)])
     with Leader(wheels) as leader:
         leader.commit(leader.look(START_MS))

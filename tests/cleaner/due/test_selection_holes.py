@@ -7,7 +7,7 @@
 | damaged, or not to be read | whole | any | read where it lies |
 | damaged, or not to be read | torn, or gone | behind, or counted it before or after | waited for |
 
-What is waited for is told, so it is fetched from another member; it is passed once it is lost.
+Awaited frames are reported, so they are fetched from another member; lost ones are passed.
 """
 
 from collections.abc import Callable, Iterator

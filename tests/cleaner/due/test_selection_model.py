@@ -288,7 +288,7 @@ def place(frame: Written) -> tuple[WheelId, int]:
 
 
 class SelectionOfCollidingKeys(Selection):
-    """The same with mixes of keys that tell nothing: all keys are suspects of each other."""
+    """The same with mixes of keys that show nothing: all keys are suspects of each other."""
 
     def __init__(self) -> None:
         super().__init__()

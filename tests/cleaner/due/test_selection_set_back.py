@@ -120,7 +120,7 @@ def test_w_set_back_twice_knows_of_both(wheels: Wheels) -> None:
 
 
 def test_seconds_that_the_floor_has_passed_are_not_looked_for(wheels: Wheels) -> None:
-    """Their files are gone, and the index still tells of them."""
+    """Their files are gone, and the index still names them."""
     frames = wheels.write(A1, [message(DUE_MS, 1)])
     with Leader(wheels) as ahead:
         ahead.forward(START_MS + DAY_MS)

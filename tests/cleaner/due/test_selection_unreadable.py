@@ -1,4 +1,4 @@
-"""Frames that cannot be read: what waits for them, what does not, and what is told."""
+"""Frames that cannot be read: what waits for them, what does not, and what is reported."""
 
 import errno
 import os
@@ -167,7 +167,7 @@ def test_a_second_below_the_floor_is_waited_for_no_more(wheels: Wheels) -> None:
         assert leader.reader.unreadable == set()
 
 
-def test_so_many_bad_frames_are_told_and_then_the_next(wheels: Wheels) -> None:
+def test_a_bounded_number_of_bad_frames_is_reported_and_then_the_next(wheels: Wheels) -> None:
     for number in range(500):
         wheels.write(A1, [message(START_MS + 100, number)])
         if number % 2:

@@ -8,7 +8,7 @@ from delaywheel_replica.cleaner.kafka.brokers import control_warnings
 
 
 @pytest.mark.parametrize(
-    ("copies", "brokers", "wanted", "told"),
+    ("copies", "brokers", "wanted", "reported"),
     [
         (1, 1, None, None),
         (1, 2, None, "1 of 2 copies"),
@@ -19,12 +19,14 @@ from delaywheel_replica.cleaner.kafka.brokers import control_warnings
         (3, 5, 5, "3 of 5 copies"),
     ],
 )
-def test_too_few_copies(copies: int, brokers: int, wanted: int | None, told: str | None) -> None:
+def test_too_few_copies(
+    copies: int, brokers: int, wanted: int | None, reported: str | None
+) -> None:
     """It was made when fewer brokers were there, perhaps."""
     config = {"min.insync.replicas": str(max(1, copies - 1))}
     found = control_warnings("c", copies=copies, brokers=brokers, wanted=wanted, config=config)
-    assert [told is not None and told in warning for warning in found] == [True] * (
-        told is not None
+    assert [reported is not None and reported in warning for warning in found] == [True] * (
+        reported is not None
     )
 
 

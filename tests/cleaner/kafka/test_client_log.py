@@ -20,7 +20,7 @@ from delaywheel_replica.kafka_settings import KafkaNames, KafkaSettings
 
 
 class Clock:
-    """Seconds, as told."""
+    """Seconds, as set."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -118,14 +118,14 @@ def test_a_term_is_lost_with_a_warning_and_a_start_warns_of_nothing() -> None:
             moved(log, before, phase)
         moved(log, Phase.LEADING, Phase.STANDBY, reason=Reason.FENCED, error="_FENCED: why")
         moved(log, Phase.LEADING, Phase.STOPPED)
-    told = [entry for entry in logs if entry["log_level"] != "debug"]
-    assert [(entry["event"], entry["log_level"]) for entry in told] == [
+    reported = [entry for entry in logs if entry["log_level"] != "debug"]
+    assert [(entry["event"], entry["log_level"]) for entry in reported] == [
         ("leadership taken", "info"),
         ("leading", "info"),
         ("leadership lost", "warning"),
         ("leadership lost", "info"),
     ]
-    assert (told[2]["reason"], told[2]["error"]) == ("FENCED", "_FENCED: why")
+    assert (reported[2]["reason"], reported[2]["error"]) == ("FENCED", "_FENCED: why")
 
 
 def test_candidacies_that_fail_alike_warn_once_a_minute() -> None:
@@ -150,7 +150,7 @@ def test_another_that_was_first_is_no_trouble_unless_it_always_is() -> None:
     assert [entry["log_level"] for entry in logs] == ["info", "debug", "warning"]
 
 
-def test_dead_letters_are_told_together_and_lost_frames_as_an_error() -> None:
+def test_dead_letters_are_logged_together_and_lost_frames_as_an_error() -> None:
     clock = Clock()
     log = TermLog(clock)
     with capture_logs() as logs:

@@ -118,7 +118,7 @@ def test_what_a_term_removed_is_gone_after_it(
     follower: ControlFollower, topic: CompactedTopic
 ) -> None:
     follower.rest()
-    assert follower.state.wheels.keys() == {C1}, "it is told on meanwhile"
+    assert follower.state.wheels.keys() == {C1}, "it is still reported meanwhile"
     topic.put((f"wheel/{C1}", None), wheel_record(C2, RECORD), progress(2))
     assert not follower.poll()
     follower.begin_anew()

@@ -322,7 +322,7 @@ class RefusingKafka(LateKafka):
 
 
 @pytest.mark.parametrize(("why", "stays"), [(Refusal("RF 1"), True), (KafkaAway("away"), False)])
-def test_what_a_node_is_refused_for_is_told_though_another_leads(
+def test_what_a_node_is_refused_for_is_reported_though_another_leads(
     why: Exception, *, stays: bool
 ) -> None:
     kafka, clock = RefusingKafka(why), Clock()

@@ -116,8 +116,8 @@ def test_duplicates_and_cancelled_messages_are_accounted_for(
     world.server.cancel([cancelled])
     world.wait_for("done", lambda s: s.progress is not None and s.progress.due_ms >= kept.due_ms)
     assert [m.value() for m in read_all(kafka.address, topic, at_least=1)] == [b"kept"]
-    told = {(o["outcome"], o["id"]) for o in outcomes(kafka, cluster_id, 2)}
-    assert told == {("duplicate", kept.id.hex()), ("cancelled", cancelled.id.hex())}
+    reported = {(o["outcome"], o["id"]) for o in outcomes(kafka, cluster_id, 2)}
+    assert reported == {("duplicate", kept.id.hex()), ("cancelled", cancelled.id.hex())}
 
 
 def test_a_restart_delivers_what_was_pending_once(
@@ -278,11 +278,11 @@ def test_what_the_operator_says_of_a_node_is_committed(
         assert world.status.nodes["n1"].storage == STORAGE
 
 
-def is_known(world: World, told: NodeStorage, known: NodeRecord) -> bool:
-    """Tells the cleaner of a node; whether its record says so by now."""
-    if world.status.nodes.get(told.node) == known:
+def is_known(world: World, reported: NodeStorage, known: NodeRecord) -> bool:
+    """Announces a node to the cleaner; whether its record says so by now."""
+    if world.status.nodes.get(reported.node) == known:
         return True
-    world.say(told)
+    world.say(reported)
     return False
 
 

@@ -74,7 +74,7 @@ def test_who_hears_too_few_does_not_even_ask(place: Place) -> None:
 def test_while_a_leader_is_heard_nobody_asks_and_then_soon(place: Place) -> None:
     place.hears_leader = True
     place.never(lambda: place.view.vote_wish is not None, for_s=10)
-    place.hears_leader = False  # told as never heard: its connection broke
+    place.hears_leader = False  # reported as never heard: its connection broke
     assert place.until(lambda: place.view.vote_wish is not None) < MIN_SILENCE_MS / 1000
 
 
@@ -181,7 +181,7 @@ def test_who_is_heard_by_too_few_leaves_term(place: Place) -> None:
     place.until(place.in_term)
 
 
-def test_what_it_committed_is_told_on_though_kafka_is_away(place: Place) -> None:
+def test_what_it_committed_is_still_reported_though_kafka_is_away(place: Place) -> None:
     """It has not read that back: while it led, nobody else could commit."""
     place.lead()
     place.give_wheel("b")
@@ -256,7 +256,7 @@ def test_a_topic_that_lost_its_end_has_no_leader(place: Place) -> None:
     place.until(lambda: place.view.error is None)
 
 
-def test_who_is_told_of_a_rivals_progress_takes_nothing_for_lost(place: Place) -> None:
+def test_a_leader_that_hears_of_a_rivals_progress_takes_nothing_for_lost(place: Place) -> None:
     """Its own row says so before its next transaction is fenced, or while it stands again."""
     place.lead()
     progress = place.view.state.progress
@@ -268,8 +268,8 @@ def test_who_is_told_of_a_rivals_progress_takes_nothing_for_lost(place: Place) -
     def commit(index: int, record: ControlRecord) -> None:
         rival.begin(index)
         key, value = record
-        told = Record(NAMES.control, key.encode(), value, [], partition=0)
-        assert rival.commit(index, told, 2_000).verdict is Verdict.COMMITTED
+        reported = Record(NAMES.control, key.encode(), value, [], partition=0)
+        assert rival.commit(index, reported, 2_000).verdict is Verdict.COMMITTED
 
     def lead() -> None:
         for index in range(IDS):
@@ -300,10 +300,10 @@ def test_a_leader_looks_at_kafka_again(place: Place, monkeypatch: pytest.MonkeyP
 
     def check(_self: object, *, has_wheels: bool) -> tuple[str, ...]:
         del has_wheels
-        told = found.pop(0)
-        if isinstance(told, Refusal):
-            raise told
-        return told
+        reported = found.pop(0)
+        if isinstance(reported, Refusal):
+            raise reported
+        return reported
 
     monkeypatch.setattr(SimKafkaClient, "check", check)
     place.until(lambda: place.view.warnings == ("one copy",), within_s=SOON_S)
@@ -394,7 +394,7 @@ def test_a_node_that_the_operator_took_out_has_no_storage(place: Place) -> None:
 
 
 def test_what_the_operator_said_goes_with_the_term(place: Place) -> None:
-    """Somebody else may have been told something newer meanwhile."""
+    """Another caller may have got something newer meanwhile."""
     place.leadership.replace("c", "too early")
     place.lead()
     place.give_wheel("c")

@@ -69,7 +69,7 @@ def test_one_word_is_carried_out_once(place: Place) -> None:
 
 
 def test_the_word_goes_with_the_term(place: Place) -> None:
-    """Somebody else may have been told something newer meanwhile."""
+    """Another caller may have got something newer meanwhile."""
     place.kafka.cut("a")
     place.leadership.set_back(0)
     place.until(lambda: not place.in_term())

@@ -28,7 +28,7 @@ class Row:
         self.written: list[CleanerStatus] = []
         self.now_ms = 5_000
         self.waiting: Waiting | None = None
-        self.telling = RowKeeper(self.written.append, lambda: self.waiting, self)
+        self.keeper = RowKeeper(self.written.append, lambda: self.waiting, self)
 
     def monotonic_ms(self) -> int:
         return self.now_ms
@@ -39,22 +39,22 @@ class Row:
     def wall_ms(self) -> int:
         return 1_900_000_000_000 + self.now_ms
 
-    def tell(self, role: Role) -> None:
+    def report(self, role: Role) -> None:
         now_ms = self.now_ms
-        self.telling.report(CleanerStatus("a", "boot", 1, now_ms, self.wall_ms(), role, epoch=7))
+        self.keeper.report(CleanerStatus("a", "boot", 1, now_ms, self.wall_ms(), role, epoch=7))
 
     def stamps(self, after_ms: int) -> bool:
         """Whether the row is written then."""
         before = len(self.written)
         self.now_ms += after_ms
-        self.telling.stamp()
+        self.keeper.stamp()
         return len(self.written) > before
 
 
 @pytest.fixture
 def row() -> Row:
     made = Row()
-    made.tell(Role.LEADING)
+    made.report(Role.LEADING)
     return made
 
 
@@ -88,7 +88,7 @@ def test_a_new_word_of_the_main_thread_is_not_overwritten_by_its_old_one(row: Ro
     """The transaction has just ended; the other thread has not seen that yet."""
     row.waiting = Waiting(since_ms=row.now_ms, until_ms=row.now_ms + 4_000)
     row.now_ms += STAMP_MS
-    row.tell(Role.STANDBY)
+    row.report(Role.STANDBY)
     assert not row.stamps(0)
     assert row.written[-1].role is Role.STANDBY
 
@@ -121,14 +121,14 @@ def said() -> Sayings:
     return Sayings()
 
 
-def test_progress_that_nobody_waits_for_is_told_ten_times_a_second(said: Sayings) -> None:
+def test_progress_that_nobody_waits_for_is_reported_ten_times_a_second(said: Sayings) -> None:
     for _ in range(100):
         said.turn(0.01, commits=True)
     assert 9 <= len(said.written) - 1 <= 11
     assert all(said.written)
 
 
-def test_whoever_asked_for_a_commit_is_told_each_at_once_and_only_for_a_while(
+def test_after_a_request_for_a_commit_each_is_reported_at_once_for_a_while(
     said: Sayings,
 ) -> None:
     assert not said.turn(0.01, commits=True)
@@ -140,7 +140,7 @@ def test_whoever_asked_for_a_commit_is_told_each_at_once_and_only_for_a_while(
     assert not said.turn(0.01, commits=True)
 
 
-def test_a_change_of_anything_else_is_told_at_once(said: Sayings) -> None:
+def test_a_change_of_anything_else_is_reported_at_once(said: Sayings) -> None:
     assert not said.turn(0.01, commits=True, late_ms=50)
     said.role = Role.STANDBY
     assert said.turn(0.001)
@@ -155,7 +155,7 @@ def test_a_row_is_never_old_though_nothing_changes(said: Sayings) -> None:
     assert said.written == [True, False]
 
 
-def test_progress_that_waits_to_be_told_ends_the_rest(said: Sayings) -> None:
+def test_progress_that_waits_to_be_reported_ends_the_rest(said: Sayings) -> None:
     assert not said.turn(0.01, commits=True)
     assert said.news.rest_s(said.now_s) == pytest.approx(ROW_S - 0.01)
     assert said.turn(said.news.rest_s(said.now_s) + 1e-6)

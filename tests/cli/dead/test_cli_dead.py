@@ -19,7 +19,7 @@ ID = "0190163d8694739b8d3f8a4d6a1f5d10"
 
 
 class Dead:
-    """The command, told which letters."""
+    """The command, with options that name letters."""
 
     def __init__(self, command: Command, kafka: KafkaBroker, cluster_id: str) -> None:
         self._command = command
@@ -98,14 +98,14 @@ def test_more_than_one_is_a_dry_run_unless_it_is_said(dead: Dead) -> None:
     ended = dead("replay", "--reason", "TOPIC_MISSING")
     assert ended.code == 0
     assert "nothing was done: --execute will replay 3 letters" in ended.out
-    told = dead("replay", "--reason", "TOPIC_MISSING", "--limit", "2", "--json").document
-    assert (told["executed"], told["would"]) == (False, 2)
+    reported = dead("replay", "--reason", "TOPIC_MISSING", "--limit", "2", "--json").document
+    assert (reported["executed"], reported["would"]) == (False, 2)
     assert dead("replay", "--id", ID).out == "replayed: 1 letter\n"
     assert dead.arrived(1) == [b"v2"]
     assert "nothing to do" in dead("replay", "--id", ID).out
     assert dead("show", "0:2", "--json").document["settled"]["to"] is None
-    told = dead("replay", "--reason", "TOPIC_MISSING", "--execute", "--json").document
-    assert (told["executed"], told["done"]) == (True, 2)
+    reported = dead("replay", "--reason", "TOPIC_MISSING", "--execute", "--json").document
+    assert (reported["executed"], reported["done"]) == (True, 2)
     assert dead.arrived(3) == [b"v2", b"v0", b"v1"]
     assert dead("drop", "0:3").out == "dropped: 1 letter\n"
     assert [row["place"] for row in dead("list", "--json").document["letters"]] == ["0:4"]

@@ -79,8 +79,8 @@ class Shown:
         mark = Mark(LetterState.REPLAYED, NOW_MS + 3_600_000, None, ((1_207, 1_207),))
         return found, mark if place.offset == 1_207 else None
 
-    def replay(self, selection: Selection, **told: object) -> Settled:
-        del told
+    def replay(self, selection: Selection, **reported: object) -> Settled:
+        del reported
         if self.fails is not None:
             raise self.fails
         settled = Settled(done=sum(1 for _ in self.letters(selection)) - 1)
@@ -114,8 +114,8 @@ def test_screens_are_as_the_document_shows_them(
     monkeypatch.setattr(tables, "terminal_columns", lambda: WIDTHS[width])
     ended = command("dead", *COMMANDS[line], *WHERE)
     assert ended.code == 0
-    told = DOC.read_text(encoding="utf-8")
-    found = re.search(rf"`{re.escape(line)}`, {width}:\n\n```\n(.*?)```\n", told, re.DOTALL)
+    reported = DOC.read_text(encoding="utf-8")
+    found = re.search(rf"`{re.escape(line)}`, {width}:\n\n```\n(.*?)```\n", reported, re.DOTALL)
     assert found is not None
     assert ended.out == found[1]
     if width == "80 columns":
@@ -123,7 +123,7 @@ def test_screens_are_as_the_document_shows_them(
 
 
 @pytest.mark.usefixtures("shown")
-def test_what_was_refused_is_told_beside_what_was_done(command: Command) -> None:
+def test_what_was_refused_is_reported_beside_what_was_done(command: Command) -> None:
     ended = command("dead", "replay", "--execute", *WHERE)
     assert (ended.code, ended.out) == (1, "replayed: 3 letters\n")
     assert ended.err.splitlines() == [
@@ -133,7 +133,7 @@ def test_what_was_refused_is_told_beside_what_was_done(command: Command) -> None
 
 
 @pytest.mark.parametrize(
-    ("reason", "known", "code", "told"),
+    ("reason", "known", "code", "reported"),
     [
         (DeadLettersReason.OVERTAKEN, True, 1, "error: OVERTAKEN: why"),
         (DeadLettersReason.KAFKA_REFUSED, True, 1, "error: KAFKA_REFUSED: why; run it again"),
@@ -147,16 +147,16 @@ def test_how_it_ends_has_a_name_and_a_code(
     reason: DeadLettersReason,
     known: bool,
     code: int,
-    told: str,
+    reported: str,
 ) -> None:
     shown.fails = DeadLettersError(reason, "why", outcome_known=known)
     ended = command("dead", "replay", "--execute", *WHERE)
     assert ended.code == code
-    assert ended.err.startswith(told)
+    assert ended.err.startswith(reported)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "reported"),
     [
         (("list",), "say which Kafka: --kafka ADDRESS, or --config FILE"),
         (("list", "--kafka", "k:1"), "say whose letters: --cluster ID, --dead-topic TOPIC"),
@@ -164,8 +164,8 @@ def test_how_it_ends_has_a_name_and_a_code(
     ],
 )
 def test_a_command_line_that_cannot_be_meant(
-    command: Command, arguments: tuple[str, ...], told: str
+    command: Command, arguments: tuple[str, ...], reported: str
 ) -> None:
     ended = command("dead", *arguments)
     assert ended.code == 2
-    assert told in ended.err
+    assert reported in ended.err

@@ -144,7 +144,7 @@ IN_PHASE: dict[Phase, Callable[[], Election]] = {
 
 
 def events(election: Election, token: str, mark: int) -> list[Event]:
-    """Every kind of event in every variant that a table tells apart."""
+    """Every kind of event in every variant that a table distinguishes."""
     now_ms = START_MS + 1
     return [
         tick(now_ms),
@@ -212,7 +212,7 @@ def test_leaving_term_or_candidacy_destroys_the_producers_once() -> None:
             assert destroyed == (election.phase in {Phase.STANDBY, Phase.STOPPED})
 
 
-def test_epoch_and_role_are_told_only_in_term() -> None:
+def test_epoch_and_role_are_reported_only_in_term() -> None:
     for phase, make in IN_PHASE.items():
         election = make()
         assert election.epoch == (41 if phase in {Phase.RESTING, Phase.LEADING} else None)
@@ -278,13 +278,13 @@ def end(election: Election, reason: Reason, now_ms: int) -> None:
     assert election.step(event) == [DestroyProducers(reason)]
 
 
-def stands_at(election: Election, from_ms: int, **told: Any) -> int:
+def stands_at(election: Election, from_ms: int, **reported: Any) -> int:
     """When a machine, ticked every 10 ms, stands again; who is asked agrees at once."""
     for now_ms in range(from_ms, from_ms + 5 * MAX_SILENCE_MS, 10):
         wish = election.vote_wish
         if wish is not None:
-            told |= {"votes": frozenset("bcde"), "vote_round": wish.round}
-        if election.step(tick(now_ms, **told)):
+            reported |= {"votes": frozenset("bcde"), "vote_round": wish.round}
+        if election.step(tick(now_ms, **reported)):
             return now_ms
     pytest.fail("it never stands")
 

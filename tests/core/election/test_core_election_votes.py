@@ -167,13 +167,13 @@ def test_asking_ends_when_it_could_not_stand(ends: dict[str, object]) -> None:
 
 
 def test_asking_ends_when_a_leader_is_heard_or_a_vote_was_given() -> None:
-    """Either is told as having heard a leader, perhaps late. What is long ago ends nothing."""
+    """Both count as having heard a leader, perhaps late. What is long ago ends nothing."""
     election, at_ms = asking()
     election.step(tick(at_ms + 100, heard_ms=at_ms + 100 - MIN_SILENCE_MS))
     assert asks(election)
-    told_late, _ = asking()
-    told_late.step(tick(at_ms + 100, heard_ms=at_ms - 5))
-    assert told_late.phase is Phase.STANDBY
+    reported_late, _ = asking()
+    reported_late.step(tick(at_ms + 100, heard_ms=at_ms - 5))
+    assert reported_late.phase is Phase.STANDBY
     election.step(tick(at_ms + 200, heard_ms=at_ms + 150, **votes_for(election, "bc")))
     assert election.phase is Phase.STANDBY
     again_ms = run_until(election, asks, from_ms=at_ms + 200, heard_ms=at_ms + 150)

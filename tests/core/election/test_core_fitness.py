@@ -29,7 +29,7 @@ RECORD = wheel_record_of("a", "b", "c", min_insync=2)
 STATE = ControlState(wheels={A1: RECORD})
 
 
-def told(
+def reported(
     node: str, applied: int = 0, *, high_watermark: int = 0, wall_ms: int = WALL_MS
 ) -> Heartbeat:
     wheels = {A1: wheel_heartbeat(applied, high_watermark=high_watermark)}
@@ -64,36 +64,36 @@ def lags(own: Heartbeat, *others: Heartbeat, state: ControlState = STATE, **more
 
 
 def test_who_lacks_for_a_second_what_another_holds_lags() -> None:
-    a = told("a", 9, high_watermark=9)
-    assert lags(told("b", 7), a)
-    assert not lags(told("b", 9), a)
-    assert not lags(told("b", 7), told("a", 9, high_watermark=7))
+    a = reported("a", 9, high_watermark=9)
+    assert lags(reported("b", 7), a)
+    assert not lags(reported("b", 9), a)
+    assert not lags(reported("b", 7), reported("a", 9, high_watermark=7))
 
 
 def test_nobody_lags_behind_what_nobody_holds_or_nobody_hears() -> None:
-    assert not lags(told("b", 7), told("a", 8, high_watermark=9))
-    assert not lags(told("b", 7), told("a", 9, high_watermark=9), ago_ms=HEARD_MS)
-    assert lags(told("b", 7), told("a", 0, high_watermark=9), told("c", 9))
+    assert not lags(reported("b", 7), reported("a", 8, high_watermark=9))
+    assert not lags(reported("b", 7), reported("a", 9, high_watermark=9), ago_ms=HEARD_MS)
+    assert lags(reported("b", 7), reported("a", 0, high_watermark=9), reported("c", 9))
 
 
 def test_a_mirror_that_follows_under_load_does_not_lag() -> None:
     fitness = Eligibility(SKEW_MS, DISPUTE_MS)
     for now_ms in range(0, 10_000, 100):
-        a = told("a", now_ms, high_watermark=now_ms)
-        own = told("b", max(0, now_ms - 800))
+        a = reported("a", now_ms, high_watermark=now_ms)
+        own = reported("b", max(0, now_ms - 800))
         assert look(fitness, own, a, now_ms=now_ms) is None
     for now_ms in range(10_000, 20_000, 100):
-        a = told("a", now_ms, high_watermark=now_ms)
-        found = look(fitness, told("b", now_ms - 2_500), a, now_ms=now_ms)
+        a = reported("a", now_ms, high_watermark=now_ms)
+        found = look(fitness, reported("b", now_ms - 2_500), a, now_ms=now_ms)
         assert found is Reason.HANDED_OVER or now_ms < 11_000
     for now_ms in range(20_000, 30_000, 100):
-        a = told("a", now_ms, high_watermark=now_ms)
-        found = look(fitness, told("b", now_ms - 500), a, now_ms=now_ms)
+        a = reported("a", now_ms, high_watermark=now_ms)
+        found = look(fitness, reported("b", now_ms - 500), a, now_ms=now_ms)
     assert found is None
 
 
 def test_what_is_promised_is_wanted_up_to_its_fill_and_what_is_closed_up_to_its_end() -> None:
-    a, own = told("a", 9, high_watermark=9), told("b", 7)
+    a, own = reported("a", 9, high_watermark=9), reported("b", 7)
     promise = FenceAnswer("b", own.storage, Fence("a", 1), {A1: 7})
     others = FenceAnswer("c", "disk-c", Fence("a", 1), {A1: 7})
     filled = ControlState(wheels={A1: replace(RECORD, fill=8)})
@@ -102,12 +102,12 @@ def test_what_is_promised_is_wanted_up_to_its_fill_and_what_is_closed_up_to_its_
     assert lags(own, a, answers=(others,))
     assert lags(own, a, answers=(promise,), state=filled)
     assert lags(own, a, answers=(promise,), state=closed)
-    assert not lags(told("b", 8), a, answers=(promise,), state=closed)
+    assert not lags(reported("b", 8), a, answers=(promise,), state=closed)
 
 
-def test_what_is_taken_is_wanted_whatever_is_told_or_promised() -> None:
+def test_what_is_taken_is_wanted_whatever_is_reported_or_promised() -> None:
     """A leader that cannot get it would rest for ever."""
-    a, own = told("a", 9), told("b", 7)
+    a, own = reported("a", 9), reported("b", 7)
     promise = FenceAnswer("b", own.storage, Fence("a", 1), {A1: 7})
     taken = replace(STATE, progress=Progress(0, None, {A1: 8}))
     assert not lags(own, a)
@@ -116,7 +116,7 @@ def test_what_is_taken_is_wanted_whatever_is_told_or_promised() -> None:
 
 
 def test_lost_frames_are_not_caught_up_with() -> None:
-    a, own = told("a", 9, high_watermark=9), told("b", 8)
+    a, own = reported("a", 9, high_watermark=9), reported("b", 8)
     assert not lags(own, a, state=replace(STATE, lost=FrameSet.of({(A1, 9)})))
 
 
@@ -138,17 +138,17 @@ def test_lost_frames_are_not_caught_up_with() -> None:
 def test_a_clock_is_compared_with_the_median_of_three_or_more(
     clocks: tuple[int, ...], off: bool
 ) -> None:
-    others = [told(n, wall_ms=WALL_MS + c) for n, c in zip("bcde", clocks, strict=False)]
-    reason = look(Eligibility(SKEW_MS, DISPUTE_MS), told("a", wall_ms=0), *others, now_ms=0)
+    others = [reported(n, wall_ms=WALL_MS + c) for n, c in zip("bcde", clocks, strict=False)]
+    reason = look(Eligibility(SKEW_MS, DISPUTE_MS), reported("a", wall_ms=0), *others, now_ms=0)
     assert reason is (Reason.CLOCK_OFF if off else None)
 
 
 def test_a_clock_is_counted_on_since_it_was_heard() -> None:
-    others = [told(node, wall_ms=WALL_MS) for node in "bc"]
+    others = [reported(node, wall_ms=WALL_MS) for node in "bc"]
     fitness = Eligibility(SKEW_MS, DISPUTE_MS)
-    assert look(fitness, told("a"), *others, now_ms=5_000, ago_ms=500) is None
-    assert look(fitness, told("a"), *others, now_ms=5_000, ago_ms=501) is Reason.CLOCK_OFF
-    assert look(fitness, told("a"), *others, now_ms=5_000, ago_ms=HEARD_MS) is None
+    assert look(fitness, reported("a"), *others, now_ms=5_000, ago_ms=500) is None
+    assert look(fitness, reported("a"), *others, now_ms=5_000, ago_ms=501) is Reason.CLOCK_OFF
+    assert look(fitness, reported("a"), *others, now_ms=5_000, ago_ms=HEARD_MS) is None
 
 
 @pytest.mark.parametrize(
@@ -171,47 +171,49 @@ def test_of_fewer_clocks_kafkas_is_one_more(
     other: int | None, kafka: int | None, *, off: bool
 ) -> None:
     """Of three the median counts; of two that differ nobody knows which is wrong."""
-    others = [] if other is None else [told("b", wall_ms=WALL_MS + other)]
+    others = [] if other is None else [reported("b", wall_ms=WALL_MS + other)]
     ahead_ms = None if kafka is None else WALL_MS + kafka - 5_000
     broker = None if ahead_ms is None else BrokerClock(ahead_ms, ahead_ms, 5_000)
     fitness = Eligibility(SKEW_MS, DISPUTE_MS)
-    status = row(told("a"), *others, now_ms=5_000)
+    status = row(reported("a"), *others, now_ms=5_000)
     found = fitness.look(STATE, status, 5_000, WALL_MS, broker)
     assert found is (Reason.CLOCK_OFF if off else None)
     assert (fitness.clock_fault is not None) is off
 
 
 def test_where_three_nodes_clocks_are_known_kafkas_counts_for_nothing() -> None:
-    others = [told(node) for node in "bc"]
+    others = [reported(node) for node in "bc"]
     broker = BrokerClock(0, 0, 5_000)
-    status = row(told("a"), *others, now_ms=5_000)
+    status = row(reported("a"), *others, now_ms=5_000)
     assert Eligibility(SKEW_MS, DISPUTE_MS).look(STATE, status, 5_000, WALL_MS, broker) is None
 
 
 def test_what_was_found_of_kafkas_clock_counts_for_a_while() -> None:
     fitness, broker = Eligibility(SKEW_MS, DISPUTE_MS), BrokerClock(0, 0, 5_000)
     for now_ms, reason in ((5_000 + BROKER_CLOCK_MS - 1, Reason.CLOCK_OFF), (65_000, None)):
-        status = row(told("a"), now_ms=now_ms)
+        status = row(reported("a"), now_ms=now_ms)
         assert fitness.look(STATE, status, now_ms, WALL_MS, broker) is reason
 
 
 def test_the_time_that_a_mark_takes_counts_against_nobody() -> None:
     fitness, broker = Eligibility(SKEW_MS, DISPUTE_MS), BrokerClock(WALL_MS, WALL_MS + 20_000, 0)
     for wall_ms, off in ((-10_001, True), (-10_000, False), (30_000, False), (30_001, True)):
-        found = fitness.look(STATE, row(told("a"), now_ms=0), 0, WALL_MS + wall_ms, broker)
+        found = fitness.look(STATE, row(reported("a"), now_ms=0), 0, WALL_MS + wall_ms, broker)
         assert (found is Reason.CLOCK_OFF) is off, wall_ms
 
 
-def test_a_clock_that_is_off_is_told_with_how_far_and_whose() -> None:
+def test_a_clock_that_is_off_is_reported_with_how_far_and_whose() -> None:
     fitness = Eligibility(SKEW_MS, DISPUTE_MS)
-    look(fitness, told("a"), told("b", wall_ms=WALL_MS - 86_400_000), now_ms=0)
+    look(fitness, reported("a"), reported("b", wall_ms=WALL_MS - 86_400_000), now_ms=0)
     said = "the clock of node a is 86,400,000 ms ahead of that of b"
     assert str(fitness.clock_fault).startswith(said)
-    look(fitness, told("a"), told("b"), now_ms=1)
+    look(fitness, reported("a"), reported("b"), now_ms=1)
     assert fitness.clock_fault is None
 
 
 def test_who_was_taken_out_should_not_lead() -> None:
     for storage, reason in ((REMOVED, Reason.TAKEN_OUT), ("disk-a", None), ("disk-new", None)):
         state = replace(STATE, nodes={"a": NodeRecord(storage, 1), "b": NodeRecord(REMOVED, 1)})
-        assert look(Eligibility(SKEW_MS, DISPUTE_MS), told("a"), now_ms=0, state=state) is reason
+        assert (
+            look(Eligibility(SKEW_MS, DISPUTE_MS), reported("a"), now_ms=0, state=state) is reason
+        )

@@ -30,8 +30,8 @@ def known(*, node: NodeRecord | None = None, **changes: object) -> ControlState:
     return ControlState().apply_all(records)
 
 
-def told(node: str = "b", **changes: object) -> dict[str, Heartbeat]:
-    """What one node tells."""
+def reported(node: str = "b", **changes: object) -> dict[str, Heartbeat]:
+    """What one node reports."""
     return {node: replace(heartbeat(node), **changes)}  # type: ignore[arg-type]
 
 
@@ -47,7 +47,7 @@ def told(node: str = "b", **changes: object) -> dict[str, Heartbeat]:
     ],
 )
 def test_who_has_read_no_more_says_nothing(reached: Reached | None) -> None:
-    assert contradiction(known(), told(floor=880, reached=reached)) is None
+    assert contradiction(known(), reported(floor=880, reached=reached)) is None
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_who_has_read_no_more_says_nothing(reached: Reached | None) -> None:
 )
 def test_a_topic_that_lost_what_was_done_last_is_found(reached: Reached) -> None:
     """Also where w was set back, and within one millisecond."""
-    found = contradiction(known(), told(reached=reached))
+    found = contradiction(known(), reported(reached=reached))
     assert found is not None
     assert found.startswith(
         f"node b has read of progress {reached}, and the control topic knows of"
@@ -71,12 +71,12 @@ def test_a_topic_that_lost_what_was_done_last_is_found(reached: Reached) -> None
 
 @pytest.mark.parametrize(("floor", "is_lost"), [(879, False), (880, False), (881, True)])
 def test_a_floor_says_the_same(floor: int, is_lost: bool) -> None:
-    found = contradiction(known(), told(floor=floor))
+    found = contradiction(known(), reported(floor=floor))
     assert (found is not None) == is_lost
     assert found is None or "node b has read of floor 881" in found
 
 
-@pytest.mark.parametrize("what", [told(floor=1), told(reached=Reached(0, 1, None))])
+@pytest.mark.parametrize("what", [reported(floor=1), reported(reached=Reached(0, 1, None))])
 def test_a_topic_without_progress_is_found_by_who_has_read_of_some(
     what: dict[str, Heartbeat],
 ) -> None:

@@ -211,7 +211,7 @@ def state_of(*wheels: WheelId, storage: str = "disk-a") -> ControlState:
 
 
 @pytest.mark.parametrize(
-    ("told", "left"),
+    ("reported", "left"),
     [
         (heartbeat(open_=A1, spare=A2), []),
         (heartbeat(open_=A2, spare=A3), [A1]),
@@ -229,15 +229,15 @@ def state_of(*wheels: WheelId, storage: str = "disk-a") -> ControlState:
         (heartbeat(last_number=3, storage="disk-new"), []),
     ],
 )
-def test_what_a_node_uses_no_more_is_closed(told: Heartbeat, left: list[WheelId]) -> None:
-    assert wheels_to_close(state_of(A1, A2, A3), {"a": told}) == left
+def test_what_a_node_uses_no_more_is_closed(reported: Heartbeat, left: list[WheelId]) -> None:
+    assert wheels_to_close(state_of(A1, A2, A3), {"a": reported}) == left
 
 
 @pytest.mark.parametrize(
     "heartbeats",
     [{}, {"a": heartbeat(last_number=0, storage="disk-new")}, {"a": heartbeat(open_=A1, spare=A2)}],
 )
-def test_a_replaced_nodes_wheels_are_closed_whatever_it_tells(
+def test_a_replaced_nodes_wheels_are_closed_whatever_it_reports(
     heartbeats: dict[str, Heartbeat],
 ) -> None:
     state = state_of(A1, A2, storage="disk-new")
@@ -255,12 +255,12 @@ def test_all_wheels_of_a_silent_node_are_closed() -> None:
 def test_wheels_with_other_members_than_a_later_ones_are_closed(later: WheelRecord) -> None:
     pair = wheel_record_of("a", "b", min_insync=2)
     state = state_of(A1).apply_all([wheel_record(A1, pair), wheel_record(A2, pair)])
-    told = {"a": heartbeat(open_=A1, spare=A2)}
-    assert wheels_to_close(state, told) == []
+    reported = {"a": heartbeat(open_=A1, spare=A2)}
+    assert wheels_to_close(state, reported) == []
     state = state.apply_all([wheel_record(A3, later)])
-    assert wheels_to_close(state, told) == [A1, A2]
+    assert wheels_to_close(state, reported) == [A1, A2]
     ended = state.apply_all([wheel_record(A3, wheel_record_of("a", "b", closed_at=0))])
-    assert wheels_to_close(ended, told) == []
+    assert wheels_to_close(ended, reported) == []
 
 
 def test_without_a_beat_nothing_is_left() -> None:

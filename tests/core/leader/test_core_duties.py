@@ -58,13 +58,13 @@ def committed(
     )
 
 
-def look(state: ControlState, told: Heartbeat, **situation: object) -> Duties:
+def look(state: ControlState, reported: Heartbeat, **situation: object) -> Duties:
     return duties(
         state,
         state.progress,
         FloorWatch(),
         ALONE,
-        Situation(NOW_MS, "a", {"a": told}, **situation),  # type: ignore[arg-type]
+        Situation(NOW_MS, "a", {"a": reported}, **situation),  # type: ignore[arg-type]
     )
 
 
@@ -81,19 +81,19 @@ def test_the_floor_waits_for_announced_ingress_records() -> None:
     due_ms = NOW_MS + 700_000
     state = committed((A1, None), (A2, None), due_ms=due_ms, a1=5)
     wheels = {A1: wheel_heartbeat(5, seal=(1_400, 5)), A2: wheel_heartbeat(0, seal=(1_400, 0))}
-    told = heartbeat(open_=A1, spare=A2, wheels=wheels)
-    assert floor_of(look(state, told)) == 1_400
+    reported = heartbeat(open_=A1, spare=A2, wheels=wheels)
+    assert floor_of(look(state, reported)) == 1_400
     partition, announced = ("in", 0), IngressRecord("id", 3, SeqSet.of([4]))
-    found = look(state, told, ingress={partition: announced}, ingress_slot=1_300)
+    found = look(state, reported, ingress={partition: announced}, ingress_slot=1_300)
     assert floor_of(found) == 1_300
     # Releases that know nothing of it come to lead no more.
     assert keys(found)[:2] == [NEEDS_KEY, "ingress/in/0"]
     after = state.apply_all(found.all_records)
     assert (after.ingress, after.needs) == ({partition: announced}, KNOWN_SINCE)
-    assert keys(look(after, told, ingress={partition: announced}))[0] == "ingress/in/0"
-    assert floor_of(look(after, told)) == 1_300
+    assert keys(look(after, reported, ingress={partition: announced}))[0] == "ingress/in/0"
+    assert floor_of(look(after, reported)) == 1_300
     settled = replace(announced, next_offset=5, announced=NO_SEQS)
-    assert floor_of(look(after, told, ingress={partition: settled})) == 1_400
+    assert floor_of(look(after, reported, ingress={partition: settled})) == 1_400
 
 
 def test_the_first_transaction_of_all_commits_progress_and_the_first_wheel() -> None:
@@ -112,18 +112,18 @@ def test_the_progress_record_goes_last() -> None:
 
 def test_a_node_without_a_spare_gets_one_and_only_one() -> None:
     state = committed((A1, None))
-    told = heartbeat(open_=A1, wheels={A1: wheel_heartbeat()})
-    found = look(state, told)
+    reported = heartbeat(open_=A1, wheels={A1: wheel_heartbeat()})
+    found = look(state, reported)
     assert keys(found) == ["node/a", "wheel/a.10"]
-    assert keys(look(state.apply_all(found.records), told)) == []
-    assert keys(look(state, replace(told, spare=A2))) == []
-    assert keys(look(state, replace(told, draining=True))) == []
+    assert keys(look(state.apply_all(found.records), reported)) == []
+    assert keys(look(state, replace(reported, spare=A2))) == []
+    assert keys(look(state, replace(reported, draining=True))) == []
 
 
 def test_a_new_wheel_is_sealed_at_the_floor_of_its_own_transaction() -> None:
-    told = heartbeat(open_=A1, wheels={A1: wheel_heartbeat(3, seal=(700, 3))})
+    reported = heartbeat(open_=A1, wheels={A1: wheel_heartbeat(3, seal=(700, 3))})
     state = committed((A1, None), n1=3)
-    found = look(state, told)
+    found = look(state, reported)
     assert found.progress.floor == 700
     assert state.apply_all(found.records).wheels[WheelId("a", 10)].seal_slot == 700
 
@@ -177,8 +177,8 @@ def nodes_of(*, last_number: int = 9, **storages: str) -> ControlState:
 
 
 def look_at(state: ControlState, *heartbeats: Heartbeat, **situation: object) -> Duties:
-    told = {each.node: each for each in heartbeats}
-    known = Situation(NOW_MS, "b", told, **situation)  # type: ignore[arg-type]
+    reported = {each.node: each for each in heartbeats}
+    known = Situation(NOW_MS, "b", reported, **situation)  # type: ignore[arg-type]
     return duties(state, state.progress, FloorWatch(), CLUSTER, known)
 
 
@@ -225,11 +225,11 @@ def test_a_node_that_is_configured_no_more_gets_no_wheel() -> None:
 
 def test_a_silent_node_gets_no_wheel_and_its_own_are_closed_once_one_could_have_heard() -> None:
     state = nodes_of().apply_all([wheel_record(A1, ABC), wheel_record(A2, ABC)])
-    told = using("a", 1)
+    reported = using("a", 1)
     for in_term_ms, fences in ((9_999, []), (10_000, [Fence("a", 2)])):
-        found = look_at(state, told, silent={"a"}, in_term_ms=in_term_ms)
+        found = look_at(state, reported, silent={"a"}, in_term_ms=in_term_ms)
         assert (found.fences, keys(found)) == (fences, [])
-    assert look_at(state, told, in_term_ms=10_000).fences == []
+    assert look_at(state, reported, in_term_ms=10_000).fences == []
     wants = heartbeat("a", open_=A2)
     assert keys(look_at(state, wants)) == ["node/a", "wheel/a.10"]
     assert keys(look_at(state, wants, silent={"a"})) == []
@@ -239,14 +239,14 @@ def test_the_end_is_not_below_v_of_the_transaction_itself() -> None:
     state = nodes_of().apply_all([wheel_record(A1, ABC)])
     answers = [FenceAnswer(n, f"disk-{n}", Fence("a", 1), {A1: 5}) for n in "bc"]
     held = {A1: wheel_heartbeat(7)}
-    told = {n: using(n, 2, wheels=held) for n in "abc"}
+    reported = {n: using(n, 2, wheels=held) for n in "abc"}
     step = Progress(NOW_MS, None, {A1: 7}, 10)
-    situation = Situation(NOW_MS, "b", told, answers)
+    situation = Situation(NOW_MS, "b", reported, answers)
     assert duties(state, step, FloorWatch(), CLUSTER, situation).closed == {A1: 7}
     assert duties(state, state.progress, FloorWatch(), CLUSTER, situation).closed == {A1: 5}
 
 
-def test_an_end_that_too_few_hold_is_committed_as_a_fill_and_told_only_then() -> None:
+def test_an_end_that_too_few_hold_is_committed_as_a_fill_and_reported_only_then() -> None:
     state = nodes_of().apply_all([wheel_record(A1, ABC)])
     answers = [FenceAnswer(n, f"disk-{n}", Fence("a", 1), {A1: s}) for n, s in (("b", 7), ("c", 4))]
     few = [
@@ -272,9 +272,9 @@ def test_an_end_that_too_few_hold_is_committed_as_a_fill_and_told_only_then() ->
 def test_a_replaced_node_keeps_its_number_and_its_wheels_are_closed() -> None:
     wheels = [wheel_record(WheelId(node, n), ABC) for node in "abc" for n in (8, 9)]
     state = nodes_of().apply_all(wheels)
-    told = [using("a", 8), using("b", 8), heartbeat("c", storage="disk-new", last_number=0)]
-    assert look_at(state, *told).refused == {"c": Refusal.STORAGE_REPLACED}
-    found = look_at(state, *told, replacements={"c": "disk-new", "x": "disk-x"})
+    reported = [using("a", 8), using("b", 8), heartbeat("c", storage="disk-new", last_number=0)]
+    assert look_at(state, *reported).refused == {"c": Refusal.STORAGE_REPLACED}
+    found = look_at(state, *reported, replacements={"c": "disk-new", "x": "disk-x"})
     state = state.apply_all(found.records)
     assert state.nodes["c"] == NodeRecord("disk-new", 10)
     today = {"a": "disk-a", "b": "disk-b", "c": "disk-new"}
@@ -283,13 +283,13 @@ def test_a_replaced_node_keeps_its_number_and_its_wheels_are_closed() -> None:
     assert new == {WheelId(node, 10) for node in "abc"}
     assert found.fences == [Fence("c", 9)]
     # Then the others have to leave theirs; and nothing is said twice.
-    found = look_at(state, *told, replacements={"c": "disk-new"})
+    found = look_at(state, *reported, replacements={"c": "disk-new"})
     assert found.fences == [Fence("a", 9), Fence("b", 9), Fence("c", 9)]
     assert keys(found) == []
     answers = [
         FenceAnswer(node, f"disk-{node}", Fence(origin, 9)) for node in "ab" for origin in "abc"
     ]
-    found = look_at(state, *told, answers=answers)
+    found = look_at(state, *reported, answers=answers)
     assert set(found.closed) == {WheelId(node, n) for node in "abc" for n in (8, 9)}
 
 
@@ -298,16 +298,16 @@ def test_what_waits_for_the_word_of_a_node_that_was_taken_out_is_closed_without_
     weak = replace(ABC, min_insync=1)
     wheels = [wheel_record(WheelId(node, n), weak) for node in "abc" for n in (8, 9)]
     state = nodes_of(last_number=11).apply_all(wheels)
-    told = [using("a", 10), using("b", 10)]
+    reported = [using("a", 10), using("b", 10)]
     answers = [
         FenceAnswer(node, f"disk-{node}", Fence(origin, 9)) for node in "ab" for origin in "abc"
     ]
-    assert look_at(state, *told, answers=answers).closed == {}
-    found = look_at(state, *told, answers=answers, replacements={"c": REMOVED})
+    assert look_at(state, *reported, answers=answers).closed == {}
+    found = look_at(state, *reported, answers=answers, replacements={"c": REMOVED})
     assert found.closed == dict.fromkeys((WheelId(node, n) for node in "abc" for n in (8, 9)), 0)
     after = state.apply_all(found.records)
     assert after.nodes["c"] == NodeRecord(REMOVED, 11)
-    assert keys(look_at(state, *told, replacements={"b": REMOVED})) == []  # b leads
+    assert keys(look_at(state, *reported, replacements={"b": REMOVED})) == []  # b leads
     # It gets no wheel, whatever disk it comes back with; until the operator replaces it.
     for storage in ("disk-c", "disk-new"):
         back = heartbeat("c", storage=storage, last_number=9)
@@ -329,13 +329,13 @@ def test_what_all_members_lack_is_lost_and_holds_up_no_end() -> None:
     state = nodes_of().apply_all([wheel_record(A1, ABC)])
     answers = [FenceAnswer(n, f"disk-{n}", Fence("a", 1), {A1: 7}) for n in "bc"]
     held = {A1: wheel_heartbeat(7, missing=(3,))}
-    told = [using(n, 2 if n == "a" else 1, wheels=held) for n in "abc"]
-    found = look_at(state, *told, answers=answers)
+    reported = [using(n, 2 if n == "a" else 1, wheels=held) for n in "abc"]
+    found = look_at(state, *reported, answers=answers)
     assert (found.closed, found.lost) == ({}, NO_FRAMES)
     state = state.apply_all(found.records)
     for lacks in ({(A1, 3): frozenset("ab")}, {(A1, 8): frozenset("abc")}):
-        assert keys(look_at(state, *told, answers=answers, **lacked(lacks))) == []
-    found = look_at(state, *told, answers=answers, **lacked({(A1, 3): frozenset("abc")}))
+        assert keys(look_at(state, *reported, answers=answers, **lacked(lacks))) == []
+    found = look_at(state, *reported, answers=answers, **lacked({(A1, 3): frozenset("abc")}))
     assert (found.closed, found.lost) == ({A1: 7}, FrameSet.of([(A1, 3)]))
     assert keys(found) == ["lost/a.1/3", "wheel/a.1"]
 
@@ -348,32 +348,32 @@ def test_what_v_names_and_nobody_shows_is_looked_for_and_then_lost() -> None:
         FenceAnswer(n, f"disk-{n}", Fence("a", 1), {A1: s}, all_incomplete=True)
         for n, s in (("a", 6), ("b", 5), ("c", 6))
     ]
-    told = [
+    reported = [
         using(n, 2 if n == "a" else 1, wheels={A1: wheel_heartbeat(s)})
         for n, s in (("a", 6), ("b", 6), ("c", 6))
     ]
-    found = look_at(state, *told, answers=answers)
+    found = look_at(state, *reported, answers=answers)
     assert found.closed == {}
     assert found.missing == {(A1, 7), (A1, 8)}
     lacks = {(A1, seq): frozenset("abc") for seq in (7, 8)}
-    found = look_at(state, *told, answers=answers, **lacked(lacks))
+    found = look_at(state, *reported, answers=answers, **lacked(lacks))
     assert (found.closed, found.lost) == ({A1: 8}, FrameSet.of([(A1, 7), (A1, 8)]))
     assert found.missing == set()
 
 
 def test_a_left_wheel_is_fenced_then_closed() -> None:
     state = committed((A1, None), (A2, None))
-    told = heartbeat(open_=A2, spare=A3, wheels={A1: wheel_heartbeat(7)})
-    found = look(state, told)
+    reported = heartbeat(open_=A2, spare=A3, wheels={A1: wheel_heartbeat(7)})
+    found = look(state, reported)
     assert (found.fences, found.closed, keys(found)) == ([Fence("a", 1)], {}, [])
     answer = FenceAnswer("a", "disk-a", Fence("a", 1), {A1: 7})
-    found = look(state, told, answers=[answer])
+    found = look(state, reported, answers=[answer])
     assert (found.fences, found.closed, keys(found)) == ([], {A1: 7}, ["wheel/a.1"])
     assert state.apply_all(found.records).wheels[A1].closed_at == 7
 
 
 @pytest.mark.parametrize(
-    ("told", "seq", "position", "gone"),
+    ("reported", "seq", "position", "gone"),
     [
         (wheel_heartbeat(7, top_slot=9), 7, None, True),
         (wheel_heartbeat(7, top_slot=10), 7, None, False),
@@ -383,12 +383,12 @@ def test_a_left_wheel_is_fenced_then_closed() -> None:
     ],
 )
 def test_a_closed_wheel_wholly_below_the_floor_is_unregistered(
-    told: WheelHeartbeat, seq: int, position: Position | None, gone: bool
+    reported: WheelHeartbeat, seq: int, position: Position | None, gone: bool
 ) -> None:
     state = committed((A1, 7), (A2, None))
     state = state.apply_all([lost_record(FrameRange(A1, 2, 2))])
     state = replace(state, progress=Progress(NOW_MS, position, {A1: seq, A2: 1}, floor=10))
-    found = look(state, heartbeat(open_=A2, spare=A3, wheels={A1: told}))
+    found = look(state, heartbeat(open_=A2, spare=A3, wheels={A1: reported}))
     assert found.unregistered == (frozenset({A1}) if gone else frozenset())
     after = state.apply_all(found.all_records)
     assert (A1 not in after.wheels) == gone
@@ -400,11 +400,11 @@ def test_a_closed_wheel_wholly_below_the_floor_is_unregistered(
 
 def test_with_one_member_its_own_word_is_enough() -> None:
     state = committed((A1, None), n1=4)
-    told = heartbeat(open_=A1, spare=A2, wheels={A1: wheel_heartbeat(4)})
+    reported = heartbeat(open_=A1, spare=A2, wheels={A1: wheel_heartbeat(4)})
     lacks = dict.fromkeys([(A1, 4), (A1, 3), (A3, 1)], frozenset("a"))
-    found = look(state, told, **lacked(lacks))
+    found = look(state, reported, **lacked(lacks))
     assert keys(found) == ["lost/a.1/3"]
-    assert keys(look(state.apply_all(found.records), told, **lacked(lacks))) == []
+    assert keys(look(state.apply_all(found.records), reported, **lacked(lacks))) == []
 
 
 def test_what_is_rescheduled_is_lost_with_a_frame_whose_wheel_goes_at_once() -> None:
@@ -413,8 +413,8 @@ def test_what_is_rescheduled_is_lost_with_a_frame_whose_wheel_goes_at_once() -> 
     state = replace(state, progress=Progress(NOW_MS, None, {A1: 4, A2: 1}, floor=10))
     key, stands = (b"i" * 16, NOW_MS + 5_000), Reschedule(NOW_MS + 9_000, Position(A1, 3, 0))
     state = state.apply_all([reschedule_record(key, stands)])
-    told = heartbeat(open_=A2, spare=A3, wheels={A1: wheel_heartbeat(4, top_slot=9)})
-    found = look(state, told, **lacked({(A1, 3): frozenset("a")}))
+    reported = heartbeat(open_=A2, spare=A3, wheels={A1: wheel_heartbeat(4, top_slot=9)})
+    found = look(state, reported, **lacked({(A1, 3): frozenset("a")}))
     assert (found.lost, found.unregistered) == (FrameSet.of([(A1, 3)]), frozenset({A1}))
     after = state.apply_all(found.all_records)
     assert after.reschedules[key].is_written
@@ -465,7 +465,7 @@ class Life:
         self.random = Random(seed)
         self.now_ms = NOW_MS
         self.node = Node()
-        self.told = self.node.heartbeat()
+        self.reported = self.node.heartbeat()
         self.state = ControlState()
         self.watch = FloorWatch()
         self.answers: list[FenceAnswer] = []
@@ -475,7 +475,7 @@ class Life:
     def live(self, steps: int) -> None:
         actions: list[tuple[int, Callable[[], None]]] = [
             (20, self.commit),
-            (20, self.tell),
+            (20, self.report),
             (20, self.write),
             (10, self.seal),
             (10, self.publish),
@@ -491,8 +491,8 @@ class Life:
     def pass_time(self) -> None:
         self.now_ms += self.random.randint(1, 20_000)
 
-    def tell(self) -> None:
-        self.told = self.node.heartbeat()
+    def report(self) -> None:
+        self.reported = self.node.heartbeat()
 
     def write(self) -> None:
         wheel = self.node.open
@@ -544,7 +544,7 @@ class Life:
         self.watch, self.answers = FloorWatch(), []
 
     def commit(self) -> None:
-        situation = Situation(self.now_ms, "a", {"a": self.told}, self.answers)
+        situation = Situation(self.now_ms, "a", {"a": self.reported}, self.answers)
         found = duties(self.state, self.step(), self.watch, ALONE, situation)
         self.answers += [self.promise(fence) for fence in found.fences]
         if self.random.random() < 0.1:
@@ -555,12 +555,12 @@ class Life:
         self.watch = found.watch
 
     def step(self) -> Progress | None:
-        """The cleaner takes all that it was told."""
+        """The cleaner takes all that was reported to it."""
         if self.state.progress is None:
             return None
         seqs = {
-            wheel: min(self.told.wheels[wheel].applied, record.closed_at or 10**9)
-            if wheel in self.told.wheels
+            wheel: min(self.reported.wheels[wheel].applied, record.closed_at or 10**9)
+            if wheel in self.reported.wheels
             else self.state.progress.seq(wheel)
             for wheel, record in self.state.wheels.items()
         }
@@ -596,7 +596,7 @@ def test_a_nodes_whole_life(seed: int) -> None:
     # In peace everything that is left over goes; an open wheel and a spare remain.
     for _ in range(9):
         life.now_ms += 300_000
-        for action in (life.adopt, life.seal, life.publish, life.tell, life.commit):
+        for action in (life.adopt, life.seal, life.publish, life.report, life.commit):
             action()
     assert {life.node.open, life.node.spare} == set(life.state.wheels)
     assert life.state.progress is not None

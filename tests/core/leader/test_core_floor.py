@@ -1,4 +1,4 @@
-"""The floor against a model that knows every frame of every wheel, told or not."""
+"""The floor against a model that knows every frame of every wheel, reported or not."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -38,7 +38,7 @@ class World:
     seals: dict[WheelId, list[Seal]] = field(default_factory=dict)
     records: dict[WheelId, WheelRecord] = field(default_factory=dict)
     published: dict[WheelId, int] = field(default_factory=dict)
-    told: dict[WheelId, Seal] = field(default_factory=dict)
+    reported: dict[WheelId, Seal] = field(default_factory=dict)
     progress: Progress = field(default_factory=lambda: Progress(100_000, None, {}, 90))
     watch: FloorWatch = field(default_factory=FloorWatch)
 
@@ -65,7 +65,7 @@ class World:
     def hear(self, wheel: WheelId, which: int) -> None:
         """Any seal that was ever given, in any order."""
         if wheel in self.records:
-            self.told[wheel] = self.seals[wheel][-1 - which % len(self.seals[wheel])]
+            self.reported[wheel] = self.seals[wheel][-1 - which % len(self.seals[wheel])]
 
     def publish(self, wheel: WheelId, frames: int) -> None:
         if wheel in self.records:
@@ -90,7 +90,7 @@ class World:
         self.watch = FloorWatch()
 
     def view(self) -> FloorView:
-        return FloorView(self.progress, self.records, self.told, self.published)
+        return FloorView(self.progress, self.records, self.reported, self.published)
 
     def commit(self) -> None:
         self.watch = watch_seals(self.watch, self.view())
@@ -221,7 +221,7 @@ def test_under_load_a_held_seal_moves_the_floor_though_the_newest_is_always_ahea
     assert floors == [10, 10, 400, 400, 402, 402]
 
 
-def test_of_all_that_is_told_the_strongest_counts() -> None:
+def test_of_all_that_is_reported_the_strongest_counts() -> None:
     heartbeats = [
         heartbeat("a", wheels={A1: wheel_heartbeat(9, seal=(5, 9), ledger_seq=4)}),
         heartbeat("b", wheels={A1: wheel_heartbeat(7, seal=(5, 7), ledger_seq=6)}),
@@ -240,8 +240,12 @@ MEMBERS = ControlState(
 
 
 def test_wholly_below_needs_one_who_holds_all_of_it() -> None:
-    def below(*told: WheelHeartbeat, wheel: WheelId = A1, state: ControlState = MEMBERS) -> bool:
-        heartbeats = {n: heartbeat(n, wheels={wheel: w}) for n, w in zip("abc", told, strict=False)}
+    def below(
+        *reported: WheelHeartbeat, wheel: WheelId = A1, state: ControlState = MEMBERS
+    ) -> bool:
+        heartbeats = {
+            n: heartbeat(n, wheels={wheel: w}) for n, w in zip("abc", reported, strict=False)
+        }
         return wholly_below(wheel, state, 100, heartbeats)
 
     assert not below(wheel_heartbeat(5, top_slot=99), wheel=A2)
@@ -253,7 +257,7 @@ def test_wholly_below_needs_one_who_holds_all_of_it() -> None:
     ):
         assert below(wheel_heartbeat(applied, top_slot=top_slot)) is is_below
         assert below(wheel_heartbeat(0), wheel_heartbeat(applied, top_slot=top_slot)) is is_below
-    # Rows with a hole among them do not tell of every slot; lost frames do not matter.
+    # Rows with a hole among them do not show every slot; lost frames do not matter.
     hole = wheel_heartbeat(5, top_slot=99, missing=(3,))
     assert not below(hole)
     assert below(hole, state=replace(MEMBERS, lost=FrameSet.of({(A1, 3)})))
@@ -285,7 +289,7 @@ def test_wholly_below_when_every_member_was_replaced() -> None:
             "a", storage="disk-new", wheels={A1: wheel_heartbeat(applied, top_slot=99)}
         )
         assert wholly_below(A1, replaced, 100, {"a": copy}) is is_below
-    # Nobody has: each frame has to be told as lost first.
+    # Nobody has: each frame has to be reported as lost first.
     for last, is_below in ((5, True), (4, False)):
-        told = replace(replaced, lost=FrameSet.of((A1, seq) for seq in range(1, last + 1)))
-        assert wholly_below(A1, told, 100, {"a": nothing}) is is_below
+        reported = replace(replaced, lost=FrameSet.of((A1, seq) for seq in range(1, last + 1)))
+        assert wholly_below(A1, reported, 100, {"a": nothing}) is is_below

@@ -67,7 +67,7 @@ THREE = ControlState(
 )
 
 
-def told(node: str, applied: int, high_watermark: int = 0, **more: object) -> Heartbeat:
+def reported(node: str, applied: int, high_watermark: int = 0, **more: object) -> Heartbeat:
     wheel = wheel_heartbeat(applied, high_watermark=high_watermark, **more)  # type: ignore[arg-type]
     return heartbeat(node, wheels={A1: wheel})
 
@@ -75,19 +75,19 @@ def told(node: str, applied: int, high_watermark: int = 0, **more: object) -> He
 @pytest.mark.parametrize(
     ("own", "others", "limit"),
     [
-        (told("b", 9), [], 0),
-        (told("b", 9), [told("c", 7)], 7),
-        (told("b", 5), [told("c", 7)], 5),
-        (told("b", 9), [told("a", 8), told("c", 7)], 8),
-        # HW, whoever tells it, and whoever is heard no more.
-        (told("b", 9, 4), [told("a", 3, 6)], 6),
-        (told("b", 9), [replace(told("d", 0, 5), storage="x")], 5),
+        (reported("b", 9), [], 0),
+        (reported("b", 9), [reported("c", 7)], 7),
+        (reported("b", 5), [reported("c", 7)], 5),
+        (reported("b", 9), [reported("a", 8), reported("c", 7)], 8),
+        # HW, whichever node reports it, heard or not.
+        (reported("b", 9, 4), [reported("a", 3, 6)], 6),
+        (reported("b", 9), [replace(reported("d", 0, 5), storage="x")], 5),
         # What is held is held without a hole.
-        (told("b", 9), [told("c", 8, missing=(6, 7))], 5),
-        (told("b", 9, missing=(3,)), [told("c", 8)], 2),
+        (reported("b", 9), [reported("c", 8, missing=(6, 7))], 5),
+        (reported("b", 9, missing=(3,)), [reported("c", 8)], 2),
         # Only the members' storages count.
-        (told("b", 9), [told("d", 9)], 0),
-        (told("b", 9), [replace(told("c", 9), storage="disk-new")], 0),
+        (reported("b", 9), [reported("d", 9)], 0),
+        (reported("b", 9), [replace(reported("c", 9), storage="disk-new")], 0),
     ],
 )
 def test_what_w_members_hold_may_be_taken(
@@ -99,53 +99,53 @@ def test_what_w_members_hold_may_be_taken(
 
 def test_what_was_taken_may_be_though_fewer_are_known_to_hold_it_now() -> None:
     state = replace(THREE, progress=Progress(0, None, {A1: 8}))
-    heartbeats = {"c": told("c", 5)}
-    assert takeable(THREE, told("b", 9), heartbeats) == {A1: 5}
-    assert takeable(state, told("b", 9), heartbeats) == {A1: 8}
-    assert takeable(state, told("b", 6), heartbeats) == {A1: 6}
+    heartbeats = {"c": reported("c", 5)}
+    assert takeable(THREE, reported("b", 9), heartbeats) == {A1: 5}
+    assert takeable(state, reported("b", 9), heartbeats) == {A1: 8}
+    assert takeable(state, reported("b", 6), heartbeats) == {A1: 6}
 
 
 def test_a_replaced_members_old_copy_counts_no_more() -> None:
     state = ControlState(
         nodes={**THREE.nodes, "c": NodeRecord("disk-new", 9)}, wheels=dict(THREE.wheels)
     )
-    assert takeable(state, told("b", 9), {"c": told("c", 9)}) == {A1: 0}
+    assert takeable(state, reported("b", 9), {"c": reported("c", 9)}) == {A1: 0}
 
 
 def test_lost_frames_are_not_missing() -> None:
     lost = FrameSet.of({(A1, 3), (A1, 6), (A1, 10), (A1, 11), (A2, 7)})
     state = ControlState(progress=Progress(0, None, {A1: 11}), wheels=THREE.wheels, lost=lost)
     for missing, prefix in (((), 11), ((3,), 11), ((3, 6), 11), ((3, 7), 6), ((4,), 3)):
-        own = told("b", 9, missing=missing)
+        own = reported("b", 9, missing=missing)
         assert held_prefix(state, A1, own) == prefix
         assert holds_progress(state, own) == (prefix == 11)
-    assert takeable(state, told("b", 9, missing=(6,)), {"c": told("c", 9)}) == {A1: 11}
+    assert takeable(state, reported("b", 9, missing=(6,)), {"c": reported("c", 9)}) == {A1: 11}
 
 
 @pytest.mark.parametrize(
     ("own", "heard", "min_insync", "knows"),
     [
         # R = 2, itself counted.
-        (told("b", 7), [], 2, False),
-        (told("b", 7), [told("c", 7)], 2, True),
-        (told("b", 7), [told("c", 8)], 2, False),
-        (told("b", 7, missing=(3,)), [told("c", 7)], 2, False),
+        (reported("b", 7), [], 2, False),
+        (reported("b", 7), [reported("c", 7)], 2, True),
+        (reported("b", 7), [reported("c", 8)], 2, False),
+        (reported("b", 7, missing=(3,)), [reported("c", 7)], 2, False),
         # What it lacks it may have acknowledged before it went bad.
-        (told("b", 7), [told("c", 8, missing=(3,))], 2, False),
-        (told("b", 7), [heartbeat("c")], 2, True),
-        (heartbeat("b"), [told("c", 1)], 2, False),
+        (reported("b", 7), [reported("c", 8, missing=(3,))], 2, False),
+        (reported("b", 7), [heartbeat("c")], 2, True),
+        (heartbeat("b"), [reported("c", 1)], 2, False),
         # Who may have forgotten, or is none of the members, says nothing.
-        (told("b", 7), [replace(told("c", 7), complete=False)], 2, False),
-        (told("b", 7), [replace(told("c", 7), storage="disk-new")], 2, False),
-        (told("b", 7), [told("d", 7)], 2, False),
-        (told("d", 7), [told("b", 7), told("c", 7)], 2, True),
+        (reported("b", 7), [replace(reported("c", 7), complete=False)], 2, False),
+        (reported("b", 7), [replace(reported("c", 7), storage="disk-new")], 2, False),
+        (reported("b", 7), [reported("d", 7)], 2, False),
+        (reported("d", 7), [reported("b", 7), reported("c", 7)], 2, True),
         # With W = 1 anyone may have what nobody else has: R = 3.
-        (told("b", 7), [told("c", 7)], 1, False),
-        (told("b", 7), [told("a", 7), told("c", 7)], 1, True),
+        (reported("b", 7), [reported("c", 7)], 1, False),
+        (reported("b", 7), [reported("a", 7), reported("c", 7)], 1, True),
         # With W = 3 everybody has it all.
-        (told("b", 7), [], 3, True),
+        (reported("b", 7), [], 3, True),
         # It writes the wheel itself.
-        (replace(told("a", 7), open=A1), [], 1, True),
+        (replace(reported("a", 7), open=A1), [], 1, True),
     ],
 )
 def test_who_knows_all_that_was_acknowledged(
@@ -167,9 +167,9 @@ def test_who_knows_all_that_was_acknowledged(
 
 def test_who_was_taken_out_is_not_heard_and_lost_frames_are_not_missing() -> None:
     out = replace(THREE, nodes={**THREE.nodes, "c": NodeRecord(REMOVED, 9)})
-    assert not knows_all(out, told("b", 7), {"c": told("c", 7)})
+    assert not knows_all(out, reported("b", 7), {"c": reported("c", 7)})
     lost = replace(THREE, lost=FrameSet.of({(A1, 8)}))
-    assert knows_all(lost, told("b", 7), {"c": told("c", 8)})
+    assert knows_all(lost, reported("b", 7), {"c": reported("c", 8)})
 
 
 @given(
@@ -183,17 +183,17 @@ def test_the_prefix_is_what_counting_finds(applied: int, missing: set[int], lost
     expected = 0
     while expected + 1 in lost or (expected < applied and expected + 1 not in there):
         expected += 1
-    assert held_prefix(state, A1, told("a", applied, missing=tuple(there))) == expected
+    assert held_prefix(state, A1, reported("a", applied, missing=tuple(there))) == expected
 
 
-def test_of_many_spans_the_last_one_told_takes_in_the_others() -> None:
+def test_of_many_spans_the_last_one_reported_takes_in_the_others() -> None:
     scattered = tuple(range(1, 4 * MAX_MISSING, 2))
     state = ControlState(lost=FrameSet.of((A1, seq) for seq in scattered[: MAX_MISSING - 1]))
-    own = told("a", 999, missing=SeqSet.of(scattered).condensed(MAX_MISSING))
+    own = reported("a", 999, missing=SeqSet.of(scattered).condensed(MAX_MISSING))
     assert held_prefix(state, A1, own) == 2 * MAX_MISSING - 2
 
 
 def test_millions_in_a_row_are_one_span() -> None:
     lost = FrameSet([FrameRange(A1, 3, 10**9)])
-    own = told("a", 10**9 + 5, missing=SeqSet([(3, 10**9 - 1), (10**9 + 2, 10**9 + 2)]))
+    own = reported("a", 10**9 + 5, missing=SeqSet([(3, 10**9 - 1), (10**9 + 2, 10**9 + 2)]))
     assert held_prefix(ControlState(lost=lost), A1, own) == 10**9 + 1

@@ -80,7 +80,7 @@ def test_what_a_members_newest_beat_shows_is_not_lost(shown: Heartbeat, lost: bo
     assert found == (FOUR if lost else NO_FRAMES)
 
 
-def test_the_own_beat_is_not_asked_for_it_was_told_together() -> None:
+def test_the_own_beat_is_not_asked_for_it_was_reported_together() -> None:
     heartbeats = (holder("a", 4), holder("b"), holder("c", 4))
     assert frames_lost(STATE, {}, sought(*heartbeats, lacks={(A1, 4): ALL})) == of_a1(4)
 

@@ -1,4 +1,4 @@
-"""What an operator is told before a node is replaced or taken out."""
+"""What an operator is shown before a node is replaced or taken out."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ RECORD = WheelRecord(THREE, 2, 0)
 def test_frames_that_no_other_member_holds(
     state: ControlState, others: dict[str, object], at_risk: int
 ) -> None:
-    heartbeats = {node: heartbeat(node, wheels={A1: told}) for node, told in others.items()}  # type: ignore[dict-item]
+    heartbeats = {node: heartbeat(node, wheels={A1: reported}) for node, reported in others.items()}  # type: ignore[dict-item]
     assert frames_at_risk(state, "a", heartbeats) == {A1: at_risk}
 
 
-def test_what_the_node_itself_told_before_is_an_end_and_no_holder() -> None:
+def test_what_the_node_itself_reported_before_is_an_end_and_no_holder() -> None:
     heartbeats = {
         "a": heartbeat("a", wheels={A1: wheel_heartbeat(9)}),
         "b": heartbeat("b", wheels={A1: wheel_heartbeat(5)}),

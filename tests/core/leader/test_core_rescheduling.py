@@ -51,9 +51,9 @@ DECIDED = STATE.apply_all([reschedule_record(KEY, Reschedule(TO_MS, PLACE))])
 WRITTEN = RescheduleWritten(KEY, TO_MS, (A1, 7), (A1, 8))
 
 
-def after(state: ControlState, progress: Progress = NOW, **told: object) -> ControlState:
+def after(state: ControlState, progress: Progress = NOW, **reported: object) -> ControlState:
     """The state once a transaction that leads there is committed."""
-    records = reschedule_records(state, progress, Rescheduling(**told), {}, 10_000)  # type: ignore[arg-type]
+    records = reschedule_records(state, progress, Rescheduling(**reported), {}, 10_000)  # type: ignore[arg-type]
     return replace(state.apply_all(records), progress=progress)
 
 
@@ -131,10 +131,10 @@ def test_the_floor_leaves_what_it_is_made_of() -> None:
 def test_what_is_lost_is_not_waited_for_and_comes_at_no_due() -> None:
     lost = replace(DECIDED, lost=FrameSet.of([(A1, 3)]))
     past = replace(NOW, due_ms=TO_MS)
-    for told in (after(lost), after(lost, past, absent=frozenset({KEY}))):
-        assert withdrawn(told) == {KEY, (ID, TO_MS)}
-        assert floor_below(told, 1_000) == 1_000
-        assert not passing(told, past)
+    for reported in (after(lost), after(lost, past, absent=frozenset({KEY}))):
+        assert withdrawn(reported) == {KEY, (ID, TO_MS)}
+        assert floor_below(reported, 1_000) == 1_000
+        assert not passing(reported, past)
     above = replace(NOW, due_ms=200_000, floor=TO_MS // 1000 + 1)
     assert not after(after(lost), above).reschedules
 
@@ -171,14 +171,14 @@ def test_nothing_is_decided_before_every_node_knows_the_record(
     nodes = {"a": "disk-a", "b": "disk-b", "gone": REMOVED}
     state = replace(STATE, nodes={node: NodeRecord(disk, 1) for node, disk in nodes.items()})
     assert nodes_behind(state, heartbeats) == behind
-    told = Rescheduling(wishes=[WISH])
-    records = reschedule_records(state, NOW, told, heartbeats, 10_000)
+    reported = Rescheduling(wishes=[WISH])
+    records = reschedule_records(state, NOW, reported, heartbeats, 10_000)
     keys = [NEEDS_KEY, reschedule_record(WISH.key, None)[0]]
     assert [key for key, _ in records] == ([] if behind else keys)
     if not behind:
         # From the mark on nobody is asked, and it is not written again.
         marked = state.apply_all(records[:1])
-        again = reschedule_records(marked, NOW, told, by(a=1), 10_000)
+        again = reschedule_records(marked, NOW, reported, by(a=1), 10_000)
         assert [key for key, _ in again] == keys[1:]
 
 
@@ -207,13 +207,13 @@ def test_only_wishes_that_may_be_decided_are_looked_at_and_only_as_many_as_there
     ],
     ids=["nowhere", "its mark", "its record", "put off", "an older record", "lost"],
 )
-def test_the_newer_of_record_and_mark_tells_where_a_message_went(
+def test_the_newer_of_record_and_mark_shows_where_a_message_went(
     stands: Reschedule | None, marked_ms: int | None, known_ms: int | None
 ) -> None:
     assert known_due_ms(stands, marked_ms) == known_ms
 
 
-def test_a_mark_tells_where_its_message_went_and_no_other() -> None:
+def test_a_mark_shows_where_its_message_went_and_no_other() -> None:
     ids = [ID, mark_of((ID, 1), 5), mark_of(KEY, TO_MS)]
     assert marked_due_ms(KEY, ids) == TO_MS
     assert marked_due_ms((ID, 2), ids) is None

@@ -58,16 +58,16 @@ def test_fewer_than_r_is_silent_though_somebody_hears_it() -> None:
         "c": {"a": 0, "b": 0, "d": 0, "e": 0},
         "d": {"a": 0, "b": 0, "c": 0},
     }
-    told = server("a", hearing)
-    assert silent_nodes(told, "abcde", required=4, now_ms=NOW_MS) == {"e"}
-    assert silent_nodes(told, "abcde", required=3, now_ms=NOW_MS) == set()
+    reported = server("a", hearing)
+    assert silent_nodes(reported, "abcde", required=4, now_ms=NOW_MS) == {"e"}
+    assert silent_nodes(reported, "abcde", required=3, now_ms=NOW_MS) == set()
 
 
 def test_a_word_that_came_over_two_nodes_is_as_old_as_its_way() -> None:
-    told = server("a", {"a": {"b": 10}, "b": {"c": 200, "a": 0}, "c": {"d": 3000, "b": 5}})
-    assert ages_ms(told, NOW_MS + 1) == {"a": 0, "b": 11, "c": 211, "d": 3211}
-    assert silent_nodes(told, "d", required=2, now_ms=NOW_MS) == set()
-    assert silent_nodes(told, "d", required=2, now_ms=NOW_MS + 6790) == {"d"}
+    reported = server("a", {"a": {"b": 10}, "b": {"c": 200, "a": 0}, "c": {"d": 3000, "b": 5}})
+    assert ages_ms(reported, NOW_MS + 1) == {"a": 0, "b": 11, "c": 211, "d": 3211}
+    assert silent_nodes(reported, "d", required=2, now_ms=NOW_MS) == set()
+    assert silent_nodes(reported, "d", required=2, now_ms=NOW_MS + 6790) == {"d"}
 
 
 @pytest.mark.parametrize("required", [1, 2])

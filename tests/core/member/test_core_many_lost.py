@@ -1,4 +1,4 @@
-"""A million frames in a row that nobody can read: what is told, asked and recorded stays small."""
+"""A million unreadable frames in a row: what is reported, asked and recorded stays small."""
 
 import json
 from dataclasses import replace
@@ -55,7 +55,7 @@ class Node:
         received = Received(sender, message, self.now_ms, self.wall_ms)
         return self._sent(self.machine.step(received))
 
-    def told(
+    def cleaner_reports(
         self,
         role: Role,
         progress: Progress,
@@ -82,7 +82,9 @@ class Node:
 
     def _sent(self, effects: list[Effect]) -> list[tuple[str, PeerMessage]]:
         sent = [(each.peer, each.message) for each in effects if isinstance(each, Send)]
-        self.largest_bytes = max([self.largest_bytes, *(len(encode(told)) for _, told in sent)])
+        self.largest_bytes = max(
+            [self.largest_bytes, *(len(encode(reported)) for _, reported in sent)]
+        )
         return sent
 
     def look_for_all(self) -> int:
@@ -126,14 +128,14 @@ def given_up(node: Node, progress: Progress) -> ControlState:
 def test_frames_that_are_held_as_holes_are_given_up_at_once() -> None:
     node = Node({B1: held_of(B1, MILLION, missing=SeqSet([(1, MILLION)]))})
     progress = Progress(node.wall_ms, None, {}, 0)
-    node.told(Role.LEADING, progress)
+    node.cleaner_reports(Role.LEADING, progress)
     for peer in "bc":
         node.receive(peer, Gossip(heartbeat_of(peer, wheels={B1: NONE_HELD})))
     assert node.look_for_all() == 2
     after = given_up(node, progress)
     assert node.largest_bytes < 2_500
     assert ForgetLost(LOST) in [
-        *node.told(Role.LEADING, progress, after.lost),
+        *node.cleaner_reports(Role.LEADING, progress, after.lost),
         *node.machine.step(Tick(node.now_ms, node.wall_ms)),
     ]
     row = node.machine.status(node.now_ms, node.wall_ms, 1)
@@ -147,7 +149,7 @@ def test_frames_of_which_no_member_has_a_row_are_given_up_at_once() -> None:
     progress = Progress(node.wall_ms, None, {B1: MILLION}, 0)
     for peer in "bc":
         node.receive(peer, Gossip(heartbeat_of(peer)))
-    node.told(Role.LEADING, progress, missing=LOST)
+    node.cleaner_reports(Role.LEADING, progress, missing=LOST)
     assert node.look_for_all() == 2
     after = given_up(node, progress)
     assert node.largest_bytes < 2_500
@@ -160,10 +162,10 @@ def test_an_enormous_number_of_frames_takes_no_more() -> None:
     for peer in "bc":
         wheels = {B1: wheel_heartbeat(MOST, missing=SeqSet([(1, MOST)]))}
         node.receive(peer, Gossip(heartbeat_of(peer, wheels=wheels)))
-    node.told(Role.LEADING, progress)
+    node.cleaner_reports(Role.LEADING, progress)
     node.tick()
     assert node.look_for_all() == 2
-    # What it is told to lack beyond what was asked for does not count, and costs nothing.
+    # What it is reported to lack beyond what was asked for does not count, and costs nothing.
     node.receive("b", Lacks(2, B1, disk_of("b"), 1, MOST))
     row = node.machine.status(node.now_ms, node.wall_ms, 1)
     assert len(json.dumps(to_json(row))) < 3_000

@@ -50,10 +50,12 @@ SLOT = WALL_MS // 1000
 
 
 def alone(*, opened: bool = True) -> FakeNode:
-    """A cluster of one, with an open wheel and a spare unless told otherwise."""
+    """A cluster of one, with an open wheel and a spare unless stated otherwise."""
     node = FakeNode("a", "a")
     if opened:
-        node.told(node.cleaner({A1: record_of("a"), A2: record_of("a")}, role=Role.LEADING))
+        node.cleaner_reports(
+            node.cleaner({A1: record_of("a"), A2: record_of("a")}, role=Role.LEADING)
+        )
         node.tick()
     return node
 
@@ -67,7 +69,7 @@ def kinds(effects: list[Effect]) -> list[type]:
 
 def test_a_registered_wheel_becomes_the_spare_then_the_open_one() -> None:
     node = alone(opened=False)
-    effects = node.told(node.cleaner({A1: record_of("a"), A2: record_of("a")}))
+    effects = node.cleaner_reports(node.cleaner({A1: record_of("a"), A2: record_of("a")}))
     states = [effect.state for effect in effects if isinstance(effect, Save)]
     named = [(s.open, s.spare and s.spare.wheel) for s in states]
     assert named == [(None, A1), (A1, A2)]
@@ -77,17 +79,17 @@ def test_a_registered_wheel_becomes_the_spare_then_the_open_one() -> None:
 
 def test_no_second_save_before_the_first_is_answered() -> None:
     node = alone(opened=False)
-    effects = node.machine.step(_told(node, {A1: record_of("a")}))
+    effects = node.machine.step(_reported(node, {A1: record_of("a")}))
     assert kinds(effects).count(Save) == 1
     assert Save not in kinds(
-        node.machine.step(_told(node, {A1: record_of("a"), A2: record_of("a")}))
+        node.machine.step(_reported(node, {A1: record_of("a"), A2: record_of("a")}))
     )
 
 
 def test_a_wheel_is_made_only_when_its_name_is_durable() -> None:
     node = alone(opened=False)
     node.store.refuses = {Save}
-    effects = node.told(node.cleaner({A1: record_of("a")}))
+    effects = node.cleaner_reports(node.cleaner({A1: record_of("a")}))
     assert OpenWheel not in kinds(effects)
     assert node.status().heartbeat.spare is None
     node.store.refuses = set()
@@ -112,7 +114,7 @@ def test_a_wheel_that_could_not_be_made_is_given_up_and_the_next_tried_after_a_s
     node.store.refuses = {OpenWheel}
     node.tick()
     node.store.refuses = set()
-    effects = node.told(node.cleaner({A1: record_of("a"), A2: record_of("a")}))
+    effects = node.cleaner_reports(node.cleaner({A1: record_of("a"), A2: record_of("a")}))
     assert OpenWheel not in kinds(effects)
     heartbeat = node.status().heartbeat
     assert (heartbeat.open, heartbeat.spare, heartbeat.last_number) == (None, A2, 2)
@@ -134,19 +136,19 @@ def test_only_the_least_unclosed_wheel_above_all_known_ones_with_this_storage_is
         WheelId("a", 6): record_of("a"),
         WheelId("a", 5): record_of("a"),
     }
-    node.told(node.cleaner(wheels))
+    node.cleaner_reports(node.cleaner(wheels))
     assert node.store.opened == [WheelId("a", 5)]
 
 
 def test_a_registry_that_was_not_read_to_an_end_is_not_believed() -> None:
     node = alone(opened=False)
-    node.told(node.cleaner({A1: record_of("a")}, control_offset=-1))
+    node.cleaner_reports(node.cleaner({A1: record_of("a")}, control_offset=-1))
     assert node.store.state.spare is None
 
 
 def test_a_row_of_another_boot_is_not_believed() -> None:
     node = alone(opened=False)
-    node.told(replace(node.cleaner({A1: record_of("a")}), boot="another"))
+    node.cleaner_reports(replace(node.cleaner({A1: record_of("a")}), boot="another"))
     assert node.store.state.spare is None
 
 
@@ -165,20 +167,22 @@ def test_a_restart_leaves_the_open_wheel_and_opens_the_spare_without_a_cleaner()
 def test_a_spare_that_is_closed_is_dropped_and_a_missing_one_only_when_a_later_is_there() -> None:
     node = alone()
     assert node.store.state.spare is not None
-    node.told(node.cleaner({A1: record_of("a")}))
+    node.cleaner_reports(node.cleaner({A1: record_of("a")}))
     assert node.store.state.spare is not None
-    node.told(node.cleaner({A1: record_of("a"), A3: record_of("a")}))
+    node.cleaner_reports(node.cleaner({A1: record_of("a"), A3: record_of("a")}))
     spare = node.store.state.spare
     assert spare is not None
     assert spare.wheel == A3
-    node.told(node.cleaner({A1: record_of("a"), A3: record_of("a", closed_at=0)}))
+    node.cleaner_reports(node.cleaner({A1: record_of("a"), A3: record_of("a", closed_at=0)}))
     assert node.store.state.spare is None
 
 
 def test_the_open_wheel_is_left_when_it_is_closed() -> None:
     node = alone()
     node.write()
-    effects = node.told(node.cleaner({A1: record_of("a", closed_at=1), A2: record_of("a")}))
+    effects = node.cleaner_reports(
+        node.cleaner({A1: record_of("a", closed_at=1), A2: record_of("a")})
+    )
     assert kinds(effects).count(LeaveWheel) == 1
     assert node.status().heartbeat.open == A2
     assert CloseWheel(A1, 1) in node.tick()
@@ -272,24 +276,26 @@ def test_the_open_wheel_seals_by_the_leaders_clock_and_rests_without_one() -> No
     assert node.status().heartbeat.wheels[A1].seal_slot == node.wall_ms // 1000 - 120
     assert node.machine.admits(node.now_ms) == Admission(A1, node.wall_ms // 1000 - 120)
     sealed = node.status().heartbeat.wheels[A1].seal_slot
-    node.told(None)
+    node.cleaner_reports(None)
     node.tick(5_000)
     assert node.status().heartbeat.wheels[A1].seal_slot == sealed
 
 
-def test_a_spares_seal_is_saved_before_it_is_told_and_moves_once_a_second() -> None:
+def test_a_spares_seal_is_saved_before_it_is_reported_and_moves_once_a_second() -> None:
     node = alone()
     spare = node.store.state.spare
     assert spare is not None
-    told = node.status().heartbeat.wheels[A2]
-    assert (told.seal_slot, told.seal_seq) == (spare.seal_slot, 0)
+    reported = node.status().heartbeat.wheels[A2]
+    assert (reported.seal_slot, reported.seal_seq) == (spare.seal_slot, 0)
     node.store.refuses = {Save}
     node.tick(1_000)
     assert node.status().heartbeat.wheels[A2].seal_slot == spare.seal_slot
     node.store.refuses = set()
     saves = 0
     for _ in range(20):
-        node.told(node.cleaner({A1: record_of("a"), A2: record_of("a")}, role=Role.LEADING))
+        node.cleaner_reports(
+            node.cleaner({A1: record_of("a"), A2: record_of("a")}, role=Role.LEADING)
+        )
         saves += kinds(node.tick()).count(Save)
     assert saves == 2
     saved = node.store.state.spare
@@ -298,7 +304,7 @@ def test_a_spares_seal_is_saved_before_it_is_told_and_moves_once_a_second() -> N
     assert node.status().heartbeat.wheels[A2].seal_slot == saved.seal_slot
 
 
-def test_a_wheel_opens_with_the_seal_that_it_told_as_a_spare() -> None:
+def test_a_wheel_opens_with_the_seal_that_it_reported_as_a_spare() -> None:
     spare = Spare(A1, SLOT + 500, {"a": disk_of("a")}, 1)
     node = FakeNode("a", "a", store=FakeStore(state_of("a", last_number=1, spare=spare)))
     node.tick()
@@ -308,12 +314,12 @@ def test_a_wheel_opens_with_the_seal_that_it_told_as_a_spare() -> None:
 # --- the own leader's fences
 
 
-def test_a_promise_is_durable_before_it_is_told() -> None:
+def test_a_promise_is_durable_before_it_is_reported() -> None:
     node = alone()
     wheels = {A1: record_of("a"), A2: record_of("a")}
     node.store.refuses = {Save}
     status = node.cleaner(wheels, role=Role.LEADING, fences=(Fence("b", 3),))
-    node.told(status)
+    node.cleaner_reports(status)
     assert node.status().answers == ()
     node.store.refuses = set()
     node.tick()
@@ -327,7 +333,7 @@ def test_a_fence_of_the_own_open_wheel_is_answered_with_all_that_was_written() -
     node.write(2)
     wheels = {A1: record_of("a"), A2: record_of("a")}
     node.store.refuses = {LeaveWheel}
-    node.told(node.cleaner(wheels, role=Role.LEADING, fences=(Fence("a", 1),)))
+    node.cleaner_reports(node.cleaner(wheels, role=Role.LEADING, fences=(Fence("a", 1),)))
     assert node.status().answers == ()
     assert node.store.state.fenced == {}
     node.store.refuses = set()
@@ -340,20 +346,20 @@ def test_a_fence_of_the_own_open_wheel_is_answered_with_all_that_was_written() -
 def test_a_fence_of_own_wheels_uses_up_their_numbers_and_drops_the_spare() -> None:
     node = alone()
     wheels = {A1: record_of("a"), A2: record_of("a"), A3: record_of("a")}
-    node.told(node.cleaner(wheels, role=Role.LEADING, fences=(Fence("a", 3),)))
+    node.cleaner_reports(node.cleaner(wheels, role=Role.LEADING, fences=(Fence("a", 3),)))
     state = node.store.state
     assert (state.open, state.spare, state.last_number) == (None, None, 3)
     assert state.fenced == {"a": 3}
     a4 = WheelId("a", 4)
-    node.told(node.cleaner({**wheels, a4: record_of("a")}, role=Role.LEADING))
+    node.cleaner_reports(node.cleaner({**wheels, a4: record_of("a")}, role=Role.LEADING))
     assert node.status().heartbeat.open == a4
 
 
-def test_no_answer_is_told_out_of_term() -> None:
+def test_no_answer_is_reported_out_of_term() -> None:
     node = alone()
-    node.told(node.cleaner(role=Role.LEADING, fences=(Fence("b", 3),)))
+    node.cleaner_reports(node.cleaner(role=Role.LEADING, fences=(Fence("b", 3),)))
     assert len(node.status().answers) == 1
-    node.told(node.cleaner(role=Role.STANDBY))
+    node.cleaner_reports(node.cleaner(role=Role.STANDBY))
     assert node.status().answers == ()
 
 
@@ -363,7 +369,7 @@ def test_no_answer_is_told_out_of_term() -> None:
 def test_a_closed_wheel_is_cut_once() -> None:
     node = FakeNode("a", "a", store=_holding(held=5))
     wheels = {A1: record_of("a", closed_at=3)}
-    node.told(node.cleaner(wheels))
+    node.cleaner_reports(node.cleaner(wheels))
     assert CloseWheel(A1, 3) in node.tick()
     assert node.status().heartbeat.wheels[A1].applied == 3
     assert CloseWheel not in kinds(node.tick())
@@ -372,9 +378,9 @@ def test_a_closed_wheel_is_cut_once() -> None:
 def test_a_wheel_goes_when_it_is_registered_no_more() -> None:
     node = FakeNode("a", "a", store=_holding(held=5))
     node.tick()
-    node.told(node.cleaner({A1: record_of("a", closed_at=5)}, floor=9))
+    node.cleaner_reports(node.cleaner({A1: record_of("a", closed_at=5)}, floor=9))
     assert DeleteWheel not in kinds(node.tick())
-    node.told(node.cleaner({A2: record_of("a")}, floor=0))
+    node.cleaner_reports(node.cleaner({A2: record_of("a")}, floor=0))
     assert DeleteWheel(A1) in node.tick()
     assert A1 not in node.status().heartbeat.wheels
 
@@ -385,16 +391,16 @@ def test_a_wheel_that_may_not_be_registered_yet_goes_only_when_it_lies_below_the
 ) -> None:
     node = FakeNode("a", "a", store=_holding(held=held))
     node.tick()
-    node.told(node.cleaner({}, floor=floor))
+    node.cleaner_reports(node.cleaner({}, floor=floor))
     assert (DeleteWheel(A1) in node.tick()) is goes
 
 
 def test_what_lies_below_the_floor_is_swept_when_it_moves_and_again_after_a_failure() -> None:
     node = alone()
-    node.told(node.cleaner({}, floor=9))
+    node.cleaner_reports(node.cleaner({}, floor=9))
     assert Sweep(9) in node.tick()
     assert Sweep not in kinds(node.tick())
-    node.told(node.cleaner({}, floor=10))
+    node.cleaner_reports(node.cleaner({}, floor=10))
     node.store.refuses = {Sweep}
     node.tick()
     node.store.refuses = set()
@@ -402,24 +408,24 @@ def test_what_lies_below_the_floor_is_swept_when_it_moves_and_again_after_a_fail
     assert node.status().heartbeat.floor == 10
 
 
-def test_what_was_read_of_progress_is_told_on_though_the_topic_lost_it() -> None:
+def test_progress_that_was_read_is_still_reported_though_the_topic_lost_it() -> None:
     node = alone(opened=False)
     assert node.status().heartbeat.reached is None
     first = Progress(1_000, Position(A1, 2, 1), floor=9)
     newest = replace(first, due_ms=900, position=None, set_backs=1)
-    for told in (first, newest, replace(newest, due_ms=800), first, replace(first, floor=10)):
-        node.told(replace(node.cleaner({}), progress=told))
+    for reported in (first, newest, replace(newest, due_ms=800), first, replace(first, floor=10)):
+        node.cleaner_reports(replace(node.cleaner({}), progress=reported))
     assert node.status().heartbeat.reached == newest.reached
     assert node.status().heartbeat.floor == 10
 
 
-def test_lost_frames_are_not_missing_and_the_store_is_told() -> None:
+def test_lost_frames_are_not_missing_and_the_store_is_informed() -> None:
     node = FakeNode("a", "a", store=_holding(held=3))
     node.store.damaged.add((A1, 2))
     node.step(Unreadable(A1, SeqSet.of([2])))
     assert node.status().heartbeat.wheels[A1].missing == SeqSet.of([2])
     assert missing_members(node.status()) == {(A1, 2): "a"}
-    node.told(node.cleaner({A1: record_of("a")}, lost=FrameSet.of({(A1, 2)})))
+    node.cleaner_reports(node.cleaner({A1: record_of("a")}, lost=FrameSet.of({(A1, 2)})))
     assert ForgetLost(FrameSet.of([(A1, 2)])) in node.tick()
     assert node.status().heartbeat.wheels[A1].missing == NO_SEQS
     assert missing_members(node.status()) == {}
@@ -429,17 +435,17 @@ def test_what_a_leader_cannot_read_is_missing_here_until_a_leader_takes_it_back(
     node = FakeNode("a", "a", store=_holding(held=3))
     wheels = {A1: record_of("a")}
     bad = FrameSet.of({(A1, 2), (A1, 7)})
-    node.told(node.cleaner(wheels, role=Role.RESTING, unreadable=bad))
+    node.cleaner_reports(node.cleaner(wheels, role=Role.RESTING, unreadable=bad))
     assert node.status().heartbeat.wheels[A1].missing == SeqSet.of([2])
     assert missing_members(node.status()) == {(A1, 2): "a", (A1, 7): "a"}
-    node.told(node.cleaner(wheels, role=Role.STANDBY))
+    node.cleaner_reports(node.cleaner(wheels, role=Role.STANDBY))
     assert node.status().heartbeat.wheels[A1].missing == SeqSet.of([2])
-    node.told(node.cleaner(wheels, role=Role.RESTING))
+    node.cleaner_reports(node.cleaner(wheels, role=Role.RESTING))
     assert node.status().heartbeat.wheels[A1].missing == SeqSet.of([2])
     node.tick(READ_AGAIN_MS)
-    node.told(node.cleaner(wheels, role=Role.STANDBY))
+    node.cleaner_reports(node.cleaner(wheels, role=Role.STANDBY))
     assert node.status().heartbeat.wheels[A1].missing == SeqSet.of([2])
-    node.told(node.cleaner(wheels, role=Role.RESTING))
+    node.cleaner_reports(node.cleaner(wheels, role=Role.RESTING))
     assert node.status().heartbeat.wheels[A1].missing == NO_SEQS
 
 
@@ -448,19 +454,19 @@ def test_an_origin_leaves_its_wheel_once_however_many_frames_cannot_be_read() ->
     node.write(3)
     bad = FrameSet.of({(A1, 1), (A1, 3)})
     wheels = {A1: record_of("a"), A2: record_of("a")}
-    effects = node.told(node.cleaner(wheels, role=Role.LEADING, unreadable=bad))
+    effects = node.cleaner_reports(node.cleaner(wheels, role=Role.LEADING, unreadable=bad))
     assert kinds(effects).count(LeaveWheel) == 1
     assert node.status().heartbeat.open == A2
     node.tick(2_000)
-    node.told(node.cleaner(wheels, role=Role.LEADING, unreadable=bad))
+    node.cleaner_reports(node.cleaner(wheels, role=Role.LEADING, unreadable=bad))
     assert node.status().heartbeat.wheels[A1].missing == SeqSet.of([1, 3])
 
 
-def test_what_is_acknowledged_by_the_last_tick_of_a_draining_node_is_told() -> None:
+def test_what_is_acknowledged_by_the_last_tick_of_a_draining_node_is_reported() -> None:
     node = FakeNode("a", "abc", store=FakeStore(_with_spare(A1, "abc")))
     for peer in "bc":
-        told = replace(plain_beat(peer), storage=disk_of(peer), boot="boot")
-        node.receive(peer, Gossip(told))
+        reported = replace(plain_beat(peer), storage=disk_of(peer), boot="boot")
+        node.receive(peer, Gossip(reported))
     node.tick()
     node.write(1)
     node.receive("b", Applied(A1, disk_of("b"), "boot", 1))
@@ -472,7 +478,7 @@ def test_what_is_acknowledged_by_the_last_tick_of_a_draining_node_is_told() -> N
     assert node.status().heartbeat.open is None
 
 
-def test_a_published_ledger_is_told() -> None:
+def test_a_published_ledger_is_reported() -> None:
     node = alone()
     node.write(2)
     node.step(Published(A1, 2))
@@ -484,9 +490,9 @@ def test_a_published_ledger_is_told() -> None:
 # --- beats
 
 
-def test_a_term_is_told_only_while_the_cleaner_lives() -> None:
+def test_a_term_is_reported_only_while_the_cleaner_lives() -> None:
     node = alone()
-    node.told(node.cleaner(role=Role.LEADING, fences=(Fence("b", 1),), fills={A1: 2}))
+    node.cleaner_reports(node.cleaner(role=Role.LEADING, fences=(Fence("b", 1),), fills={A1: 2}))
     term = node.status().heartbeat.term
     assert term is not None
     assert (term.epoch, term.fences, term.fills) == (7, (Fence("b", 1),), {A1: 2})
@@ -520,7 +526,7 @@ def _holding(*, held: int) -> FakeStore:
     return store
 
 
-def _told(node: FakeNode, wheels: dict[WheelId, WheelRecord]) -> CleanerReported:
+def _reported(node: FakeNode, wheels: dict[WheelId, WheelRecord]) -> CleanerReported:
     return CleanerReported(node.cleaner(wheels), node.now_ms, node.wall_ms)
 
 

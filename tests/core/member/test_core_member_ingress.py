@@ -21,7 +21,7 @@ def live(node: FakeNode, *wheels: WheelId, slot: int | None, role: Role = Role.L
         registered = {wheel: replace(record_of("a"), seal_slot=floor) for wheel in wheels}
         row = node.cleaner(registered, role=role)
         progress = Progress(node.wall_ms, None, {}, floor)
-        node.told(replace(row, progress=progress, ingress_slot=slot))
+        node.cleaner_reports(replace(row, progress=progress, ingress_slot=slot))
         node.tick(300)
 
 

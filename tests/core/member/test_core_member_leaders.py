@@ -51,13 +51,13 @@ def test_a_candidate_is_waited_for_like_a_leader_until_it_says_that_it_failed() 
     assert node.status().leader_heard_ms is None
 
 
-def test_the_others_are_told_at_once_that_kafka_has_answered_the_own_candidate() -> None:
+def test_the_others_hear_at_once_that_kafka_has_answered_the_own_candidate() -> None:
     node = FakeNode("a")
-    node.told(node.cleaner(role=Role.CANDIDATE))
+    node.cleaner_reports(node.cleaner(role=Role.CANDIDATE))
     assert [message.heartbeat.stands for message in gossip_of(node)] == []
-    node.told(replace(node.cleaner(role=Role.CANDIDATE), stands=True))
+    node.cleaner_reports(replace(node.cleaner(role=Role.CANDIDATE), stands=True))
     assert [message.heartbeat.stands for message in gossip_of(node)] == [True] * 2
-    node.told(node.cleaner())
+    node.cleaner_reports(node.cleaner())
     assert [message.heartbeat.stands for message in gossip_of(node)] == [False] * 2
 
 
@@ -68,15 +68,15 @@ def test_a_beat_without_term_of_who_did_not_lead_says_nothing() -> None:
     assert node.status().leader_heard_ms == node.now_ms
 
 
-def test_the_others_are_told_at_once_that_the_own_term_begins_and_ends() -> None:
+def test_the_others_hear_at_once_that_the_own_term_begins_and_ends() -> None:
     node = FakeNode("a")
-    node.told(node.cleaner(role=Role.LEADING))
+    node.cleaner_reports(node.cleaner(role=Role.LEADING))
     assert [message.heartbeat.term for message in gossip_of(node)] == [Term(7)] * 2
-    node.told(node.cleaner(role=Role.LEADING))
+    node.cleaner_reports(node.cleaner(role=Role.LEADING))
     assert gossip_of(node) == []
-    node.told(None)  # it died
+    node.cleaner_reports(None)  # it died
     assert [message.heartbeat.term for message in gossip_of(node)] == [None] * 2
-    node.told(None)
+    node.cleaner_reports(None)
     assert gossip_of(node) == []
 
 
@@ -95,7 +95,7 @@ def test_seals_follow_the_newest_leaders_clock_also_when_it_is_relayed() -> None
 
 def test_votes_are_asked_for_while_wished_and_counted_for_the_round() -> None:
     node = FakeNode("a")
-    node.told(node.cleaner(vote_wish=VoteWish(1, 1_000)))
+    node.cleaner_reports(node.cleaner(vote_wish=VoteWish(1, 1_000)))
     assert messages(node, VoteAsk) == [("b", VoteAsk(1, 1_000)), ("c", VoteAsk(1, 1_000))]
     node.tick()
     assert len(messages(node, VoteAsk)) == 2
@@ -103,10 +103,10 @@ def test_votes_are_asked_for_while_wished_and_counted_for_the_round() -> None:
     node.receive("c", Vote(2))
     status = node.status()
     assert (status.votes, status.vote_round) == (frozenset({"b"}), 1)
-    node.told(node.cleaner(vote_wish=VoteWish(2, 1_000)))
+    node.cleaner_reports(node.cleaner(vote_wish=VoteWish(2, 1_000)))
     status = node.status()
     assert (status.votes, status.vote_round) == (frozenset(), 2)
-    node.told(node.cleaner())
+    node.cleaner_reports(node.cleaner())
     node.take_sent()
     node.tick()
     assert messages(node, VoteAsk) == []
@@ -117,7 +117,7 @@ def test_a_node_in_term_or_on_its_way_gives_no_vote() -> None:
     for role in (Role.LEADING, Role.RESTING, Role.CANDIDATE):
         node = FakeNode("a")
         node.tick(5_000)
-        node.told(node.cleaner(role=role))
+        node.cleaner_reports(node.cleaner(role=role))
         node.receive("b", VoteAsk(1, 1_000))
         assert messages(node, Vote) == []
 
@@ -131,19 +131,19 @@ def test_a_vote_given_counts_as_a_leader_heard() -> None:
 
 
 def gossip_of(node: FakeNode) -> list[Gossip]:
-    """What was told to the others since the last time."""
+    """What was sent to the others since the last time."""
     return [message for _, message in node.take_sent() if isinstance(message, Gossip)]
 
 
-def test_of_others_a_node_is_told_what_it_does_not_hear_and_everything_now_and_then() -> None:
+def test_a_node_gets_heartbeats_that_it_does_not_hear_and_all_of_them_now_and_then() -> None:
     node = FakeNode("a")
-    told = []
+    reported = []
     for count in range(1, 11):
         heard = {"c": Heard("boot", 0)}
         node.receive("b", Gossip(heartbeat_of("b", count=count, heard=heard)))
         node.receive("c", Gossip(heartbeat_of("c", count=count)))
         node.tick()
         sent = node.take_sent()
-        told.append({peer: len(m.others) for peer, m in sent if isinstance(m, Gossip)})
+        reported.append({peer: len(m.others) for peer, m in sent if isinstance(m, Gossip)})
     whole = {"b": 2, "c": 2}
-    assert told == [whole, *[{"b": 0, "c": 1}] * 4] * 2, "c does not say that it hears b"
+    assert reported == [whole, *[{"b": 0, "c": 1}] * 4] * 2, "c does not say that it hears b"

@@ -76,7 +76,7 @@ def test_frames_are_acknowledged_when_every_in_sync_member_holds_them() -> None:
     assert all(world[name].store.frames[A1].keys() == {1, 2, 3} for name in "abc")
 
 
-def test_the_high_watermark_is_told_at_once() -> None:
+def test_the_high_watermark_is_reported_at_once() -> None:
     world = cluster()
     world["a"].write(3)
     world.settle()
@@ -85,13 +85,13 @@ def test_the_high_watermark_is_told_at_once() -> None:
         assert world[name].status().heartbeat.wheels[A1].high_watermark == 3
 
 
-def test_a_leader_tells_its_row_when_it_hears_of_a_high_watermark() -> None:
+def test_a_leader_writes_its_row_when_it_hears_of_a_high_watermark() -> None:
     node = _mirror_of_b(held=3)
-    told = heartbeat_of("b", open=B1, wheels={B1: wheel_heartbeat(3, high_watermark=2)})
-    assert WriteStatus() not in node.receive("b", Gossip(told))
-    node.told(node.cleaner({B1: record_of()}, role=Role.LEADING))
-    told = replace(told, count=2, wheels={B1: wheel_heartbeat(3, high_watermark=3)})
-    assert WriteStatus() in node.receive("b", Gossip(told))
+    reported = heartbeat_of("b", open=B1, wheels={B1: wheel_heartbeat(3, high_watermark=2)})
+    assert WriteStatus() not in node.receive("b", Gossip(reported))
+    node.cleaner_reports(node.cleaner({B1: record_of()}, role=Role.LEADING))
+    reported = replace(reported, count=2, wheels={B1: wheel_heartbeat(3, high_watermark=3)})
+    assert WriteStatus() in node.receive("b", Gossip(reported))
 
 
 def test_a_mirror_that_is_cut_off_leaves_and_too_few_refuse_callers() -> None:
@@ -151,7 +151,7 @@ def test_a_node_whose_storage_is_no_member_takes_nothing() -> None:
     node = FakeNode("a", store=FakeStore(replace(state_of("a"), storage="another")))
     node.receive("b", frames_of(B1, 1, 2))
     assert node.store.frames == {}
-    node.told(node.cleaner({B1: record_of()}))
+    node.cleaner_reports(node.cleaner({B1: record_of()}))
     node.receive("b", Gossip(heartbeat_of("b", open=B1, wheels={B1: wheel_heartbeat(2)})))
     for _ in range(3):
         node.tick()
@@ -202,7 +202,7 @@ def test_missing_frames_are_fetched_and_repaired() -> None:
     assert node.status().heartbeat.wheels[B1].missing == NO_SEQS
 
 
-def test_what_all_members_lack_is_told_with_who_said_so() -> None:
+def test_what_all_members_lack_is_reported_with_the_nodes_that_said_so() -> None:
     node = _mirror_of_b(held=3)
     node.store.damaged.add((B1, 2))
     node.step(Unreadable(B1, SeqSet.of([2])))
@@ -220,8 +220,8 @@ def test_frames_that_nobody_shows_are_looked_for_when_the_cleaner_asks() -> None
     node = _mirror_of_b(held=1)
     for peer in "bc":
         node.receive(peer, Gossip(heartbeat_of(peer)))
-    told = node.cleaner({B1: record_of()}, role=Role.LEADING, unreadable=FrameSet.of({(B1, 2)}))
-    node.told(told)
+    reported = node.cleaner({B1: record_of()}, role=Role.LEADING, unreadable=FrameSet.of({(B1, 2)}))
+    node.cleaner_reports(reported)
     node.tick()
     ((peer, fetch),) = messages(node, Fetch)
     assert fetch == Fetch(1, B1, 2, 2)
@@ -235,7 +235,7 @@ def test_a_disk_put_in_the_place_of_a_members_says_nothing_of_what_that_one_held
     members = {**record.members, "a": "disk-of-before"}
     other = replace(record, members=members)
     sought = FrameSet.of({(B1, 1)})
-    node.told(node.cleaner({B1: other}, role=Role.LEADING, unreadable=sought))
+    node.cleaner_reports(node.cleaner({B1: other}, role=Role.LEADING, unreadable=sought))
     node.tick()
     assert missing_members(node.status()) == {(B1, 1): ""}
 
@@ -252,7 +252,7 @@ def test_what_is_held_is_served_and_the_rest_is_said_to_lack() -> None:
     ]
 
 
-def test_an_origin_serves_only_what_it_told_as_written() -> None:
+def test_an_origin_serves_only_what_it_reported_as_written() -> None:
     world = cluster()
     node = world["a"]
     node.write(2)
@@ -332,7 +332,7 @@ def test_a_fenced_wheel_is_fetched_up_to_its_fill_and_no_further() -> None:
 def test_a_committed_end_allows_what_a_promise_forbids() -> None:
     node = _mirror_of_b(held=2)
     node.receive("c", Gossip(heartbeat_of("c", term=Term(5, (Fence("b", 1),)))))
-    node.told(node.cleaner({B1: record_of(closed_at=3)}))
+    node.cleaner_reports(node.cleaner({B1: record_of(closed_at=3)}))
     assert CloseWheel(B1, 3) in node.tick()
     node.receive("c", frames_of(B1, 3, 5, request=8))
     assert node.store.frames[B1].keys() == {1, 2, 3}
@@ -342,18 +342,18 @@ def test_what_is_lost_at_an_end_is_not_fetched() -> None:
     node = _mirror_of_b(held=2)
     node.receive("c", Gossip(heartbeat_of("c")))
     lost = FrameSet.of({(B1, 3), (B1, 4)})
-    node.told(node.cleaner({B1: record_of(closed_at=4)}, lost=lost))
+    node.cleaner_reports(node.cleaner({B1: record_of(closed_at=4)}, lost=lost))
     node.tick()
     assert messages(node, Fetch) == []
-    node.told(node.cleaner({B1: record_of(closed_at=5)}, lost=lost))
+    node.cleaner_reports(node.cleaner({B1: record_of(closed_at=5)}, lost=lost))
     node.tick()
     assert messages(node, Fetch) != []
 
 
-def test_a_committed_fill_in_the_registry_counts_as_one_that_was_told() -> None:
+def test_a_committed_fill_in_the_registry_counts_as_one_that_was_reported() -> None:
     node = _mirror_of_b(held=2)
     node.receive("c", Gossip(heartbeat_of("c", term=Term(5, (Fence("b", 1),)))))
-    node.told(node.cleaner({B1: record_of(fill=3)}))
+    node.cleaner_reports(node.cleaner({B1: record_of(fill=3)}))
     node.receive("c", frames_of(B1, 3, 5, request=8))
     assert node.store.frames[B1].keys() == {1, 2, 3}
 
@@ -414,9 +414,9 @@ def test_after_a_crash_of_the_machine_everything_registered_is_doubted_until_it_
     node.tick()
     node.take_sent()
     assert node.store.state.all_incomplete
-    node.told(node.cleaner(FIRST))
+    node.cleaner_reports(node.cleaner(FIRST))
     node.tick()
-    # Its spare is opened by now; the spares of the others were not doubted before it was told.
+    # Its spare is opened by now; the spares of the others were not doubted before it was reported.
     assert _incomplete(node) == [A1, B1, B2, WheelId("c", 1), WheelId("c", 2)]
     world.run(1_000)
     assert _incomplete(node) == [A1]
@@ -436,7 +436,7 @@ def test_after_a_crash_of_the_machine_everything_registered_is_doubted_until_it_
         ("c", "boot-a", 2, False),
     ],
 )
-def test_a_wheel_is_back_only_by_what_its_origin_itself_told_after_the_boot(
+def test_a_wheel_is_back_only_by_what_its_origin_itself_reported_after_the_boot(
     sender: str, boot_heard: str | None, applied: int, is_back: bool
 ) -> None:
     node = _mirror_of_b(held=2, incomplete=(B1,))
@@ -444,7 +444,7 @@ def test_a_wheel_is_back_only_by_what_its_origin_itself_told_after_the_boot(
     heartbeat = heartbeat_of("b", open=B1, wheels=wheels, boot_heard=boot_heard)
     gossip = Gossip(heartbeat) if sender == "b" else Gossip(heartbeat_of("c"), (heartbeat,))
     node.receive(sender, gossip)
-    node.told(node.cleaner({B1: record_of()}))
+    node.cleaner_reports(node.cleaner({B1: record_of()}))
     node.tick()
     assert (node.store.state.incomplete == ()) is is_back
 
@@ -452,7 +452,7 @@ def test_a_wheel_is_back_only_by_what_its_origin_itself_told_after_the_boot(
 def test_a_wheel_that_names_another_storage_is_not_doubted() -> None:
     node = FakeNode("a", store=FakeStore(state_of("a", all_incomplete=True)))
     other = replace(record_of(), members={"a": "another", "b": "disk-b", "c": "disk-c"})
-    node.told(node.cleaner({B1: record_of(), B2: other}))
+    node.cleaner_reports(node.cleaner({B1: record_of(), B2: other}))
     node.tick()
     assert _incomplete(node) == [B1]
 
@@ -492,15 +492,15 @@ def test_the_newest_beats_of_others_are_relayed() -> None:
     node.tick()
     (gossip, _) = [m for _, m in node.take_sent() if isinstance(m, Gossip)]
     assert gossip.others == (heartbeat,)
-    assert gossip.heartbeat.floor is None, "only the own cleaner's word of it is told as the own"
+    assert gossip.heartbeat.floor is None, "only what the own cleaner reports counts as the own"
     assert gossip.heartbeat.heard == {"b": Heard("boot-b", 100)}
 
 
 def test_seals_and_ledgers_of_mirrored_wheels_are_relayed() -> None:
     node = _mirror_of_b(held=2)
-    told = wheel_heartbeat(2, high_watermark=1, seal_slot=7, seal_seq=1, ledger_seq=1)
-    node.receive("b", Gossip(heartbeat_of("b", open=B1, wheels={B1: told})))
-    assert node.status().heartbeat.wheels[B1] == told
+    reported = wheel_heartbeat(2, high_watermark=1, seal_slot=7, seal_seq=1, ledger_seq=1)
+    node.receive("b", Gossip(heartbeat_of("b", open=B1, wheels={B1: reported})))
+    assert node.status().heartbeat.wheels[B1] == reported
 
 
 def _mirror_of_b(*, held: int, incomplete: tuple[WheelId, ...] = ()) -> FakeNode:
@@ -510,7 +510,7 @@ def _mirror_of_b(*, held: int, incomplete: tuple[WheelId, ...] = ()) -> FakeNode
         store.frames[B1] = {frame.seq: frame for frame in frames_of(B1, 1, held).frames.copies()}
         store.cards[B1] = held_of(B1, 0).card
     node = FakeNode("a", store=store)
-    node.told(node.cleaner({B1: record_of()}))
+    node.cleaner_reports(node.cleaner({B1: record_of()}))
     return node
 
 

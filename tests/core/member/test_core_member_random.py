@@ -127,7 +127,7 @@ class Members(RuleBasedStateMachine):
     @rule(name=names)
     def follow(self, name: str) -> None:
         node = self.world[name]
-        node.told(node.cleaner(dict(self.control.wheels)))
+        node.cleaner_reports(node.cleaner(dict(self.control.wheels)))
         self.world.collect()
 
     @rule(name=names, silent=st.none() | names)
@@ -154,7 +154,7 @@ class Members(RuleBasedStateMachine):
                 changed[wheel] = replace(state.wheels[wheel], closed_at=result.final_seq)
         self.control = replace(state, wheels={**state.wheels, **changed})
         self.register_for(heartbeats)
-        node.told(
+        node.cleaner_reports(
             node.cleaner(
                 dict(self.control.wheels),
                 role=Role.LEADING,

@@ -32,10 +32,10 @@ def after_a_set_back(node: FakeNode, *wheels: WheelId, floor: int = 0) -> Cleane
     return replace(led(node, *wheels, seal_slot=floor), progress=progress)
 
 
-def live(node: FakeNode, told: Callable[[], CleanerStatus]) -> None:
+def live(node: FakeNode, reported: Callable[[], CleanerStatus]) -> None:
     """A second and more passes, in which the cleaner says the same."""
     for _ in range(5):
-        node.told(told())
+        node.cleaner_reports(reported())
         node.tick(300)
 
 

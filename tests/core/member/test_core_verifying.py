@@ -30,13 +30,17 @@ B1, B2, C1 = WheelId("b", 1), WheelId("b", 2), WheelId("c", 1)
 
 def asked_again(node: FakeNode) -> list[int]:
     """The fetches to which it answered that it lacks what was asked for."""
-    return [told.request for _, told in messages(node, Lacks) if isinstance(told, Lacks)]
+    return [
+        reported.request for _, reported in messages(node, Lacks) if isinstance(reported, Lacks)
+    ]
 
 
 def answered(node: FakeNode) -> dict[str, dict[WheelId, int]]:
-    """Of which nodes' wheels it told what it holds."""
-    told = [told.answer for _, told in messages(node, Promise) if isinstance(told, Promise)]
-    return {answer.fence.origin: dict(answer.applied) for answer in told}
+    """The nodes of whose wheels it reported what it holds."""
+    reported = [
+        reported.answer for _, reported in messages(node, Promise) if isinstance(reported, Promise)
+    ]
+    return {answer.fence.origin: dict(answer.applied) for answer in reported}
 
 
 def looking(node: FakeNode) -> list[VerifyWheel]:
@@ -97,7 +101,7 @@ def test_it_does_not_say_that_it_lacks_what_it_may_hold(node: FakeNode) -> None:
     node.receive("c", Fetch(5, B1, 1, 9))
     node.receive("c", Fetch(6, B2, 1, 1))
     assert asked_again(node) == [6]
-    node.told(node.cleaner({B1: record_of(closed_at=3)}, role=Role.LEADING))
+    node.cleaner_reports(node.cleaner({B1: record_of(closed_at=3)}, role=Role.LEADING))
     assert node.status().lacks == {}
     node.machine.step(Verified(node.store.held(B1)))
     node.receive("c", Fetch(7, B1, 3, 3))
@@ -110,7 +114,7 @@ def test_it_takes_fetches_closes_and_deletes_nothing_of_them(node: FakeNode) -> 
     node.receive("b", Gossip(shown))
     done = node.receive("b", frames_of(B1, 3, 3))
     for wheels in ({B1: record_of(closed_at=1)}, {B2: record_of()}):
-        done += node.told(node.cleaner(wheels, floor=7))
+        done += node.cleaner_reports(node.cleaner(wheels, floor=7))
         done += node.machine.step(Tick(node.now_ms, node.wall_ms))
     assert not [e for e in done if isinstance(e, Mirror | CloseWheel | DeleteWheel)]
     assert messages(node, Fetch) == []

@@ -178,7 +178,7 @@ def registered() -> FakeNode:
 
 
 @pytest.mark.parametrize("floor", [MOST, NOW_SLOT - LATE_WINDOW_S, 1])
-def test_no_floor_that_a_peer_tells_deletes_anything(floor: int) -> None:
+def test_no_floor_that_a_peer_reports_deletes_anything(floor: int) -> None:
     node = registered()
     for name, others in (("b", "c"), ("c", "b")):
         heartbeats = (heartbeat_of(others, count=1_000, floor=floor),)
@@ -261,7 +261,7 @@ def test_holes_and_rows_of_deleted_segments_have_no_second() -> None:
 
 def test_what_is_finished_here_may_come_without_content_whatever_the_clock() -> None:
     node = registered()
-    node.told(node.cleaner(FIRST, floor=NOW_SLOT + 50))
+    node.cleaner_reports(node.cleaner(FIRST, floor=NOW_SLOT + 50))
     frame = FrameCopy(4, index_row(NOW_SLOT + 49), b"")
     assert any(isinstance(e, Mirror) for e in node.receive("b", Frames(CARD, bundled([frame]))))
 
@@ -372,11 +372,11 @@ hostile: st.SearchStrategy[PeerMessage] = st.one_of(
 
 @given(st.lists(of_peer("b") | of_peer("c"), min_size=1, max_size=8))
 def test_whatever_peers_say_nothing_is_raised_nor_deleted_nor_sent_to_strangers(
-    told: list[tuple[str, PeerMessage]],
+    reported: list[tuple[str, PeerMessage]],
 ) -> None:
     node = registered()
     before = {wheel: dict(frames) for wheel, frames in node.store.frames.items()}
-    for sender, message in told:
+    for sender, message in reported:
         try:
             check(sender, message)
         except MalformedError:

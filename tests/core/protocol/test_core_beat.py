@@ -74,8 +74,10 @@ def test_rows_have_room_for_thousands_of_wheels(tmp_path: Path) -> None:
     """A node that restarts now and then, with messages for a week ahead, leaves as many."""
     wheels = [WheelId("node-with-a-long-name-0123456789"[:31], 10**6 + n) for n in range(3_000)]
     node = wheels[0].node
-    told = {wheel: WheelHeartbeat(10**9, 10**9, 10**10, 10**9, 10**9, 10**10) for wheel in wheels}
-    reported_heartbeat = replace(heartbeat("a", open_=wheels[-1], wheels=told), node=node)
+    reported = {
+        wheel: WheelHeartbeat(10**9, 10**9, 10**10, 10**9, 10**9, 10**10) for wheel in wheels
+    }
+    reported_heartbeat = replace(heartbeat("a", open_=wheels[-1], wheels=reported), node=node)
     others = {name: PeerSight(replace(reported_heartbeat, node=name), 1) for name in "bcd"}
     server = ServerStatus(reported_heartbeat, 1, 1, others)
     RowWriter(tmp_path / "server.row").write(to_json(server))
@@ -125,8 +127,8 @@ def test_a_wheel_id_that_is_none_is_named() -> None:
         from_json(Heartbeat, {**document, "open": "a.0"})
 
 
-def test_what_is_told_of_the_ingress_topics_comes_back() -> None:
-    told = IngressStatus(3, 12, {"in/0": 12, "in/1": 0}, 4_096, ("in/2",), ("in is compacted",))
-    for ingress in (told, None):
+def test_what_is_reported_of_the_ingress_topics_comes_back() -> None:
+    reported = IngressStatus(3, 12, {"in/0": 12, "in/1": 0}, 4_096, ("in/2",), ("in is compacted",))
+    for ingress in (reported, None):
         status = CleanerStatus("n", "b", 1, 0, 0, Role.LEADING, ingress=ingress)
         assert decode(CleanerStatus, encode(status)) == status

@@ -86,11 +86,11 @@ def test_phases() -> None:
 
 
 def test_transitions() -> None:
-    told = {
+    reported = {
         (Phase(phase), event): frozenset(Phase(name) for name in following.split(", "))
         for phase, event, following in table("phase | event")[1:]
     }
-    assert told == {
+    assert reported == {
         (phase, event.__name__): following for (phase, event), following in TRANSITIONS.items()
     }
 
@@ -118,12 +118,12 @@ def test_times() -> None:
 def test_reports() -> None:
     header, *rows = table("call")
     assert header[1:] == [answer.value for answer in Answer]
-    told = {
+    reported = {
         (row[0], answer): cell
         for row in rows
         for answer, cell in zip(header[1:], row[1:], strict=True)
     }
-    assert told == {(c.value, a.value): verdict.value for (c, a), verdict in VERDICTS.items()}
+    assert reported == {(c.value, a.value): verdict.value for (c, a), verdict in VERDICTS.items()}
     assert {row[0]: row[1] for row in table("ended as")[1:]} == {
         verdict.value: action.value for verdict, action in ACTIONS.items()
     }
@@ -245,20 +245,20 @@ def test_members(row: list[str]) -> None:
     assert isinstance(held, Close) == (may_hold == "yes")
 
 
-def unacknowledged(told: Heartbeat) -> Heartbeat:
+def unacknowledged(reported: Heartbeat) -> Heartbeat:
     """The same, without a word about what is acknowledged."""
-    wheels = {w: replace(each, high_watermark=0) for w, each in told.wheels.items()}
-    return replace(told, wheels=wheels)
+    wheels = {w: replace(each, high_watermark=0) for w, each in reported.wheels.items()}
+    return replace(reported, wheels=wheels)
 
 
 OWN = unacknowledged(holding("a", 9)["a"])
 HELD = {node: unacknowledged(each) for node, each in holding("bc", 7).items()}
-TOLD = {"d": heartbeat("d", wheels={A1: wheel_heartbeat(0, high_watermark=6)})}
+REPORTED = {"d": heartbeat("d", wheels={A1: wheel_heartbeat(0, high_watermark=6)})}
 CLOSED = replace(FIVE, wheels={A1: replace(FIVE.wheels[A1], closed_at=4)})
 TAKEABLE: dict[str, tuple[ControlState, Heartbeat, dict[str, Heartbeat], int]] = {
     "not held by the leader's node": (FIVE, heartbeat("a"), holding("bcd", 9), 0),
     "not closed, held by W by their beats": (FIVE, OWN, HELD, 7),
-    "not closed, its HW reported by any node": (FIVE, OWN, TOLD, 6),
+    "not closed, its HW reported by any node": (FIVE, OWN, REPORTED, 6),
     "closed at T": (CLOSED, OWN, {}, 4),
 }
 
@@ -359,8 +359,8 @@ def test_what_is_done_when_w_was_set_back() -> None:
     rows = table("a message, while anything is done ahead")[1:]
     assert [row[0] for row in rows] == list(MESSAGES)
     progress = replace(BEYOND, ahead=(Done(999, COPY, {A1: 1}),))
-    for what, told in rows:
-        assert progress.covers(*MESSAGES[what]) == (told == "done")
+    for what, reported in rows:
+        assert progress.covers(*MESSAGES[what]) == (reported == "done")
 
 
 def test_cancel_before_writing() -> None:

@@ -1,4 +1,4 @@
-"""Seals: never back, and no frame is ever written below one that was told."""
+"""Seals: never back, and no frame is ever written below one that was reported."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -37,11 +37,11 @@ def test_within_one_second_the_earlier_promise_stays() -> None:
         max_size=12,
     )
 )
-def test_no_frame_is_ever_written_below_a_seal_that_was_told(
+def test_no_frame_is_ever_written_below_a_seal_that_was_reported(
     history: list[tuple[int, int | None, list[int]]],
 ) -> None:
     line = Line()
-    told = [line.replication.seal]
+    reported = [line.replication.seal]
     written: list[int] = []
     for own_clock_ms, leader_clock_ms, slots in history:
         for slot in slots:
@@ -51,7 +51,7 @@ def test_no_frame_is_ever_written_below_a_seal_that_was_told(
         line.replication.sealed(
             own_clock_ms=own_clock_ms, leader_clock_ms=leader_clock_ms, late_window_s=30
         )
-        assert line.replication.seal.slot >= told[-1].slot
-        told.append(line.replication.seal)
-    for seal in told:
+        assert line.replication.seal.slot >= reported[-1].slot
+        reported.append(line.replication.seal)
+    for seal in reported:
         assert all(slot >= seal.slot for slot in written[seal.seq :])

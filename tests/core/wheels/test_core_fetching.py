@@ -76,9 +76,9 @@ class Fetcher:
         self.fetching.lacks(peer, message.storage, message)
 
     def missing(self, wheel: WheelId = A1) -> dict[int, str]:
-        told = sorted(self.fetching.reported_lacks().get(wheel, {}).items())
-        seqs = {seq for _, lacks in told for seq in lacks}
-        return {seq: "".join(node for node, lacks in told if seq in lacks) for seq in seqs}
+        reported = sorted(self.fetching.reported_lacks().get(wheel, {}).items())
+        seqs = {seq for _, lacks in reported for seq in lacks}
+        return {seq: "".join(node for node, lacks in reported if seq in lacks) for seq in seqs}
 
 
 # --- what
@@ -123,7 +123,8 @@ def test_a_frame_that_nobody_has_holds_up_no_other() -> None:
     fetcher = Fetcher()
     want = want_of({"a": 9, "b": 9, "c": 9}, applied=8, missing=(2, 6), limit=9)
     damaged = {
-        node: replace(told, missing=SeqSet.of([2])) for node, told in want.heartbeats.items()
+        node: replace(reported, missing=SeqSet.of([2]))
+        for node, reported in want.heartbeats.items()
     }
     want = replace(want, heartbeats=damaged)
     for node in "abc":
@@ -344,7 +345,7 @@ def test_what_is_found_or_over_is_missing_no_more() -> None:
 
 
 def test_what_is_wanted_no_more_is_forgotten_after_a_while() -> None:
-    """Who helped is remembered while what came is written, and a wheel need not be told over."""
+    """Helpers are remembered while frames are written, and need not report a wheel again."""
     fetcher = Fetcher()
     shown = {"a": 99, "c": 99}
     fetcher.asks(want_of(shown, limit=99), reachable="c")
@@ -371,7 +372,7 @@ seq_sets = st.sets(st.integers(1, 12))
 def test_what_anyone_has_is_got_and_of_the_rest_all_are_known_to_lack_it(
     holds: dict[str, set[int]], hidden: set[str], silent: set[str], held: set[int], limit: int
 ) -> None:
-    """Some are heard and do not answer; some did not tell what they hold."""
+    """Some are heard and do not answer; some did not report what they hold."""
     fetcher = Fetcher()
     heartbeats = {node: _heartbeat_of(holds[node]) for node in "abc" if node not in hidden}
     answering = [node for node in "abc" if node not in silent]

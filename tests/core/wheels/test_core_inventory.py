@@ -1,4 +1,4 @@
-"""What a node holds, and what it tells of it."""
+"""What a node holds, and what it reports."""
 
 from dataclasses import replace
 
@@ -87,20 +87,20 @@ def test_of_several_words_the_greatest_counts() -> None:
     assert inventory.heartbeats()[B1] == WheelHeartbeat(5, 5, 9, 2, 5, 0)
 
 
-def test_what_was_told_is_never_changed_afterwards() -> None:
+def test_what_was_reported_is_never_changed_afterwards() -> None:
     inventory = holding(5)
-    told = inventory.heartbeats()
-    before = dict(told)
+    reported = inventory.heartbeats()
+    before = dict(reported)
     inventory.put(held_of(B1, 6))
     inventory.deleted(B1)
-    assert told == before
+    assert reported == before
     assert inventory.heartbeats() == {}
 
 
 def test_a_beat_has_a_bounded_size() -> None:
-    """What is not told to be missing is held."""
+    """What is not reported to be missing is held."""
     scattered = tuple(range(2, 400, 2))
-    told = holding(500, scattered).heartbeats()[B1].missing
-    assert len(told.spans) == MAX_MISSING
-    assert told.spans[-1] == (2 * MAX_MISSING, 398)
-    assert told - SeqSet.of(scattered) == SeqSet.of(range(2 * MAX_MISSING + 1, 398, 2))
+    reported = holding(500, scattered).heartbeats()[B1].missing
+    assert len(reported.spans) == MAX_MISSING
+    assert reported.spans[-1] == (2 * MAX_MISSING, 398)
+    assert reported - SeqSet.of(scattered) == SeqSet.of(range(2 * MAX_MISSING + 1, 398, 2))

@@ -66,7 +66,7 @@ def test_what_is_held_is_passed_over_and_what_follows_is_taken() -> None:
 
 @pytest.mark.parametrize(("request_number", "answer"), [(PUSHED, True), (FETCHED, False)])
 @pytest.mark.parametrize("seqs", [[5, 6], [1, 2], []])
-def test_who_pushes_for_nothing_is_told_what_is_held(
+def test_an_origin_that_pushes_for_nothing_hears_what_is_held(
     seqs: list[int], request_number: int, answer: bool
 ) -> None:
     """Behind a gap, held already, or nothing at all."""

@@ -15,7 +15,7 @@ class Mirroring:
 
     def __init__(self) -> None:
         self.node = FakeNode("a")
-        self.node.told(self.node.cleaner({B1: record_of()}))
+        self.node.cleaner_reports(self.node.cleaner({B1: record_of()}))
         self.writes: list[Mirror] = []
 
     def receive(self, seq: int, mib: int) -> None:

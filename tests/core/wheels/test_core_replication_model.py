@@ -85,8 +85,8 @@ class Holding(RuleBasedStateMachine):
     def an_answer_comes(self, node: str, data: st.DataObject) -> None:
         mirror = self.mirrors[node]
         if mirror.said:
-            told = data.draw(st.sampled_from(mirror.said))
-            self.replication.applied(node, *told, self.now_ms)
+            reported = data.draw(st.sampled_from(mirror.said))
+            self.replication.applied(node, *reported, self.now_ms)
 
     @rule(node=mirrors)
     def a_beat_comes(self, node: str) -> None:
@@ -111,7 +111,7 @@ class Holding(RuleBasedStateMachine):
         mirror.disk, mirror.boot, mirror.held = f"new-{node}", mirror.boot + 1, 0
 
     @rule(node=mirrors, is_draining=st.booleans(), disk_out=st.booleans())
-    def tells_its_state(self, node: str, is_draining: bool, disk_out: bool) -> None:
+    def reports_its_state(self, node: str, is_draining: bool, disk_out: bool) -> None:
         self.replication.says(node, is_draining=is_draining, disk_out=disk_out)
 
     @rule(ms=st.sampled_from([1, INSYNC_MS // 2, INSYNC_MS + 1]))
@@ -145,7 +145,7 @@ TestHolding = Holding.TestCase
 TestHolding.settings = settings(stateful_step_count=50)
 
 
-# --- against Kafka's rule, told by looking at everything that ever was
+# --- against Kafka's rule, checked by looking at everything that ever was
 
 events = st.lists(
     st.one_of(

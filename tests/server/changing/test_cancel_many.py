@@ -80,7 +80,7 @@ def test_what_is_found_is_cancelled_once_progress_says_so(server: ServerProcess)
 
 def test_a_page_holds_so_many_and_the_next_one_the_others(server: ServerProcess) -> None:
     handles = produce(server, b"pages", *(now_ms() + 90_000 + 900 * n for n in range(5)))
-    request, told = asked(b"pages", limit=2), dict[str, int]()
+    request, reported = asked(b"pages", limit=2), dict[str, int]()
     while True:
         waiting = server.stub.CancelMany.future(request, timeout=20)
 
@@ -91,11 +91,11 @@ def test_a_page_holds_so_many_and_the_next_one_the_others(server: ServerProcess)
         wait_until("it is answered", answered)
         answer = waiting.result()
         assert len(answer.results) <= 2
-        told |= outcomes(answer)
+        reported |= outcomes(answer)
         request.page_token = answer.next_page_token
         if not answer.next_page_token:
             break
-    assert told == dict.fromkeys(handles, pb.CANCEL_OUTCOME_CANCELLED)
+    assert reported == dict.fromkeys(handles, pb.CANCEL_OUTCOME_CANCELLED)
 
 
 def test_what_is_due_at_once_is_too_late(server: ServerProcess) -> None:

@@ -47,7 +47,7 @@ class Site:
     held_bytes: int = 0
     most_bytes: int = 0
     refuses: list[Exception] = field(default_factory=list)
-    told: list[RescheduleWritten] = field(default_factory=list)
+    reported: list[RescheduleWritten] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.goes_on = asyncio.Event()
@@ -93,7 +93,7 @@ class Site:
         site = cast("Any", self)
         view = node_view(lambda: cast("Any", None), cleaner=self.cleaner)
         decisions = Decisions(
-            view, site, site, report=self.told.append, next_change=self.next_change
+            view, site, site, report=self.reported.append, next_change=self.next_change
         )
         task = asyncio.create_task(decisions.run())
         try:
@@ -105,7 +105,7 @@ class Site:
 
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(30):
-        while not condition():  # noqa: ASYNC110  fakes answer at once: nothing tells of it
+        while not condition():  # noqa: ASYNC110  fakes answer at once: nothing announces it
             await asyncio.sleep(0)
 
 
@@ -118,7 +118,7 @@ async def test_copies_that_are_written_hold_so_many_bytes(length_bytes: int) -> 
         for _ in range(1_000):
             await asyncio.sleep(0)
         site.goes_on.set()
-        await until(lambda: len(site.told) == 40)
+        await until(lambda: len(site.reported) == 40)
     # Those, and the one that waits for room.
     assert site.most_bytes <= max(COPIES_BYTES, length_bytes) + length_bytes
     assert (site.copies, site.cancels) == (40, 40)
@@ -132,6 +132,6 @@ async def test_where_the_cancel_fails_its_copy_is_not_written_again() -> None:
             await until(lambda cancels=cancels: site.cancels == cancels)  # type: ignore[misc]
             await asyncio.sleep(0)
             site.word.set()
-        await until(lambda: bool(site.told))
+        await until(lambda: bool(site.reported))
     assert site.copies == 1
-    assert site.told[0].copy == (OWN, 1)
+    assert site.reported[0].copy == (OWN, 1)

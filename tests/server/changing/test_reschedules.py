@@ -1,4 +1,4 @@
-"""Another due at a real server, whose cleaner decides what it is told."""
+"""Another due at a real server, whose cleaner decides what it is scripted to."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ def reschedule(server: ServerProcess, handle: str, to_ms: int) -> pb.RescheduleR
     return server.stub.Reschedule(request, timeout=30)
 
 
-def test_a_message_is_found_where_it_went_and_told_so_where_it_was(server: ServerProcess) -> None:
+def test_a_message_is_found_where_it_went_and_its_old_handle_says_so(server: ServerProcess) -> None:
     headers = [pb.Header(name="trip", value=b"7")]
     due_ms, to_ms = in_ms(60_000), in_ms(120_000)
     handle = produce(server, due_ms, key=b"k", value=b"v", headers=headers)
-    told = reschedule(server, handle, to_ms)
-    assert (told.outcome, told.due_ms) == (pb.RESCHEDULE_OUTCOME_RESCHEDULED, to_ms)
-    found = server.stub.GetMessage(pb.GetMessageRequest(message=named(told.handle))).message
+    reported = reschedule(server, handle, to_ms)
+    assert (reported.outcome, reported.due_ms) == (pb.RESCHEDULE_OUTCOME_RESCHEDULED, to_ms)
+    found = server.stub.GetMessage(pb.GetMessageRequest(message=named(reported.handle))).message
     assert (found.due_ms, found.key, found.value) == (to_ms, b"k", b"v")
     assert list(found.headers) == headers
     assert found.state == pb.MESSAGE_STATE_PENDING
@@ -68,7 +68,7 @@ def test_a_message_is_found_where_it_went_and_told_so_where_it_was(server: Serve
     # Whoever asks once more, or for another due, hears where it is; and so does who cancels it.
     for again_ms in (to_ms, to_ms + 5_000):
         again = reschedule(server, handle, again_ms)
-        assert (again.outcome, again.due_ms) == (told.outcome, to_ms)
+        assert (again.outcome, again.due_ms) == (reported.outcome, to_ms)
     cancel = server.stub.Cancel(pb.CancelRequest(message=named(handle)), timeout=30)
     assert (cancel.outcome, cancel.due_ms) == (pb.CANCEL_OUTCOME_RESCHEDULED, to_ms)
     was = server.stub.GetMessage(pb.GetMessageRequest(message=named(handle))).message
@@ -78,20 +78,20 @@ def test_a_message_is_found_where_it_went_and_told_so_where_it_was(server: Serve
     assert [message.due_ms for message in pages.messages] == [to_ms]
 
 
-def test_a_new_due_in_the_same_second_is_named_by_the_handle_that_is_told(
+def test_a_new_due_in_the_same_second_is_named_by_the_handle_that_is_reported(
     server: ServerProcess,
 ) -> None:
     second_ms = in_ms(60_000) // 1000 * 1000
     due_ms, to_ms = second_ms + 100, second_ms + 900
     handle = produce(server, due_ms, value=b"same second")
-    told = reschedule(server, handle, to_ms)
-    assert (told.outcome, told.due_ms) == (pb.RESCHEDULE_OUTCOME_RESCHEDULED, to_ms)
-    found = server.stub.GetMessage(pb.GetMessageRequest(message=named(told.handle))).message
+    reported = reschedule(server, handle, to_ms)
+    assert (reported.outcome, reported.due_ms) == (pb.RESCHEDULE_OUTCOME_RESCHEDULED, to_ms)
+    found = server.stub.GetMessage(pb.GetMessageRequest(message=named(reported.handle))).message
     assert (found.due_ms, found.state) == (to_ms, pb.MESSAGE_STATE_PENDING)
     # Whoever never heard the answer asks again, for the same due.
     again = reschedule(server, handle, to_ms)
-    assert (again.outcome, again.due_ms, again.handle) == (told.outcome, to_ms, told.handle)
-    later = reschedule(server, told.handle, second_ms + 950)
+    assert (again.outcome, again.due_ms, again.handle) == (reported.outcome, to_ms, reported.handle)
+    later = reschedule(server, reported.handle, second_ms + 950)
     assert later.due_ms == second_ms + 950
     elsewhere = reschedule(server, later.handle, second_ms + 5_000)
     assert elsewhere.due_ms == second_ms + 5_000
@@ -103,13 +103,13 @@ def test_a_new_due_in_the_same_second_is_named_by_the_handle_that_is_told(
 def test_what_is_due_then_already_is_there(server: ServerProcess) -> None:
     due_ms = in_ms(60_000)
     handle = produce(server, due_ms)
-    told = reschedule(server, handle, due_ms)
-    assert told.outcome == pb.RESCHEDULE_OUTCOME_RESCHEDULED
-    assert (told.due_ms, told.handle) == (due_ms, handle)
+    reported = reschedule(server, handle, due_ms)
+    assert reported.outcome == pb.RESCHEDULE_OUTCOME_RESCHEDULED
+    assert (reported.due_ms, reported.handle) == (due_ms, handle)
 
 
 def refused(server: ServerProcess, handle: str, reason: Reason) -> None:
-    """At once: well before a caller is told that nothing is known."""
+    """At once: well before a caller hears that nothing is known."""
     began_s = time.monotonic()
     with pytest.raises(grpc.RpcError) as caught:
         reschedule(server, handle, in_ms(90_000))

@@ -1,4 +1,4 @@
-"""What a node tells of itself and of all: long lists hold up nobody."""
+"""What a node reports of itself and of all: long lists delay nothing else."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def config_of_one() -> Any:
         ({"role": Role.STANDBY, "lateness_ms": 300_000}, 60_000, 360_000),
     ],
 )
-def test_of_what_nobody_forwards_it_is_told_how_late_it_may_be(
+def test_without_a_leader_an_upper_bound_of_the_lateness_is_reported(
     changes: dict[str, Any], silent_ms: int, known: int | None
 ) -> None:
     status = replace(cleaner_status(**changes), wall_ms=wall_ms() - silent_ms)

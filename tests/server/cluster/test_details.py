@@ -122,7 +122,7 @@ def test_how_the_ledger_stands(data: Path) -> None:
     assert (ledger.gaps, ledger.gap_messages) == (1, 20)
 
 
-def test_who_holds_what_is_told_once_the_wheel_is_known_to_be_registered(data: Path) -> None:
+def test_holders_are_reported_once_the_wheel_is_known_to_be_registered(data: Path) -> None:
     answer = described(data, cleaner_status())
     assert [replica.node for replica in answer.wheels[0].replicas] == ["a"]
     assert described(data, None).wheels[0].replicas == []

@@ -84,7 +84,7 @@ def test_of_a_node_its_own_word_counts() -> None:
         (pb.DescribeClusterResponse(cluster_id="d", node="n2"), "answers n2 of cluster d"),
     ],
 )
-def test_of_a_silent_one_it_is_told_why(
+def test_of_a_silent_node_the_reason_is_reported(
     answer: pb.DescribeClusterResponse | Silent, why: str
 ) -> None:
     member = members_of(joined(said("n1"), {"n2": answer}))["n2"]
@@ -122,7 +122,7 @@ def test_while_nobody_leads_the_lateness_is_of_who_knows_most_to_be_done() -> No
     assert answer.lateness_ms == 2
 
 
-def test_a_lateness_that_nobody_knows_is_not_told_as_none() -> None:
+def test_an_unknown_lateness_is_not_reported_as_none() -> None:
     own = said("n1")
     own.ClearField("lateness_ms")
     assert not joined(own, {"n2": Silent("dead")}).HasField("lateness_ms")

@@ -44,7 +44,7 @@ THREE = {node: f"disk-{node}" for node in "abc"}
 
 
 def control_of(**storages: str) -> CleanerStatus:
-    """What node a's cleaner tells: wheels of members a, b and c."""
+    """What node a's cleaner reports: wheels of members a, b and c."""
     nodes = {node: NodeRecord(storage, 5) for node, storage in {**THREE, **storages}.items()}
     return CleanerStatus(
         node="a",
@@ -64,7 +64,7 @@ class Place:
     """Node a, which hears b and c; b runs on a new folder.
 
     Attributes:
-        told: what its cleaner was told.
+        reported: what its cleaner was sent.
         deaf: so many messages its cleaner does not hear.
         wait_s: so long it waits for the commit.
     """
@@ -79,7 +79,7 @@ class Place:
     members: tuple[str, ...] = ("a", "b", "c")
     heard_ago_ms: int = 100
     addresses: dict[str, str] = field(default_factory=dict)
-    told: list[NodeStorage | SetBack] = field(default_factory=list)
+    reported: list[NodeStorage | SetBack] = field(default_factory=list)
     deaf: int = 0
     wait_s: float = 30.0
 
@@ -87,7 +87,7 @@ class Place:
         view = node_view(self.status, peers=self.states, cleaner=self.cleaner)
         self.passing = Passing(view)
         self.operator = Operator(
-            view, self.passing, members=self.members, send=self.tell, wait_s=self.wait_s
+            view, self.passing, members=self.members, send=self.report, wait_s=self.wait_s
         )
 
     @property
@@ -97,7 +97,8 @@ class Place:
 
     def status(self) -> ServerStatus:
         sights = {
-            node: PeerSight(told, 50_000 - self.heard_ago_ms) for node, told in self.peers.items()
+            node: PeerSight(reported, 50_000 - self.heard_ago_ms)
+            for node, reported in self.peers.items()
         }
         return ServerStatus(
             heartbeat("a", wheels={A1: wheel_heartbeat(7)}), 1, 50_000, peers=sights
@@ -109,10 +110,10 @@ class Place:
             for node, address in self.addresses.items()
         }
 
-    def tell(self, message: NodeStorage | SetBack) -> None:
+    def report(self, message: NodeStorage | SetBack) -> None:
         """The cleaner commits it, unless it is deaf."""
-        self.told.append(message)
-        if len(self.told) <= self.deaf:
+        self.reported.append(message)
+        if len(self.reported) <= self.deaf:
             return
         if isinstance(message, SetBack):
             assert self.control.progress is not None
@@ -158,14 +159,14 @@ REPLACED = pb.NodeChange(
 async def test_a_node_is_replaced_by_the_folder_that_is_heard() -> None:
     place = Place()
     assert await place.replace("b") == REPLACED
-    assert place.told == [NodeStorage("b", "new")]
+    assert place.reported == [NodeStorage("b", "new")]
     assert place.control.nodes["b"] == NodeRecord("new", 5)
 
 
 async def test_it_is_repeated_until_it_is_committed() -> None:
     place = Place(deaf=2)
     assert await place.replace("b", storage="new") == REPLACED
-    assert place.told == [NodeStorage("b", "new")] * 3
+    assert place.reported == [NodeStorage("b", "new")] * 3
 
 
 async def test_what_is_not_committed_in_time_is_unknown() -> None:
@@ -173,13 +174,13 @@ async def test_what_is_not_committed_in_time_is_unknown() -> None:
     assert await refusal_of(place.replace("b")) == Reason.NODE_CHANGE_UNKNOWN
 
 
-async def test_a_dry_run_tells_the_same_and_changes_nothing() -> None:
+async def test_a_dry_run_reports_the_same_and_changes_nothing() -> None:
     place = Place()
     assert await place.replace("b", dry_run=True) == REPLACED
-    assert place.told == []
+    assert place.reported == []
 
 
-async def test_a_leader_that_rests_is_told_as_well() -> None:
+async def test_a_leader_that_rests_is_reported_as_well() -> None:
     """It may rest because its own folder is gone."""
     place = Place()
     place.cleaner.status = replace(control_of(a="before"), role=Role.RESTING)
@@ -197,14 +198,14 @@ async def test_a_node_is_removed() -> None:
     place = without_b()
     change = await place.remove("b")
     assert change == pb.NodeChange(node="b", storage_before="disk-b", wheels=REPLACED.wheels)
-    assert place.told == [NodeStorage("b", None)]
+    assert place.reported == [NodeStorage("b", None)]
 
 
 async def test_a_node_that_is_removed_already_stays_so() -> None:
     place = without_b()
     await place.remove("b")
     assert await place.remove("b") == pb.NodeChange(node="b")
-    assert len(place.told) == 1
+    assert len(place.reported) == 1
 
 
 async def refusal_of(work: object) -> Reason:
@@ -231,7 +232,7 @@ async def test_replacing_is_refused(
 ) -> None:
     place = made()
     assert await refusal_of(place.replace(node, storage=storage)) == reason
-    assert place.told == []
+    assert place.reported == []
 
 
 @pytest.mark.parametrize(
@@ -248,7 +249,7 @@ async def test_removing_is_refused(made: Callable[[], Place], node: str, reason:
     place = made()
     assert await refusal_of(place.remove(node, dry_run=True)) == reason
     assert await refusal_of(place.remove(node)) == reason
-    assert place.told == []
+    assert place.reported == []
 
 
 async def test_two_words_about_one_node_wait_for_each_other() -> None:
@@ -275,46 +276,46 @@ async def test_w_is_set_back_to_the_clock() -> None:
     place = ahead()
     before = place.control.progress
     assert before is not None
-    told = await place.set_back(0)
-    assert place.told == [SetBack(0)]
+    reported = await place.set_back(0)
+    assert place.reported == [SetBack(0)]
     after = place.control.progress
     assert after is not None
     assert after.set_backs == 1
-    assert told == pb.SetBackResponse(
+    assert reported == pb.SetBackResponse(
         node="a",
         set_backs=0,
         forwarded_to_ms=before.due_ms,
         goes_on_from_ms=after.due_ms,
         floor=40,
     )
-    assert abs(told.goes_on_from_ms - wall_ms()) < 60_000
+    assert abs(reported.goes_on_from_ms - wall_ms()) < 60_000
 
 
-async def test_a_dry_run_tells_what_setting_back_would_mean() -> None:
+async def test_a_dry_run_reports_what_setting_back_would_mean() -> None:
     place = ahead(set_backs=3)
-    told = await place.set_back(0, dry_run=True)
-    assert (told.set_backs, told.floor) == (3, 40)
-    assert HOUR_MS - 60_000 < told.forwarded_to_ms - told.goes_on_from_ms <= HOUR_MS
-    assert place.told == []
+    reported = await place.set_back(0, dry_run=True)
+    assert (reported.set_backs, reported.floor) == (3, 40)
+    assert HOUR_MS - 60_000 < reported.forwarded_to_ms - reported.goes_on_from_ms <= HOUR_MS
+    assert place.reported == []
 
 
 async def test_setting_back_is_repeated_until_it_is_committed() -> None:
     place = ahead(deaf=2)
     await place.set_back(0)
-    assert place.told == [SetBack(0)] * 3
+    assert place.reported == [SetBack(0)] * 3
 
 
 async def test_who_repeats_the_call_gets_the_same_answer() -> None:
     place = ahead(set_backs=3)
     assert await place.set_back(3) == await place.set_back(3)
-    assert place.told == [SetBack(3)]
+    assert place.reported == [SetBack(3)]
 
 
 async def test_of_two_calls_at_once_one_is_carried_out() -> None:
     place = ahead(deaf=3)
     first, second = await asyncio.gather(place.set_back(0), place.set_back(0))
     assert first == second
-    assert place.told == [SetBack(0)] * 4
+    assert place.reported == [SetBack(0)] * 4
 
 
 @pytest.mark.parametrize(
@@ -348,10 +349,12 @@ def test_a_node_says_itself_that_its_folder_is_not_the_one() -> None:
     assert wheel_refusal(None, "b", "new", 3) == ""
     assert wheel_refusal(control_of(), "b", "disk-b", 3) == ""
     assert wheel_refusal(control_of(), "d", "disk-d", 3) == ""
-    told = wheel_refusal(control_of(), "b", "new", 3)
-    assert told.startswith("STORAGE_REPLACED: node b runs on storage new, but is registered with")
-    assert "disk-b" in told
-    assert "delaywheel node replace b" in told
+    reported = wheel_refusal(control_of(), "b", "new", 3)
+    assert reported.startswith(
+        "STORAGE_REPLACED: node b runs on storage new, but is registered with"
+    )
+    assert "disk-b" in reported
+    assert "delaywheel node replace b" in reported
     assert "taken out" in wheel_refusal(control_of(b=REMOVED), "b", "disk-b", 3)
 
 
@@ -359,9 +362,9 @@ def test_a_node_says_itself_that_it_has_too_many_wheels() -> None:
     record = WheelRecord({"b": "disk-b"}, 1, 0)
     for count, starts in ((299, ""), (300, "TOO_MANY_WHEELS: node b has 300 wheels")):
         wheels = {WheelId("b", number): record for number in range(1, count + 1)}
-        told = wheel_refusal(replace(control_of(), wheels=wheels), "b", "disk-b", 3)
-        assert told.startswith(starts)
-        assert bool(told) == bool(starts)
+        reported = wheel_refusal(replace(control_of(), wheels=wheels), "b", "disk-b", 3)
+        assert reported.startswith(starts)
+        assert bool(reported) == bool(starts)
 
 
 # --- at another node
@@ -398,15 +401,15 @@ async def site() -> AsyncIterator[Site]:
 async def test_a_call_is_passed_on_to_the_leaders_node(site: Site) -> None:
     assert await site.place.replace("b", dry_run=True) == REPLACED
     assert await site.place.replace("b", storage="new") == REPLACED
-    assert site.leader.told == [NodeStorage("b", "new")]
-    assert site.place.told == []
+    assert site.leader.reported == [NodeStorage("b", "new")]
+    assert site.place.reported == []
 
 
 async def test_setting_back_is_passed_on_to_the_leaders_node(site: Site) -> None:
     site.leader.cleaner.status = ahead().control
     assert (await site.place.set_back(0)).node == "a"
-    assert site.leader.told == [SetBack(0)]
-    assert site.place.told == []
+    assert site.leader.reported == [SetBack(0)]
+    assert site.place.reported == []
     site.place.addresses["b"] = "127.0.0.1:1"
     assert await refusal_of(site.place.set_back(0)) == Reason.SET_BACK_UNKNOWN
 

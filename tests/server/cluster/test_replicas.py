@@ -1,4 +1,4 @@
-"""Who holds how much of each wheel, and how far behind the others are, as one node tells it."""
+"""Who holds how much of each wheel, and how far behind the others are, as one node reports it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OWN = heartbeat("a", open_=A1, wheels={A1: wheel_heartbeat(20)})
 IN_SYNC, BEHIND, INCOMPLETE, AWAY, GONE = range(1, 6)
 
 
-def told(
+def reported(
     other: Heartbeat | None,
     *,
     own: Heartbeat = OWN,
@@ -51,58 +51,58 @@ def of_b(applied: int, **changes: object) -> Heartbeat:
 
 
 def test_whom_the_wheels_node_waits_for_is_in_sync() -> None:
-    row = told(of_b(18), in_sync="ab")
+    row = reported(of_b(18), in_sync="ab")
     assert (row.state, row.held_seq, row.lag_frames) == (IN_SYNC, 18, 2)
     assert row.told_ago_ms == 80
-    row = told(of_b(20), in_sync="ab")
+    row = reported(of_b(20), in_sync="ab")
     assert (row.lag_frames, row.lag_ms) == (0, 0)
 
 
 def test_whom_it_does_not_wait_for_is_behind_though_it_holds_all() -> None:
-    assert told(of_b(18)).state == BEHIND
-    assert told(of_b(20)).state == BEHIND
+    assert reported(of_b(18)).state == BEHIND
+    assert reported(of_b(20)).state == BEHIND
 
 
 def test_frames_that_cannot_be_read_or_may_be_lost_are_incomplete() -> None:
-    row = told(of_b(20, missing=(5, 9)))
+    row = reported(of_b(20, missing=(5, 9)))
     assert (row.state, row.held_seq, row.lag_frames) == (INCOMPLETE, 4, 16)
-    assert told(of_b(18, complete=False)).state == INCOMPLETE
+    assert reported(of_b(18, complete=False)).state == INCOMPLETE
     # What is known to be lost, nobody lacks.
     lost = ControlState(lost=FrameSet.of({(A1, 5), (A1, 9)}))
-    assert told(of_b(20, missing=(5, 9)), control=lost).lag_frames == 0
+    assert reported(of_b(20, missing=(5, 9)), control=lost).lag_frames == 0
 
 
 def test_who_is_not_heard_is_away_and_its_word_old() -> None:
-    row = told(of_b(20), heard_ago_ms=1_000, in_sync="ab")
+    row = reported(of_b(20), heard_ago_ms=1_000, in_sync="ab")
     assert (row.state, row.held_seq, row.told_ago_ms) == (AWAY, 20, 1_000)
-    row = told(None, in_sync="ab")
+    row = reported(None, in_sync="ab")
     assert row.state == AWAY
     assert row == pb.Replica(node="b", state=pb.REPLICA_STATE_AWAY), "nothing else is known"
 
 
 def test_another_folder_knows_nothing_of_the_registered_one() -> None:
-    row = told(of_b(20, storage="new"), in_sync="ab")
+    row = reported(of_b(20, storage="new"), in_sync="ab")
     assert (row.state, row.HasField("held_seq")) == (AWAY, False)
     for storage in ("new", REMOVED):
         control = ControlState(nodes={"b": NodeRecord(storage, 1)})
-        row = told(of_b(20, storage="new"), control=control)
+        row = reported(of_b(20, storage="new"), control=control)
         assert (row.state, row.HasField("lag_frames")) == (GONE, False)
 
 
 def test_a_wheel_that_is_not_written_is_held_by_whoever_has_all() -> None:
     later = replace(OWN, open=A2)
-    assert told(of_b(20), own=later).state == IN_SYNC
-    assert told(of_b(19), own=later).state == BEHIND
-    # The end is the greatest that anybody told, and of a closed wheel what was committed.
-    assert told(of_b(22), own=later).state == IN_SYNC
+    assert reported(of_b(20), own=later).state == IN_SYNC
+    assert reported(of_b(19), own=later).state == BEHIND
+    # The end is the greatest that any node reported, and of a closed wheel what was committed.
+    assert reported(of_b(22), own=later).state == IN_SYNC
     closed = wheel_record_of("a", "b", closed_at=19)
-    assert told(of_b(19, complete=False), own=later, record=closed).state == IN_SYNC
-    assert told(of_b(17), own=later, record=closed).lag_frames == 2
+    assert reported(of_b(19, complete=False), own=later, record=closed).state == IN_SYNC
+    assert reported(of_b(17), own=later, record=closed).lag_frames == 2
 
 
 def test_an_open_wheel_of_which_no_set_is_known_yet() -> None:
-    assert told(of_b(20), in_sync="").state == IN_SYNC
-    assert told(of_b(19), in_sync="").state == BEHIND
+    assert reported(of_b(20), in_sync="").state == IN_SYNC
+    assert reported(of_b(19), in_sync="").state == BEHIND
 
 
 def replica(held: int, lag: int) -> pb.Replica:
@@ -117,7 +117,7 @@ def replica(held: int, lag: int) -> pb.Replica:
         (0, 4, BASE_SLOT + 2, 3_000),  # the first two are finished
         (1, 3, BASE_SLOT + 10, 0),
         (4, 3, 0, None),  # not here
-        (4, 0, 0, None),  # was told before, without a look
+        (4, 0, 0, None),  # was reported before, without a look
     ],
 )
 def test_the_lag_is_the_age_of_the_oldest_frame_that_is_missing(
@@ -133,7 +133,7 @@ def test_the_lag_is_the_age_of_the_oldest_frame_that_is_missing(
     assert (row.lag_ms if row.HasField("lag_ms") else None) == lag_ms
 
 
-def test_the_lag_of_what_cannot_be_read_is_not_told(tmp_path: Path) -> None:
+def test_the_lag_of_what_cannot_be_read_is_not_reported(tmp_path: Path) -> None:
     disk = PosixDisk()
     wheel = new_wheel(disk, tmp_path)
     for number in range(2):

@@ -89,7 +89,7 @@ def test_with_flush_group_only_what_the_medium_holds_is_acknowledged() -> None:
     node.driver.do(node.jobs.popleft())
     assert asked.said == "WHEEL_LOST"
     assert any(isinstance(event, Broken) for event in node.events)
-    # It was left for that; of the frame nobody was told that it is held.
+    # It was left for that; no caller was answered that the frame is held.
     assert node.row.heartbeat.open is None
     assert node.row.heartbeat.wheels[ONE].high_watermark == 1
 
@@ -177,7 +177,7 @@ def test_messages_and_cancels_are_frames_of_their_own(node: Driven) -> None:
     assert node.entered == [(1, 1, 0), (2, 2, 1)]
 
 
-def test_only_what_is_due_soon_is_told_before_the_next_beat(node: Driven) -> None:
+def test_only_what_is_due_soon_is_reported_before_the_next_beat(node: Driven) -> None:
     far = message(1, slot=BASE_SLOT + 5)
     assert node.produce(far).said == "n1.1"
     assert node.words == 0
@@ -280,7 +280,9 @@ def hear_other(node: Driven, *, held: int) -> None:
 
 
 @pytest.mark.parametrize("kind", Kind)
-def test_who_waits_too_long_for_members_is_told_that_nobody_knows(pair: Driven, kind: Kind) -> None:
+def test_a_caller_that_waits_too_long_for_members_hears_that_the_outcome_is_unknown(
+    pair: Driven, kind: Kind
+) -> None:
     first = pair.produce(message(1), kind=kind)
     pair.tick(500)
     second = pair.produce(message(2), kind=kind)
@@ -289,7 +291,7 @@ def test_who_waits_too_long_for_members_is_told_that_nobody_knows(pair: Driven, 
     pair.tick(1)
     refusal = Refusal(Reason.WHEEL_LOST, "Not enough members answered within 2 s")
     assert (first.outcome, second.said) == (refusal, "nothing yet")
-    # What was given up is held later all the same, and nobody is told twice.
+    # What was given up is held later all the same, and no caller is answered twice.
     hear_other(pair, held=2)
     assert second.said == "n1.1"
     assert pair.row.heartbeat.wheels[ONE].high_watermark == 2

@@ -1,4 +1,4 @@
-"""One node's driver on a disk that fails when told to: the life of its own wheels, step by step."""
+"""One node's driver on a disk that fails on request: the life of its own wheels, step by step."""
 
 from __future__ import annotations
 
@@ -117,8 +117,8 @@ def test_a_broken_wheel_is_left_and_the_spare_opened(ready: Driven) -> None:
     assert ready.produce(message(2)).said == "WHEEL_LOST"
     assert ready.produce(message(2)).said == "n1.2"
     assert (ready.state.open, ready.state.spare) == (TWO, None)
-    told = ready.row.heartbeat.wheels[ONE]
-    assert (told.applied, told.high_watermark, told.top_slot) == (1, 1, BASE_SLOT)
+    reported = ready.row.heartbeat.wheels[ONE]
+    assert (reported.applied, reported.high_watermark, reported.top_slot) == (1, 1, BASE_SLOT)
 
 
 def test_a_spare_is_opened_though_the_medium_refuses_all_of_the_wheel_before(
@@ -303,7 +303,7 @@ def test_a_full_disk_does_not_keep_the_floor_from_freeing_it(ready: Driven) -> N
     assert (ready.row.answers, ready.state.fenced) == ((), {})
 
 
-def test_a_spares_seal_is_saved_before_it_is_told(ready: Driven) -> None:
+def test_a_spares_seal_is_saved_before_it_is_reported(ready: Driven) -> None:
     ready.tick(1_000)
     before = ready.row.heartbeat.wheels[TWO].seal_slot
     assert ready.state.spare is not None
@@ -338,11 +338,11 @@ class Script:
 
     def __init__(self) -> None:
         self.effects: list[Effect] = []
-        self.told: list[Event] = []
+        self.reported: list[Event] = []
 
     def step(self, event: Event) -> list[Effect]:
         if not isinstance(event, Tick):
-            self.told.append(event)
+            self.reported.append(event)
         effects, self.effects = self.effects, []
         return effects
 
@@ -365,7 +365,7 @@ def test_what_cannot_fail_is_done_while_jobs_wait(ready: Driven, script: Script)
     ready.driver.tick()
     assert (ready.sent, ready.words) == ([("n2", refused)], 1)
     assert list(ready.jobs) == [deque([Mirror(CARD, NO_BUNDLE)])]
-    assert script.told == []
+    assert script.reported == []
 
 
 def test_what_fails_takes_along_only_what_is_answered(
@@ -376,7 +376,7 @@ def test_what_fails_takes_along_only_what_is_answered(
     ready.driver.tick()
     monkeypatch.setattr(ready.store, "close_wheel", refuse)
     ready.work()
-    assert script.told == [Failed(failing, "no")]
+    assert script.reported == [Failed(failing, "no")]
     assert ready.driver.floor == BASE_SLOT
 
 
@@ -414,7 +414,7 @@ def test_callers_are_answered_before_the_row_is_written_but_not_who_cancels(
     assert (words_then, ready.words) == ([words], 1)
 
 
-def test_callers_of_a_wheel_that_is_left_are_told_that_nobody_knows(
+def test_callers_of_a_wheel_that_is_left_hear_that_the_outcome_is_unknown(
     ready: Driven, script: Script
 ) -> None:
     one, two = ready.produce(message(1)), ready.produce(message(2))
@@ -462,7 +462,7 @@ def test_a_message_is_acknowledged_when_the_mirror_says_so(pair: Driven) -> None
     pair.driver.received("n2", Applied(ONE, "s2", "b2", 0))
     asked = pair.produce(message(1))
     assert asked.said == "nothing yet"
-    (pushed,) = [told for _, told in pair.sent if isinstance(told, Frames)]
+    (pushed,) = [reported for _, reported in pair.sent if isinstance(reported, Frames)]
     assert pushed.frames.seqs.tolist() == [1]
     pair.driver.received("n2", Applied(ONE, "s2", "b2", 1))
     assert asked.said == "n1.1"
@@ -475,9 +475,11 @@ def nine_seconds() -> list[Message]:
 def test_what_is_pushed_is_sent_as_a_whole_in_messages_of_bounded_size(pair: Driven) -> None:
     """What is pushed counts as under way: a part that is not sent would be waited for in vain."""
     pair.produce(*nine_seconds())
-    pushed = [told for _, told in pair.sent if isinstance(told, Frames)]
-    assert [seq for told in pushed for seq in told.frames.seqs.tolist()] == list(range(1, 10))
-    assert [told.request for told in pushed] == [0] * len(pushed)
+    pushed = [reported for _, reported in pair.sent if isinstance(reported, Frames)]
+    assert [seq for reported in pushed for seq in reported.frames.seqs.tolist()] == list(
+        range(1, 10)
+    )
+    assert [reported.request for reported in pushed] == [0] * len(pushed)
     assert len(pushed) == 3
 
 
@@ -487,22 +489,22 @@ def test_a_fetch_is_answered_with_one_message(pair: Driven) -> None:
     pair.driver.received("n2", Fetch(5, ONE, 2, 9))
     pair.driver.received("n2", Fetch(6, ONE, 10, 12))
     pair.work()
-    (answer,) = [told for _, told in pair.sent if isinstance(told, Frames)]
+    (answer,) = [reported for _, reported in pair.sent if isinstance(reported, Frames)]
     assert (answer.request, answer.frames.first_seq) == (5, 2)
     assert 1 < len(answer.frames) < 8
-    assert [told for _, told in pair.sent if isinstance(told, Lacks)] == [
+    assert [reported for _, reported in pair.sent if isinstance(reported, Lacks)] == [
         Lacks(6, ONE, pair.state.storage, 10, 12)
     ]
 
 
-def test_a_damaged_frame_is_told_to_who_asks_and_to_the_machine(pair: Driven) -> None:
+def test_a_damaged_frame_is_reported_to_the_caller_and_to_the_machine(pair: Driven) -> None:
     pair.produce(message(1))
     (path,) = slot_files(pair, ONE)
     pair.disk.flip_bit(path, 900)
     pair.sent.clear()
     pair.driver.received("n2", Fetch(5, ONE, 1, 1))
     pair.work()
-    assert [told for _, told in pair.sent if isinstance(told, Lacks)] == [
+    assert [reported for _, reported in pair.sent if isinstance(reported, Lacks)] == [
         Lacks(5, ONE, pair.state.storage, 1, 1)
     ]
     # An origin that cannot serve a frame of its own leaves its wheel.
@@ -521,9 +523,9 @@ def test_a_mirror_answers_when_it_has_written(disk: SimulatedDisk) -> None:
     node.driver.received("n2", Gossip(peer_heartbeat()))
     node.work()
     node.driver.received("n2", Frames(card, bundled(copies_of(other, DATA, wheel))))
-    assert [told for _, told in node.sent if isinstance(told, Applied)] == []
+    assert [reported for _, reported in node.sent if isinstance(reported, Applied)] == []
     node.work()
-    (applied,) = [told for _, told in node.sent if isinstance(told, Applied)]
+    (applied,) = [reported for _, reported in node.sent if isinstance(reported, Applied)]
     assert (applied.wheel, applied.prefix) == (wheel, 1)
     assert node.stored(wheel) == [message(1)]
 
@@ -537,7 +539,7 @@ def slot_files(node: Driven, wheel: WheelId) -> list[Path]:
 
 
 def is_out(node: Driven) -> bool:
-    """Whether others are told that the disk takes no frames."""
+    """Whether others hear that the disk takes no frames."""
     return node.row.heartbeat.disk_out
 
 
@@ -601,7 +603,7 @@ def test_a_mirror_without_room_takes_and_fetches_nothing(disk: SimulatedDisk) ->
     node.driver.received("n2", Gossip(peer_heartbeat()))
     node.store.room.refused(node.clock_ms)
     node.tick()
-    gossip = [told for _, told in node.sent if isinstance(told, Gossip)]
+    gossip = [reported for _, reported in node.sent if isinstance(reported, Gossip)]
     assert gossip[-1].heartbeat.disk_out
     node.driver.received("n2", frames)
     node.work()
@@ -628,7 +630,7 @@ def test_a_disk_that_hangs_is_refused_by_name_and_said_to_the_others(ready: Driv
     assert not is_out(ready)
 
 
-def test_whoever_waits_for_a_disk_that_hangs_is_told_what_is_known(ready: Driven) -> None:
+def test_a_caller_that_waits_for_a_disk_that_hangs_hears_what_is_known(ready: Driven) -> None:
     written = ready.ask(message(1))
     ready.jobs.clear()
     group = ready.driver.begin_group()
@@ -640,7 +642,7 @@ def test_whoever_waits_for_a_disk_that_hangs_is_told_what_is_known(ready: Driven
     ready.clock_ms += 1
     ready.driver.tick()
     assert (written.said, waits.said) == ("WHEEL_LOST", "DISK_STALLED")
-    # What was being written is there in the end; nobody is told twice.
+    # What was being written is there in the end; no caller is answered twice.
     ready.driver.finish_group(group)
     ready.work()
     assert ready.stored(ONE) == [message(1)]

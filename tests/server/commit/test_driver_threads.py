@@ -58,13 +58,13 @@ class Threaded(Driven):
         time.sleep(WRITING_S)
 
     def pass_a_second(self) -> Seal:
-        """As the beat thread does; the seal that is told then.
+        """As the beat thread does; the seal that is reported then.
 
         By the wall clock alone: whoever waits has not waited for a second.
         """
         self.clock_ms += 1
         self.clock_wall_ms += 1_000
-        self._tell_again()
+        self._report_again()
         self.driver.tick()
         return self.row.heartbeat.wheels[ONE].seal
 
@@ -107,7 +107,7 @@ class Caller(threading.Thread):
                 self.refused += 1
 
 
-def test_what_is_told_holds_whoever_steps_meanwhile() -> None:
+def test_what_is_reported_holds_whoever_steps_meanwhile() -> None:
     node = Threaded(SimulatedDisk())
     node.hear(w1=None)
     node.store_thread = StoreThread()

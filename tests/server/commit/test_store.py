@@ -264,7 +264,7 @@ def test_the_open_wheel_is_written_read_and_left() -> None:
     assert read(store, OWN, 1, 5) == ([1, 2], [])
 
 
-def test_a_broken_wheel_tells_what_counts() -> None:
+def test_a_broken_wheel_shows_what_counts() -> None:
     disk = SimulatedDisk()
     store = opened(disk)
     open_own(store)
@@ -326,7 +326,7 @@ def copies_of_own() -> list[FrameCopy]:
     return copies_of(disk, DATA, OWN)
 
 
-def test_a_damaged_frame_of_the_open_wheel_is_told() -> None:
+def test_a_damaged_frame_of_the_open_wheel_is_reported() -> None:
     disk = SimulatedDisk()
     store = opened(disk)
     open_own(store)
@@ -417,7 +417,7 @@ def test_a_wheel_made_by_a_life_that_ended_is_durable_before_its_first_frame() -
         assert str(meta) not in disk._unsynced_names
 
 
-def test_with_synced_groups_what_a_life_left_is_synced_before_it_is_told() -> None:
+def test_with_synced_groups_what_a_life_left_is_synced_before_it_is_reported() -> None:
     for effects in range(4, 22):
         disk = SimulatedDisk()
         store = opened(disk, sync_groups=True)
@@ -425,12 +425,12 @@ def test_with_synced_groups_what_a_life_left_is_synced_before_it_is_told() -> No
         with suppress(Crash):
             store.mirror(CARD, bundled(written_elsewhere()))
         disk.restart()
-        told = opened(disk, sync_groups=True).held_wheels().get(WHEEL)
+        reported = opened(disk, sync_groups=True).held_wheels().get(WHEEL)
         for content in disk._files.values():
             content.now = bytearray(content.durable)
             content.unsynced.clear()
         disk.restart()
-        assert opened(disk, "boot-2", sync_groups=True).held_wheels().get(WHEEL) == told
+        assert opened(disk, "boot-2", sync_groups=True).held_wheels().get(WHEEL) == reported
 
 
 def test_making_that_failed_half_way_is_gone_on_with() -> None:
@@ -481,7 +481,7 @@ def test_damage_is_missing_until_it_is_repaired_also_after_restarts() -> None:
     assert restarted(disk).held(WHEEL).missing == NO_SEQS
 
 
-def test_what_is_not_here_is_told_as_missing() -> None:
+def test_what_is_not_here_is_reported_as_missing() -> None:
     store = opened(SimulatedDisk())
     assert read(store, WHEEL, 3, 100) == ([], list(range(3, 101)))
     store.mirror(CARD, bundled(written_elsewhere()))
@@ -519,7 +519,7 @@ def test_finished_slots_are_swept_and_served_as_rows() -> None:
     }
 
 
-def test_a_frame_without_content_tells_the_floor() -> None:
+def test_a_frame_without_content_shows_the_floor() -> None:
     store = opened(SimulatedDisk())
     copies = written_elsewhere()
     finished = [copies[0]._replace(content=b""), *copies[1:]]
@@ -720,7 +720,7 @@ def test_what_a_failed_sync_dropped_is_written_again_also_by_the_next_process() 
     assert read(store, WHEEL, 1, 4) == ([1, 2, 3, 4], [])
 
 
-def test_what_cannot_be_written_again_after_a_failed_sync_is_told_as_damaged() -> None:
+def test_what_cannot_be_written_again_after_a_failed_sync_is_reported_as_damaged() -> None:
     disk = SimulatedDisk()
     store = opened(disk)
     store.mirror(CARD, bundled(written_elsewhere()))
@@ -728,9 +728,9 @@ def test_what_cannot_be_written_again_after_a_failed_sync_is_told_as_damaged() -
     with pytest.raises(OSError, match="Input/output"):
         store.checkpoint(ignored)
     disk.flip_bit(layout.slot_path(layout.wheel_folder(DATA, WHEEL), BASE_SLOT + 1), 300)
-    told: list[tuple[object, ...]] = []
-    store.checkpoint(lambda *frame: told.append(frame))
-    assert told == [(WHEEL, SeqSet.of([2]))]
+    reported: list[tuple[object, ...]] = []
+    store.checkpoint(lambda *frame: reported.append(frame))
+    assert reported == [(WHEEL, SeqSet.of([2]))]
     assert store.held(WHEEL).missing == SeqSet.of([2])
     assert restarted(disk).held(WHEEL).missing == SeqSet.of([2])
 

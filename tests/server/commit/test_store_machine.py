@@ -45,7 +45,7 @@ MEMBERS = {"a": "storage-a", "b": "storage-b"}
 
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
-    """What is recovered and refused is told in hundreds of lines."""
+    """What is recovered and refused takes hundreds of lines."""
     with capture_logs():
         yield
 
@@ -112,7 +112,7 @@ class Node:
         self.store = self.opened()
 
     def holds(self, held: Held) -> None:
-        """This was told to others."""
+        """This was reported to others."""
         wheel = held.card.wheel
         self.promised |= {
             (wheel, seq) for seq in range(1, held.applied + 1) if seq not in held.missing
@@ -219,9 +219,9 @@ class StoreMachine(RuleBasedStateMachine):
     def checkpoint(self, name: str) -> None:
         node = self.nodes[name]
         node.store.checkpoint(ignored)
-        node.synced |= {each for each in node.promised if self._is_told(node, each)}
+        node.synced |= {each for each in node.promised if self._is_reported(node, each)}
 
-    def _is_told(self, node: Node, frame: FrameName) -> bool:
+    def _is_reported(self, node: Node, frame: FrameName) -> bool:
         wheel, seq = frame
         held = node.store.held_wheels().get(wheel)
         return held is None or (seq <= held.applied and seq not in held.missing)
@@ -374,8 +374,8 @@ class StoreMachine(RuleBasedStateMachine):
             kept = node.synced if seed is not None and not self.sync_groups else node.promised
             for found, seq in sorted(kept):
                 if found == wheel and self._is_alive((found, seq)) and self._is_within(found, seq):
-                    assert seq <= held.applied, "what was told to be held is there"
-                    assert seq not in held.missing, "what was told to be held is there"
+                    assert seq <= held.applied, "what was reported as held is there"
+                    assert seq not in held.missing, "what was reported as held is there"
         if seed is not None and not self.sync_groups:
             node.promised = set(node.synced)
         for held in node.store.held_wheels().values():
@@ -475,7 +475,7 @@ class StoreMachine(RuleBasedStateMachine):
         return known == copy
 
     @invariant()
-    def what_is_told_to_be_held_is_on_the_disk(self) -> None:
+    def what_is_reported_to_be_held_is_on_the_disk(self) -> None:
         for node in self.nodes.values():
             for wheel in self.wheels:
                 if node.disk.exists(layout.wheel_folder(DATA, wheel)):

@@ -225,10 +225,10 @@ def test_serving_holds_up_nobody(disk: SlowDisk, request_number: int) -> None:
     while first_seq <= SECONDS:
         node.driver._queue([Serve("n2", OTHER, first_seq, SECONDS, request_number)])
         node.work()
-        sent = [told for _, told in node.sent if isinstance(told, Frames)]
+        sent = [reported for _, reported in node.sent if isinstance(reported, Frames)]
         assert sent[-1].frames.last_seq >= first_seq
         first_seq = sent[-1].frames.last_seq + 1
-    bundle = FrameBundle.joined([told.frames for told in sent])
+    bundle = FrameBundle.joined([reported.frames for reported in sent])
     assert bundle.seqs.tolist() == list(range(1, SECONDS + 1))
     assert_not_held(node, callers)
 
@@ -263,7 +263,7 @@ def test_a_later_sweep_takes_the_place_of_one_that_has_not_begun(disk: SlowDisk)
         node.driver._queue([Sweep(BASE_SLOT + ahead)])
     for _ in range(3):
         node.driver.do(node.jobs.popleft())
-    assert node.driver.floor == BASE_SLOT + 4, "told at once"
+    assert node.driver.floor == BASE_SLOT + 4, "reported at once"
     assert len(node.jobs) == 1
     node.work()
     assert slots(node, ONE) == [BASE_SLOT + 4]

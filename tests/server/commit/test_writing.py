@@ -31,7 +31,7 @@ def columns() -> Columns:
     return Columns.of_cancels(np.array([17], np.int64), np.zeros((1, 16), np.uint8))
 
 
-async def test_a_caller_is_told_why_nothing_was_written() -> None:
+async def test_a_caller_hears_why_nothing_was_written() -> None:
     driver = Held()
     answer = Writing(cast("Driver", driver)).submit(columns())
     settle([(driver.requests[0], Refusal(Reason.DISK_STALLED))])
@@ -40,8 +40,8 @@ async def test_a_caller_is_told_why_nothing_was_written() -> None:
 
 
 async def test_a_refusal_for_whom_nobody_waits_any_more_is_no_defect() -> None:
-    told: list[dict[str, Any]] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+    reported: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
     driver = Held()
     answer = Writing(cast("Driver", driver)).submit(columns())
     with pytest.raises(TimeoutError):
@@ -51,4 +51,4 @@ async def test_a_refusal_for_whom_nobody_waits_any_more_is_no_defect() -> None:
     driver.requests.clear()
     await asyncio.sleep(0)
     gc.collect()
-    assert told == []
+    assert reported == []

@@ -149,7 +149,7 @@ def withdrawn(number: int) -> Handed:
 async def until(holds: Callable[[], object]) -> None:
     """Waits until this holds."""
     async with asyncio.timeout(30):
-        while not holds():  # noqa: ASYNC110 - sockets tell no event
+        while not holds():  # noqa: ASYNC110 - sockets set no event
             await asyncio.sleep(0.001)
 
 
@@ -188,7 +188,7 @@ async def test_each_record_is_answered_once_it_is_held(ends: Ends) -> None:
     assert handover.room_bytes == UNANSWERED_BYTES
 
 
-async def test_the_descriptor_tells_when_there_are_answers(ends: Ends) -> None:
+async def test_the_descriptor_shows_when_there_are_answers(ends: Ends) -> None:
     handover = ends.begin()
     handover.hand([delayed(1)])
     await until(lambda: ends.asked)

@@ -33,7 +33,7 @@ def batch(*topics: str, partition: int = -1, value: bytes = b"v") -> Batch:
 
 @pytest.fixture(autouse=True)
 def _time_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Or what was told could be old by the time it is asked for."""
+    """Or what was reported could be old by the time it is asked for."""
     monkeypatch.setattr(topics_module, "_monotonic_ms", lambda: NOW_MS)
 
 
@@ -65,13 +65,15 @@ async def refused(known: KnownTopics, batch: Batch) -> dict[int, Reason]:
     return {row: refusal.reason for row, refusal in batch.refusals.items()}
 
 
-async def test_a_topic_that_was_told_is_accepted_at_once(known: KnownTopics, asked: Asked) -> None:
+async def test_a_topic_that_was_reported_is_accepted_at_once(
+    known: KnownTopics, asked: Asked
+) -> None:
     known.learn(Topics({"a": TopicInfo(1, None)}, checked_at_ms=NOW_MS))
     assert await refused(known, batch("a", "a")) == {}
     assert asked.names == []
 
 
-async def test_a_topic_told_absent_is_refused_for_a_while(
+async def test_a_topic_reported_absent_is_refused_for_a_while(
     known: KnownTopics, asked: Asked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known.learn(Topics({}, checked_at_ms=NOW_MS, absent=("a",)))
@@ -112,11 +114,11 @@ async def test_what_kafka_would_not_take_is_refused(known: KnownTopics) -> None:
     assert await refused(known, batch("a", value=bytes(10))) == {}
     large = batch("a", value=bytes(11))
     assert await refused(known, large) == {0: Reason.MESSAGE_TOO_LARGE}
-    told = "11 bytes; a accepts 10 beside our headers (its max.message.bytes)"
-    assert large.refusals[0].detail == told
+    reported = "11 bytes; a accepts 10 beside our headers (its max.message.bytes)"
+    assert large.refusals[0].detail == reported
 
 
-async def test_what_was_told_long_ago_refuses_nothing_unasked(
+async def test_what_was_reported_long_ago_refuses_nothing_unasked(
     known: KnownTopics, asked: Asked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Partitions are added, limits raised; only a leader's cleaner would hear of it by itself."""

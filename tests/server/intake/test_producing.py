@@ -168,8 +168,8 @@ async def test_much_work_is_done_on_a_thread(
 ) -> None:
     """Also when its topics are known, and not all of its messages fit them."""
     if known:
-        told = {f"t{number}": TopicInfo(3, None) for number in range(200)}
-        site.topics.learn(Topics(told, checked_at_ms=monotonic_ms(), absent=("t199",)))
+        reported = {f"t{number}": TopicInfo(3, None) for number in range(200)}
+        site.topics.learn(Topics(reported, checked_at_ms=monotonic_ms(), absent=("t199",)))
     response = await site.produce(request_)
     assert site.threads == {"decode_0"}
     asked = request_.columns.messages or 65

@@ -171,24 +171,24 @@ def test_what_is_wrong_with_a_message_is_named(
 
 
 @pytest.mark.parametrize(
-    ("span_seconds", "told"),
+    ("span_seconds", "reported"),
     [(604_800, "7 d"), (7_200, "2 h"), (5_400, "90 min"), (100, "100 s"), (366 * 86_400, "366 d")],
 )
-def test_the_greatest_delay_is_told(span_seconds: int, told: str) -> None:
+def test_the_greatest_delay_is_reported(span_seconds: int, reported: str) -> None:
     rules = replace(RULES, span_seconds=span_seconds)
     message = row(deliver_at_ms=NOW_MS + 2 * 366 * 86_400_000)
     batch = decode(pb.DelayProduceRequest(messages=[message]), rules, now_ms=NOW_MS)
     assert batch.refusals[0].text == (
-        f"More than {told} ahead, the greatest delay here."
+        f"More than {reported} ahead, the greatest delay here."
         " Choose a nearer due, or let the operator raise span_seconds."
     )
 
 
-def test_of_a_message_that_is_too_large_both_sizes_are_told() -> None:
+def test_of_a_message_that_is_too_large_both_sizes_are_reported() -> None:
     messages = [row(value=b"x" * 51), row(value=b"x" * 1_234), row(value=b"x" * 7_000)]
     batch = decode(pb.DelayProduceRequest(messages=messages), RULES, now_ms=NOW_MS)
-    told = [batch.refusals[number].detail for number in range(2)]
-    assert told == [
+    reported = [batch.refusals[number].detail for number in range(2)]
+    assert reported == [
         "51 bytes, at most 50 (max_message_bytes)",
         "1,234 bytes, at most 50 (max_message_bytes)",
     ]
@@ -329,7 +329,7 @@ def test_headers_that_are_none_are_refused_one_by_one() -> None:
     }
 
 
-def test_a_refusal_tells_programs_and_people() -> None:
+def test_a_refusal_informs_programs_and_people() -> None:
     refusal = decoded(row(topic="")).refusals[0]
     error = refusal.as_error()
     assert (error.code, error.reason) == (3, "TOPIC_INVALID")

@@ -46,7 +46,7 @@ def test_an_audit_never_stops_the_business(tmp_path: Path) -> None:
         )
         server.start()
         wait_until("given up", lambda: ledger_seq(server) == 1, timeout_s=120)
-        wait_until("it is told", lambda: report(server).gap_messages == MESSAGES)
+        wait_until("it is reported", lambda: report(server).gap_messages == MESSAGES)
         assert report(server).gaps == 1
         assert not list(obstacle.parent.rglob("*.parquet"))
         obstacle.unlink()
@@ -59,7 +59,7 @@ def test_an_audit_never_stops_the_business(tmp_path: Path) -> None:
     assert not list(books.rglob("*.parquet"))
 
 
-def test_a_place_that_hangs_is_told_of_and_keeps_no_node_from_ending(tmp_path: Path) -> None:
+def test_a_place_that_hangs_is_reported_and_keeps_no_node_from_ending(tmp_path: Path) -> None:
     books = tmp_path / "books"
     books.mkdir()
     os.mkfifo(books / ".n1.tmp")  # opened to be written, it waits for a reader
@@ -89,8 +89,8 @@ def report(server: ServerProcess) -> pb.LedgerReport:
 def ledger_seq(server: ServerProcess) -> int:
     """Up to where the ledger of the first wheel counts as published."""
     heartbeat = server.cleaner.heartbeat()
-    told = None if heartbeat is None else heartbeat.wheels.get(ONE)
-    return 0 if told is None else told.ledger_seq
+    reported = None if heartbeat is None else heartbeat.wheels.get(ONE)
+    return 0 if reported is None else reported.ledger_seq
 
 
 def read(path: Path) -> dict[str, object] | None:

@@ -84,7 +84,7 @@ def test_a_file_lies_in_one_hour_of_acceptance(bench: Bench) -> None:
     assert bench.rows() == bench.all_written()
 
 
-def test_cancels_are_told_at_once_and_become_part_of_the_next_files_range(bench: Bench) -> None:
+def test_cancels_are_reported_at_once_and_become_part_of_the_next_files_range(bench: Bench) -> None:
     bench.write(message(1))
     bench.books.work()
     bench.write(message(1), kind=Kind.CANCELS)
@@ -153,7 +153,7 @@ def test_gaps_between_blocks_are_read_from_the_frames(bench: Bench) -> None:
     assert bench.rows() == bench.all_written()
 
 
-def test_what_is_published_is_told_at_once_and_not_looked_for(bench: Bench) -> None:
+def test_what_is_published_is_reported_at_once_and_not_looked_for(bench: Bench) -> None:
     bench.write(message(1))
     bench.books.work()
     bench.restart()
@@ -163,7 +163,7 @@ def test_what_is_published_is_told_at_once_and_not_looked_for(bench: Bench) -> N
 
 
 @pytest.mark.parametrize("notes_are_gone", [True, False])
-def test_names_tell_what_notes_do_not_know(
+def test_names_show_what_notes_do_not_know(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, *, notes_are_gone: bool
 ) -> None:
     """The process ended between a file in its place and the note of it; or all notes are lost."""
@@ -200,7 +200,7 @@ def _die(*_: object, **__: object) -> None:
 # --- frames that cannot be read
 
 
-def test_a_frame_that_may_come_back_is_waited_for_and_told(bench: Bench) -> None:
+def test_a_frame_that_may_come_back_is_waited_for_and_reported(bench: Bench) -> None:
     bench.write(message(1), enter=False)
     bench.write(message(2, slot=BASE_SLOT + 1), enter=False)
     bench.write(message(3), enter=False)
@@ -267,7 +267,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(publish, "_PATIENCE_S", 0.0)
 
 
-def test_while_the_place_is_away_nothing_is_told_and_nothing_is_lost(bench: Bench) -> None:
+def test_while_the_place_is_away_nothing_is_reported_and_nothing_is_lost(bench: Bench) -> None:
     bench.write(message(1))
     bench.books.work()
     bench.place.is_away = True
@@ -304,14 +304,14 @@ def hanging(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Iterator[Event]:
     bench.books.stop()
 
 
-def test_a_place_that_hangs_is_told_of(
+def test_a_place_that_hangs_is_reported(
     bench: Bench, hanging: Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(publish, "_PATIENCE_S", 0.1)
     began_ms = time.time_ns() // 1_000_000
     bench.write(message(1))
     bench.books.start()
-    wait_until("it is told", lambda: bench.books.state().failure)
+    wait_until("it is reported", lambda: bench.books.state().failure)
     state = bench.books.state()
     assert state.failure == "does not answer"
     assert state.failing_since_ms is not None
@@ -355,7 +355,7 @@ def test_a_place_that_hangs_keeps_no_node_from_ending(bench: Bench, hanging: Eve
 
 
 @pytest.mark.parametrize("uri", ["s3://key:hidden@bucket/a b", "gopher://key:hidden@bucket/a"])
-def test_why_a_place_fails_is_told_without_its_secrets(bench: Bench, uri: str) -> None:
+def test_why_a_place_fails_is_reported_without_its_secrets(bench: Bench, uri: str) -> None:
     books = Books(
         bench.disk, bench.data, bench.ledger, BooksConfig("n1", uri, 60), BenchMember(bench)
     )
@@ -393,7 +393,7 @@ def test_at_the_reserve_with_the_place_away_rows_are_given_up_and_the_floor_goes
     bench.books.work()
     bench.is_full = True
     assert not bench.books.work()
-    # Noted durably before it was told, and the local rows are gone: that is what is wanted.
+    # Noted durably before it was reported, and the local rows are gone: that is what is wanted.
     assert bench.published == {WHEEL: 2}
     assert bench.local_files() == []
     assert (bench.books.state().gaps, bench.books.state().gap_messages) == (1, 2)
@@ -433,7 +433,7 @@ def test_cancels_alone_are_no_gap(bench: Bench) -> None:
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_gap_that_cannot_be_noted_is_not_told(
+def test_a_gap_that_cannot_be_noted_is_not_reported(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench.place.is_away = bench.is_full = True
@@ -487,7 +487,7 @@ def test_what_is_published_elsewhere_is_not_published_again(bench: Bench) -> Non
 
 
 def test_what_another_gave_up_and_is_gone_is_a_gap(bench: Bench) -> None:
-    """Its gap was told, not yet in place, and its disk died: the frames are finished and gone."""
+    """Its gap was reported, not yet in place, and its disk died: the frames are deleted."""
     bench.write(message(1))
     bench.books.work()
     bench.write(message(2, slot=BASE_SLOT + 1), enter=False)

@@ -35,7 +35,7 @@ def held(applied: int, high_watermark: int, *missing: int, ledger: int = 0) -> W
 
 
 def heartbeat_of(node: str, storage: str | None = None, **wheels: WheelHeartbeat) -> Heartbeat:
-    named = {WheelId.parse(name.replace("_", ".")): told for name, told in wheels.items()}
+    named = {WheelId.parse(name.replace("_", ".")): reported for name, reported in wheels.items()}
     storage = storage or f"s{node[1:]}"
     return Heartbeat(
         node, storage, "b", 0, None, None, 6, draining=False, complete=True, wheels=named

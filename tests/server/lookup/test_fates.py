@@ -37,10 +37,10 @@ def is_known(fates: Fates, due_ms: int, seq: int = 1) -> bool:
     return fates.is_known(due_ms, Position(A1, seq, 0))
 
 
-def test_between_two_rows_that_agree_with_what_was_told_all_is_known() -> None:
+def test_between_two_rows_that_agree_with_what_was_reported_all_is_known() -> None:
     fates = Fates()
     fates.row(row(done_to(100)))
-    assert not is_known(fates, 100), "who knows what was told before"
+    assert not is_known(fates, 100), "what was reported before is unknown"
     fates.heard(DeadLettered(5, 0, (letter(150),)))
     fates.row(row(done_to(200), counted=1))
     assert [is_known(fates, due_ms) for due_ms in (100, 101, 200, 201)] == [
@@ -116,7 +116,7 @@ class NothingUntrue(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.dead: dict[int, bool] = {}  # by due: whether it is a dead letter
-        self.untold: list[DeadLetter] = []
+        self.unreported: list[DeadLetter] = []
         self.now_ms, self.cleaner_ms, self.epoch = 10, 5, 1
         self.counted = self.before = 0
 
@@ -129,7 +129,7 @@ class NothingUntrue(RuleBasedStateMachine):
         self.now_ms += 1
         self.dead[self.now_ms] = is_dead
         if is_dead:
-            self.untold.append(letter(self.now_ms))
+            self.unreported.append(letter(self.now_ms))
             self.counted += 1
 
     @rule()
@@ -138,14 +138,14 @@ class NothingUntrue(RuleBasedStateMachine):
         self.fates.row(row(done_to(self.now_ms), counted=self.counted, **term))
 
     @rule()
-    def letters_are_told(self) -> None:
-        letters, self.untold = tuple(self.untold), []
+    def letters_are_reported(self) -> None:
+        letters, self.unreported = tuple(self.unreported), []
         self.fates.heard(DeadLettered(self.cleaner_ms, self.before, letters))
         self.before += len(letters)
 
     @rule()
     def letters_are_dropped(self) -> None:
-        self.before, self.untold = self.before + len(self.untold), []
+        self.before, self.unreported = self.before + len(self.unreported), []
 
     @rule(restarts=st.booleans())
     def another_leads_for_a_while(self, restarts: bool) -> None:
@@ -153,7 +153,7 @@ class NothingUntrue(RuleBasedStateMachine):
         self.dead[self.now_ms] = True
         self.epoch += 1
         if restarts:
-            self.cleaner_ms, self.untold = self.cleaner_ms + 1, []
+            self.cleaner_ms, self.unreported = self.cleaner_ms + 1, []
             self.counted = self.before = 0
 
     @invariant()

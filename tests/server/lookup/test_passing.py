@@ -36,7 +36,7 @@ REQUEST = pb.CancelRequest(message=pb.MessageRef(handle=f"n2.1:5:{7:032x}"))
 
 
 class LeadersNode(rpc.DelayWheelServicer):
-    """Answers as it is told.
+    """Answers as scripted.
 
     Attributes:
         answer: what it says; None: it ends the call without a reason.
@@ -104,8 +104,8 @@ def view_of(
 ) -> NodeView:
     """Node n1, which hears n2."""
     term = Term(7) if leads else None
-    told = replace(heartbeat("n2"), term=term, complete=is_complete)
-    other = PeerSight(told, NOW_MS - heard_ago_ms)
+    reported = replace(heartbeat("n2"), term=term, complete=is_complete)
+    other = PeerSight(reported, NOW_MS - heard_ago_ms)
     status = ServerStatus(heartbeat("n1"), 1, NOW_MS, peers={"n2": other})
     state = PeerState(Connection.CONNECTED, 0, "127.0.0.1:1", client_address=address)
     return node_view(lambda: status, peers=lambda: {"n2": state})
@@ -236,7 +236,7 @@ async def asked(
         await passing.close()
 
 
-async def test_all_are_asked_at_once_and_who_is_silent_is_told_with_why(
+async def test_all_are_asked_at_once_and_silent_nodes_are_reported_with_the_reason(
     leader: tuple[LeadersNode, str],
 ) -> None:
     node, address = leader

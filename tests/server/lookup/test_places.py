@@ -51,7 +51,7 @@ async def test_a_record_proves_what_became_of_a_message(
     assert asked.state == DELIVERED
 
 
-async def test_a_dead_letter_tells_its_reason() -> None:
+async def test_a_dead_letter_shows_its_reason() -> None:
     cleaner = Cleaner(PlaceFound(0, Place("dead", 0, 1), "TOPIC_MISSING"))
     asked = message(DONE)
     await cleaner.places.add_place(asked)

@@ -168,7 +168,7 @@ async def test_a_handle_names_what_was_rescheduled_within_its_second_at_its_new_
         found = await site.find(handle_of)
         assert (found.dues_ms, found.cancels) == ((LATE_MS,), [])
         assert found.rescheduled_to_ms is None
-    # By id and due each is told for itself.
+    # By id and due each is reported by itself.
     was = await site.queries.find(Reference(BASE_SLOT, ID, EARLY_MS))
     assert (len(was.copies), len(was.cancels), was.rescheduled_to_ms) == (1, 1, LATE_MS)
     # And on from there: twice within the second, then out of it.
@@ -241,20 +241,20 @@ async def test_what_this_node_lacks_may_be_what_is_meant(site: Site) -> None:
 @pytest.mark.parametrize("has_file", [False, True])
 async def test_a_frame_of_nobody_knows_what_second_may_be_what_is_meant(*, has_file: bool) -> None:
     """Its index row is lost; as long as its slot file is there, it is found in it."""
-    told: list[tuple[WheelId, int]] = []
-    site = Site(on_damaged=lambda *frame: told.append(frame))
+    reported: list[tuple[WheelId, int]] = []
+    site = Site(on_damaged=lambda *frame: reported.append(frame))
     try:
         site.write(A1, sent(LATE_MS))
         folder = layout.wheel_folder(DATA, A1)
         site.disk.flip_bit(layout.index_path(folder, 0), 70)
         if has_file:
             assert await site.due_of(A1) == LATE_MS
-            assert told == []
+            assert reported == []
             return
         site.disk.delete(layout.slot_path(folder, BASE_SLOT))
         found = await site.find(A1)
         assert (found.copies, found.complete) == ([], False)
-        assert told == [(A1, 1)]
+        assert reported == [(A1, 1)]
         site.lost = FrameSet.of([(A1, 1)])
         assert (await site.find(A1)).complete
     finally:

@@ -27,7 +27,7 @@ LEAST_SLOT = 1_763_700_000
     ],
     ids=["own", "own of another", "what is new", "mirrors"],
 )
-def test_wheels_that_no_beat_tells_of_yet_are_counted(
+def test_wheels_that_no_heartbeat_reports_yet_are_counted(
     node: str, open_: WheelId | None, expected: dict[str, int]
 ) -> None:
     pending = PendingTopics(7 * 86_400, LEAST_SLOT)

@@ -100,9 +100,9 @@ def test_no_name_twice_nor_within_a_histogram() -> None:
     assert len(names) == len(set(names))
 
 
-def test_everything_is_told_when_everything_is_known() -> None:
-    told = families(facts(refusal=Refusal(Reason.DRAINING)))
-    suffixed = {f.name + ("_total" if f.type == "counter" else ""): f for f in told}
+def test_everything_is_reported_when_everything_is_known() -> None:
+    reported = families(facts(refusal=Refusal(Reason.DRAINING)))
+    suffixed = {f.name + ("_total" if f.type == "counter" else ""): f for f in reported}
     assert list(suffixed) == [spec.name for spec in METRICS]
     for spec in METRICS:
         family = suffixed[spec.name]
@@ -123,42 +123,42 @@ def test_no_sample_twice(of: Facts) -> None:
 @pytest.mark.parametrize("of", [facts(), facts(**UNKNOWN)], ids=["known", "unknown"])
 def test_openmetrics_can_be_parsed_too(of: Facts) -> None:
     """Its parser is the strict one: units, ascending buckets, counters not below 0."""
-    told = generate_openmetrics(Collected(of)).decode()  # type: ignore[no-untyped-call]
+    reported = generate_openmetrics(Collected(of)).decode()  # type: ignore[no-untyped-call]
     assert openmetrics.exposition.CONTENT_TYPE_LATEST.startswith("application/openmetrics-text")
-    parsed = list(parse_openmetrics(told))  # type: ignore[no-untyped-call]
+    parsed = list(parse_openmetrics(reported))  # type: ignore[no-untyped-call]
     assert {family.name for family in parsed} == {family.name for family in families(of)}
     for family in parsed:
         last = family.name.rpartition("_")[2]
         assert family.unit == (last if last in {"seconds", "bytes"} else "")
 
 
-def test_what_is_not_known_is_not_told() -> None:
+def test_what_is_not_known_is_not_reported() -> None:
     """No made up 0: a missing sample is seen, a wrong one is believed."""
-    told = samples(facts(**UNKNOWN))
-    assert told["delaywheel_ready"] == 1
+    reported = samples(facts(**UNKNOWN))
+    assert reported["delaywheel_ready"] == 1
     for part in ("forwarded", "lateness", "role", "in_sync_members", "peer", "wheels", "complete"):
-        assert not [name for name in told if name.startswith(f"delaywheel_{part}")], part
+        assert not [name for name in reported if name.startswith(f"delaywheel_{part}")], part
 
 
 # --- the values
 
 
 def test_what_was_accepted_acknowledged_and_refused() -> None:
-    told = samples(facts())
-    assert told["delaywheel_accepted_messages_total"] == 40
-    assert told["delaywheel_acknowledged_messages_total"] == 40
-    assert told["delaywheel_accepted_cancels_total"] == 2
-    assert told["delaywheel_written_groups_total"] == 3
-    assert told["delaywheel_written_frames_total"] == 9
-    assert told["delaywheel_written_bytes_total"] == 4_096
-    assert told["delaywheel_in_flight_bytes"] == 77
+    reported = samples(facts())
+    assert reported["delaywheel_accepted_messages_total"] == 40
+    assert reported["delaywheel_acknowledged_messages_total"] == 40
+    assert reported["delaywheel_accepted_cancels_total"] == 2
+    assert reported["delaywheel_written_groups_total"] == 3
+    assert reported["delaywheel_written_frames_total"] == 9
+    assert reported["delaywheel_written_bytes_total"] == 4_096
+    assert reported["delaywheel_in_flight_bytes"] == 77
     refused = labelled(facts(), "refused_messages_total")
     assert {"TOPIC_UNKNOWN", "WHEEL_LOST", "TOO_MANY_MESSAGES"} <= {name for (name,) in refused}
     never = {"CANCEL_UNKNOWN", "NODE_LEADS", "SET_BACK_UNKNOWN", "PAGE_TOKEN_INVALID", "DUE_PASSED"}
     assert not never & {name for (name,) in refused}
     assert labelled(facts(), "topic_accepted_messages_total") == {("orders",): 40}
-    assert told["delaywheel_acknowledgement_duration_seconds_count"] == 1
-    assert told["delaywheel_acknowledgement_duration_seconds_sum"] == 0.004
+    assert reported["delaywheel_acknowledgement_duration_seconds_count"] == 1
+    assert reported["delaywheel_acknowledgement_duration_seconds_sum"] == 0.004
     assert {reason: n for (reason,), n in refused.items() if n} == {
         "DUE_TOO_OLD": 1,
         "NO_WHEEL": 5,
@@ -175,24 +175,24 @@ def test_ready_or_why_not() -> None:
 
 
 def test_wheels_watermark_and_peers() -> None:
-    told = samples(facts())
+    reported = samples(facts())
     assert labelled(facts(), "wheels") == {
         ("open",): 1,
         ("spare",): 1,
         ("left",): 1,
         ("mirror",): 1,
     }
-    assert told["delaywheel_high_watermark_lag_frames"] == 3
-    assert told["delaywheel_lacking_frames"] == 2
+    assert reported["delaywheel_high_watermark_lag_frames"] == 3
+    assert reported["delaywheel_lacking_frames"] == 2
     assert labelled(facts(), "peer_lag_frames") == {("b",): 2}
     assert labelled(facts(), "mirror_lag_frames") == {("b",): 7}, "its prefix ends before a gap"
     assert labelled(facts(), "peer_heard_age_seconds") == {("b",): 1.0}
     assert labelled(facts(), "peer_connected") == {("b",): 1, ("c",): 0}
     assert labelled(facts(), "peer_refused") == {("c", "WRONG_CLUSTER"): 1}
     assert labelled(facts(), "peer_dropped_messages_total") == {("b",): 1, ("c",): 1}
-    assert told["delaywheel_in_sync_members"] == 2
-    assert told["delaywheel_min_in_sync_members"] == 2
-    assert told["delaywheel_in_sync_changes_total"] == 4
+    assert reported["delaywheel_in_sync_members"] == 2
+    assert reported["delaywheel_min_in_sync_members"] == 2
+    assert reported["delaywheel_in_sync_changes_total"] == 4
 
 
 def test_a_peer_that_has_nothing_of_the_open_wheel_is_behind_by_all_of_it() -> None:
@@ -204,20 +204,20 @@ def test_a_peer_that_has_nothing_of_the_open_wheel_is_behind_by_all_of_it() -> N
 
 
 def test_forwarding() -> None:
-    told = samples(facts())
-    assert told["delaywheel_forwarded_messages_total"] == 1_000
+    reported = samples(facts())
+    assert reported["delaywheel_forwarded_messages_total"] == 1_000
     assert labelled(facts(), "dead_letters_total") == {("TOPIC_MISSING",): 2, ("REFUSED",): 0}
     assert labelled(facts(), "topic_dead_letters_total") == {("orders",): 2}
     assert labelled(facts(), "topic_forwarded_messages_total") == {
         ("orders",): 990,
         ("(others)",): 10,
     }
-    assert told["delaywheel_cancelled_messages_total"] == 0, "known, though nothing was counted"
-    assert told["delaywheel_commits_total"] == 30
-    assert told["delaywheel_elections_total"] == 1
-    assert told["delaywheel_leader_epoch"] == 7
-    assert told["delaywheel_kafka_error"] == 0
-    assert told["delaywheel_overdue_seconds"] == 0.29
+    assert reported["delaywheel_cancelled_messages_total"] == 0, "known, though nothing was counted"
+    assert reported["delaywheel_commits_total"] == 30
+    assert reported["delaywheel_elections_total"] == 1
+    assert reported["delaywheel_leader_epoch"] == 7
+    assert reported["delaywheel_kafka_error"] == 0
+    assert reported["delaywheel_overdue_seconds"] == 0.29
     assert labelled(facts(), "registered_wheels") == {("open",): 1, ("closed",): 1}
     assert labelled(facts(), "role") == {
         ("standby",): 0,
@@ -235,40 +235,40 @@ def test_a_histogram_is_cumulative_in_seconds() -> None:
     assert buckets["3600.0",] == 3
     assert buckets["+Inf",] == 4
     assert len(buckets) == len(LATENESS_BOUNDS_US) + 1
-    told = samples(facts())
-    assert told["delaywheel_lateness_seconds_count"] == 4
-    assert told["delaywheel_lateness_seconds_sum"] == pytest.approx(7_200.049)
+    reported = samples(facts())
+    assert reported["delaywheel_lateness_seconds_count"] == 4
+    assert reported["delaywheel_lateness_seconds_sum"] == pytest.approx(7_200.049)
 
 
 def test_a_silent_cleaner_shows_its_age_and_no_role() -> None:
     silent = facts(cleaner=cleaner_status(monotonic_ms=20_000))
     assert labelled(silent, "row_age_seconds") == {("server",): 0.1, ("cleaner",): 30}
     assert set(labelled(silent, "role").values()) == {0}
-    told = samples(silent)
-    assert told["delaywheel_forwarded_messages_total"] == 1_000
-    assert told["delaywheel_overdue_seconds"] == 30.25
+    reported = samples(silent)
+    assert reported["delaywheel_forwarded_messages_total"] == 1_000
+    assert reported["delaywheel_overdue_seconds"] == 30.25
 
 
 def test_processes_and_machine() -> None:
-    told = samples(facts())
+    reported = samples(facts())
     assert labelled(facts(), "process_start_time_seconds") == {
         ("server",): 1_699_999_000.5,
         ("cleaner",): 1_699_999_910.0,
     }
     assert labelled(facts(), "process_open_fds") == {("server",): 40, ("cleaner",): 50}
     assert labelled(facts(), "process_open_sockets") == {("server",): 30, ("cleaner",): 20}
-    assert told["delaywheel_max_caller_connections"] == 4_096
+    assert reported["delaywheel_max_caller_connections"] == 4_096
     assert labelled(facts(), "process_max_fds") == {("server",): 1_024}
     assert labelled(facts(), "process_cpu_seconds_total") == {("server",): 1.5, ("cleaner",): 2.5}
-    assert told["delaywheel_loop_lag_max_seconds"] == 0.0012
-    assert told["delaywheel_disk_free_bytes"] == 600
-    assert told["delaywheel_open_slot_files"] == 5
+    assert reported["delaywheel_loop_lag_max_seconds"] == 0.0012
+    assert reported["delaywheel_disk_free_bytes"] == 600
+    assert reported["delaywheel_open_slot_files"] == 5
 
 
 def test_pending_by_horizon() -> None:
-    told = labelled(facts(), "pending_messages")
-    assert told["overdue",] == 0
-    assert told["beyond",] == 7
+    reported = labelled(facts(), "pending_messages")
+    assert reported["overdue",] == 0
+    assert reported["beyond",] == 7
     assert labelled(facts(), "pending_bytes")["1h",] == 500
     assert labelled(facts(), "topic_pending_messages") == {("orders",): 38}
 
@@ -278,7 +278,7 @@ def test_two_scrapes_of_the_same_say_the_same() -> None:
 
 
 def test_the_ledger_and_how_long_it_has_failed() -> None:
-    told = {
+    reported = {
         name: labelled(facts(), f"ledger_{name}")[()]
         for name in (
             "lag_frames",
@@ -289,7 +289,7 @@ def test_the_ledger_and_how_long_it_has_failed() -> None:
             "gap_messages_total",
         )
     }
-    assert list(told.values()) == [5, 4.5, 3, 70, 1, 20]
+    assert list(reported.values()) == [5, 4.5, 3, 70, 1, 20]
     well = replace(facts().books, failure=None, failing_since_ms=None)
     assert labelled(facts(books=well), "ledger_failing_seconds") == {(): 0}
 
@@ -297,9 +297,9 @@ def test_the_ledger_and_how_long_it_has_failed() -> None:
 def test_how_far_ingress_is() -> None:
     ingress = IngressStatus(3, 17, {"in/0": 12, "in/1": 5}, 4_096, ("in/2",), ("a", "b"))
     counted = {"ingress_held": 40, "ingress_forwarded": 2, "ingress_dead_letters": 1}
-    told = facts(cleaner=cleaner_status(ingress=ingress, counters=counted))
-    found = samples(told)
-    assert labelled(told, "ingress_partition_lag_offsets") == {("in/0",): 12, ("in/1",): 5}
+    reported = facts(cleaner=cleaner_status(ingress=ingress, counters=counted))
+    found = samples(reported)
+    assert labelled(reported, "ingress_partition_lag_offsets") == {("in/0",): 12, ("in/1",): 5}
     assert {
         name: found[f"delaywheel_ingress_{name}"]
         for name in (

@@ -153,16 +153,16 @@ async def test_many_scrapes_at_once(node: Node) -> None:
 
 
 async def test_what_this_process_is(node: Node) -> None:
-    told = await node.samples()
-    assert told["delaywheel_build_info/test/n1/0.1.0"] == 1
-    assert abs(told["delaywheel_process_start_time_seconds/server"] - time.time()) < 60
-    assert told["delaywheel_process_open_fds/server"] > 3
-    assert told["delaywheel_process_resident_memory_bytes/server"] > 10 << 20
-    assert told["delaywheel_max_slot_files"] == 100
-    assert 0 < told["delaywheel_disk_free_bytes"] <= told["delaywheel_disk_size_bytes"]
+    reported = await node.samples()
+    assert reported["delaywheel_build_info/test/n1/0.1.0"] == 1
+    assert abs(reported["delaywheel_process_start_time_seconds/server"] - time.time()) < 60
+    assert reported["delaywheel_process_open_fds/server"] > 3
+    assert reported["delaywheel_process_resident_memory_bytes/server"] > 10 << 20
+    assert reported["delaywheel_max_slot_files"] == 100
+    assert 0 < reported["delaywheel_disk_free_bytes"] <= reported["delaywheel_disk_size_bytes"]
     again = await node.samples()
     cpu = "delaywheel_process_cpu_seconds_total/server"
-    assert again[cpu] >= told[cpu] > 0
+    assert again[cpu] >= reported[cpu] > 0
 
 
 async def test_its_own_row_counts_only_if_this_process_wrote_it(node: Node) -> None:
@@ -171,22 +171,22 @@ async def test_its_own_row_counts_only_if_this_process_wrote_it(node: Node) -> N
     row.write(document)  # of process 1
     assert "delaywheel_wheels/open" not in await node.samples()
     row.write(document | {"pid": os.getpid()})
-    told = await node.samples()
-    assert told["delaywheel_wheels/open"] == 1
-    assert told["delaywheel_row_age_seconds/server"] < 20
+    reported = await node.samples()
+    assert reported["delaywheel_wheels/open"] == 1
+    assert reported["delaywheel_row_age_seconds/server"] < 20
     row.write({"of": "another release"})
     assert "delaywheel_wheels/open" not in await node.samples()
 
 
 async def test_a_cleaner_that_is_silent_is_not_looked_for(node: Node) -> None:
     node.cleaner.status = cleaner_status(pid=os.getpid(), monotonic_ms=monotonic_ms() + 60_000)
-    told = await node.samples()
-    assert told["delaywheel_process_open_fds/cleaner"] > 3
-    assert told["delaywheel_role/leading"] == 1
+    reported = await node.samples()
+    assert reported["delaywheel_process_open_fds/cleaner"] > 3
+    assert reported["delaywheel_role/leading"] == 1
     node.cleaner.status = cleaner_status(pid=os.getpid(), monotonic_ms=monotonic_ms() - 60_000)
-    told = await node.samples()
-    assert "delaywheel_process_open_fds/cleaner" not in told
-    assert told["delaywheel_forwarded_messages_total"] == 1_000
+    reported = await node.samples()
+    assert "delaywheel_process_open_fds/cleaner" not in reported
+    assert reported["delaywheel_forwarded_messages_total"] == 1_000
 
 
 async def test_pending_messages_are_those_that_progress_has_not_passed(node: Node) -> None:
@@ -194,26 +194,26 @@ async def test_pending_messages_are_those_that_progress_has_not_passed(node: Nod
     wheel = new_wheel(node.disk, node.data, dial=node.dial)
     for number, slot in enumerate((now_slot - 5, now_slot - 3, now_slot + 86_400 * 2)):
         wheel.append(columns_of([message(number, slot=slot)]), accepted_at_ms=ACCEPTED_AT_MS)
-    told = await node.samples()
-    assert told["delaywheel_pending_messages/overdue"] == 2, "nothing is known to be done"
+    reported = await node.samples()
+    assert reported["delaywheel_pending_messages/overdue"] == 2, "nothing is known to be done"
     for due_ms, overdue in (
         ((now_slot - 5) * 1000 + 998, 2),
         ((now_slot - 5) * 1000 + 999, 1),
         ((now_slot - 2) * 1000, 0),
     ):
         node.cleaner.status = cleaner_status(progress=Progress(due_ms, None, {}, 0))
-        told = await node.samples()
-        assert told["delaywheel_pending_messages/overdue"] == overdue
-    assert told["delaywheel_pending_messages/beyond"] == 1
+        reported = await node.samples()
+        assert reported["delaywheel_pending_messages/overdue"] == overdue
+    assert reported["delaywheel_pending_messages/beyond"] == 1
 
 
 async def test_a_loop_that_stands_still_shows(node: Node) -> None:
     await node.get("/healthz")  # its timer runs by now
     time.sleep(0.3)  # noqa: ASYNC251 - it is to stand still
-    told = await node.samples()
-    assert told["delaywheel_loop_lag_max_seconds"] > 0.15
-    at_once = told["delaywheel_loop_lag_seconds_bucket/0.1"]
-    assert at_once < told["delaywheel_loop_lag_seconds_count"]
+    reported = await node.samples()
+    assert reported["delaywheel_loop_lag_max_seconds"] > 0.15
+    at_once = reported["delaywheel_loop_lag_seconds_bucket/0.1"]
+    assert at_once < reported["delaywheel_loop_lag_seconds_count"]
 
 
 async def test_changes_of_who_is_in_sync_are_counted() -> None:

@@ -1,4 +1,4 @@
-"""A real server's metrics follow what its callers do; its port is told by name when it is taken."""
+"""A real server's metrics follow what its callers do; a port in use is refused by name."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def row(ahead_s: float = 300, **fields: object) -> pb.DelayedMessage:
 def test_what_callers_do_is_counted(node: Node) -> None:
     server = node.server
     server.wait_accepting()
-    server.cleaner.tell_topics("absent")
+    server.cleaner.report_topics("absent")
     results = server.produce(*[row(), row(ahead_s=1_800), row(topic="absent"), row(ahead_s=-500)])
     assert [result.HasField("error") for result in results] == [False, False, True, True]
     with pytest.raises(grpc.RpcError):
@@ -77,31 +77,31 @@ def test_what_callers_do_is_counted(node: Node) -> None:
         iter([pb.DelayProduceRequest(messages=[row()] * 10_001)]), timeout=60
     )
     assert answer.error.reason == "TOO_MANY_MESSAGES"
-    told = node.samples()
-    assert told["accepted_messages_total"] == told["acknowledged_messages_total"] == 2
-    assert told["topic_accepted_messages_total/orders"] == 2
-    assert told["acknowledgement_duration_seconds_count"] == 1
-    assert told["topic_pending_messages/orders"] == 2
-    assert told["written_groups_total"] == 1
-    assert told["written_frames_total"] == 2
-    assert told["written_bytes_total"] > 100
-    assert told["refused_messages_total/TOPIC_UNKNOWN"] == 1
-    assert told["refused_messages_total/DUE_TOO_OLD"] == 1
-    assert told["refused_messages_total/TOO_MANY_MESSAGES"] == 10_001
-    assert told["refused_calls_total/DelayProduce/REQUEST_MALFORMED"] == 1
-    assert told["refused_calls_total/Cancel/HANDLE_INVALID"] == 1
-    assert told["refused_calls_total/DelayProduceStream/TOO_MANY_MESSAGES"] == 1
-    assert told["pending_messages/10m"] == told["pending_messages/1h"] == 1
-    assert told["open_slot_files"] == 2
-    assert told["in_sync_members"] == 1
-    assert told["role/leading"] == 1
-    assert told["row_age_seconds/server"] < 10
+    reported = node.samples()
+    assert reported["accepted_messages_total"] == reported["acknowledged_messages_total"] == 2
+    assert reported["topic_accepted_messages_total/orders"] == 2
+    assert reported["acknowledgement_duration_seconds_count"] == 1
+    assert reported["topic_pending_messages/orders"] == 2
+    assert reported["written_groups_total"] == 1
+    assert reported["written_frames_total"] == 2
+    assert reported["written_bytes_total"] > 100
+    assert reported["refused_messages_total/TOPIC_UNKNOWN"] == 1
+    assert reported["refused_messages_total/DUE_TOO_OLD"] == 1
+    assert reported["refused_messages_total/TOO_MANY_MESSAGES"] == 10_001
+    assert reported["refused_calls_total/DelayProduce/REQUEST_MALFORMED"] == 1
+    assert reported["refused_calls_total/Cancel/HANDLE_INVALID"] == 1
+    assert reported["refused_calls_total/DelayProduceStream/TOO_MANY_MESSAGES"] == 1
+    assert reported["pending_messages/10m"] == reported["pending_messages/1h"] == 1
+    assert reported["open_slot_files"] == 2
+    assert reported["in_sync_members"] == 1
+    assert reported["role/leading"] == 1
+    assert reported["row_age_seconds/server"] < 10
 
     def settled() -> None:
-        """The spare is registered some time after the server accepts; its row tells of both."""
-        told = node.samples()
-        assert told["high_watermark_lag_frames"] == 0
-        assert told["wheels/open"] == told["wheels/spare"] == 1
+        """The spare is registered some time after the server accepts; its row shows both."""
+        reported = node.samples()
+        assert reported["high_watermark_lag_frames"] == 0
+        assert reported["wheels/open"] == reported["wheels/spare"] == 1
 
     wait_to_hold(settled)
 
@@ -127,10 +127,10 @@ def test_ready_says_what_health_checkers_hear(node: Node) -> None:
         assert status == 503
         assert text.startswith("NO_WHEEL: Kafka: no brokers")
         assert other.get("/healthz") == (200, "ok\n")
-        told = other.samples()
-        assert told["ready"] == 0
-        assert told["refusing/NO_WHEEL"] == 1
-        assert told["kafka_error"] == 1
+        reported = other.samples()
+        assert reported["ready"] == 0
+        assert reported["refusing/NO_WHEEL"] == 1
+        assert reported["kafka_error"] == 1
     finally:
         other.server.kill()
 
@@ -171,8 +171,8 @@ def test_a_port_that_another_has(tmp_path: Path, capfd: pytest.CaptureFixture[st
 
 def test_a_connection_too_many_is_seen_by_both_sides(node: Node) -> None:
     node.server.wait_accepting()
-    told = node.samples()
-    most = int(told["max_caller_connections"])
+    reported = node.samples()
+    most = int(reported["max_caller_connections"])
     address = node.server.address
     assert address is not None
     host, port = address.split(":")
@@ -198,8 +198,8 @@ def test_what_is_pending_by_topic_is_counted_anew_after_a_crash(node: Node) -> N
     server.produce(row())
 
     def counted() -> None:
-        told = node.samples()
-        assert told["topic_pending_messages/orders"] == 3
-        assert told["topic_accepted_messages_total/orders"] == 1
+        reported = node.samples()
+        assert reported["topic_pending_messages/orders"] == 3
+        assert reported["topic_accepted_messages_total/orders"] == 1
 
     wait_to_hold(counted)

@@ -82,14 +82,14 @@ def test_what_the_processes_inherit_is_the_same(monkeypatch: pytest.MonkeyPatch)
     assert Config.inherited() == config
 
 
-def test_a_node_is_alone_unless_told_otherwise() -> None:
+def test_a_node_is_alone_unless_set_otherwise() -> None:
     config = load(listen="127.0.0.1:7")
     assert (config.members, config.min_insync_members) == ({"n1": "127.0.0.1:7"}, 1)
     three = load(members={"n1": "a:1", "n2": "b:1", "n3": "c:1"})
     assert three.min_insync_members == 2
 
 
-def test_peers_are_taken_at_the_own_member_address_unless_told_otherwise() -> None:
+def test_peers_are_accepted_at_the_own_member_address_unless_set_otherwise() -> None:
     members = {"n1": "a:1", "n2": "b:1"}
     assert load(members=members).listens_for_peers == "a:1"
     assert load(members=members, peer_listen="0.0.0.0:1").listens_for_peers == "0.0.0.0:1"
@@ -119,7 +119,7 @@ def test_secrets_are_masked_when_shown() -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "told"),
+    ("flags", "reported"),
     [
         ({"spam": "1"}, "spam"),
         ({"ledger_uri": "ftp://books"}, "ftp://"),
@@ -143,8 +143,8 @@ def test_secrets_are_masked_when_shown() -> None:
         ({"flush": "never"}, "flush"),
     ],
 )
-def test_a_setting_at_fault_is_named(flags: dict[str, Any], told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_a_setting_at_fault_is_named(flags: dict[str, Any], reported: str) -> None:
+    with pytest.raises(ConfigError, match=reported):
         load(**flags)
 
 

@@ -29,28 +29,28 @@ class Ears:
 
     pen: RowWriter
     cleaner: Cleaner = field(default_factory=Cleaner)
-    told: list[CleanerStatus | None] = field(default_factory=list)
+    reported: list[CleanerStatus | None] = field(default_factory=list)
     news: asyncio.Event = field(default_factory=asyncio.Event)
     written: int = 0
 
     def take(self, status: CleanerStatus | None) -> None:
-        self.told.append(status)
+        self.reported.append(status)
         self.news.set()
 
     def write(self, pid: int) -> CleanerStatus:
-        self.written += 1  # two within a millisecond differ: the same one is told once
+        self.written += 1  # two within a millisecond differ: the same one is reported once
         stamp_ms = monotonic_ms() + 60_000 + self.written
         status = cleaner_status(pid=pid, monotonic_ms=stamp_ms, role=Role.LEADING)
         self.pen.write(to_json(status))
         return status
 
     async def heard(self) -> CleanerStatus | None:
-        """The next that is told."""
+        """The next that is reported."""
         async with asyncio.timeout(20):
-            while not self.told:
+            while not self.reported:
                 self.news.clear()
                 await self.news.wait()
-        return self.told.pop(0)
+        return self.reported.pop(0)
 
 
 @pytest.fixture

@@ -78,9 +78,9 @@ def test_what_cannot_be_understood_is_one_named_error(content: bytes) -> None:
 def test_messages_arrive_in_order_and_nothing_waits(ends: tuple[Link, Link]) -> None:
     here, there = ends
     assert list(there.receive()) == []
-    told = [message for message in MESSAGES if not isinstance(message, HandoverBegins)]
-    assert all(here.send(message) for message in told)
-    assert list(there.receive()) == told
+    reported = [message for message in MESSAGES if not isinstance(message, HandoverBegins)]
+    assert all(here.send(message) for message in reported)
+    assert list(there.receive()) == reported
 
 
 def test_a_full_buffer_drops_and_says_so(ends: tuple[Link, Link]) -> None:
@@ -92,7 +92,7 @@ def test_a_full_buffer_drops_and_says_so(ends: tuple[Link, Link]) -> None:
     assert here.send(Wake())
 
 
-def test_the_other_end_gone_is_told(ends: tuple[Link, Link]) -> None:
+def test_the_other_end_gone_is_reported(ends: tuple[Link, Link]) -> None:
     here, there = ends
     there.close()
     assert not here.send(Wake())

@@ -31,10 +31,10 @@ steps = st.one_of(
 
 
 @given(st.lists(steps, max_size=20))
-def test_what_is_told_is_right_to_a_bucket(told: list[list[tuple[int, int]] | int]) -> None:
+def test_what_is_reported_is_right_to_a_bucket(reported: list[list[tuple[int, int]] | int]) -> None:
     pending = PendingTopics(AHEAD_S, START)
     done, added = START, list[tuple[int, int]]()
-    for now in told:
+    for now in reported:
         if isinstance(now, list):
             messages = [(topic, done + ahead) for topic, ahead in now]
             add(pending, *messages)

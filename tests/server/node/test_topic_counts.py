@@ -1,4 +1,4 @@
-"""Messages are counted by topic: no number is lost, and few enough topics are told apart."""
+"""Messages are counted by topic: no number is lost, and few topics are counted separately."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def test_batches_are_counted_as_single_messages_are(counted: list[list[int]], mo
         before = counts.read()
         counts.add(TOPICS, np.array(batch, np.uint32))
         expected.update(TOPICS[number] for number in batch)
-        told = counts.read()
-        assert all(told[topic] >= number for topic, number in before.items())
-        assert named <= told.keys() - {OTHERS}
-        named = told.keys() - {OTHERS}
-    told = counts.read()
+        reported = counts.read()
+        assert all(reported[topic] >= number for topic, number in before.items())
+        assert named <= reported.keys() - {OTHERS}
+        named = reported.keys() - {OTHERS}
+    reported = counts.read()
     assert len(named) == min(most, len(expected))
-    assert all(told[topic] == expected[topic] for topic in named)
-    assert told.get(OTHERS, 0) == expected.total() - sum(told[topic] for topic in named)
+    assert all(reported[topic] == expected[topic] for topic in named)
+    assert reported.get(OTHERS, 0) == expected.total() - sum(reported[topic] for topic in named)
 
 
 def test_a_caller_of_many_topics_makes_no_more_samples() -> None:

@@ -79,10 +79,10 @@ def _answer(call: Any) -> list[bytes]:
 
 def _taken(answers: Callable[[], list[bytes]]) -> int:
     try:
-        told = [pb.DelayProduceResponse.FromString(each) for each in answers()]
+        reported = [pb.DelayProduceResponse.FromString(each) for each in answers()]
     except grpc.RpcError:
         return 0
-    return sum(not each.HasField("error") for each in told)
+    return sum(not each.HasField("error") for each in reported)
 
 
 @contextmanager

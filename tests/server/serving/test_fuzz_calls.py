@@ -43,9 +43,9 @@ class Target:
     """A server process under attack."""
 
     def __init__(self, folder: Path) -> None:
-        self._told = folder / "lateness"
+        self._reported = folder / "lateness"
         self.server = ServerProcess(folder / "n1", **BOUNDS)
-        self.server.program = watched_server.program(self._told)
+        self.server.program = watched_server.program(self._reported)
         self.ends_at = time.monotonic() + MINUTES * 60 if MINUTES else None
 
     def start(self) -> None:
@@ -75,7 +75,7 @@ class Target:
         late, attacks = self._worst
         print(  # noqa: T201 - pytest shows it with -s
             f"lag {late.own_s * 1000:.0f} ms of {late.lag_s * 1000:.0f} ms, {self._seen} of more"
-            f" than {watched_server.TOLD_S * 1000:.0f} ms; it ran {late.threads};"
+            f" than {watched_server.REPORTED_S * 1000:.0f} ms; it ran {late.threads};"
             f" memory +{(self._most_bytes - self._bytes_before) >> 20} MiB; worst: {attacks}"
         )
         assert late.own_s <= LAG_S
@@ -94,11 +94,11 @@ class Target:
         assert self.server.process.poll() is None, "the server ended"
         self._most_bytes = max(self._most_bytes, self._memory_bytes())
         assert self._most_bytes - self._bytes_before < GROWTH_BYTES
-        told = watched_server.read(self._told)
-        for late in told[self._seen :]:
+        reported = watched_server.read(self._reported)
+        for late in reported[self._seen :]:
             if late.own_s > self._worst[0].own_s:
                 self._worst = late, attacks
-        self._seen = len(told)
+        self._seen = len(reported)
 
     def _memory_bytes(self) -> int:
         pages = Path(f"/proc/{self.server.process.pid}/statm").read_text().split()[1]

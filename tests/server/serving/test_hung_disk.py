@@ -22,7 +22,7 @@ from support.server.server_process import ServerProcess, wait_until
 MEMORY = Path("/dev/shm")
 TOOLS = ("mkfs.ext4", "mount", "umount", "fsfreeze")
 SERVING = health_pb2.HealthCheckResponse.SERVING
-TOLD_WITHIN_S = 3
+REPORTED_WITHIN_S = 3
 THAWED_AFTER_S = 60
 
 
@@ -80,7 +80,7 @@ class Caller:
 
     def is_serving(self) -> bool:
         """What health says."""
-        asked = self._health.Check(health_pb2.HealthCheckRequest(), timeout=TOLD_WITHIN_S)
+        asked = self._health.Check(health_pb2.HealthCheckRequest(), timeout=REPORTED_WITHIN_S)
         return bool(asked.status == SERVING)
 
     def produce(self) -> str:
@@ -97,7 +97,7 @@ class Caller:
 
 
 def row_of(server: ServerProcess) -> ServerStatus:
-    """What the server tells its cleaner."""
+    """What the server reports to its cleaner."""
     row = server.cleaner._server_row.read()
     assert row is not None
     return row
@@ -112,12 +112,14 @@ def test_a_node_whose_disk_hangs_says_so_and_goes_on_when_it_does(
     run("fsfreeze", "-f", mount)
     waited = caller.produce()
     assert "disk" in waited, waited
-    assert 1 < caller.waited_s < 2 + TOLD_WITHIN_S
+    assert 1 < caller.waited_s < 2 + REPORTED_WITHIN_S
     wait_until("health says so", lambda: not caller.is_serving())
     assert "The node's disk does not respond" in caller.produce()
     assert caller.waited_s < 1
     row = row_of(server)
-    assert monotonic_ms() - row.monotonic_ms < TOLD_WITHIN_S * 1_000, "it is written all the same"
+    assert monotonic_ms() - row.monotonic_ms < REPORTED_WITHIN_S * 1_000, (
+        "it is written all the same"
+    )
     run("fsfreeze", "-u", mount)
     wait_until("it goes on", lambda: caller.produce().startswith("n1."))
     wait_until("health says so", caller.is_serving)

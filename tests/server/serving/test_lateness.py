@@ -1,4 +1,4 @@
-"""A loop that is held up by its own process is told apart from one that waits for a processor."""
+"""A loop held up by its own process is distinguished from one that waits for a processor."""
 
 from __future__ import annotations
 
@@ -59,12 +59,12 @@ def _work_on_another_thread() -> None:
 async def test_a_loop_that_is_held_up_is_seen(block: Callable[[], None]) -> None:
     is_watched, is_seen = asyncio.Event(), asyncio.Event()
 
-    def tell(late: Late) -> None:
+    def report(late: Late) -> None:
         is_watched.set()
         if late.own_s > BLOCK_S / 2:
             is_seen.set()
 
-    watching = asyncio.create_task(watch(tell))
+    watching = asyncio.create_task(watch(report))
     await is_watched.wait()
     while not is_seen.is_set():
         # One on which the machine took the processor away in between counts for less.

@@ -53,7 +53,7 @@ while True:
         (folder / "drained").touch()
         try:
             list(link.receive())
-        except EOFError:  # its cleaner has ended, and so has all that it could be told
+        except EOFError:  # its cleaner has ended, and so has all that it could receive
             sys.exit(0)
 """
 # The first processes cannot be started.
@@ -83,9 +83,9 @@ class Node:
         self.folder = folder
         self.process: subprocess.Popen[bytes]
         for name in ("server", "cleaner"):
-            self.tell(name, "obey")
+            self.report(name, "obey")
 
-    def tell(self, name: str, does: str) -> None:
+    def report(self, name: str, does: str) -> None:
         (self.folder / f"{name}.does").write_text(does)
 
     def start(self, before: str = "") -> None:
@@ -133,7 +133,7 @@ def node(tmp_path: Path) -> Iterator[Node]:
     node.process.kill()
     node.process.wait()
     for pid in node.lives("server") + node.lives("cleaner"):
-        if is_alive(pid):  # told to outlive, in a test that failed
+        if is_alive(pid):  # asked to outlive, in a test that failed
             os.kill(pid, signal.SIGKILL)
 
 
@@ -155,7 +155,7 @@ def test_a_disk_that_refuses_the_run_file_does_not_end_the_node(node: Node) -> N
     assert node.end() == 0
 
 
-def test_it_tells_who_runs_and_where(node: Node) -> None:
+def test_it_names_the_processes_and_their_address(node: Node) -> None:
     node.start()
     run = node.up()
     assert run["pid"] == node.process.pid
@@ -216,13 +216,13 @@ def test_with_a_dead_server_both_are_started_again(node: Node) -> None:
     assert not is_alive(before["cleaner_pid"])
     assert after["cleaner_pid"] != before["cleaner_pid"]
     assert after["address"] == "127.0.0.1:1002"
-    # The new one was told where the old one listened.
+    # The new one knew where the old one had listened.
     assert (node.folder / "server.lives").read_text().splitlines()[1].endswith("127.0.0.1:1001")
 
 
 @pytest.mark.parametrize("name", ["server", "cleaner"])
 def test_what_does_not_live_ends_the_node(node: Node, name: str) -> None:
-    node.tell(name, "exit 3")
+    node.report(name, "exit 3")
     node.start()
     assert node.process.wait(60) == 1
     assert len(node.lives(name)) == 5
@@ -230,7 +230,7 @@ def test_what_does_not_live_ends_the_node(node: Node, name: str) -> None:
 
 
 def test_what_is_hopeless_is_not_tried_again(node: Node) -> None:
-    node.tell("server", "exit 78")
+    node.report("server", "exit 78")
     node.start()
     assert node.process.wait(60) == 78
     assert len(node.lives("server")) == 1
@@ -246,7 +246,7 @@ def test_killing_the_supervisor_leaves_no_orphans(node: Node) -> None:
 
 
 def test_what_outlives_its_supervisor_keeps_others_away(node: Node, tmp_path: Path) -> None:
-    node.tell("cleaner", "outlive")
+    node.report("cleaner", "outlive")
     node.start()
     run = node.up()
     node.end(signal.SIGKILL)
@@ -265,8 +265,8 @@ def test_what_outlives_its_supervisor_keeps_others_away(node: Node, tmp_path: Pa
 
 
 def test_a_second_signal_hurries(node: Node) -> None:
-    node.tell("server", "ignore")
-    node.tell("cleaner", "ignore")
+    node.report("server", "ignore")
+    node.report("cleaner", "ignore")
     node.start()
     run = node.up()
     node.process.send_signal(signal.SIGTERM)
@@ -305,8 +305,8 @@ def test_the_supervisor_speaks_in_the_format_of_the_node(
     supervisor._say("the cleaner ended")
     line = capsys.readouterr().err
     if log_format == "json":
-        told = json.loads(line)
-        assert (told["event"], told["process"], told["level"]) == (
+        reported = json.loads(line)
+        assert (reported["event"], reported["process"], reported["level"]) == (
             "the cleaner ended",
             "node",
             "warning",

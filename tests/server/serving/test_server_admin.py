@@ -28,19 +28,19 @@ def test_an_emptied_node_accepts_again_once_it_is_replaced(server: ServerProcess
     server.kill()
     server.data.rename(server.data.with_name("lost"))
     server.start()
-    refused = wait_until("it is told", lambda: _replaced(server)).refusing
+    refused = wait_until("it is reported", lambda: _replaced(server)).refusing
     assert refused.reason == "NO_WHEEL"
     assert f"STORAGE_REPLACED: node n1 runs on storage {_storage(server)}" in refused.message
     assert {row.state for row in server.describe().wheels} == {pb.WHEEL_STATE_FENCED}
 
     request = pb.ReplaceNodeRequest(node="n1", dry_run=True)
-    told = server.admin.ReplaceNode(request, timeout=20).change
-    assert (told.storage_before, told.storage) == (before, _storage(server))
-    assert [row.wheel for row in told.wheels] == ["n1.1", "n1.2"]
+    reported = server.admin.ReplaceNode(request, timeout=20).change
+    assert (reported.storage_before, reported.storage) == (before, _storage(server))
+    assert [row.wheel for row in reported.wheels] == ["n1.1", "n1.2"]
     assert _replaced(server), "a dry run changes nothing"
-    request = pb.ReplaceNodeRequest(node="n1", storage=told.storage)
-    assert server.admin.ReplaceNode(request, timeout=20).change.storage == told.storage
-    assert set(server.cleaner.received) >= {NodeStorage("n1", told.storage)}
+    request = pb.ReplaceNodeRequest(node="n1", storage=reported.storage)
+    assert server.admin.ReplaceNode(request, timeout=20).change.storage == reported.storage
+    assert set(server.cleaner.received) >= {NodeStorage("n1", reported.storage)}
     server.wait_accepting()
     after = server.describe()
     assert not after.HasField("refusing")
@@ -53,4 +53,4 @@ def _replaced(server: ServerProcess) -> pb.DescribeClusterResponse | None:
 
 
 def _storage(server: ServerProcess) -> str:
-    return wait_until("it tells of itself", server.cleaner.heartbeat).storage
+    return wait_until("it reports itself", server.cleaner.heartbeat).storage

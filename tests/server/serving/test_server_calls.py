@@ -96,7 +96,7 @@ def status_of(error: grpc.RpcError) -> tuple[grpc.StatusCode, str, str, int | No
 def test_a_message_is_refused_by_name(
     server: ServerProcess, fields: dict[str, Any], reason: Reason
 ) -> None:
-    server.cleaner.tell_topics("nowhere")
+    server.cleaner.report_topics("nowhere")
     bad, good = server.produce(row(**fields), row())
     assert (bad.error.reason, bad.error.code) == (reason.value, reason.code_number)
     assert bad.handle == ""
@@ -374,7 +374,7 @@ def state_of(server: ServerProcess, handle: str) -> tuple[int, str]:
     return message.state, message.dead_reason
 
 
-def test_a_dead_letter_is_told_from_what_was_delivered_and_from_what_is_not_known(
+def test_a_dead_letter_is_distinguished_from_what_was_delivered_and_from_what_is_not_known(
     server: ServerProcess,
 ) -> None:
     due = now_ms() + 1
@@ -389,13 +389,13 @@ def test_a_dead_letter_is_told_from_what_was_delivered_and_from_what_is_not_know
         lambda: [state_of(server, result.handle) for result in results] == expected,
     )
     page = server.stub.GetSlot(pb.GetSlotRequest(slot=due // 1000), timeout=20)
-    told = {message.id: (message.state, message.dead_reason) for message in page.messages}
-    assert [told[id_] for id_ in ids] == [expected[0], *[(pb.MESSAGE_STATE_DONE, "")] * 2]
+    reported = {message.id: (message.state, message.dead_reason) for message in page.messages}
+    assert [reported[id_] for id_ in ids] == [expected[0], *[(pb.MESSAGE_STATE_DONE, "")] * 2]
     # The link was full: what was done meanwhile may be a dead letter or not.
     due = now_ms() + 1
     (result,) = server.produce(row(deliver_at_ms=due))
     server.cleaner.commit_dead(
-        DeadLetter(bytes(16), due, "REFUSED"), told=False, due_ms=due, seqs=written(server)
+        DeadLetter(bytes(16), due, "REFUSED"), reported=False, due_ms=due, seqs=written(server)
     )
     wait_until("it is done", lambda: state_of(server, result.handle)[0] == pb.MESSAGE_STATE_DONE)
 
@@ -438,8 +438,8 @@ def test_a_damaged_frame_that_somebody_comes_upon_ends_its_wheel(tmp_path: Path)
         content[-1] ^= 1
         file.write_bytes(content)
         assert not server.stub.GetSlot(pb.GetSlotRequest(slot=slot), timeout=10).messages
-        # What all lack is committed as lost, and told no more from then on.
-        wait_until("it is told", lambda: server.cleaner.state.lost == {(WheelId("n1", 1), 1)})
+        # What all lack is committed as lost, and is no longer reported.
+        wait_until("it is reported", lambda: server.cleaner.state.lost == {(WheelId("n1", 1), 1)})
         wait_until("the spare is open", lambda: _wheel_of(server).startswith("n1.2:"))
 
 
@@ -501,7 +501,7 @@ def test_health_and_reflection_are_there(server: ServerProcess) -> None:
             assert all(answer.HasField("file_descriptor_response") for answer in answers)
 
 
-def test_a_missing_second_member_is_told_by_name(tmp_path: Any) -> None:
+def test_a_missing_second_member_is_reported_by_name(tmp_path: Any) -> None:
     server = ServerProcess(tmp_path / "n1")
 
     def prepare(cleaner: Any) -> None:
@@ -533,7 +533,7 @@ def test_a_disk_at_its_reserve_refuses_by_name(tmp_path: Any) -> None:
         assert delay
 
 
-def test_without_a_wheel_the_reason_of_kafka_is_told(tmp_path: Any) -> None:
+def test_without_a_wheel_the_reason_of_kafka_is_reported(tmp_path: Any) -> None:
     server = ServerProcess(tmp_path / "n1")
 
     def prepare(cleaner: Any) -> None:

@@ -138,12 +138,12 @@ def test_a_spare_accepts_while_kafka_is_away(server: ServerProcess) -> None:
     assert result.handle.startswith("n1.2:")
     assert not server.describe().HasField("leader")
 
-    def told_again() -> bool:
+    def reported_again() -> bool:
         """Its row may still be that of the life before."""
         heartbeat = server.cleaner.heartbeat()
         return heartbeat is not None and (heartbeat.start, heartbeat.count > 1) == (2, True)
 
-    wait_until("it tells", told_again)
+    wait_until("it reports", reported_again)
     # A second restart without Kafka finds no spare: refused, and nothing is opened twice.
     server.kill()
     server.start(leads=False)
@@ -284,23 +284,23 @@ def test_a_wheel_that_is_unregistered_is_deleted(server: ServerProcess) -> None:
     assert len(published(server.data)) == 1
 
 
-def test_the_spares_seal_moves_and_is_durable_when_told(server: ServerProcess) -> None:
+def test_the_spares_seal_moves_and_is_durable_when_reported(server: ServerProcess) -> None:
     server.cleaner.passes_time = True
     wait_until("a spare", lambda: state(server).spare is not None)
 
-    def told() -> int | None:
+    def reported() -> int | None:
         heartbeat = server.cleaner.heartbeat()
         spare = heartbeat.wheels.get(TWO) if heartbeat is not None else None
         return spare.seal_slot if spare is not None and spare.seal_slot else None
 
-    first = wait_until("a seal", told)
+    first = wait_until("a seal", reported)
     assert state(server).spare.seal_slot >= first
-    later = wait_until("it moves", lambda: (seal := told()) and seal > first and seal)
+    later = wait_until("it moves", lambda: (seal := reported()) and seal > first and seal)
     assert state(server).spare.seal_slot >= later
     assert later <= now_ms() // 1000 - 1
 
 
-def test_a_seal_is_told_of_the_open_wheel_with_its_last_seq(server: ServerProcess) -> None:
+def test_the_open_wheels_seal_is_reported_with_its_last_seq(server: ServerProcess) -> None:
     server.produce(row())
     server.cleaner.passes_time = True
 
@@ -315,16 +315,16 @@ def test_a_seal_is_told_of_the_open_wheel_with_its_last_seq(server: ServerProces
     wait_until("a seal", sealed)
 
 
-def test_the_ledger_is_published_and_told(server: ServerProcess) -> None:
+def test_the_ledger_is_published_and_reported(server: ServerProcess) -> None:
     ids = [os.urandom(16) for _ in range(20)]
     for id_ in ids:
         server.produce(row(id_))
 
-    def told() -> bool:
+    def reported() -> bool:
         heartbeat = server.cleaner.heartbeat()
         return heartbeat is not None and heartbeat.wheels[ONE].ledger_seq == 20
 
-    wait_until("published", told)
+    wait_until("published", reported)
     assert sorted(published(server.data)) == sorted(ids)
     # Killed before the next seal: the rows are read from the frames by the next life.
     more = os.urandom(16)
@@ -379,7 +379,7 @@ def test_frames_of_a_closed_wheel_that_a_crash_of_the_machine_took_hold_up_nothi
     _change_boot(server)
     server.start()
     wait_until("they are lost", lambda: {(ONE, 2), (ONE, 3)} <= server.cleaner.state.lost)
-    wait_until("nothing is waited for", lambda: not _told(server).missing)
+    wait_until("nothing is waited for", lambda: not _reported(server).missing)
     wait_until("its end is noted", lambda: _final_seq(server) == 3)
     wait_until("the books go on", lambda: _is_published(server, 3))
 
@@ -398,14 +398,14 @@ def test_the_supervisors_end_ends_it(server: ServerProcess) -> None:
     assert server.process.wait(60) == 111
 
 
-def test_the_progress_that_is_committed_is_told(server: ServerProcess) -> None:
+def test_the_progress_that_is_committed_is_reported(server: ServerProcess) -> None:
     server.cleaner.commit_progress(due_ms=5_000, seqs={ONE: 0})
 
     wait_until("progress", lambda: server.describe().progress.due_ms == 5_000)
 
 
 def _change_boot(server: ServerProcess) -> None:
-    """The machine starts anew, as far as the node can tell."""
+    """The machine starts anew, as far as the node can see."""
     file = server.data / "node.json"
     document = json.loads(file.read_text())
     document["boot_id"] = "another"
@@ -428,7 +428,7 @@ def _is_published(server: ServerProcess, seq: int) -> bool:
     return heartbeat is not None and heartbeat.wheels[ONE].ledger_seq == seq
 
 
-def _told(server: ServerProcess) -> WheelHeartbeat:
+def _reported(server: ServerProcess) -> WheelHeartbeat:
     heartbeat = server.cleaner.heartbeat()
     assert heartbeat is not None
     return heartbeat.wheels[ONE]

@@ -142,8 +142,8 @@ def test_what_became_of_a_message_the_leaders_node_is_asked_for(cluster: Cluster
     def all_know() -> None:
         for node in NODES:
             requests = [pb.GetMessageRequest(message=pb.MessageRef(handle=h)) for h in handles]
-            told = [cluster[node].stub.GetMessage(r, timeout=20).message for r in requests]
-            assert [(message.state, message.dead_reason) for message in told] == [
+            reported = [cluster[node].stub.GetMessage(r, timeout=20).message for r in requests]
+            assert [(message.state, message.dead_reason) for message in reported] == [
                 (pb.MESSAGE_STATE_DEAD_LETTERED, "KEY_MISSING"),
                 (pb.MESSAGE_STATE_DELIVERED, ""),
             ]
@@ -151,17 +151,17 @@ def test_what_became_of_a_message_the_leaders_node_is_asked_for(cluster: Cluster
     wait_to_hold(all_know)
 
 
-def test_every_node_tells_where_all_are_reached_and_who_leads(cluster: Cluster) -> None:
+def test_every_node_reports_where_all_are_reached_and_who_leads(cluster: Cluster) -> None:
     addresses = {node: cluster[node].address for node in NODES}
 
-    def all_tell() -> None:
+    def all_report() -> None:
         for node in NODES:
             answer = cluster[node].describe()
             assert {member.node: member.address for member in answer.members} == addresses
             assert all(member.reachable and member.complete for member in answer.members)
             assert answer.leader.node == "n1"
 
-    wait_to_hold(all_tell)
+    wait_to_hold(all_report)
 
 
 def test_whichever_node_is_asked_all_of_them_answer(cluster: Cluster) -> None:
@@ -169,12 +169,12 @@ def test_whichever_node_is_asked_all_of_them_answer(cluster: Cluster) -> None:
     for node in NODES:
         cluster[node].produce(row(ahead_ms=444_000))
     for seer in NODES:
-        wait_to_hold(lambda: _tells_of_all(cluster, seer))  # noqa: B023
+        wait_to_hold(lambda: _reports_of_all(cluster, seer))  # noqa: B023
     wait_to_hold(lambda: _all_count_the_same(cluster))
 
 
-def _tells_of_all(cluster: Cluster, seer: str) -> None:
-    """What one answers is whole, and no copy that is told of lacks anything."""
+def _reports_of_all(cluster: Cluster, seer: str) -> None:
+    """What one answers is whole, and no copy that is reported lacks anything."""
     answer = cluster.whole(seer)
     assert answer.node == seer
     copies = [replica for row in answer.wheels for replica in row.replicas]
@@ -258,10 +258,10 @@ def test_what_operators_want_of_nodes_is_decided_by_the_leaders_node(cluster: Cl
     def all_refuse() -> None:
         for node in NODES:
             assert not any(m.storage_replaced for m in cluster[node].describe().members)
-            told = _refusal(lambda: cluster[node].admin.RemoveNode(remove, timeout=30))  # noqa: B023
-            assert "Node n1 leads" in told
-        told = _refusal(lambda: cluster["n3"].admin.ReplaceNode(request, timeout=30))
-        assert "Node n2 runs on storage" in told
+            reported = _refusal(lambda: cluster[node].admin.RemoveNode(remove, timeout=30))  # noqa: B023
+            assert "Node n1 leads" in reported
+        reported = _refusal(lambda: cluster["n3"].admin.ReplaceNode(request, timeout=30))
+        assert "Node n2 runs on storage" in reported
 
     wait_to_hold(all_refuse)
     with pytest.raises(grpc.RpcError, match="No node leads"):
@@ -275,14 +275,14 @@ def _refusal(call: Callable[[], object]) -> str:
 
 
 def test_without_one_the_others_go_on_and_it_catches_up(cluster: Cluster) -> None:
-    wait_until("n3 told of all", lambda: not cluster.replica("n1", "n2.1", "n3").lag_frames)
+    wait_until("n3 reported all", lambda: not cluster.replica("n1", "n2.1", "n3").lag_frames)
     cluster["n3"].kill()
     ids = [os.urandom(16) for _ in range(30)]
     for id_ in ids:
         (result,) = cluster["n2"].produce(row(id_, ahead_ms=200_000))
         assert result.handle
     wait_to_hold(lambda: _is_away(cluster))
-    wait_to_hold(lambda: _is_told_to_lack(cluster, 30))
+    wait_to_hold(lambda: _is_reported_to_lack(cluster, 30))
     slot = int(result.handle.split(":")[1])
     wait_to_hold(lambda: _is_not_counted_by_n3(cluster, slot))
     cluster.start("n3")
@@ -309,7 +309,7 @@ def _is_away(cluster: Cluster) -> None:
     assert changes >= 1
 
 
-def _is_told_to_lack(cluster: Cluster, frames: int) -> None:
+def _is_reported_to_lack(cluster: Cluster, frames: int) -> None:
     before = cluster.replica("n1", "n2.1", "n3")
     assert (before.state, before.lag_frames) == (pb.REPLICA_STATE_AWAY, frames)
     after = cluster.replica("n1", "n2.1", "n3")
@@ -342,7 +342,7 @@ def test_with_one_of_three_nothing_is_accepted(cluster: Cluster) -> None:
     assert cluster["n1"].produce(row())[0].handle
 
 
-def test_what_only_the_node_itself_knows_is_told_by_it(cluster: Cluster) -> None:
+def test_what_only_the_node_itself_knows_is_reported_by_it(cluster: Cluster) -> None:
     """A full disk: from outside it looks like a node that takes messages."""
     cluster["n2"].kill()
     cluster["n2"].config = replace(cluster["n2"].config, disk_reserve_bytes=1 << 62)

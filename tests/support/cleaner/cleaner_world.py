@@ -1,7 +1,7 @@
 """A cleaner in this process, on the real broker, beside a server that only pretends.
 
 The pretended server does what matters to a cleaner: it opens registered wheels, writes messages
-into real slot files, tells its beat in `server.row` and answers fences.
+into real slot files, writes its heartbeat to `server.row` and answers fences.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class PretendedServer:
         self._thread.start()
 
     def status(self) -> CleanerStatus | None:
-        """What the cleaner tells."""
+        """What the cleaner reports."""
         return self._cleaner.read()
 
     @property
@@ -92,7 +92,7 @@ class PretendedServer:
             assert self._open is not None
             self._old.append(self._open)
             self._open, self._spare = self._spare, None
-        self._tell()
+        self._report()
 
     def end(self) -> None:
         """Says nothing any more."""
@@ -104,13 +104,13 @@ class PretendedServer:
         with self._lock:
             assert self._open is not None, "no wheel is open"
             written = append(self._open, rows, now_ms=now_ms())
-        self._tell()
+        self._report()
         return written
 
     def _run(self) -> None:
         while not self._ended.wait(BEAT_S):
             self._take_wheels()
-            self._tell()
+            self._report()
             with contextlib.suppress(EOFError):
                 for message in self._link.receive():
                     self._take(message)
@@ -155,7 +155,7 @@ class PretendedServer:
         own = [*self._old, self._open, self._spare]
         return max((wheel.number for wheel in own if wheel is not None), default=0)
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         if self.silent:
             return
         with self._lock:
@@ -240,7 +240,7 @@ class World:
 
     @property
     def status(self) -> CleanerStatus:
-        """What the cleaner tells now."""
+        """What the cleaner reports now."""
         status = self.server.status()
         assert status is not None
         return status
@@ -291,7 +291,7 @@ class World:
     def _run(self) -> None:
         try:
             self._cleaner.run()
-        except BaseException as error:  # noqa: BLE001 - told in the test's own thread
+        except BaseException as error:  # noqa: BLE001 - raised in the test's own thread
             self.failure = error
         finally:
             self._cleaner.close()

@@ -1,4 +1,4 @@
-# ruff: noqa: ARG002 - the producers take little notice of what they are told
+# ruff: noqa: ARG002 - the producers ignore most of their arguments
 """Producers that keep what they are given, and commit all of it."""
 
 from __future__ import annotations

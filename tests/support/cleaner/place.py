@@ -55,7 +55,7 @@ class AllGoes:
 
 
 class _SlowReader(DueReader):
-    """Takes its time, when it is told to."""
+    """Takes its time, on request."""
 
     def __init__(self, place: Place, data: Path) -> None:
         super().__init__(PosixDisk(), data, preload_thread=False)

@@ -20,7 +20,7 @@ class FakeCluster:
 
     Attributes:
         nodes: The service of each, the latest where one was brought back.
-        advertised: The address that is told for each.
+        advertised: The address that is advertised for each.
         accepting: What each says of itself.
     """
 

@@ -12,7 +12,7 @@ from support.clients.fake_service import Behaviour, FakeService, answer
 
 
 class ScriptedNode(FakeService, rpc.DelayWheelAdminServicer):
-    """Lists slots, and changes nodes, as it is told.
+    """Lists slots, and changes nodes, as scripted.
 
     Attributes:
         list_slots: Answers ListSlots.

@@ -9,12 +9,12 @@ from support.consumer.fake_kafka import FakeBroker, FakeKafka
 
 
 class DrivenConsumer:
-    """One consumer of group `g`; it does something when it is told to."""
+    """One consumer of group `g`; it acts on request."""
 
     def __init__(self, kafka: FakeKafka, **options: object) -> None:
-        told: Options = {"retry": ("5s", "30s"), "drain": "0s", "commit_every": "0s"}
-        told.update(options)  # type: ignore[typeddict-item]
-        self.settings: Settings = read_settings(kafka.source, "g", "nowhere", told)
+        reported: Options = {"retry": ("5s", "30s"), "drain": "0s", "commit_every": "0s"}
+        reported.update(options)  # type: ignore[typeddict-item]
+        self.settings: Settings = read_settings(kafka.source, "g", "nowhere", reported)
         self.broker = FakeBroker(kafka)
         self.engine = Engine(self.settings, self.broker, clock_ms=lambda: kafka.now_ms)
         self.hand: list[ReceivedMessage] = []

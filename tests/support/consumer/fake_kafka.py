@@ -69,10 +69,10 @@ class FakeKafka:
                 ]
                 own = (("dw-id", b"1"), ("dw-due", b"1"), ("dw-wheel", b"w"))
                 number = sum(record.key or record.value or b"") % self.partitions
-                told = dict(record.headers)
-                if told.get("dw-partition") is not None:
-                    number = int(told["dw-partition"] or b"")
-                topic = (told["dw-topic"] or b"").decode()
+                reported = dict(record.headers)
+                if reported.get("dw-partition") is not None:
+                    number = int(reported["dw-partition"] or b"")
+                topic = (reported["dw-topic"] or b"").decode()
                 where = Partition(topic, number)
                 self._append(where, record.key, record.value, [*passed, *own])
 
@@ -181,7 +181,7 @@ class FakeBroker:
         self._paused.clear()
 
     def membership(self) -> bytes | None:
-        """See `Broker`: of a member that was put out, what is told is checked by nobody."""
+        """See `Broker`: of a member that was put out, what is reported is not checked."""
         is_out = any(event == "lost" for event, _ in self._events)
         return b"%d" % (self.kafka.generation if is_out else self._generation)
 

@@ -1,6 +1,6 @@
 """Handlers that fail by a plan: how often each message fails follows from a seed and its number.
 
-Run as a program it is a consumer that does so, until it is killed or told to stop.
+Run as a program it is a consumer that does so, until it is killed or asked to stop.
 """
 
 from __future__ import annotations

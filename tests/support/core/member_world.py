@@ -223,7 +223,7 @@ class FakeStore:
 
 
 class FakeNode:
-    """One node: its machine, its store, and what it was told to do."""
+    """One node: its machine, its store, and what it was asked to do."""
 
     def __init__(self, name: str, nodes: str = "abc", *, store: FakeStore | None = None) -> None:
         self.name = name
@@ -294,7 +294,7 @@ class FakeNode:
         """A connection breaks."""
         return self.step(Disconnected(peer, self.now_ms))
 
-    def told(self, status: CleanerStatus | None) -> list[Effect]:
+    def cleaner_reports(self, status: CleanerStatus | None) -> list[Effect]:
         """The cleaner says something."""
         return self.step(CleanerReported(status, self.now_ms, self.wall_ms))
 
@@ -390,7 +390,7 @@ class FakeNode:
         return None
 
     def _check_durable(self, message: PeerMessage) -> None:
-        """What is told of durable things is durable."""
+        """What is reported of durable things is durable."""
         state = self.store.state
         if isinstance(message, Gossip):
             heartbeat, spare = message.heartbeat, state.spare
@@ -460,7 +460,7 @@ class FakeCluster:
             self.settle()
 
     def register(self, wheels: dict[WheelId, WheelRecord], **values: object) -> None:
-        """Every cleaner tells this registry."""
+        """Every cleaner reports this registry."""
         for node in self.nodes.values():
-            node.told(node.cleaner(wheels, **values))  # type: ignore[arg-type]
+            node.cleaner_reports(node.cleaner(wheels, **values))  # type: ignore[arg-type]
         self.settle()

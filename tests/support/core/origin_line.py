@@ -1,4 +1,4 @@
-"""An origin's open wheel with a clock, as tests tell it what happens."""
+"""An origin's open wheel with a clock, driven by tests."""
 
 from collections.abc import Collection
 from dataclasses import dataclass, field

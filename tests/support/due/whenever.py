@@ -7,7 +7,7 @@ from delaywheel_replica.cleaner.due.loading import Loaded
 
 
 class Whenever:
-    """An executor that does its work when it is told to."""
+    """An executor that does its work on request."""
 
     def __init__(self, *_: object) -> None:
         self._work: list[tuple[Future[Loaded], Callable[[], Loaded]]] = []

@@ -120,5 +120,5 @@ def only_slice(plan: Plan) -> Slice:
 
 
 def numbered(count: int, start: int = 0) -> list[bytes]:
-    """Values that tell their order."""
+    """Values that show their order."""
     return [b"%d" % number for number in range(start, start + count)]

@@ -27,7 +27,7 @@ class AuthorizingBroker(KafkaBroker):
 
     @property
     def user_settings(self) -> dict[str, str]:
-        """What a Kafka client of the user needs to be told."""
+        """The settings that a Kafka client of the user needs."""
         return {
             "bootstrap.servers": f"127.0.0.1:{self.proxied_port}",
             "security.protocol": "SASL_PLAINTEXT",

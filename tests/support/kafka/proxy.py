@@ -1,7 +1,7 @@
 """A TCP proxy that speaks just enough of Kafka's protocol to lose the right message.
 
 Clients come through it when they bootstrap at the broker's `proxy_address`: the broker's proxied
-listener tells them to come back here. A request is its length, api key, version and correlation
+listener sends them back here. A request is its length, api key, version and correlation
 id; a reply is its length and the correlation id. That is all that is looked at.
 """
 

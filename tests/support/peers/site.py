@@ -1,4 +1,4 @@
-"""A node that is nothing but its peer network, and remembers what it was told."""
+"""A node that is nothing but its peer network, and remembers what it received."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SETTINGS = {"members": "n1,n2", "min_insync": "2", "span_seconds": "7200"}
 
 def identity(node: str, **changes: Any) -> PeerIdentity:
     """Of a node whose storage is named after it."""
-    told = {
+    reported = {
         "cluster_id": "test",
         "node": node,
         "storage": f"disk-{node}",
@@ -25,7 +25,7 @@ def identity(node: str, **changes: Any) -> PeerIdentity:
         "client_address": f"{node}.example:7420",
         "settings": SETTINGS,
     }
-    return PeerIdentity(**(told | changes))
+    return PeerIdentity(**(reported | changes))
 
 
 class Site:
@@ -33,7 +33,7 @@ class Site:
 
     Attributes:
         came: (sender, message), in the order of coming.
-        broken: who was told to be disconnected, in order.
+        broken: who was reported as disconnected, in order.
         network: the real one.
         on_message: called with each message before it is remembered.
     """

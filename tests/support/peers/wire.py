@@ -62,7 +62,7 @@ class Wire:
             self._ends.clear()
 
     def silence(self) -> None:
-        """Nothing goes through any more, and nobody is told: a cable is pulled."""
+        """Nothing goes through any more, and no node hears of it: a cable is pulled."""
         with self._lock:
             self._is_silent = True
 

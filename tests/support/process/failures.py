@@ -1,4 +1,4 @@
-"""Tells of a failed test when it has failed, not when all others have ended too."""
+"""Reports a failed test when it has failed, not when all others have ended too."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 
 class AtOnce:
-    """Writes a line for each failure; what is behind it is told at the end, as ever."""
+    """Writes a line for each failure; the details are printed at the end, as ever."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config

@@ -1,4 +1,4 @@
-"""How late an event loop is by its own process's doing, told apart from the machine's.
+"""How late an event loop is by its own process's doing, apart from the machine's.
 
 A timer that comes late says only that its loop did not turn. On a machine with more to do than it
 has processors most of that is waiting for one, and a process beside it that only sleeps does not
@@ -57,8 +57,8 @@ def own_s(lag_s: float, loop: Spent, others: Spent) -> float:
     return min(lag_s, loop.ran_s + min(idle_s, max(others.ran_s, idle_s - others.waited_s)))
 
 
-async def watch(tell: Callable[[Late], None]) -> None:
-    """Tells of each timer of the running loop, until cancelled."""
+async def watch(report: Callable[[Late], None]) -> None:
+    """Reports each timer of the running loop, until cancelled."""
     loop_thread = threading.get_native_id()
     threads = _Threads()
     before = threads.look()
@@ -77,7 +77,7 @@ async def watch(tell: Callable[[Late], None]) -> None:
         rest = [each for (number, _), each in spent.items() if number != loop_thread]
         others = Spent(sum(each.ran_s for each in rest), sum(each.waited_s for each in rest))
         ran = {name: each.ran_s for (_, name), each in spent.items()}
-        tell(Late(own_s(lag_s, loop, others), lag_s, ran))
+        report(Late(own_s(lag_s, loop, others), lag_s, ran))
 
 
 class _Threads:

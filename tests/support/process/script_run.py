@@ -27,12 +27,12 @@ def start_script(name: str, *arguments: str) -> subprocess.Popen[str]:
 def read_until(script: subprocess.Popen[str], word: str) -> str:
     """What the script prints, up to the line that has this word in it."""
     assert script.stdout is not None
-    told = ""
-    while word not in told:
+    reported = ""
+    while word not in reported:
         line = script.stdout.readline()
-        assert line, told
-        told += line
-    return told
+        assert line, reported
+        reported += line
+    return reported
 
 
 def cluster_folders() -> set[Path]:

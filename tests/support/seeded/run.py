@@ -4,7 +4,7 @@
 what           how
 =============  ====================================================================================
 lost           all nodes are killed while nobody forwards, and frames spoiled on all their disks,
-               cut short, or deleted with their file: the cluster finds out at the due, and tells
+               cut short, or deleted with their file: the cluster finds out at the due, and reports
 missing        likewise, but the last frame of a wheel is cut off with its row in the index: nobody
                can know
 early, late,   such messages, written by hand in place of the service
@@ -127,7 +127,7 @@ class SeededRun:
         (gone,) = self._send(first, self._row(topic, self._in(15_000)))
         outcome = self._trio.wait("it is answered", lambda: cancelled(second, gone.handle))
         assert outcome == pb.CANCEL_OUTCOME_CANCELLED
-        self._told(gone, "cancelled")
+        self._reported(gone, "cancelled")
         for value in (b"once", b"twice"):
             row = self._row(topic, self._in(5_000))
             row.value = b"once"
@@ -141,7 +141,7 @@ class SeededRun:
         ahead = self._row(topic, self._in(3_000))
         ahead.timestamp_ms = ahead.deliver_at_ms + 3 * 24 * HOUR_MS  # no topic takes that
         (letter,) = self._send(second, ahead)
-        self._told(letter, "dead")
+        self._reported(letter, "dead")
         self.expected.find("dead_letter", letter)
         (waiting,) = self._send(second, self._row(topic, HOUR_MS // 2))
         self.expected.accepted(waiting, "pending")
@@ -251,7 +251,7 @@ class SeededRun:
         """Whether the service is done with the run, but for what waits beyond it.
 
         It has forgotten wheels of which nothing waits: what the reconciliation knows of these, the
-        ledger alone tells it.
+        ledger alone shows it.
         """
         seen = seen_by(self._trio.nodes[0])
         dues = [due_ms for _, due_ms in self.expected.buckets if due_ms < _now_ms()]
@@ -291,7 +291,7 @@ class SeededRun:
             self._arriving[message.topic] += 1
             self.expected.accepted(message, "forwarded")
 
-    def _told(self, message: Sent, outcome: str) -> None:
+    def _reported(self, message: Sent, outcome: str) -> None:
         self._outcomes += 1
         self.expected.accepted(message, outcome)
 

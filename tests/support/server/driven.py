@@ -40,7 +40,7 @@ class Asked:
     """One request of a caller.
 
     Attributes:
-        outcome: what it was told; None: nothing yet.
+        outcome: the answer; None: none yet.
     """
 
     outcome: Outcome | None = None
@@ -68,7 +68,7 @@ class Driven:
         sent: what went to other nodes.
         words: how often the row was to be written.
         entered: into the ledger: first seq, last seq, messages.
-        events: all that the machine was told.
+        events: all that the machine was given.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class Driven:
         """Time passes; all that comes of it is done."""
         self.clock_ms += after_ms
         self.clock_wall_ms += after_ms
-        self._tell_again()
+        self._report_again()
         self.driver.tick()
         self.work()
 
@@ -144,7 +144,7 @@ class Driven:
         unreadable: FrameSet = NO_FRAMES,
         **wheels: int | None,
     ) -> None:
-        """The cleaner tells a registry: number of the wheel -> T, or None while it has none."""
+        """The cleaner reports a registry: number of the wheel -> T, or None while it has none."""
         pinned = {"n1": self.state.storage, **(members or {})}
         self.control = CleanerStatus(
             node="n1",
@@ -169,7 +169,7 @@ class Driven:
         self.tick()
 
     def want(self, *fences: Fence) -> None:
-        """The cleaner tells the same registry, and wants promises."""
+        """The cleaner reports the same registry, and wants promises."""
         assert self.control is not None
         self.control = replace(self.control, fences=fences)
         self.tick()
@@ -202,7 +202,7 @@ class Driven:
 
     @property
     def row(self) -> ServerStatus:
-        """What the node tells."""
+        """What the node reports."""
         return self.driver.status()
 
     def stored(self, wheel: WheelId) -> list[Message]:
@@ -267,7 +267,7 @@ class Driven:
         messages = 0 if columns is None else len(group.order)
         self.entered.append((group.first_seq, group.last_seq, messages))
 
-    def _tell_again(self) -> None:
+    def _report_again(self) -> None:
         """A living cleaner stamps its row again and again, and commits how far time is."""
         if self.control is not None:
             assert self.control.progress is not None

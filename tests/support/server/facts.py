@@ -1,4 +1,4 @@
-"""The facts of a node that is well, for tests of what is told of them."""
+"""The facts of a node that is well, for tests of what is reported."""
 
 from __future__ import annotations
 

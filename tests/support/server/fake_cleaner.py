@@ -73,7 +73,7 @@ class FakeCleaner:
     Attributes:
         node: Whose it is.
         nodes: How many there are; all are members of all wheels.
-        follows: Leads, and what it commits is told here as well; None: this one leads.
+        follows: Leads, and what it commits is reported here as well; None: this one leads.
         registers: Gives wheels to nodes that want one.
         members: Of new wheels, beside the node itself.
         min_insync: W of new wheels.
@@ -132,13 +132,13 @@ class FakeCleaner:
         self._link.close()
 
     def commit(self, change: Callable[[ControlState], ControlState]) -> None:
-        """Changes what is committed, and tells the server."""
+        """Changes what is committed, and informs the server."""
         with self._lock:
             self.state = change(self.state)
             self._write_row()
         self._link.send(Wake())
 
-    def tell_topics(self, *absent: str) -> None:
+    def report_topics(self, *absent: str) -> None:
         """Says, before it is asked, what Kafka has, and that it has not these.
 
         An answer to a question counts only if it comes in time. The server hears this before any
@@ -161,16 +161,16 @@ class FakeCleaner:
 
         self.commit(moved)
 
-    def commit_dead(self, *letters: DeadLetter, told: bool = True, **changes: object) -> None:
+    def commit_dead(self, *letters: DeadLetter, reported: bool = True, **changes: object) -> None:
         """Commits another progress, and these messages as dead letters.
 
         Args:
             letters: They.
-            told: Whether the server is told of them; False: the link was full.
+            reported: Whether the server hears of them; False: the link was full.
             changes: Of the progress.
         """
         before = self.dead_lettered
-        if told:
+        if reported:
             self._link.send(DeadLettered(self._started_ms, before, letters))
         self.dead_lettered = before + len(letters)
         self.commit_progress(**changes)

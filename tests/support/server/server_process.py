@@ -198,7 +198,7 @@ class ServerProcess:
         wait_until("it accepts", lambda: self.describe().members[0].accepting)
 
     def wait_spare(self) -> None:
-        """Waits until the wheel that would be opened next is kept, and told of."""
+        """Waits until the wheel that would be opened next is kept, and reported."""
         wait_until("a spare", lambda: (heartbeat := self.cleaner.heartbeat()) and heartbeat.spare)
 
     def describe(self) -> pb.DescribeClusterResponse:

@@ -1,6 +1,6 @@
 """The server process as it is, and how late its event loop is by its own doing (lateness.py).
 
-Run in place of the server's program; each lateness of more than `TOLD_S` becomes a line in a file.
+Run in place of the server's program; each lateness of more than `REPORTED_S` is a line in a file.
 """
 
 from __future__ import annotations
@@ -15,39 +15,39 @@ from delaywheel_replica.server.main import main
 from delaywheel_replica.server.serving import Server
 from support.process.lateness import Late, watch
 
-TOLD_S: Final = 0.02
+REPORTED_S: Final = 0.02
 
 
-def program(told: Path) -> tuple[str, ...]:
+def program(reported: Path) -> tuple[str, ...]:
     """What a `ServerProcess` is to run instead; this package is not on the path of a server."""
     here = str(Path(__file__).parents[2])
     code = f"import sys; sys.path.append({here!r}); from support.server.watched_server import run"
-    return "-c", f"{code}; run({str(told)!r})"
+    return "-c", f"{code}; run({str(reported)!r})"
 
 
 def read(path: Path) -> list[Late]:
-    """What was told so far."""
+    """What was reported so far."""
     if not path.exists():
         return []
     lines = path.read_text().split("\n")
     return [Late(*json.loads(line)) for line in lines[:-1]]
 
 
-def run(told: str) -> None:
+def run(reported: str) -> None:
     """The server, watched; returns never.
 
     Args:
-        told: the file.
+        reported: the file.
     """
     of_server = Server.run
-    with Path(told).open("a", buffering=1) as file:
+    with Path(reported).open("a", buffering=1) as file:
 
-        def tell(late: Late) -> None:
-            if late.own_s > TOLD_S:
+        def report(late: Late) -> None:
+            if late.own_s > REPORTED_S:
                 file.write(json.dumps(late) + "\n")
 
         async def watched(self: Server, stop: asyncio.Event) -> None:
-            watching = asyncio.create_task(watch(tell))
+            watching = asyncio.create_task(watch(report))
             try:
                 await of_server(self, stop)
             finally:

@@ -10,7 +10,7 @@ from delaywheel import Client, DelaywheelError
 
 
 class Caller(ABC):
-    """Calls again and again until told to stop, from the start of its `with` block to its end.
+    """Calls again and again until asked to stop, from the start of its `with` block to its end.
 
     Attributes:
         errors: Whatever a call ended with instead.

@@ -18,7 +18,7 @@ _PAUSE_S = 0.05
 
 
 class Cancelling(Caller):
-    """Sends messages one by one and cancels each at once, on a thread until told to stop.
+    """Sends messages one by one and cancels each at once, on a thread until asked to stop.
 
     Attributes:
         outcomes: value -> what the cancel was answered with.

@@ -35,7 +35,7 @@ def assert_once(arrived: list[KafkaMessage], acknowledged: dict[tuple[str, int],
 def assert_arrived(reader: CommittedReader, acknowledged: dict[tuple[str, int], bytes]) -> None:
     """Waits for every acknowledged message, which is there once then.
 
-    Others may come before: what was accepted, and its caller was not told.
+    Others may come before: what was accepted, and its caller has no answer.
     """
     missing, seen = set(acknowledged), 0
     while missing:
@@ -47,7 +47,7 @@ def assert_arrived(reader: CommittedReader, acknowledged: dict[tuple[str, int], 
 
 
 class Load(Caller):
-    """Produces small batches with random dues on a thread until told to stop.
+    """Produces small batches with random dues on a thread until asked to stop.
 
     Attributes:
         acknowledged: id and due -> value.

@@ -82,7 +82,7 @@ class Service:
             print(self.logs())  # noqa: T201 - pytest shows it beside the failure
 
     def start(self, *, wait: bool = True) -> None:
-        """Starts the cluster script; returns once every node accepts (unless told not to wait)."""
+        """Starts the cluster script; returns once every node accepts (unless asked not to wait)."""
         self._ready.unlink(missing_ok=True)
         settings = [f"--config={key}={value}" for key, value in self._settings.items()]
         with self._log.open("ab") as log:

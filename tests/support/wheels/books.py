@@ -98,13 +98,13 @@ class Bench:
 
     Attributes:
         data: the data folder.
-        place: where the books publish; away when it is told so.
+        place: where the books publish; away on request.
         high_watermark: what may be published of the wheel.
         lost: frames of it that are lost.
         is_sole: nobody else may publish it.
         is_full: the disk is at its reserve.
-        published: what the machine was told.
-        unreadable: frames of which it was told.
+        published: what was reported to the machine.
+        unreadable: frames that were reported to it.
         written: what every frame holds, as it is to be found in the ledger.
     """
 

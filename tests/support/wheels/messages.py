@@ -26,7 +26,7 @@ class Message:
 
 
 def message(number: int = 0, *, slot: int = BASE_SLOT, value: bytes | None = b"value") -> Message:
-    """A message told from others by its number."""
+    """A message identified by its number."""
     return Message(slot * 1000 + number % 1000, number.to_bytes(16, "big"), "topic", b"key", value)
 
 

@@ -73,4 +73,4 @@ def delete_below(wheel: OriginWheel | MirrorWheel, floor: int) -> list[int]:
 
 
 def ignored(*_: object) -> None:
-    """For those who want to be told of something that a test does not look at."""
+    """A callback that ignores what a test does not examine."""

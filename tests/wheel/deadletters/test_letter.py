@@ -87,7 +87,7 @@ def test_a_letter_of_a_consumer_goes_to_its_retry_topic_with_the_records_own_hea
 
 
 @given(_HEADERS)
-def test_whatever_is_in_its_headers_it_can_be_told_and_sent(
+def test_whatever_is_in_its_headers_it_can_be_shown_and_sent(
     headers: tuple[tuple[str, bytes | None], ...],
 ) -> None:
     dead = letter(*headers)

@@ -20,7 +20,7 @@ from delaywheel.deadletters.counting import MOST_ROWS, OTHERS
 from delaywheel.deadletters.marks import CLAIM_KEY, Marks, make_marks
 
 ID = "Xy/7+q"
-"""Kafka tells ids in base64."""
+"""Kafka shows ids in base64."""
 _OFFSETS = st.integers(0, 200) | st.integers(2**16 - 3, 2**16 + 3)
 _PLACES = st.lists(st.builds(Place, st.integers(0, 2), _OFFSETS), min_size=1, max_size=40)
 
@@ -41,12 +41,12 @@ def test_what_was_marked_is_known_again(
             continue
         records = make_marks(ID, new, LetterState(state), at_ms=7, to="t")
         assert len({key for key, _ in records}) == len({place.partition for place in new})
-        told = [marks.read(key, value) for key, value in records]
-        assert all(each is not None and each[1].to == "t" for each in told)
+        reported = [marks.read(key, value) for key, value in records]
+        assert all(each is not None and each[1].to == "t" for each in reported)
         covered = {
             place
             for place in new
-            for each in told
+            for each in reported
             if each is not None and each[0] == place.partition and each[1].covers(place.offset)
         }
         assert covered == set(new)
@@ -105,8 +105,8 @@ def test_runs_are_written_as_ranges() -> None:
 def test_counts_are_bounded_whatever_headers_say() -> None:
     counts = Counts()
     for number in range(MOST_ROWS + 5):
-        told = (("dw-dead-topic", b"t%d" % number), ("dw-dead-reason", b"R"))
-        counts.add(Letter(Place(0, number), 1, None, None, told), LetterState.WAITING)
+        reported = (("dw-dead-topic", b"t%d" % number), ("dw-dead-reason", b"R"))
+        counts.add(Letter(Place(0, number), 1, None, None, reported), LetterState.WAITING)
     rows = counts.rows()
     assert len(rows) == MOST_ROWS + 1
     assert next(row.waiting for row in rows if row.topic == OTHERS) == 5

@@ -51,15 +51,15 @@ class Letters:
     def write(self, count: int, *, reason: str = "TOPIC_MISSING", **rest: object) -> None:
         producer = Producer({"bootstrap.servers": self.address})
         for number in range(count):
-            told: dict[str, object] = {"value": b"%d" % number, "topic": self.orders} | rest
+            reported: dict[str, object] = {"value": b"%d" % number, "topic": self.orders} | rest
             named = [("dw-dead-reason", reason.encode())]
-            named.append(("dw-dead-topic", str(told.pop("topic")).encode()))
+            named.append(("dw-dead-topic", str(reported.pop("topic")).encode()))
             producer.produce(
                 self.name,
                 key=b"k%d" % number,
                 partition=number % 2,
                 headers=[("h", None), ("dw-id", b"%032x" % number), *named],
-                **told,  # type: ignore[arg-type]
+                **reported,  # type: ignore[arg-type]
             )
         assert producer.flush(30) == 0
 
@@ -93,7 +93,7 @@ def test_letters_are_sent_once_and_marked(letters: Letters) -> None:
     letters.write(LETTERS)
     heard: list[int] = []
     with letters.open() as dead:
-        settled = dead.replay(Selection(), on_progress=lambda told: heard.append(told.done))
+        settled = dead.replay(Selection(), on_progress=lambda reported: heard.append(reported.done))
         assert settled.done == LETTERS
         assert heard == [*range(8, LETTERS, 8), LETTERS]
         assert dead.replay(Selection()).done == 0

@@ -1,4 +1,4 @@
-"""Replays whose connection breaks where it hurts: what is not known is told, and found out."""
+"""Replays whose connection breaks where it hurts: what is unknown is reported, and found out."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class Letters:
         create_topic(kafka.address, self.name)
         create_topic(kafka.address, self.orders)
         producer = Producer({"bootstrap.servers": kafka.address})
-        told = [("dw-dead-reason", b"REFUSED"), ("dw-dead-topic", self.orders.encode())]
+        reported = [("dw-dead-reason", b"REFUSED"), ("dw-dead-topic", self.orders.encode())]
         for number in range(LETTERS):
-            producer.produce(self.name, value=b"%d" % number, headers=[*told])
+            producer.produce(self.name, value=b"%d" % number, headers=[*reported])
         assert producer.flush(30) == 0
 
     def replay(self, before_second: Callable[[], None] | None = None) -> int:

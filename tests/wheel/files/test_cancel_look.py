@@ -1,4 +1,4 @@
-"""A look for cancels goes back to a frame that it could not read, in whatever order it is told."""
+"""A look for cancels goes back to a frame that it could not read, in whatever order it is named."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ A1 = WheelId("a", 1)
 
 
 class Reader:
-    """A wheel with frames 3, 5 and 9. Of frame 5 nobody knows the second, so it is told last."""
+    """A wheel with frames 3, 5 and 9. Of frame 5 nobody knows the second, so it is named last."""
 
     wheel = A1
     is_damaged = True

@@ -63,11 +63,11 @@ def holes(disk: SimulatedDisk, *, up_to_seq: int = 6, lost: SeqSet = NO_SEQS) ->
 def test_frames_whose_rows_say_another_place_are_read(seqs: tuple[int, ...], bit: int) -> None:
     """In front, between and behind; of another second, of one long past, of another place."""
     disk = SimulatedDisk()
-    told = written(disk, 6)
+    reported = written(disk, 6)
     for seq in seqs:
         flip(disk, seq, bit)
-    assert read(disk, BASE_SLOT) == {seq: told[seq] for seq in (1, 3, 5)}
-    assert read(disk, BASE_SLOT + 1) == {seq: told[seq] for seq in (2, 4, 6)}
+    assert read(disk, BASE_SLOT) == {seq: reported[seq] for seq in (1, 3, 5)}
+    assert read(disk, BASE_SLOT + 1) == {seq: reported[seq] for seq in (2, 4, 6)}
 
 
 def test_nothing_is_read_where_a_damaged_row_leads() -> None:
@@ -79,30 +79,30 @@ def test_nothing_is_read_where_a_damaged_row_leads() -> None:
 
 def test_no_later_frame_is_read() -> None:
     disk = SimulatedDisk()
-    told = written(disk, 6)
+    reported = written(disk, 6)
     flip(disk, 3, SLOT_BIT + 5)
     flip(disk, 5, SLOT_BIT + 5)
-    assert read(disk, BASE_SLOT, 4) == {seq: told[seq] for seq in (1, 3)}
-    assert read(disk, BASE_SLOT, 2) == {1: told[1]}
+    assert read(disk, BASE_SLOT, 4) == {seq: reported[seq] for seq in (1, 3)}
+    assert read(disk, BASE_SLOT, 2) == {1: reported[1]}
 
 
 def test_bytes_without_a_row_at_the_end_are_no_frame_yet() -> None:
     disk = SimulatedDisk()
-    told = written(disk, 6)
+    reported = written(disk, 6)
     path = layout.index_path(layout.wheel_folder(DATA, WHEEL), 0)
     disk.set_content(path, disk.content(path)[: 4 * INDEX_ROW_LENGTH_BYTES])
-    assert read(disk, BASE_SLOT) == {seq: told[seq] for seq in (1, 3)}
+    assert read(disk, BASE_SLOT) == {seq: reported[seq] for seq in (1, 3)}
 
 
 def test_a_frame_that_is_bad_as_well_may_be_of_any_second() -> None:
     disk = SimulatedDisk()
-    told = written(disk, 6)
+    reported = written(disk, 6)
     flip(disk, 3, SLOT_BIT + 5)
     slot = layout.slot_path(layout.wheel_folder(DATA, WHEEL), BASE_SLOT)
     content = bytearray(disk.content(slot))
     content[len(content) // 2] ^= 1
     disk.set_content(slot, bytes(content))
-    assert read(disk, BASE_SLOT) == {1: told[1], 3: None, 5: told[5]}
+    assert read(disk, BASE_SLOT) == {1: reported[1], 3: None, 5: reported[5]}
     assert read(disk, BASE_SLOT ^ 32) == {}
     assert holes(disk) == {3}
 
@@ -154,19 +154,19 @@ def test_a_table_that_is_far_behind_is_not_waited_for(monkeypatch: pytest.Monkey
 @given(st.lists(st.tuples(st.integers(1, 8), st.integers(0, 127)), max_size=4))
 def test_whatever_is_flipped_nothing_wrong_is_read(flips: list[tuple[int, int]]) -> None:
     disk = SimulatedDisk()
-    told = written(disk, 8)
+    reported = written(disk, 8)
     for seq, bit in flips:
         flip(disk, seq, bit)
-    good = told.keys() - {seq for seq, _ in flips}
+    good = reported.keys() - {seq for seq, _ in flips}
     for slot in (BASE_SLOT, BASE_SLOT + 1):
-        own = {seq for seq, content in told.items() if content[0].due_ms // 1000 == slot}
+        own = {seq for seq, content in reported.items() if content[0].due_ms // 1000 == slot}
         found = read(disk, slot)
-        assert {seq for seq in own & good if found.get(seq) != told[seq]} == set()
+        assert {seq for seq in own & good if found.get(seq) != reported[seq]} == set()
         for seq, content in found.items():
-            assert content is None or content == told[seq]
+            assert content is None or content == reported[seq]
 
 
-def test_a_damaged_frame_is_told_as_such() -> None:
+def test_a_damaged_frame_is_reported_as_such() -> None:
     disk = SimulatedDisk()
     written(disk, 2)
     disk.flip_bit(layout.slot_path(layout.wheel_folder(DATA, WHEEL), BASE_SLOT), 8 * 100)

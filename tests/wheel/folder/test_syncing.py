@@ -21,7 +21,7 @@ from delaywheel.storage.folder.syncing import (
 
 
 class Medium:
-    """Refuses the next sync where it is told so."""
+    """Refuses the next sync on request."""
 
     def __init__(self, folder: Path) -> None:
         self.syncs = 0
@@ -30,7 +30,7 @@ class Medium:
 
     def _sync(self, _descriptor: int) -> None:
         self.syncs += 1
-        refuses, self.refuses = self.refuses, False  # the kernel tells it once
+        refuses, self.refuses = self.refuses, False  # the kernel reports it once
         if refuses:
             raise OSError(errno.EIO, "refused")
 
@@ -48,7 +48,7 @@ def many(tmp_path: Path) -> list[Path]:
     return paths
 
 
-def test_a_failure_is_told_to_each_writer_once(medium: Medium, many: list[Path]) -> None:
+def test_a_failure_is_reported_to_each_writer_once(medium: Medium, many: list[Path]) -> None:
     one, other = (PosixManyFiles(medium.file_system) for _ in range(2))
     medium.refuses = True
     for writer in (one, other):
@@ -68,7 +68,7 @@ def test_a_failure_between_two_syncs_of_a_writer_counts(medium: Medium, many: li
         one.sync(many)
 
 
-def test_what_failed_before_a_writer_began_is_not_told_to_it(
+def test_what_failed_before_a_writer_began_is_not_reported_to_it(
     medium: Medium, many: list[Path]
 ) -> None:
     medium.refuses = True

@@ -85,7 +85,7 @@ def of_kind(places: Places, kind: Kind) -> Places:
     return seqs[chosen], rows[chosen]
 
 
-def told(columns: Columns, kind: Kind) -> list[object]:
+def reported(columns: Columns, kind: Kind) -> list[object]:
     if kind is Kind.CANCELS:
         ids = [bytes(each) for each in columns.ids]
         return [*zip(columns.due_ms.tolist(), ids, strict=True)]
@@ -108,15 +108,15 @@ def test_together_they_are_what_they_are_one_by_one(
     assert batch.accepted_at_ms.tolist() == [frame.accepted_at_ms for frame in expected]
     assert batch.lengths_bytes.tolist() == [frame.length_bytes for frame in expected]
     assert batch.counts.tolist() == [len(frame.columns) for frame in expected]
-    every = [each for frame in expected for each in told(frame.columns, kind)]
-    assert told(batch.columns, kind) == every
+    every = [each for frame in expected for each in reported(frame.columns, kind)]
+    assert reported(batch.columns, kind) == every
     alone = FrameBatch.of(expected[0])
-    assert told(alone.columns, kind) == every[: len(expected[0].columns)]
+    assert reported(alone.columns, kind) == every[: len(expected[0].columns)]
     marks = np.arange(len(batch)) % 2 == 0
     some = batch.take(marks)
     assert some.seqs.tolist() == batch.seqs[marks].tolist()
-    assert told(some.columns, kind) == [
-        each for frame in expected[::2] for each in told(frame.columns, kind)
+    assert reported(some.columns, kind) == [
+        each for frame in expected[::2] for each in reported(frame.columns, kind)
     ]
 
 
@@ -144,7 +144,7 @@ def test_any_flipped_bit_is_noticed(
 def test_rows_and_places_that_are_not_the_frames_own_are_noticed(
     groups: list[tuple[Kind, list[Message]]], data: st.DataObject
 ) -> None:
-    """Also those that only the row could tell: its place, its count, its check value."""
+    """Also those that only the row could show: its place, its count, its check value."""
     content, places = slot_file(groups)
     seqs, rows = of_kind(places, Kind.MESSAGES)
     if not len(seqs):

@@ -1,6 +1,6 @@
 """Folders written by every released format version must be read for ever.
 
-How a new one is made, and when, is told in docs/FORMAT.md.
+How a new one is made, and when, is described in docs/FORMAT.md.
 """
 
 import shutil

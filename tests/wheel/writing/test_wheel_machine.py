@@ -45,7 +45,7 @@ GROUPS = st.lists(
 
 
 class WheelMachine(RuleBasedStateMachine):
-    """``promised`` is what a caller was told; ``attempted`` what perhaps had no answer.
+    """``promised`` is what a caller was answered; ``attempted`` what perhaps had no answer.
 
     What had none may be found or not: never acknowledged is zero copies or one.
     """
@@ -180,7 +180,7 @@ class WheelMachine(RuleBasedStateMachine):
 
     def _take_over(self, wheel: WheelId, last_seq: int, damaged: set[int]) -> None:
         """What is found may be more than was promised, but only of what was attempted."""
-        told = {seq for found, seq in self.promised if found == wheel}
+        reported = {seq for found, seq in self.promised if found == wheel}
         assert damaged.isdisjoint(seq for found, seq in self.synced if found == wheel)
         self.promised = {
             (found, seq): messages
@@ -189,7 +189,7 @@ class WheelMachine(RuleBasedStateMachine):
         }
         found_now = read_all(self.disk, DATA, wheel)
         for seq, messages in found_now.items():
-            if seq in told or seq in damaged or isinstance(messages, DamagedFrame):
+            if seq in reported or seq in damaged or isinstance(messages, DamagedFrame):
                 continue
             if messages[0].due_ms // 1000 < self.floor:
                 continue  # a deletion that the crash undid
