@@ -183,7 +183,7 @@ class Config:
 
     @property
     def taken_topics(self) -> frozenset[str]:
-        """All topics that records to be delayed are taken from."""
+        """All topics from which records to be delayed are taken."""
         own = [self.kafka_settings.names.ingress] if self.ingress else []
         return frozenset([*own, *self.ingress_topics])
 

@@ -136,7 +136,7 @@ def _bounds(config: Config) -> Iterator[Fault]:
 
 
 def _ingress(config: Config) -> Iterator[Fault]:
-    """Checks the topics that records are taken from."""
+    """Checks the topics from which records are taken."""
     names = config.kafka_settings.names
     for topic in config.ingress_topics:
         if not is_topic_name(topic):

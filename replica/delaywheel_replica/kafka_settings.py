@@ -111,12 +111,12 @@ class KafkaNames:
 
     @property
     def ingress(self) -> str:
-        """The topic that records to be delayed are taken from."""
+        """The topic from which records to be delayed are taken."""
         return ingress_topic(self.cluster_id)
 
     @property
     def ingress_group(self) -> str:
-        """The consumer group that shows how far they are taken in."""
+        """The consumer group that shows how far ingress topics are read."""
         return ingress_topic(self.cluster_id)
 
     def leader_id(self, number: int) -> str:

@@ -111,7 +111,7 @@ class TopicInfo:
 
 @dataclass(frozen=True, slots=True)
 class Topics:
-    """What Kafka said of some topics. Each message is complete in itself.
+    """Kafka's answers about some topics. Each message is complete in itself.
 
     Attributes:
         topics: Those that are there.

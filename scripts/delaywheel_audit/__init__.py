@@ -1,1 +1,1 @@
-"""The audit: Spark jobs that hold what was accepted against what Kafka has."""
+"""The audit: Spark jobs that compare accepted messages with Kafka's records."""

@@ -342,7 +342,7 @@ class _Run:
         return summary
 
     def _explain(self, books: Books) -> None:
-        """Adds what readers should know beside the figures."""
+        """Adds remarks for readers of the figures."""
         totals = books.totals
         if totals["unpublished"]:
             self._note(

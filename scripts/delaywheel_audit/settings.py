@@ -33,7 +33,7 @@ class Setting:
 
     @classmethod
     def of(cls, options: Options) -> Setting:
-        """Combines both; options take precedence.
+        """Combines both; options win.
 
         Raises:
             SettingsUnreadableError: Something is missing or refused.

@@ -29,7 +29,7 @@ FIRST_LINES = 12
 
 
 def main() -> int:
-    """Runs what was requested; returns 1 if anything failed."""
+    """Runs the requested plans; returns 1 if any failed."""
     options = argument_parser().parse_args()
     choice = Choice(nodes=options.nodes, steps=options.steps, profile=options.profile)
     first, last = options.seeds

@@ -145,7 +145,7 @@ class SeqSet(Collection[int]):
         return self
 
     def condensed(self, most: int) -> Self:
-        """Reduces the set to so many spans; the last one covers all from its first seq on."""
+        """Reduces the set to this many spans; the last one covers all from its first seq on."""
         if len(self.spans) <= most:
             return self
         return self._of_spans((*self.spans[: most - 1], (self.spans[most - 1][0], self.last)))

@@ -282,7 +282,7 @@ class Leadership:
 
     @property
     def ingress(self) -> Ingress | None:
-        """What takes in the ingress topics while this node leads."""
+        """The part that takes in the ingress topics while this node leads."""
         return None if self._forwarder is None else self._forwarder.ingress
 
     def _lateness_ms(self) -> int:
@@ -379,7 +379,7 @@ class Leadership:
                 self._leave_term()
 
     def _held_against_heartbeats(self, event: Event) -> Event:
-        """Checks that the topic still has everything that was known of it before."""
+        """Checks that the topic still has everything that nodes have read in it."""
         if not isinstance(event, ControlRead):
             return event
         return replace(event, incomplete=contradiction(event.state, self._witnesses) is not None)

@@ -298,7 +298,7 @@ class Cleaner:
                 pass  # a wake-up: the next turn handles it
 
     def _write_row(self, *, now: bool = False) -> None:
-        """Reports to the server what has changed (row_keeper.py)."""
+        """Writes the row if something has changed (row_keeper.py)."""
         view = self._leadership.view()
         is_time, is_new = self._row_news.look(view, self._clock.monotonic())
         if not (now or is_time):

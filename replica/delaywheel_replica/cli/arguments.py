@@ -309,7 +309,7 @@ def _settling(parser: Parser) -> None:
 
 
 def _letters(parser: Parser, *, with_places: bool = False) -> None:
-    """Adds what says which letters are meant."""
+    """Adds the options that select letters."""
     if with_places:
         parser.argument(
             "places",

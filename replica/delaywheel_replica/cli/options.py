@@ -102,7 +102,7 @@ def data_folder(parser: Parser) -> None:
 
 
 def kafka(parser: Parser, *, group: ArgumentGroup | None = None) -> None:
-    """Adds what a command that asks Kafka takes."""
+    """Adds the arguments of commands that ask Kafka."""
     config_file(parser, group=group)
     parser.argument("--kafka", group=group, metavar="ADDRESS", help="Kafka's bootstrap servers")
     parser.argument(

@@ -111,7 +111,7 @@ class Incoming:
         return bytes(self._view[start : self._start])
 
     def _receive(self) -> int:
-        """Receives what is available, behind what was not taken yet."""
+        """Receives what is available, behind the bytes not consumed yet."""
         waiting = self._end - self._start
         if self._start:
             self._view[:waiting] = self._view[self._start : self._end]

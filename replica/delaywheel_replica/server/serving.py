@@ -290,7 +290,7 @@ class Server:
         self._driver.cleaner_reported(status)
 
     def refusal(self) -> Refusal | None:
-        """Why the node takes no messages now; None if it does."""
+        """Why the node accepts no messages now; None if it does."""
         if self._draining:
             return Refusal(Reason.DRAINING)
         refused = self._driver.refusal

@@ -100,7 +100,7 @@ def _at_hand(few: DataFrame) -> DataFrame:
 
 
 def _place(due: str, accepted: str, wheel: str) -> Column:
-    """Names an acceptance beside its id; null where a part is null."""
+    """Names an acceptance, besides its id; null where a part is null."""
     parts = [F.lit("of"), F.col(due).cast("string"), F.col(accepted).cast("string"), F.col(wheel)]
     between = [part for one in parts for part in (one, F.lit("/"))]
     return F.concat(*between).cast("binary")
@@ -140,7 +140,7 @@ def _one_to_one(candidates: DataFrame) -> Pairs:
 
 
 def with_pairs(judged: DataFrame, pairs: Pairs) -> DataFrame:
-    """Turns missing messages that were found into forwarded ones, and counts anew."""
+    """Turns missing messages that were found into forwarded ones, and counts again."""
     used = pairs.used.withColumn("is_used", F.lit(col=True))
     found = F.col("found_copy").isNotNull()
     is_same = _is_of("found_copy", "row") | _is_of("found_copy", "last_row")

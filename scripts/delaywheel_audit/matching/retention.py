@@ -53,7 +53,7 @@ class Deleted:
 
 
 def deleted(plan: Plan, outcomes: str, read: Callable[[Plan], DataFrame]) -> Deleted:
-    """Returns what is deleted of some topics.
+    """Returns how far some topics' records are deleted.
 
     Args:
         plan: All that is left of them.

@@ -1,4 +1,4 @@
-"""The parameters of a reconciliation, and what it knows beside the rows."""
+"""The parameters of a reconciliation, and what it knows besides the rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reconciliation as one HTML page that needs nothing beside it: no scripts, no fonts."""
+"""The reconciliation as one self-contained HTML page, without scripts or fonts."""
 
 from delaywheel_audit.page.document import write_page
 

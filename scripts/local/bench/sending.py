@@ -400,7 +400,7 @@ class Ingress:
         _produce(self._producer, self._topic, value, headers)
 
     def _wait_until_unsettled(self, most: int) -> None:
-        """Waits until no more than so many records are neither held by wheels nor gone out."""
+        """Waits until at most this many records are neither held by wheels nor forwarded."""
         before, deadline = None, time.monotonic() + TIMEOUT_S
         while (unsettled := self._unsettled()) > most:
             if unsettled != before:
@@ -410,7 +410,7 @@ class Ingress:
             time.sleep(0.02)
 
     def _unsettled(self) -> int:
-        """Returns how many; the group shows within a second what is settled."""
+        """Returns the number of settled records, which the group shows within a second."""
         settled = self._group.committed(self._partitions, timeout=TIMEOUT_S)
         ends = [self._group.get_watermark_offsets(at, timeout=TIMEOUT_S)[1] for at in settled]
         return sum(end - max(at.offset, 0) for at, end in zip(settled, ends, strict=True))

@@ -52,7 +52,7 @@ class Idle:
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """Kills a node; measures how long until it takes messages again."""
+    """Kills a node; measures how long until it accepts messages again."""
 
 
 Kind = Steady | Burst | Accept | Highest | Idle | Restart

@@ -94,7 +94,7 @@ def accept(folder: Path, orders: Connection) -> None:
 
 
 def forward(folder: Path, orders: Connection) -> None:
-    """Runs the cleaner's part: takes all that is due in a second, and answers how many."""
+    """Runs the cleaner's part: takes all messages of a second, and answers their number."""
     reader = DueReader(PosixDisk(), folder)
     reader.start(Progress(START_S * 1_000 - 1, None, {}, START_S - LATE_WINDOW_S))
     while (order := orders.recv()) is not None:

@@ -198,7 +198,7 @@ class LocalCluster:
         self._write_ready_file()
 
     def wait_until_accepting(self, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Waits until there is a leader and every node takes messages.
+        """Waits until there is a leader and every node accepts messages.
 
         Raises:
             ClusterError: Not in this time.
@@ -207,7 +207,7 @@ class LocalCluster:
 
     @property
     def accepts(self) -> bool:
-        """Whether there is a leader and every node takes messages."""
+        """Whether there is a leader and every node accepts messages."""
         return all(map(self._is_accepting, self.nodes))
 
     def _is_accepting(self, node: Node) -> bool:

@@ -181,7 +181,7 @@ class KafkaBroker:
         self.close()
 
     def start(self) -> None:
-        """Starts the broker and returns when it takes connections."""
+        """Starts the broker and returns when it accepts connections."""
         if self.running:
             raise KafkaError("the broker is running already")
         config = self.folder / "server.properties"

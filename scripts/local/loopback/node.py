@@ -81,7 +81,7 @@ class Node:
         return [*program, "serve", "--config", str(self.config)]
 
     def start(self) -> None:
-        """Starts the node; it takes calls a little later."""
+        """Starts the node, which accepts calls a little later."""
         self._started_at = time.monotonic()
         self._process = start_child(self.command, log=self.log)
 

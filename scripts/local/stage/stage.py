@@ -105,7 +105,7 @@ class Stage:
         return everything or time.monotonic() - self._quiet_since > PATIENCE_S
 
     def _is_settled(self) -> bool:
-        """Whether every message was taken, refused or given up."""
+        """Whether every message was accepted, refused or given up."""
         # In this order: what is made last must be counted.
         return all(sending.is_made for sending in self._sendings) and self._tally.is_settled
 

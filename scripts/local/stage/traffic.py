@@ -102,7 +102,7 @@ class Sending:
 
     @property
     def is_made(self) -> bool:
-        """Whether no more messages are made.
+        """Whether the last message was made.
 
         Raises:
             Exception: What went wrong in the thread.

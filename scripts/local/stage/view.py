@@ -307,7 +307,7 @@ def verdict_text(
 
 
 def books_text(books: Books, verdict: Verdict) -> str:
-    """Returns the reconciliation beside the consumer's count, and the page's place."""
+    """Returns the reconciliation next to the consumer's count, and the page's place."""
     lines = ["", f"{'':<17}{'consumer':>9}{'the books':>12}"]
     for name, by_consumer, by_books in books.compared(verdict):
         differs = "" if by_consumer == by_books else "  NOT the same"

@@ -1,4 +1,4 @@
-"""Whether a cluster is complete: all nodes take messages, agree on a leader, hold everything."""
+"""Whether a cluster is complete: all nodes accept messages, agree on a leader, hold everything."""
 
 from __future__ import annotations
 

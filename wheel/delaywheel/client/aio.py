@@ -219,7 +219,7 @@ class AsyncClient:
             raise TimedOutError("some messages are still under way", outcome_known=False)
 
     async def close(self, timeout: float | None = None) -> None:  # noqa: ASYNC109  as in `produce`
-        """Takes no more messages, waits for those that `produce_async` took, and closes."""
+        """Accepts no further messages, waits for those of `produce_async`, and closes."""
         self._closed = True
         await self._sender.close()
         await self._sender.flush(self._deadline_s(timeout))

@@ -57,7 +57,7 @@ class AioSender:
         return await self._until(lambda: before.isdisjoint(self._gathered.unsettled()), deadline_s)
 
     async def close(self) -> None:
-        """Takes no more messages."""
+        """Accepts no further messages."""
         self._closed = True
         async with self._room:
             self._room.notify_all()

@@ -87,7 +87,7 @@ def filter_of(topic: str | None, options: FilterOptions) -> pb.Filter:
 
 
 class Searching:
-    """One search: asks for pages until there are enough messages, or no more pages."""
+    """One search: asks for pages until there are enough messages, or no page is left."""
 
     def __init__(self, wanted: pb.Filter, limit: int) -> None:
         self._request = pb.SearchRequest(filter=wanted, with_content=True)
@@ -121,7 +121,7 @@ class Searching:
 
 
 class CancellingMany:
-    """Cancels many messages page by page, until there are enough or no more."""
+    """Cancels many messages page by page, until there are enough or none is left."""
 
     def __init__(self, wanted: pb.Filter, limit: int, *, dry_run: bool) -> None:
         self._request = pb.CancelManyRequest(filter=wanted, dry_run=dry_run)
@@ -160,7 +160,7 @@ class CancellingMany:
         )
 
     def _stays(self) -> frozenset[bytes]:
-        """Returns the ids of what was found where it is."""
+        """Returns the ids of messages that were found at their present dues."""
         moved = pb.CANCEL_OUTCOME_RESCHEDULED
         return frozenset(
             Handle.parse(handle).id for (handle, _), one in self._results.items() if one != moved

@@ -276,7 +276,7 @@ class Client:
 
         Args:
             topic: The Kafka topic; None: any.
-            limit: At most so many messages.
+            limit: The most messages.
             timeout: Seconds for a page with all its attempts.
             **options: Key, id, header, due_from, due_to: see `FilterOptions`.
 
@@ -315,7 +315,7 @@ class Client:
 
         Args:
             topic: The Kafka topic; None: any. A range of dues alone is not enough.
-            limit: At most so many messages.
+            limit: The most messages.
             dry_run: Cancel nothing, only count.
             timeout: Seconds for a page of up to 1,000 with all its attempts.
             **options: Key, id, header, due_from, due_to: see `FilterOptions`.
@@ -348,7 +348,7 @@ class Client:
             raise TimedOutError("some messages are still under way", outcome_known=False)
 
     def close(self, timeout: float | None = None) -> None:
-        """Takes no more messages, waits for those that `produce_async` took, and closes.
+        """Accepts no further messages, waits for those of `produce_async`, and closes.
 
         Messages that have no result when the time is over get an error as their result. Closing
         twice is harmless.

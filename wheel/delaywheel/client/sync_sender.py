@@ -66,7 +66,7 @@ class Sender:
         return True
 
     def close(self) -> None:
-        """Takes no more messages; the threads end when everything is settled."""
+        """Accepts no further messages; the threads end when everything is settled."""
         with self._room:
             self._closed = True
             self._room.notify_all()

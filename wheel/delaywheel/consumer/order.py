@@ -174,7 +174,7 @@ class KeyOrder:
 
 
 def read_away(records: Iterable[tuple[bytes | None, bytes | None]]) -> list[Away]:
-    """Returns what is away, from all keys and values of an order topic's partition, in order."""
+    """Returns the records that are away, from all keys and values of an order topic's partition."""
     away: dict[int, Away] = {}
     for key, value in records:
         if key is None or len(key) != _OFFSET.size:

@@ -107,7 +107,7 @@ class Findings:
         return bool(self.refused or self.unavailable or self.batch_bytes)
 
     def add(self, other: Findings) -> None:
-        """Adds what was found about other topics."""
+        """Adds the findings about other topics."""
         self.complete &= other.complete
         self.refused |= other.refused
         self.unavailable |= other.unavailable
@@ -132,7 +132,7 @@ class TrialProducer(Protocol):
         """Hands records over; returns those that the client refuses."""
 
     def flush(self, timeout_ms: int) -> bool:
-        """Waits for the brokers' answers to what was written; returns whether all came."""
+        """Waits for the brokers to answer every record; returns whether all answers came."""
 
     def cause(self) -> str | None:
         """Why the transaction failed, in Kafka's words."""

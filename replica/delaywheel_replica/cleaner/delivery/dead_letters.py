@@ -59,13 +59,13 @@ _UNLIMITED = 1 << 62
 
 
 class TopicsPort(Protocol):
-    """What Kafka is known to say about topics."""
+    """The known answers of Kafka about topics."""
 
     def find(self, names: Iterable[str]) -> Mapping[str, Topic]:
         """Returns the topics that are known now, and requests the others."""
 
     def ask(self, names: Iterable[str]) -> None:
-        """Asks Kafka anew, immediately."""
+        """Asks Kafka again, immediately."""
 
 
 class BisectionPort(Protocol):
@@ -204,7 +204,7 @@ class DeadLetters:
 
     @property
     def unavailable_topics(self) -> tuple[str, ...]:
-        """The topics that are dead-lettered until they take messages again."""
+        """The topics whose messages are dead-lettered until the topics accept messages again."""
         return self._troubles.given_up
 
     def begin_term(self) -> None:

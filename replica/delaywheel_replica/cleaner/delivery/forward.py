@@ -1,4 +1,4 @@
-"""Forwards transaction by transaction: what is due, together with the progress.
+"""Forwards due messages transaction by transaction, together with the progress.
 
 begin -> messages, dead letters, outcomes -> control records -> flush -> progress, last -> commit
 

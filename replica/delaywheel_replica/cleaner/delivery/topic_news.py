@@ -1,4 +1,4 @@
-"""Reports what Kafka said of topics to the server, in small messages, as the link has room."""
+"""Reports Kafka's answers about topics to the server, in small messages, as the link has room."""
 
 from __future__ import annotations
 

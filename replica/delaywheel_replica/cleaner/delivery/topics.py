@@ -53,7 +53,7 @@ CALLERS_AT_MOST = 2_000
 
 
 class TopicState(Enum):
-    """What Kafka said; see the module."""
+    """Kafka's answer; see the module."""
 
     PRESENT = "present"
     LEADERLESS = "leaderless"
@@ -84,7 +84,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """What Kafka says of one topic's partitions.
+    """Kafka's answer about one topic's partitions.
 
     Attributes:
         state: The topic's state, ignoring in-sync replicas.
@@ -237,7 +237,7 @@ class KnownTopics:
         return found
 
     def ask(self, names: Iterable[str]) -> None:
-        """Asks Kafka anew, immediately, since the known answers do not suffice."""
+        """Asks Kafka again, immediately, since the known answers do not suffice."""
         now = self._monotonic()
         with self._changed:
             for name in names:

@@ -1,4 +1,4 @@
-"""Topics in trouble, which take nothing, and how long they may delay other topics.
+"""Topics in trouble, which accept nothing, and how long they may delay other topics.
 
 | a topic is in trouble | because | it is over when |
 |---|---|---|
@@ -74,7 +74,7 @@ class Allowance:
 
 @dataclass(slots=True)
 class _Trouble:
-    """A topic that takes nothing, or recently did not.
+    """A topic that accepts nothing, or recently did not.
 
     Attributes:
         since: When its trouble began, with all spells joined.
@@ -111,7 +111,7 @@ class Troubles:
         self._of: dict[str, _Trouble] = {}
 
     def begin_term(self, now: float) -> bool:
-        """Forgets what was learnt in an earlier term; returns whether any topic took nothing."""
+        """Forgets what an earlier term has learnt; returns whether any topic accepted nothing."""
         suspects = False
         for trouble in self._of.values():
             if trouble.is_over:
@@ -122,7 +122,7 @@ class Troubles:
         return suspects
 
     def look(self, topics: Mapping[str, Topic], now: float) -> None:
-        """Takes what Kafka says of topics that are needed now or soon."""
+        """Takes Kafka's answers about topics that are needed now or soon."""
         for name, topic in topics.items():
             trouble = self._of.get(name)
             if topic.state in TAKES_NOTHING:
@@ -135,13 +135,13 @@ class Troubles:
                     trouble.by_kafka, trouble.probe_at, trouble.pause_s = False, now, FIRST_PROBE_S
 
     def found(self, name: str, cause: str, sample: DueRows, now: float, since: float) -> None:
-        """Notes that a search found a topic to take nothing."""
+        """Notes that a search found a topic that accepts nothing."""
         trouble = self._begin(name, cause, now, since=since)
         trouble.cause, trouble.sample, trouble.confirmed = cause, sample_of(sample), False
         trouble.probe_at, trouble.pause_s = now + FIRST_PROBE_S, FIRST_PROBE_S
 
     def cause(self, name: str) -> str | None:
-        """Returns why a topic takes nothing; None if, as far as is known, it works."""
+        """Returns why a topic accepts nothing; None if, as far as is known, it works."""
         trouble = self._of.get(name)
         return None if trouble is None or trouble.is_over else trouble.cause
 

@@ -53,7 +53,7 @@ class Wishes:
         self._seconds: dict[int, _Second] = {}  # the next one to be looked at is the first
 
     def uncancelled(self, wishes: Sequence[RescheduleWish]) -> list[RescheduleWish]:
-        """Returns the requests of which no cancel is admitted, as far as known by now."""
+        """Returns the requests of which no cancel is admitted, as far as known."""
         wanted: dict[int, set[MessageKey]] = {}
         for wish in wishes:
             wanted.setdefault(wish.key[1] // 1000, set()).add(wish.key)

@@ -1,4 +1,4 @@
-"""Reads whole seconds from all wheels, in advance and beside the forwarding.
+"""Reads whole seconds from all wheels, in advance, while others are forwarded.
 
 One second at a time is read, on a separate thread: checksumming and sorting a big second release
 the interpreter's lock, so the second that is due now continues meanwhile.

@@ -56,7 +56,7 @@ class DueReader:
         self._unread = Awaited([])
 
     def start(self, progress: Progress) -> None:
-        """Starts from a committed progress; forgets everything loaded and every limit."""
+        """Starts from a committed progress; forgets all loaded seconds and all limits."""
         self._progress = progress
         self._step = None
         self._limits = {}

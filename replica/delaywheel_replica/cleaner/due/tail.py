@@ -73,7 +73,7 @@ class Tail:
         self.lost = NO_FRAMES
 
     def start(self, progress: Progress) -> None:
-        """Starts anew: admitted is what progress covers."""
+        """Starts again: what progress covers is admitted."""
         self.admitted = dict(progress.seqs)
         self.late.clear()
         self._awaited.clear()

@@ -110,7 +110,7 @@ class Window:
         self.covered_to = -1
 
     def start(self, progress: Progress) -> None:
-        """Starts anew at a progress, with nothing in memory."""
+        """Starts again at a progress, with nothing in memory."""
         self._loader.drop()
         self._known.forget()
         self._seconds.clear()

@@ -132,7 +132,7 @@ class TransactionalProducer:
             self._failed = Ended(Verdict.ABORT, refused.reason)
 
     def flush(self, timeout_ms: int) -> bool:
-        """Waits for the brokers' answers to what was written; returns whether all came."""
+        """Waits for the brokers to answer every record; returns whether all answers came."""
         if self.failed:
             return False
         try:
@@ -250,7 +250,7 @@ class LeaderProducers:
         self._producers[number].write_own(records)
 
     def flush(self, number: int, timeout_ms: int) -> None:
-        """Waits until the brokers have what was written."""
+        """Waits until the brokers have every record."""
         self._producers[number].flush(timeout_ms)
 
     def commit(self, number: int, last: Record, timeout_ms: int) -> Ended:

@@ -98,7 +98,7 @@ class ProducersPort(Protocol):
         """
 
     def flush(self, number: int, timeout_ms: int) -> None:
-        """Waits until the brokers have what was written; `commit` reports a failure."""
+        """Waits until the brokers have every record; `commit` reports a failure."""
 
     def commit(self, number: int, last: Record, timeout_ms: int) -> Ended:
         """Flushes, writes the record that must come last, and commits; aborts if it cannot.
@@ -290,11 +290,11 @@ class KafkaPort(Protocol):
 
 
 class KafkaAway(Exception):  # noqa: N818 - named after what happened
-    """Kafka did not answer; the text says what was asked."""
+    """Kafka did not answer; the text names the question."""
 
 
 class Refusal(Exception):  # noqa: N818 - a refusal by name, not an error of ours
-    """Leading would break a promise; the text says why and what to do."""
+    """Leading would break a promise; the text has the reason and the remedy."""
 
 
 class ControlUnreadable(Exception):  # noqa: N818 - named after what happened

@@ -1,4 +1,4 @@
-"""Commands that change a cluster for good: they show the consequences, and ask first.
+"""Asks before commands change a cluster for good, and shows the consequences.
 
 What is shown goes to stderr, so that stdout is the answer alone.
 """

@@ -27,7 +27,7 @@ class KafkaAccess:
 def kafka_access(
     file: Path | None, kafka: str | None, kafka_settings: Sequence[tuple[str, str]]
 ) -> KafkaAccess:
-    """Combines the options; an address on the command line takes precedence.
+    """Combines the options; an address on the command line wins.
 
     Raises:
         Failure: CONFIG_INVALID, or USAGE where no Kafka is named.

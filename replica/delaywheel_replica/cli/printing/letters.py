@@ -50,7 +50,7 @@ def counts_shape(counts: Counts) -> list[dict[str, Any]]:
 
 
 def settled_shape(settled: Settled) -> dict[str, Any]:
-    """Returns what was done, as JSON."""
+    """Returns the settled letters, as JSON."""
     return {
         "done": settled.done,
         "refused": dict(settled.refused),

@@ -255,7 +255,7 @@ def cancelled_many(row: pb.CancelManyResponse, *, dry_run: bool) -> dict[str, An
 
 
 def looked(row: pb.Looked) -> dict[str, Any]:
-    """Returns what `delaywheel search --json` reports as looked at."""
+    """Returns the `looked` of `delaywheel search --json`."""
     return {
         "node": row.node,
         "messages": row.messages,

@@ -101,7 +101,7 @@ def _down(answer: pb.DescribeClusterResponse) -> Iterator[str]:
 
 
 def _until(answer: pb.DescribeClusterResponse, report: pb.MemberReport) -> str:
-    """Returns until when a leader rests whose clock was ahead."""
+    """Returns how long a leader rests after its clock was ahead."""
     ahead_ms = answer.progress.due_ms - report.now_ms
     if ahead_ms < LATE_MS:
         return ""
@@ -145,7 +145,7 @@ def _troubles_of(answer: pb.DescribeClusterResponse, member: pb.Member) -> Itera
 
 
 def _named(topics: Sequence[str]) -> str:
-    """Returns the first topics that take nothing, by name."""
+    """Returns the names of the first topics that accept nothing."""
     more = len(topics) - _NAMED
     named = ", ".join(topics[:_NAMED])
     return f"{named}{f' and {more} more topics' if more > 0 else ''}"

@@ -167,7 +167,7 @@ class Eligibility:
     def _still_missing(
         self, state: ControlState, server: ServerStatus, heard: Mapping[str, Heartbeat], now_ms: int
     ) -> dict[WheelId, _Missing]:
-        """Keeps a target until it is reached, then takes the newest: under load targets move."""
+        """Keeps a target until it is reached, then uses the newest: under load targets move."""
         missing: dict[WheelId, _Missing] = {}
         everyone = [server.heartbeat, *heard.values()]
         own = server.heartbeat.node
@@ -191,7 +191,7 @@ def _wanted(
     answers: Collection[FenceAnswer],
     heartbeats: Collection[Heartbeat],
 ) -> int:
-    """Returns the seq up to which a node should hold a wheel by now; `answers` are its own."""
+    """Returns the seq up to which a node should hold a wheel; `answers` are its own."""
     if record.closed_at is not None:
         return record.closed_at
     if answers and any(answer.covers(wheel) for answer in answers):
@@ -207,7 +207,7 @@ def _wanted(
 def _clocks_heard(
     server: ServerStatus, heard: Mapping[str, Heartbeat], now_ms: int
 ) -> dict[str, int]:
-    """Returns what the wall clocks of the nodes that are heard show by now."""
+    """Returns the present wall clocks of the nodes that are heard."""
     clocks = {}
     for node, heartbeat in heard.items():
         heard_ms = server.peers[node].heard_ms

@@ -163,7 +163,7 @@ def after_writing(view: CancelView) -> CancelDecision:
 
 
 def _confirmed(view: CancelView) -> CancelDecision:
-    """Decides where a cancel counts, unless it was rescheduled before: that is to be known."""
+    """Decides where a cancel counts, once all earlier reschedules are known."""
     if not view.confirmed:
         return CancelDecision.CONFIRM
     return CancelDecision.CANCELLED if view.readable else CancelDecision.WAIT

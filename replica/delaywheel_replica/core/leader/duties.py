@@ -224,7 +224,7 @@ def duties(
 
 
 def _ingress_records(after: ControlState, situation: Situation) -> list[ControlRecord]:
-    """The first of them keeps releases from leading whose floor would not wait."""
+    """Returns the records; the first keeps releases from leading whose floor would not wait."""
     taken = sorted(situation.ingress.items())
     records = [ingress_record(*each) for each in taken]
     if records and after.needs < KNOWN_SINCE:

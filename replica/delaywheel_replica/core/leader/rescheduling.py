@@ -75,7 +75,7 @@ _DOUBLINGS: Final = 6
 
 @dataclass(frozen=True, slots=True)
 class Rescheduling:
-    """What a leader knows of reschedules besides the control topic.
+    """What a leader knows about reschedules besides the control topic.
 
     Attributes:
         wishes: Requests of which no cancel is admitted, and whose seconds could be read.
@@ -95,7 +95,7 @@ def reschedule_records(
     heartbeats: Mapping[str, Heartbeat],
     now_ms: int,
 ) -> list[ControlRecord]:
-    """What a transaction decides, puts off and settles.
+    """Returns the records by which a transaction decides, puts off and settles.
 
     Args:
         state: What is committed.
@@ -143,7 +143,7 @@ def nodes_behind(state: ControlState, heartbeats: Mapping[str, Heartbeat]) -> li
 def open_wishes(
     state: ControlState, wishes: Collection[RescheduleWish], after: Progress
 ) -> list[RescheduleWish]:
-    """Returns the wishes that a transaction which leads there may decide, as far as it has room.
+    """Returns the requests that a transaction which leads there may decide, as far as it has room.
 
     So that no cancels of others are looked for. What this transaction settles makes room in the
     next one.
@@ -153,7 +153,7 @@ def open_wishes(
 
 
 def may_be_decided(state: ControlState, wish: RescheduleWish, after: Progress) -> bool:
-    """Whether a transaction that leads there may decide it, as far as cancels allow."""
+    """Whether a transaction that leads there may decide the request, as far as cancels allow."""
     (id_, due_ms), to_ms = wish.key, wish.to_ms
     if state.progress is None or after.ahead or to_ms == due_ms:
         return False
@@ -169,7 +169,7 @@ def may_be_decided(state: ControlState, wish: RescheduleWish, after: Progress) -
 
 
 def withdrawn(state: ControlState) -> frozenset[MessageKey]:
-    """The messages that no transaction forwards, though no cancel of them need be there."""
+    """Returns the messages that no transaction forwards, even without a cancel."""
     keys = set(state.reschedules)
     for (id_, _), stands in state.reschedules.items():
         keys.update((id_, due_ms) for due_ms in stands.passed)
@@ -177,7 +177,7 @@ def withdrawn(state: ControlState) -> frozenset[MessageKey]:
 
 
 def passing(state: ControlState, after: Progress) -> list[MessageKey]:
-    """Of what was decided: whose new due a transaction that leads there passes."""
+    """Returns decided messages whose new due is passed by a transaction that leads there."""
     if state.progress is None:
         return []
     return [
@@ -188,7 +188,7 @@ def passing(state: ControlState, after: Progress) -> list[MessageKey]:
 
 
 def overdue(state: ControlState) -> dict[Position, int]:
-    """Where the copies are made from that were put off more than once -> the second of that.
+    """Returns the sources of copies that were put off more than once -> their seconds.
 
     The leader's node may be unable to read it. As everything else of that frame is done, nothing
     else waits for it: without the record it would be neither fetched from another member nor given
@@ -202,7 +202,7 @@ def overdue(state: ControlState) -> dict[Position, int]:
 
 
 def floor_below(state: ControlState, floor: int) -> int:
-    """The floor, no higher than what is rescheduled is made of, and goes to."""
+    """Returns the floor, at most the least slot that a reschedule reads from or writes to."""
     dues_ms = [
         min(due_ms, stands.to_ms)
         for (_, due_ms), stands in state.reschedules.items()
@@ -218,7 +218,7 @@ def _next(
     state: ControlState,
     after: Progress,
 ) -> Reschedule:
-    """As it is once frames say the same, or once they never will.
+    """Returns a record's next state, once frames express it, or never will.
 
     If the second of the old due is sealed, no cancel can express it: the record does, until nothing
     can arrive for that due. And a message that was reported as lost with its frame comes at no due:

@@ -303,7 +303,7 @@ class Member:
         return [WriteStatus(), *effects]
 
     def _failed(self, effect: Effect) -> None:
-        """Resets what is still wanted, so that the next tick asks for it again."""
+        """Resets requests that are still needed, so that the next tick repeats them."""
         self._swept = None
         self._forgotten = NO_FRAMES
         for dropped in self._pending.failed(effect):
@@ -330,7 +330,7 @@ class Member:
         return [*self._mirrors.mirrored(held), *self._peers.update_if_leading()]
 
     def _verified(self, held: Held) -> list[Effect]:
-        """Treats a verified wheel like all others; what has expired meanwhile is swept."""
+        """Treats a verified wheel like all others; sweeps what has expired meanwhile."""
         last = self._verifying.done(held.card.wheel)
         self._inventory.put(held)
         if last is not None:

@@ -55,7 +55,7 @@ class Prevote:
         return 0 if self._wish is None else self._wish.round
 
     def leader_heard(self, node: str, now_ms: int) -> None:
-        """Notes that a node itself says it leads."""
+        """Notes that a node itself claims to lead."""
         self._leader = node
         self._leader_ms = self._quiet_since_ms = now_ms
 

@@ -123,7 +123,7 @@ class SetBackRefusal(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Progress(Done):
-    """What is done: as `Done` says, and what was done ahead of w.
+    """What is done: `Done`, and what was done ahead of w.
 
     Attributes:
         floor: Every slot below is done and may be deleted.

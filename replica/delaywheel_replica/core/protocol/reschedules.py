@@ -93,7 +93,7 @@ class RescheduleWritten:
 
 
 def mark_of(key: MessageKey, to_ms: int) -> bytes:
-    """Returns the 16 bytes that stand beside the cancel of a message that was rescheduled."""
+    """Returns the 16 bytes that accompany the cancel of a rescheduled message."""
     return _hash(key) + to_ms.to_bytes(_DUE_BYTES, "big")
 
 

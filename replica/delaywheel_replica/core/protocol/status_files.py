@@ -109,7 +109,7 @@ class ServerStatus:
 
 @dataclass(frozen=True, slots=True)
 class IngressStatus:
-    """How far a leader has taken in the ingress topics.
+    """How far a leader has read the ingress topics.
 
     Counted beside it, in `CleanerStatus.counters`, of committed transactions: `ingress_settled`
     offsets, and of those `ingress_held` by W members, `ingress_forwarded` directly,

@@ -62,12 +62,12 @@ class Inventory:
         return iter(self._wheels)
 
     def get(self, wheel: WheelId) -> Held | None:
-        """Returns what is held of a wheel; None if there are no files of it."""
+        """Returns what is held of a wheel; None if it has no files."""
         known = self._wheels.get(wheel)
         return None if known is None else known.held
 
     def items(self) -> list[tuple[WheelId, Held]]:
-        """All wheels with what is held of them, in order."""
+        """All wheels, each with what is held, in order."""
         return [(wheel, known.held) for wheel, known in self._wheels.items()]
 
     def prefix(self, wheel: WheelId) -> int:

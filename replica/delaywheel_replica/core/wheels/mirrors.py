@@ -290,7 +290,7 @@ class Mirrors:
         return [Send(peer, fetch) for peer, fetch in planned]
 
     def note_lacks(self, sender: str, message: Lacks) -> None:
-        """Notes that another node is missing what it was asked for."""
+        """Notes that another node is missing requested frames."""
         self._fetching.lacks(sender, message.storage, message)
 
     def sought(self) -> FrameSet:

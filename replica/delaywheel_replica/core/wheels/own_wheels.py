@@ -109,7 +109,7 @@ def has_given_up_a_spare(state: NodeState, registry: Registry | None) -> bool:
 def spare_slot(
     spare: Spare, *, own_clock_ms: int, leader_clock_ms: int | None, late_window_s: int
 ) -> int:
-    """Returns the slot below which a spare may promise to take nothing."""
+    """Returns the slot below which a spare may promise to accept nothing."""
     return next_seal(
         Seal(spare.seal_slot, 0),
         own_clock_ms=own_clock_ms,

@@ -1,4 +1,4 @@
-"""Wheels that were left, mostly by an earlier process, and whose content is not known yet.
+"""Wheels left mostly by an earlier process, whose content is not known yet.
 
 A node accepts messages as soon as it starts. It examines the wheels in its folder meanwhile, one by
 one: after a crash of the machine every file of them. As long as a wheel is *unverified*, the node

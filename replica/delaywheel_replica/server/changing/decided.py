@@ -47,7 +47,7 @@ class _Copy(NamedTuple):
 
 
 class Decisions:
-    """Writes what is decided, while this node's cleaner leads. For the event loop's thread."""
+    """Writes decided reschedules, while this node's cleaner leads. For the event loop's thread."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Decisions:
         self._room = _Room(COPIES_BYTES)
 
     async def run(self) -> None:
-        """Writes what is decided, until it is cancelled."""
+        """Writes decided reschedules, until it is cancelled."""
         try:
             while True:
                 leading = self._view.cleaner.leading()
@@ -91,7 +91,7 @@ class Decisions:
                 task.cancel()
 
     def written(self, key: MessageKey) -> RescheduleWritten | None:
-        """What is in frames of a message whose record stands."""
+        """Returns what frames have of a message whose record stands."""
         return self._written.get(key)
 
     def _write_all(self, status: CleanerStatus) -> None:
@@ -133,7 +133,7 @@ class Decisions:
             del self._tasks[key]
 
     async def _write_copy(self, key: MessageKey, stands: Reschedule) -> _Copy | None:
-        """None: its frame cannot be read and is looked for; or it is too late for this due."""
+        """Returns None if the frame is missing and being sought, or it is too late for this due."""
         async with self._reading:  # a task that waits for room holds one message
             columns = await self._queries.message(key[1] // 1000, stands.place)
             if columns is None:

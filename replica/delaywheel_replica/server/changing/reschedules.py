@@ -113,7 +113,7 @@ class Reschedules:
     async def reschedule(
         self, request: pb.RescheduleRequest, *, passed: bool
     ) -> pb.RescheduleResponse:
-        """Gives a message another due, or says why not.
+        """Gives a message another due, or raises the reason.
 
         Args:
             request: Which one, and the due.
@@ -202,7 +202,7 @@ class Reschedules:
         return f"{wheel}:{moved_ms // 1000}:{subject.reference.id.hex()}"
 
     def _check_releases(self) -> None:
-        """As the leader will, which has no way to say why it decides nothing."""
+        """Checks releases as the leader does, which cannot report why it decides nothing."""
         status, own = self._view.cleaner.status, self._view.status()
         control = ControlState() if status is None else status.control
         behind = nodes_behind(control, own.heartbeats)
@@ -212,7 +212,7 @@ class Reschedules:
             )
 
     async def _check_free(self, id_: bytes, to_ms: int) -> None:
-        """A message that was there before would be taken for the same, or its cancel for one."""
+        """Checks that no message or cancel of this id and due exists: it would count for both."""
         other = await self._queries.find(Reference(to_ms // 1000, id_, to_ms))
         if other.copies or other.cancels:
             raise RefusedError(Reason.DUE_TAKEN, f"Due {to_ms}")
@@ -220,7 +220,7 @@ class Reschedules:
             raise RefusedError(Reason.NOT_UP_TO_DATE)
 
     def _place(self, found: Found) -> Position:
-        """A copy that progress takes account of, if there is one yet."""
+        """Returns a copy that progress covers, if there is one yet, or else any."""
         status = self._view.cleaner.status
         progress = None if status is None else status.progress
         in_v = [

@@ -1,4 +1,4 @@
-"""What this node knows of a message that is to be changed, and the decision that follows from it.
+"""What this node knows of a message to be changed, and the decision that follows.
 
 Cancels and reschedules begin alike: the caller's reference is parsed, a node that does not lead
 forwards the call, the message is looked up, and core/leader/cancel.py decides.

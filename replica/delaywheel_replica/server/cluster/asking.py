@@ -127,7 +127,7 @@ class Asking:
         )
 
     async def _with_details(self) -> pb.DescribeClusterResponse:
-        """Adds what is read from the disk; one reading serves all callers for a short while."""
+        """Adds details from the disk; one reading serves all callers for a short while."""
         loop = asyncio.get_running_loop()
         began_s = loop.time()
         try:

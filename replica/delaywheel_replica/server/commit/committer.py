@@ -313,7 +313,7 @@ class Committer:
         return answers
 
     def overdue(self, now_ms: int) -> Answers:
-        """Returns answers for requests that have waited too long, whatever becomes of them."""
+        """Returns answers for requests that have waited too long, regardless of their outcome."""
         before_ms = now_ms - _ANSWERED_WITHIN_S * 1000
         answers: Answers = []
         with self._lock:

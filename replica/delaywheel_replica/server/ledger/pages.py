@@ -35,7 +35,7 @@ class Pages:
         on_file: Callable[[int, int], None],
         on_gap: Callable[[Gap], None],
     ) -> None:
-        """Begins after what is in place.
+        """Begins after the files that are in place.
 
         Args:
             place: Where files go.

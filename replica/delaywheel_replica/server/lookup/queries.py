@@ -126,7 +126,7 @@ class Queries:
         return found
 
     async def look_for_cancels(self, reference: Reference, found: Found) -> None:
-        """Looks once more for cancels of a message that was found, and for where it went."""
+        """Looks again for cancels of a found message, and for the mark of a reschedule."""
         assert reference.due_ms is not None
         status, cleaner = self._view.status(), self._view.cleaner.status
         look = partial(

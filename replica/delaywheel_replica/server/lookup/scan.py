@@ -163,7 +163,7 @@ class Scanner:
         *,
         lost: FrameSet = NO_FRAMES,
     ) -> None:
-        """Looks for cancels of a message that was found, and for its mark: for what is new.
+        """Looks for new cancels of a found message, and for the mark of a reschedule.
 
         Args:
             slot: Its second.
@@ -284,7 +284,7 @@ def _by_now(
     marked: Mapping[int, int],
     reschedules: Mapping[int, Reschedule],
 ) -> set[int]:
-    """Returns the dues that messages have by now, if they were given others within their second.
+    """Returns the present dues of messages that were rescheduled within their second.
 
     A handle names a second. If a message was rescheduled within that second, its old and its new
     handle are equal; the present message is meant, not the former one.

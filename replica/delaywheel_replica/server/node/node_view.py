@@ -64,7 +64,7 @@ class Reporting(Protocol):
     """The machine of the member, as far as others may look at it."""
 
     def status(self) -> ServerStatus:
-        """Makes the server's status anew."""
+        """Makes a new server status."""
 
     @property
     def in_sync(self) -> frozenset[str]:
@@ -93,7 +93,7 @@ class NodeView:
         self.cleaner = cleaner or Cleaner()
 
     def status(self) -> ServerStatus:
-        """Makes the server's status anew."""
+        """Makes a new server status."""
         return self._member.status()
 
     def in_sync(self) -> frozenset[str]:

@@ -71,7 +71,7 @@ class Accumulator:
         return waiting if self._open is None else {*waiting, self._open}
 
     def has_room(self, length_bytes: int) -> bool:
-        """Whether a message of that length fits; an empty queue takes any message."""
+        """Whether a message of that length fits; an empty queue accepts any message."""
         if not self._messages:
             return True
         fits = self._length_bytes + length_bytes <= self._queue.max_bytes

@@ -98,7 +98,7 @@ class FileSystem:
         self._lock = threading.Lock()
 
     def sync(self) -> tuple[int, OSError | None]:
-        """Syncs all of it; returns how many syncs have failed, and this one's error."""
+        """Syncs the file system; returns how many syncs have failed, and this one's error."""
         with self._lock:
             try:
                 self._sync(self._descriptor)

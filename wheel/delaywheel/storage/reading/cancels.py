@@ -1,6 +1,6 @@
 """Looks for cancels of a few messages of one second, a piece at a time.
 
-A second may hold any number of cancels, and whoever waits for one looks again and again. So a look
+A second may hold any number of cancels, and a caller that waits for one looks repeatedly. So a look
 goes on where it stopped: it reads so much at once, and afterwards only what was added.
 """
 
@@ -19,11 +19,11 @@ from delaywheel.storage.frames.rows import cancel_counts
 from delaywheel.storage.reading.reader import DamagedFrame, WheelReader
 
 BEGIN_BYTES: Final = 8
-"""The ids that are looked for are named by so many bytes, with which they begin."""
+"""The ids that are sought are identified by this many leading bytes."""
 FINDING_FRAMES: Final = 16
-"""To find a second in a wheel costs about as much as to read so many frames of it."""
+"""Finding a second in a wheel costs about as much as reading this many of its frames."""
 _NEW_ROWS_AT_MOST: Final = 1 << 14
-"""Of so many new frames the index rows are looked through; of more, the second is found anew."""
+"""The index rows of up to this many new frames are examined; beyond, the second is found again."""
 
 
 class CancelRow(NamedTuple):
@@ -44,7 +44,7 @@ class Budget:
     length_bytes: int
 
     def is_spent(self) -> bool:
-        """Whether no more is to be read."""
+        """Whether the budget is used up."""
         return self.frames <= 0 or self.length_bytes <= 0
 
     def spend(self, frames: int, length_bytes: int) -> None:
@@ -100,7 +100,7 @@ class CancelLook:
             readers: Of at least the wheels that `limits` has.
             limits: The wheels to look at, each up to a seq.
             budget: How much may be read; it is less afterwards.
-            lost: The frames of a wheel that nobody can read any more.
+            lost: The frames of a wheel that no node can read any more.
             on_damaged: Called with a frame that cannot be read: wheel and seq.
 
         Returns:

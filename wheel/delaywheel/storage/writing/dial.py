@@ -120,7 +120,7 @@ class Dial:
         self._count(np.subtract, index_rows, places)
 
     def rebuild(self, disk: Disk, data: Path, wheels: Iterable[WheelId], *, floor: int) -> None:
-        """Counts everything in the indexes of ``wheels`` at or above ``floor`` anew."""
+        """Counts everything in the indexes of ``wheels`` at or above ``floor`` again."""
         self._table[:] = 0
         for wheel in wheels:
             finish(self.adding_wheel(disk, data, wheel, floor=floor))

@@ -160,7 +160,7 @@ class CopyMedium:
             self.checkpoint = checkpoint
 
     def _write_again(self, seqs: SeqSet, floor: int) -> SeqSet:
-        """Writes frames once more; returns those that cannot be read."""
+        """Writes frames again; returns those that cannot be read."""
         unreadable = NO_SEQS
         reader = WheelReader(self._disk, self._data, self._wheel)
         try:

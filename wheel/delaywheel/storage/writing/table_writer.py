@@ -64,7 +64,7 @@ class SlotTable:
         self.head = load_head(disk, folder)
 
     def change(self, slots: Iterable[int]) -> None:
-        """Notes slots whose rows were replaced and must be counted anew."""
+        """Notes slots whose rows were replaced and must be counted again."""
         with self._lock:
             self._changed.update(slots)
 
@@ -180,7 +180,7 @@ class SlotTable:
         return holes, slots
 
     def _anew(self, places: Places, slots: NDArray[np.int64]) -> Places:
-        """Does the same, but counts all frames of some slots anew."""
+        """Does the same, but counts all frames of some slots again."""
         seqs, rows = places
         to_seq = max(self.head.seq, int(seqs.max(initial=0)))
         all_seqs, all_rows = rows_of_slots(self._disk, self._folder, slots, to_seq)

@@ -59,7 +59,7 @@ class NotEncodable(Exception):  # noqa: N818 - the condition is the name
 
 
 class WheelBroken(Exception):  # noqa: N818 - the condition is the name
-    """The medium refused a write: this wheel takes no more, and its node opens the spare.
+    """The medium refused a write: this wheel accepts nothing more, and its node opens the spare.
 
     ``done`` are the frames of the failed group that count; whether others of it are found after a
     restart is unknown.
@@ -134,7 +134,7 @@ class OriginWheel:
 
     @property
     def broken(self) -> str | None:
-        """Why the wheel accepts no more; None while it does."""
+        """Why the wheel accepts no frames; None while it does."""
         return self._broken
 
     def append(

@@ -1,1 +1,1 @@
-"""What commands do about messages that wait: single ones, seconds, and those looked for."""
+"""What commands do about pending messages: single ones, seconds, and search results."""

@@ -1,4 +1,4 @@
-"""`delaywheel cancel`: one pending message, or all that have what is given."""
+"""`delaywheel cancel`: one pending message, or all that match the conditions."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ class _Many:
 
 
 def _gone_elsewhere(answer: pb.CancelManyResponse) -> set[str]:
-    """Returns the ids of what was rescheduled, and not found at the due that it has by now."""
+    """Returns the ids of rescheduled messages that were not found at their new dues."""
     by_outcome: dict[bool, set[str]] = {True: set(), False: set()}
     for row in answer.results:
         is_moved = row.outcome == pb.CANCEL_OUTCOME_RESCHEDULED

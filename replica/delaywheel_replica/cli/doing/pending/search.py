@@ -55,7 +55,7 @@ class Looking:
         self._looked = pb.Looked()
 
     def messages(self, limit: int) -> Iterator[pb.StoredMessage]:
-        """Yields messages as they are consumed; no page exceeds what is still wanted."""
+        """Yields messages as they are consumed; no page exceeds the rest of the limit."""
         left = limit
         while left > 0:
             self._request.page_size = min(left, _MESSAGES_PER_CALL)

@@ -1,4 +1,4 @@
-"""`delaywheel slots` and `delaywheel slot`: the seconds that hold messages, and what is in one."""
+"""`delaywheel slots` and `delaywheel slot`: the seconds that hold messages, and one of them."""
 
 from __future__ import annotations
 
