@@ -288,8 +288,8 @@ class TestRoute:
         of.reached("a", connected=False)
         route.report("a", started_s=0.0, now_s=0.0, report=Report(False, 60.0))  # noqa: FBT003  healthy
         assert route.step(0.5) == (None, 1.5)
-        assert route.nobody(1.9) is None
-        assert route.nobody(2.0) == "nothing listens at a"
+        assert route.hopeless(1.9) is None
+        assert route.hopeless(2.0) == "nothing listens at a"
 
     def test_all_of_the_time_is_for_one_node_only_when_it_is_known_to_be_alone(self) -> None:
         of = endpoints("a")

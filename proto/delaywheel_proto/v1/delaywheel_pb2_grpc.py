@@ -97,7 +97,7 @@ class DelayWheelServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def DelayProduceStream(self, request_iterator, context):
-        """The same, many requests in flight on one stream; responses come in the order of requests.
+        """The same, with many requests in flight on one stream; responses come in the order of requests.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -111,16 +111,16 @@ class DelayWheelServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Reschedule(self, request, context):
-        """Gives a pending message another due: it is delivered at one of them, whatever happens meanwhile.
-        It may be repeated: a message that was rescheduled is told as such, with the due that it has.
+        """Gives a pending message another due: it is delivered at one of the two, in any case. The call
+        may be repeated: for a message that was rescheduled before, it returns the present due.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CancelMany(self, request, context):
-        """Withdraws the pending messages that a search would find, a page at a time, each by itself; or
-        tells which they are. It may be repeated: what was cancelled before is told as such.
+        """Withdraws the pending messages that match a filter, page by page, each by itself; or only lists
+        them. The call may be repeated: it reports what was cancelled before as cancelled.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -134,29 +134,29 @@ class DelayWheelServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Search(self, request, context):
-        """Pending messages by what they have, a page at a time, as the answering node sees them. It reads
-        them, second by second: bounded in what one call reads, and told how far it came.
+        """Finds pending messages by their properties, page by page, as the answering node sees them. The
+        node reads them second by second: each call reads a bounded amount and reports how far it came.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListSlots(self, request, context):
-        """The seconds that hold messages, as the answering node sees them, or all members together.
+        """Lists the seconds that hold messages, as the answering node or all members together see them.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetSlot(self, request, context):
-        """The messages of one second, a page at a time.
+        """Lists the messages of one second, page by page.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DescribeCluster(self, request, context):
-        """Members, wheels, leader, progress, floor, limits; with replicas and reports when asked for.
+        """Describes members, wheels, leader, progress, floor, limits; replicas and reports on request.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -498,9 +498,9 @@ class DelayWheel(object):
 
 
 class DelayWheelAdminStub(object):
-    """What operators alone do. A service of its own on the same port, so that whoever guards the
-    port can refuse "/delaywheel.v1.DelayWheelAdmin/" to callers. Any node answers: it passes the
-    call on to the leader's node. All calls may be repeated.
+    """Calls for operators only. They are a service of their own on the same port, so that a proxy in
+    front of the port can refuse "/delaywheel.v1.DelayWheelAdmin/" to callers. Any node answers: it
+    forwards the call to the leader's node. All calls may be repeated.
     """
 
     def __init__(self, channel):
@@ -527,28 +527,28 @@ class DelayWheelAdminStub(object):
 
 
 class DelayWheelAdminServicer(object):
-    """What operators alone do. A service of its own on the same port, so that whoever guards the
-    port can refuse "/delaywheel.v1.DelayWheelAdmin/" to callers. Any node answers: it passes the
-    call on to the leader's node. All calls may be repeated.
+    """Calls for operators only. They are a service of their own on the same port, so that a proxy in
+    front of the port can refuse "/delaywheel.v1.DelayWheelAdmin/" to callers. Any node answers: it
+    forwards the call to the leader's node. All calls may be repeated.
     """
 
     def ReplaceNode(self, request, context):
-        """A node came back with another data folder: that one stands for it from now on.
+        """Registers the data folder on which a node runs now, in place of the previous one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RemoveNode(self, request, context):
-        """A node was taken out for good: nobody waits for it any more.
+        """Removes a node for good: the cluster no longer waits for it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SetBack(self, request, context):
-        """The clock of a leader was ahead, and was corrected: forwarding goes on at the leader's clock now,
-        instead of resting until it comes to where that one was.
+        """After a leader's clock was ahead and has been corrected: continues forwarding at the leader's
+        clock now, instead of resting until the clock reaches the point where forwarding had come.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -581,9 +581,9 @@ def add_DelayWheelAdminServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class DelayWheelAdmin(object):
-    """What operators alone do. A service of its own on the same port, so that whoever guards the
-    port can refuse "/delaywheel.v1.DelayWheelAdmin/" to callers. Any node answers: it passes the
-    call on to the leader's node. All calls may be repeated.
+    """Calls for operators only. They are a service of their own on the same port, so that a proxy in
+    front of the port can refuse "/delaywheel.v1.DelayWheelAdmin/" to callers. Any node answers: it
+    forwards the call to the leader's node. All calls may be repeated.
     """
 
     @staticmethod

@@ -71,12 +71,12 @@ class AioCalls:
         address = ""
         while not exchange.done:
             now_s = monotonic()
-            step, nobody = route.step(now_s), route.nobody(now_s)
+            step, hopeless = route.step(now_s), route.hopeless(now_s)
             if self._stopped:
                 exchange.give_up(CLOSED)
                 break
-            if step is None or nobody:
-                exchange.give_up(nobody or TIME_OVER)
+            if step is None or hopeless:
+                exchange.give_up(hopeless or TIME_OVER)
                 break
             self._look_around(but=step.address if describing else None)
             if step.address is None:

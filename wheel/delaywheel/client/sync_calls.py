@@ -69,9 +69,9 @@ class Calls:
         while not exchange.done:
             news = self._news
             now_s = monotonic()
-            step, nobody = route.step(now_s), route.nobody(now_s)
-            if step is None or nobody:
-                exchange.give_up(nobody or TIME_OVER)
+            step, hopeless = route.step(now_s), route.hopeless(now_s)
+            if step is None or hopeless:
+                exchange.give_up(hopeless or TIME_OVER)
                 break
             self._look_around(but=step.address if describing else None)
             if step.address is None:

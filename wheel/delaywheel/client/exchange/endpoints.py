@@ -138,7 +138,7 @@ class Endpoints:
                 self._unreached.add(address)
 
     @property
-    def nobody(self) -> tuple[str, ...]:
+    def never_reached(self) -> tuple[str, ...]:
         """Returns all addresses if nothing ever listened at any of them; else none."""
         with self._lock:
             if self._met or self._endpoints.keys() - self._unreached:

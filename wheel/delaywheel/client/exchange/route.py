@@ -43,19 +43,19 @@ class Route:
         turn = self._endpoints.turn(now_s, self._settings.attempt_timeout_s, self._not_before)
         if turn.address is None:
             wait_s = min(turn.wait_s, left_s)
-            if self._endpoints.nobody and now_s < self._started_s + START_S:
+            if self._endpoints.never_reached and now_s < self._started_s + START_S:
                 wait_s = min(wait_s, self._started_s + START_S - now_s)
             return Step(None, wait_s)
         return Step(turn.address, self._settings.attempt_s(left_s, alone=self._endpoints.alone))
 
-    def nobody(self, now_s: float) -> str | None:
+    def hopeless(self, now_s: float) -> str | None:
         """Returns why continuing is useless if nothing ever listened; else None.
 
         A client that has reached a node before keeps trying: nodes are restarted.
         """
         if self._started_s is None or now_s - self._started_s < START_S:
             return None
-        addresses = self._endpoints.nobody
+        addresses = self._endpoints.never_reached
         return f"nothing listens at {', '.join(addresses)}" if addresses else None
 
     def report(self, address: str, *, started_s: float, now_s: float, report: Report) -> bool:
