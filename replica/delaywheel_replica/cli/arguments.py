@@ -302,7 +302,7 @@ def _settling(parser: Parser) -> None:
         help="do it; without it, more than one letter is only counted",
     )
     parser.argument(
-        "--limit", type=parse_count, metavar="N", help="at most so many letters; absent: all"
+        "--limit", type=parse_count, metavar="N", help="at most this many letters; absent: all"
     )
     options.as_json(parser)
     _dead_letter_topic(parser)

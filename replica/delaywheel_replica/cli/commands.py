@@ -18,7 +18,7 @@ PLUGIN_GROUP: Final = "delaywheel.commands"
 _DOING = "delaywheel_replica.cli.doing"
 
 _DEAD: Final = (
-    "Kafka is asked, not a node: say which, and whose letters, or name the settings of a node."
+    "This asks Kafka, not a node: give --kafka and --cluster or --dead-topic, or --config."
 )
 
 COMMANDS: Final[Mapping[str, Command | Group]] = {
@@ -39,12 +39,12 @@ COMMANDS: Final[Mapping[str, Command | Group]] = {
         "Send a message that becomes visible in its topic at its due; prints its handle.",
         f"{_DOING}.produce:produce",
         arguments.produce,
-        "Handles alone go to standard output, all else to standard error. With --lines or --jsonl "
+        "Only handles go to standard output, all else to standard error. With --lines or --jsonl "
         "many messages are sent, thousands in a request; a handle is printed for each that is "
         "accepted, in order, and with --ndjson an object for each line, also where it failed.\n\n"
         "The fields of a line of --jsonl: topic, value or value_base64, key or key_base64, headers "
         "(an object, or a list of pairs), one of delay, at and level, id, partition, timestamp. "
-        "What a line does not say is as the options do. A line with an id and an at is safe to "
+        "The options are the defaults for each line. A line with an id and an at is safe to "
         "send again.",
         """
             # In half an hour
@@ -65,8 +65,8 @@ COMMANDS: Final[Mapping[str, Command | Group]] = {
         "List the seconds that hold messages, of all nodes: each message once.",
         f"{_DOING}.pending.slots:slots",
         arguments.slots,
-        "Counts are as written: what was forwarded stays listed until its second is deleted, "
-        "shortly after its due, and a message sent twice counts twice until its due. Copies: "
+        "Counts are as written: forwarded messages stay listed until their second is deleted, "
+        "shortly after the due, and a message sent twice counts twice until its due. Copies: "
         "how many nodes hold as many messages of the second as shown.",
         """
             # What is due in the next hour
@@ -96,8 +96,8 @@ COMMANDS: Final[Mapping[str, Command | Group]] = {
         "List pending messages by topic, key, header, id or due, as one node sees them.",
         f"{_DOING}.pending.search:search",
         arguments.search,
-        "There is no index: the node reads second after second, so that what it costs grows with "
-        "what is pending between --from and --to. What was not examined is reported.",
+        "There is no index: the node reads second after second, so the cost grows with "
+        "the messages pending between --from and --to. It reports what was not examined.",
         """
             delaywheel search --topic orders --key 42
             delaywheel search --header trip=7 --from now --to now+1d --content
@@ -121,9 +121,9 @@ COMMANDS: Final[Mapping[str, Command | Group]] = {
         "Withdraw a pending message, or many; exit code 0 only if none is delivered.",
         f"{_DOING}.pending.cancel:cancel",
         arguments.cancel,
-        "Without a handle, or an id with its due, all pending messages are meant that have what "
-        "is given: they are listed, it asks, and withdraws them, each by itself. What was too "
-        "late, what is unknown and what was not examined is reported.",
+        "Without a handle, or an id with its due, the command applies to all pending messages that "
+        "match: it lists them, asks, and withdraws them, each by itself. It reports what was too "
+        "late, what is unknown and what was not examined.",
         """
             delaywheel cancel "$handle" || echo "too late, or not known"
 
@@ -140,17 +140,17 @@ COMMANDS: Final[Mapping[str, Command | Group]] = {
         f"{_DOING}.pending.reschedule:reschedule",
         arguments.reschedule,
         "It is delivered at one of the two dues, never at both. Exit code 0 only if it has "
-        "another due now. Where the outcome is unknown (4), the same command again finds out.",
+        "another due now. If the outcome is unknown (4), repeat the command to find out.",
         """
             handle=$(delaywheel reschedule "$handle" --to now+2h)
         """,
     ),
     "status": Command(
-        "Show whether the cluster does its work, and how each node and each copy stands.",
+        "Show whether the cluster works, and the state of each node and copy.",
         f"{_DOING}.status:status",
         arguments.status,
         "The first line is the verdict: OK, DEGRADED or DOWN, with its causes. Every node is "
-        "asked, through the one that answers. Elections and changes of who is in sync are "
+        "asked, through the one that answers. Elections and in-sync changes are "
         "counted since the node's processes started.",
         """
             delaywheel status
@@ -159,7 +159,7 @@ COMMANDS: Final[Mapping[str, Command | Group]] = {
         """,
     ),
     "verify": Command(
-        "Check every frame of a data folder; exit code 1 and every finding by place if any is bad.",
+        "Check every frame of a data folder; exit code 1 and every finding by place if one is bad.",
         f"{_DOING}.verify:verify",
         arguments.verify,
         "It changes nothing. While the node runs, bytes that are just being written may show as "
@@ -172,7 +172,7 @@ COMMANDS: Final[Mapping[str, Command | Group]] = {
         "Check or show the settings that serve would use.",
         {
             "check": Command(
-                "Say whether the settings are in order; exit code 1 and every fault if not.",
+                "Check the settings; exit code 1 and every fault if they are not in order.",
                 f"{_DOING}.config:check",
                 arguments.serve,
                 examples="""
@@ -194,10 +194,10 @@ COMMANDS: Final[Mapping[str, Command | Group]] = {
         },
     ),
     "clock": Group(
-        "Go on forwarding at the clock, after a leader's clock was ahead.",
+        "Continue forwarding at the clock, after a leader's clock was ahead.",
         {
             "set-back": Command(
-                "Go on at the leader's clock, which was corrected, instead of resting until then.",
+                "Continue at the leader's corrected clock now, instead of resting until then.",
                 f"{_DOING}.clock:set_back",
                 arguments.clock_set_back,
                 "It shows the consequences, asks, and does exactly that.",
@@ -209,40 +209,39 @@ COMMANDS: Final[Mapping[str, Command | Group]] = {
         },
     ),
     "node": Group(
-        "Replace a node's data folder, or take a node out.",
+        "Replace a node's data folder, or remove a node.",
         {
             "replace": Command(
-                "Let the data folder on which NODE runs now stand for it, in place of the one "
-                "before.",
+                "Register the data folder on which NODE runs now, instead of the previous one.",
                 f"{_DOING}.nodes:replace",
                 arguments.node_replace,
                 "It shows the consequences, asks, and does exactly that.",
                 """
-                    # n2 was started on an empty folder, for its disk is gone
+                    # n2 was started on an empty folder, since its disk is gone
                     delaywheel node replace n2
                 """,
             ),
             "remove": Command(
-                "Take NODE out for good, once it is stopped and in nobody's members: nobody "
-                "waits for it.",
+                "Remove NODE for good, once it is stopped and in no node's members: the cluster "
+                "no longer waits for it.",
                 f"{_DOING}.nodes:remove",
                 arguments.node_remove,
                 "It shows the consequences, asks, and does exactly that.",
                 """
-                    # n4 is stopped, and in no node's members any more
+                    # n4 is stopped, and no longer in any node's members
                     delaywheel node remove n4
                 """,
             ),
         },
     ),
     "topic": Group(
-        "Make topics in Kafka.",
+        "Create topics in Kafka.",
         {
             "create": Command(
-                "Make topics that are not there; those that are stay as they are.",
+                "Create missing topics; existing ones stay as they are.",
                 f"{_DOING}.topics:create",
                 arguments.topic_create,
-                "Kafka is asked, not a node: say which by its address, or by a node's settings.",
+                "This asks Kafka, not a node: give its address, or a node's settings file.",
                 """
                     # One partition, one copy: beside a broker of your own
                     delaywheel topic create orders --kafka 127.0.0.1:9092
@@ -258,7 +257,7 @@ COMMANDS: Final[Mapping[str, Command | Group]] = {
         "Look at dead letters, send them again, or mark them as dealt with.",
         {
             "list": Command(
-                "List dead letters that wait, and count them all by topic and reason.",
+                "List waiting dead letters, and count them by topic and reason.",
                 f"{_DOING}.dead:list_letters",
                 arguments.dead_list,
                 _DEAD,
@@ -269,7 +268,7 @@ COMMANDS: Final[Mapping[str, Command | Group]] = {
                 """,
             ),
             "show": Command(
-                "Show one dead letter with its content, and what became of it.",
+                "Show one dead letter with its content, and whether it was replayed or dropped.",
                 f"{_DOING}.dead:show",
                 arguments.dead_show,
                 examples="""
@@ -280,9 +279,9 @@ COMMANDS: Final[Mapping[str, Command | Group]] = {
                 "Send the messages of dead letters to their topics again, each once.",
                 f"{_DOING}.dead:replay",
                 arguments.dead_replay,
-                "A letter and its mark are one transaction: run it again after whatever went "
-                "wrong, and what was sent is not sent again. More than one letter needs "
-                f"--execute; without it they are counted. {_DEAD}",
+                "A letter and its mark are one transaction: repeat the command after any "
+                "failure, and nothing is sent twice. More than one letter needs "
+                f"--execute; without it letters are only counted. {_DEAD}",
                 """
                     delaywheel dead replay 0:1204 --config node.toml
                     delaywheel dead replay --topic orders --reason TOPIC_MISSING --config node.toml
@@ -303,7 +302,7 @@ COMMANDS: Final[Mapping[str, Command | Group]] = {
         },
     ),
     "completion": Command(
-        "Print what lets bash, or zsh, complete commands, options and names.",
+        "Print the script that lets bash or zsh complete commands, options and names.",
         "delaywheel_replica.cli.completing:script",
         arguments.completion,
         "Topics, levels and nodes are those that commands have seen on this machine.",

@@ -32,13 +32,13 @@ def asked_server() -> str:
 
 def asking(parser: Parser, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
     """Adds the arguments of a command that asks nodes."""
-    group = parser.add_argument_group("who is asked")
+    group = parser.add_argument_group("which nodes to ask")
     parser.argument(
         "--server",
         group=group,
         metavar="ADDRESS",
         default=asked_server(),
-        help="nodes, HOST:PORT with commas between; the first that answers counts "
+        help="nodes, HOST:PORT separated by commas; the first that answers counts "
         f"(else {SERVER_VARIABLE}, else {DEFAULT_SERVER})",
     )
     timeout(parser, timeout_s, group=group)
@@ -87,7 +87,7 @@ def limit(parser: Parser, most: int, of_what: str) -> None:
         type=parse_count,
         default=most,
         metavar="N",
-        help=f"at most so many {of_what} (default: {most:,})",
+        help=f"at most this many {of_what} (default: {most:,})",
     )
 
 

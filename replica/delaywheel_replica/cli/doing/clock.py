@@ -19,7 +19,7 @@ DIFFERS_MS = 2_000
 
 
 def set_back(*, yes: bool, as_json: bool, server: str, timeout_s: float) -> None:
-    """Go on at the leader's clock, which was corrected, instead of resting until it comes there."""
+    """Continues at the leader's corrected clock, instead of resting until it has caught up."""
 
     def ask(set_backs: int, *, dry_run: bool) -> pb.SetBackResponse:
         request = pb.SetBackRequest(set_backs=set_backs, dry_run=dry_run)

@@ -17,7 +17,7 @@ from delaywheel_replica.cli.printing.tables import print_json
 def replace(
     node: str, *, storage: str, yes: bool, as_json: bool, server: str, timeout_s: float
 ) -> None:
-    """Let the data folder on which NODE runs now stand for it; the one before is given up."""
+    """Registers the data folder on which a node runs now, and gives up the previous one."""
 
     def ask(wanted: str, *, dry_run: bool) -> pb.NodeChange:
         request = pb.ReplaceNodeRequest(node=node, storage=wanted, dry_run=dry_run)
@@ -44,7 +44,7 @@ def replace(
 
 
 def remove(node: str, *, yes: bool, as_json: bool, server: str, timeout_s: float) -> None:
-    """Take NODE out for good, once it is stopped and in nobody's members: nobody waits for it."""
+    """Removes a node for good, once it is stopped and in no node's members."""
 
     def ask(*, dry_run: bool) -> pb.NodeChange:
         request = pb.RemoveNodeRequest(node=node, dry_run=dry_run)

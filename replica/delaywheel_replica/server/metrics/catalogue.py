@@ -76,10 +76,12 @@ _NODE: tuple[Spec, ...] = (
         ("cluster", "node", "version"),
         lambda f: [((f.cluster, f.node, version("delaywheel")), 1)],
     ),
-    gauge("ready", "1 while new messages are taken, else 0.", lambda f: float(f.refusal is None)),
+    gauge(
+        "ready", "1 while new messages are accepted, else 0.", lambda f: float(f.refusal is None)
+    ),
     gauges(
         "refusing",
-        "1 for the reason for which new messages are refused now.",
+        "1 for the reason why new messages are refused now.",
         ("reason",),
         _refusing,
     ),

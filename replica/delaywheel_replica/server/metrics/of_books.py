@@ -22,7 +22,7 @@ BOOKS_METRICS: tuple[Spec, ...] = (
     ),
     gauge(
         "ledger_failing_seconds",
-        "For how long every try to publish the ledger has failed; 0: the last one did not.",
+        "For how long every attempt to publish the ledger has failed; 0: the last one did not.",
         _failing_s,
     ),
     counter("ledger_files", "Files of the ledger put in place.", lambda f: f.books.files),

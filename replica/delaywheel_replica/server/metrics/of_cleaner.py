@@ -92,12 +92,12 @@ _INGRESS: tuple[Spec, ...] = (
     ),
     gauge(
         "ingress_cut_off_partitions",
-        "Partitions that are read no more, since they end before what was read of them.",
+        "Partitions that are no longer read, since they end before what was read of them.",
         _of_ingress(lambda ingress: len(ingress.cut_off)),
     ),
     gauge(
         "ingress_faults",
-        "Why records of ingress topics are not taken: `delaywheel status` names the reasons.",
+        "Reasons for not taking in ingress records: `delaywheel status` names them.",
         _of_ingress(lambda ingress: len(ingress.faults)),
     ),
     _counted(

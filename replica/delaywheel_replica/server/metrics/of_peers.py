@@ -173,7 +173,7 @@ PEER_METRICS: tuple[Spec, ...] = (
     ),
     _traffic("peer_sent_messages", "Messages sent to a peer.", lambda c: c.sent),
     _traffic("peer_sent_bytes", "Bytes of them.", lambda c: c.sent_bytes),
-    _traffic("peer_received_messages", "Messages received of a peer.", lambda c: c.received),
+    _traffic("peer_received_messages", "Messages received from a peer.", lambda c: c.received),
     _traffic("peer_received_bytes", "Bytes of them.", lambda c: c.received_bytes),
     _traffic(
         "peer_dropped_messages",
@@ -182,7 +182,7 @@ PEER_METRICS: tuple[Spec, ...] = (
     ),
     _traffic(
         "peer_malformed_messages",
-        "Messages of a peer that could not be read or cannot be so; each closed its connection.",
+        "Messages of a peer that are unreadable or impossible; each closed its connection.",
         lambda c: c.malformed,
     ),
     counter(
