@@ -115,10 +115,6 @@ class Reschedules:
     ) -> pb.RescheduleResponse:
         """Gives a message another due, or raises the reason.
 
-        Args:
-            request: Which one, and the due.
-            passed: Another node has passed the call on.
-
         Raises:
             RefusedError: NO_LEADER, NOT_UP_TO_DATE, HANDLE_AMBIGUOUS, DUE_INVALID,
                 DUE_BEYOND_SPAN, DUE_TAKEN, RELEASE_TOO_OLD, RESCHEDULES_BUSY,
