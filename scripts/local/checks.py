@@ -81,10 +81,10 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """Steps that are done in this order.
+    """Steps in their order.
 
     Attributes:
-        at_once: So many of them run side by side.
+        at_once: How many of them run concurrently.
         steps: All of them.
     """
 
