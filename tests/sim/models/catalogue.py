@@ -8,7 +8,7 @@ from __future__ import annotations
 import multiprocessing
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from sim.models.ingress import IngressModel
@@ -82,7 +82,8 @@ def exhausted(model: Model) -> Exhausted:
     elif isinstance(model, TermModel):
         found = explore(model.start, model.moves, model.wrong, at_most=TERM_STATES)
     else:
-        found = explore(model.start, model.moves, model.wrong, at_most=INGRESS_STATES)
+        forgetful = replace(model)  # whatever another exploration has changed in the code
+        found = explore(forgetful.start, forgetful.moves, forgetful.wrong, at_most=INGRESS_STATES)
     return Exhausted(name_of(model), found, time.monotonic() - began)
 
 

@@ -12,14 +12,18 @@ What could be wrong with a state:
 - a record was delivered twice, or before its due;
 - its offset is committed, and it was neither delivered nor is it held: it is lost;
 - it became a dead letter, though nothing is wrong with it.
+
+What a term does follows from what it knows and from few things beside: each is asked of the real
+`Intake` once, and remembered with the term.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, TypeVar
+from functools import cached_property
+from typing import NamedTuple, TypeVar, cast
 
 from delaywheel import ingress
 from delaywheel.seqset import NO_SEQS, SeqSet
@@ -27,7 +31,7 @@ from delaywheel_replica.core.ingress.moment import Kind, Moment
 from delaywheel_replica.core.ingress.partition import Intake
 from delaywheel_replica.core.ingress.place import Place
 from delaywheel_replica.core.ingress.reading import Delayed, Incoming, Rules
-from delaywheel_replica.core.ingress.underway import Answer, Dies, Goes, IntakeStep, Taken
+from delaywheel_replica.core.ingress.underway import Answer, Dies, Goes, Taken
 from delaywheel_replica.core.protocol.control import IngressRecord
 
 T = TypeVar("T")
@@ -44,13 +48,41 @@ Message = tuple[int, int]
 """The offset of the record that it was made of, and the slot of its due."""
 
 
+class Planned(NamedTuple):
+    """What a term's next transaction carries of its partition.
+
+    Attributes:
+        control: what is committed with it.
+        out: what goes out with it, and not through a wheel.
+        dead: offsets of its dead letters.
+        bound: of the floor.
+        takes_back: whether it takes announcements back.
+        term: what knows that it is committed.
+    """
+
+    control: tuple[int, SeqSet]
+    out: tuple[Message, ...]
+    dead: frozenset[int]
+    bound: int | None
+    takes_back: bool
+    term: Term
+
+
 @dataclass(frozen=True)
 class Term:
-    """One leadership as a value: two that know the same are alike."""
+    """One leadership as a value: two that know the same are alike.
+
+    Attributes:
+        epoch: of the leader.
+        intake: what it knows; never changed.
+        key: by what two are told apart.
+        found: what was found out of it, by what it depends on beside.
+    """
 
     epoch: int
     intake: Intake = field(compare=False)
     key: tuple[object, ...]
+    found: dict[Hashable, object] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
     def of(cls, epoch: int, intake: Intake) -> Term:
@@ -63,6 +95,17 @@ class Term:
             ),
         )
         return cls(epoch, intake, key)
+
+    @cached_property
+    def bound(self) -> int | None:
+        """Of the floor, and of the seals of its own wheel."""
+        return self.intake.bound()
+
+    def once(self, what: Hashable, find: Callable[[], T]) -> T:
+        """Finds something out that depends on the term and on `what` alone, at the first time."""
+        if what not in self.found:
+            self.found[what] = find()
+        return cast("T", self.found[what])
 
 
 class State(NamedTuple):
@@ -112,6 +155,9 @@ class IngressModel:
     begins: int = 2
     seconds: int = 4
     due_by_clock: bool = False
+    _terms: dict[Hashable, Term] = field(
+        init=False, default_factory=dict, compare=False, repr=False
+    )
 
     @property
     def start(self) -> State:
@@ -159,7 +205,7 @@ class IngressModel:
 
     def _begins(self, state: State, index: int) -> State:
         record = IngressRecord("topic", *state.control, RULES.levels_ms)
-        term = Term.of(state.epoch + 1, Intake(record, RULES))
+        term = self._term(state.epoch + 1, Intake(record, RULES))
         state = state._replace(epoch=state.epoch + 1, begins=state.begins - 1)
         return state._replace(terms=_put(state.terms, index, term))
 
@@ -168,60 +214,56 @@ class IngressModel:
         term = state.terms[index]
         slot = state.now - LATE_WINDOW
         if term is not None:
-            slot = _bounded(slot, term.intake.bound())
+            slot = _bounded(slot, term.bound)
         return state._replace(seals=_put(state.seals, index, max(slot, state.seals[index])))
 
     def _leads(self, state: State, index: int, term: Term) -> Iterator[tuple[str, State]]:
-        yield "reads", self._reads(state, index, term)
+        yield "reads", _with(state, index, self._reads(term, state.now))
         yield from self._hands(state, index, term)
         if term.epoch == state.epoch:
             mosts: tuple[dict[Kind, int], ...] = ({}, {Delayed: 0})
             for most in mosts:
-                after, intake, step = self._transacts(state, term, most)
-                if most and not step.taken_back:
+                planned = self._plans(term, state, most)
+                if most and not planned.takes_back:
                     continue
+                after = _transacted(state, planned)
                 name = "commits, taking back" if most else "commits"
-                yield (
-                    f"{name}, and nobody hears",
-                    after._replace(terms=_put(state.terms, index, None)),
-                )
-                intake.committed(step)
-                yield name, _with(after, index, term, intake)
-            bound = term.intake.bound()
-            if bound and bound < state.seals[index]:
+                yield f"{name}, and nobody hears", _with(after, index, None)
+                yield name, _with(after, index, planned.term)
+            if term.bound and term.bound < state.seals[index]:
                 yield (
                     "opens a new wheel",
                     state._replace(seals=_put(state.seals, index, state.floor)),
                 )
 
-    def _reads(self, state: State, index: int, term: Term) -> State:
-        intake = _copied(term.intake)
-        base = state.now if self.due_by_clock else 0
-        for number, offset in enumerate(OFFSETS[: self.records]):
-            if offset >= intake.position:
-                headers = [
-                    (ingress.TOPIC, b"t"),
-                    (ingress.DELAY_MS, b"%d" % (DUES[number] * 1000)),
-                ]
-                place = Place("ingress", 0, offset)
-                intake.read([Incoming(place, base * 1000, None, None, headers)], offset + 1)
-                return _with(state, index, term, intake)
-        intake.read([], END)
-        return _with(state, index, term, intake)
+    def _reads(self, term: Term, now: int) -> Term:
+        base = now if self.due_by_clock else 0
+
+        def read() -> Term:
+            intake = _copied(term.intake)
+            for number, offset in enumerate(OFFSETS[: self.records]):
+                if offset >= intake.position:
+                    headers = [
+                        (ingress.TOPIC, b"t"),
+                        (ingress.DELAY_MS, b"%d" % (DUES[number] * 1000)),
+                    ]
+                    place = Place("ingress", 0, offset)
+                    intake.read([Incoming(place, base * 1000, None, None, headers)], offset + 1)
+                    return self._term(term.epoch, intake)
+            intake.read([], END)
+            return self._term(term.epoch, intake)
+
+        return term.once(("reads", base), read)
 
     def _hands(self, state: State, index: int, term: Term) -> Iterator[tuple[str, State]]:
         """The first record that waits for it; a second one has its turn when that is held."""
 
         def answered(answer: Answer) -> State:
-            intake = _copied(term.intake)
-            (taken,) = intake.to_hand(1)
-            intake.answered(taken, answer)
-            return _with(state, index, term, intake)
+            return _with(state, index, self._answered(term, answer))
 
-        handed = _copied(term.intake).to_hand(1)
-        if not handed:
+        message = term.once("hands", lambda: _handed(term))
+        if message is None:
             return
-        message = _message(handed[0])
         if message[1] < state.seals[index]:
             yield f"hands {message}, sealed", answered(Answer.SEALED)
             return
@@ -232,44 +274,72 @@ class IngressModel:
         yield f"hands {message}, in vain", lost
         yield f"hands {message}, refused", answered(Answer.NOT_NOW)
 
-    def _transacts(
-        self, state: State, term: Term, most: Mapping[Kind, int]
-    ) -> tuple[State, Intake, IntakeStep]:
-        """The state once its transaction is committed; what it does not know yet; and the step."""
-        intake = _copied(term.intake)
-        moment = Moment(
-            now_ms=state.now * 1000,
-            least_slot=state.now - LATE_WINDOW + 1,
-            span_end_ms=10**9,
-            floor=state.floor,
-            most=most,
-        )
-        step = intake.plan(moment, room=9)
-        counts, wrong = list(state.delivered), state.wrong
-        out = [_message(each.taken) for each in step.settled if isinstance(each, Goes)]
-        dead = {each.taken.offset for each in step.settled if isinstance(each, Dies)}
-        due = {
-            message
-            for wheel in state.wheels
-            for message in wheel
-            if message[1] <= state.now and message not in state.done
-        }
-        for offset, slot in [*out, *due]:
-            counts[OFFSETS.index(offset)] += 1
-            if slot > state.now:
-                wrong = f"{offset} was early"
-        floor = _bounded(min(state.now - LATE_WINDOW, *state.seals), intake.bound(step))
-        floor = max(floor, state.floor)
-        after = state._replace(
-            control=_committed(step.record),
-            floor=floor,
-            done=_kept(state.done | due, floor),
-            wheels=tuple(_kept(wheel, floor) for wheel in state.wheels),
-            delivered=tuple(counts),
-            dead=state.dead | dead,
-            wrong=wrong,
-        )
-        return after, intake, step
+    def _answered(self, term: Term, answer: Answer) -> Term:
+        def answered() -> Term:
+            intake = _copied(term.intake)
+            (taken,) = intake.to_hand(1)
+            intake.answered(taken, answer)
+            return self._term(term.epoch, intake)
+
+        return term.once(answer, answered)
+
+    def _plans(self, term: Term, state: State, most: Mapping[Kind, int]) -> Planned:
+        def planned() -> Planned:
+            intake = _copied(term.intake)
+            moment = Moment(
+                now_ms=state.now * 1000,
+                least_slot=state.now - LATE_WINDOW + 1,
+                span_end_ms=10**9,
+                floor=state.floor,
+                most=most,
+            )
+            step = intake.plan(moment, room=9)
+            out = [_message(each.taken) for each in step.settled if isinstance(each, Goes)]
+            dead = frozenset(each.taken.offset for each in step.settled if isinstance(each, Dies))
+            bound, takes_back = intake.bound(step), bool(step.taken_back)
+            intake.committed(step)
+            after = self._term(term.epoch, intake)
+            return Planned(_committed(step.record), tuple(out), dead, bound, takes_back, after)
+
+        return term.once(("plans", state.now, state.floor, bool(most)), planned)
+
+    def _term(self, epoch: int, intake: Intake) -> Term:
+        """The same term for all that know the same, also of what two are not told apart by."""
+        term = Term.of(epoch, intake)
+        wishes = tuple((each.wish, each.record) for each in intake._taken)
+        known = (term, intake._inherited, repr(wishes))
+        return self._terms.setdefault(known, term)
+
+
+def _transacted(state: State, planned: Planned) -> State:
+    """The state once a transaction is committed; what its leader does not know yet."""
+    counts, wrong = list(state.delivered), state.wrong
+    due = {
+        message
+        for wheel in state.wheels
+        for message in wheel
+        if message[1] <= state.now and message not in state.done
+    }
+    for offset, slot in [*planned.out, *due]:
+        counts[OFFSETS.index(offset)] += 1
+        if slot > state.now:
+            wrong = f"{offset} was early"
+    floor = _bounded(min(state.now - LATE_WINDOW, *state.seals), planned.bound)
+    floor = max(floor, state.floor)
+    return state._replace(
+        control=planned.control,
+        floor=floor,
+        done=_kept(state.done | due, floor),
+        wheels=tuple(_kept(wheel, floor) for wheel in state.wheels),
+        delivered=tuple(counts),
+        dead=state.dead | planned.dead,
+        wrong=wrong,
+    )
+
+
+def _handed(term: Term) -> Message | None:
+    handed = _copied(term.intake).to_hand(1)
+    return _message(handed[0]) if handed else None
 
 
 def _copied(intake: Intake) -> Intake:
@@ -280,8 +350,8 @@ def _copied(intake: Intake) -> Intake:
     return copy
 
 
-def _with(state: State, index: int, term: Term, intake: Intake) -> State:
-    return state._replace(terms=_put(state.terms, index, Term.of(term.epoch, intake)))
+def _with(state: State, index: int, term: Term | None) -> State:
+    return state._replace(terms=_put(state.terms, index, term))
 
 
 def _message(taken: Taken) -> Message:
