@@ -15,7 +15,7 @@ of the same epoch:
 |---|---|---|
 | succeeded before anything can have been repeated | committed | uses the same producer |
 | succeeded later | committed; a copy may be under way | uses a new one, whose epoch fences it |
-| failed | unknown | uses a new one; the committed offsets show what happened |
+| failed, or did not end | unknown | uses a new one; the committed offsets show what happened |
 """
 
 from __future__ import annotations
@@ -275,10 +275,10 @@ class KafkaBroker:
             if unanswered := producer.flush(CALL_S):
                 return f"no answer to {unanswered} records"
             began_s = time.monotonic()
-            producer.send_offsets_to_transaction(passed, membership, CALL_S)
+            _send_offsets(producer, passed, membership)
             ending_s = time.monotonic()
             producer.commit_transaction(CALL_S)
-        except (KafkaException, BufferError) as exception:
+        except (KafkaException, BufferError, KafkaAway) as exception:
             return str(exception)
         ended_s = time.monotonic()
         self._is_copy_loose = (
@@ -369,6 +369,34 @@ class KafkaBroker:
         """Drops it on another thread: librdkafka joins its own ones."""
         dropped, self._producer = [self._producer], None
         threading.Thread(target=dropped.clear, name="destroy producer", daemon=True).start()
+
+
+def _send_offsets(producer: Producer, offsets: list[TopicPartition], membership: bytes) -> None:
+    """Adds offsets to a transaction, on a thread that may be abandoned.
+
+    The call of librdkafka does not end while the group's coordinator is away, whatever its time-out
+    (its issue 5456), and when a single broker was restarted it did not end at all. The producer is
+    replaced then, which fences the transaction that the call belongs to.
+
+    Raises:
+        KafkaException: Kafka, or the client, refused.
+        KafkaAway: The call did not end.
+    """
+    raised: list[Exception] = []
+    has_ended = threading.Event()
+
+    def call() -> None:
+        try:
+            producer.send_offsets_to_transaction(offsets, membership, CALL_S)
+        except Exception as error:  # noqa: BLE001 - it is raised where the caller waits
+            raised.append(error)
+        has_ended.set()
+
+    threading.Thread(target=call, name="delaywheel-offsets", daemon=True).start()
+    if not has_ended.wait(CALL_S):
+        raise KafkaAway("the coordinator of the group did not answer")
+    if raised:
+        raise raised[0]
 
 
 def _no_ingress(topic: str) -> ConsumerError:

@@ -1,0 +1,67 @@
+"""Calls of the Kafka client that do not end in time."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, cast
+
+import pytest
+from confluent_kafka import KafkaException, Producer
+
+from delaywheel.consumer import Partition
+from delaywheel.consumer import kafka as consumers_kafka
+from delaywheel.consumer.kafka import KafkaBroker
+from delaywheel.consumer.settings import read_settings
+
+
+class FakeProducer:
+    """Its offsets are taken once it is told so, or are refused."""
+
+    def __init__(self, refusal: Exception | None = None) -> None:
+        self.goes_on = threading.Event()
+        self.calls: list[str] = []
+        self._refusal = refusal
+        if refusal is not None:
+            self.goes_on.set()
+
+    def begin_transaction(self) -> None:
+        self.calls.append("begin")
+
+    def flush(self, _timeout_s: float) -> int:
+        return 0
+
+    def send_offsets_to_transaction(self, *_: Any) -> None:
+        self.goes_on.wait()
+        if self._refusal is not None:
+            raise self._refusal
+
+    def commit_transaction(self, _timeout_s: float) -> None:
+        self.calls.append("commit")
+
+
+def commit(producer: FakeProducer) -> str | None:
+    broker = KafkaBroker(read_settings("orders", "group", "nowhere:1", {}))
+    broker._producer = cast("Producer", producer)
+    return broker.commit((), {Partition("orders", 0): 5}, b"membership")
+
+
+def test_offsets_that_are_never_answered_hold_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when the only broker was restarted: its producer is replaced."""
+    monkeypatch.setattr(consumers_kafka, "CALL_S", 0.05)
+    producer = FakeProducer()
+    assert commit(producer) == "the coordinator of the group did not answer"
+    assert producer.calls == ["begin"]
+    producer.goes_on.set()
+
+
+def test_offsets_that_are_refused_fail_the_transaction() -> None:
+    producer = FakeProducer(KafkaException("ILLEGAL_GENERATION"))
+    assert commit(producer) == "ILLEGAL_GENERATION"
+    assert producer.calls == ["begin"]
+
+
+def test_offsets_that_are_taken_are_committed() -> None:
+    producer = FakeProducer()
+    producer.goes_on.set()
+    assert commit(producer) is None
+    assert producer.calls == ["begin", "commit"]
