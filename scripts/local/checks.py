@@ -81,10 +81,10 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """Steps in their order.
+    """Steps that are done in this order.
 
     Attributes:
-        at_once: How many of them run concurrently.
+        at_once: So many of them run side by side.
         steps: All of them.
     """
 

@@ -8,22 +8,19 @@ from __future__ import annotations
 
 import os
 import random
-import subprocess
-import sys
 import time
 import uuid
-from collections import defaultdict
 from pathlib import Path
-from typing import Self
 
 import pytest
-from confluent_kafka import Consumer, Message, Producer, TopicPartition
+from confluent_kafka import Consumer, Producer, TopicPartition
 
 from delaywheel.consumer import Partition
 from delaywheel.consumer.kafka import _read_away
 from local.loopback.kafka import KafkaBroker
-from support.consumer.plan import LEVELS_MS, Plan
-from support.kafka.read_committed import CommittedReader, create_topic, headers_of
+from support.consumer.killed import Consumers, check_histories
+from support.consumer.plan import Plan
+from support.kafka.read_committed import CommittedReader, create_topic
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
@@ -134,32 +131,6 @@ def ended_in_order(plan: Plan) -> set[int]:
     return ended
 
 
-def check_histories(plan: Plan, sent: int, back: list[Message], dead: list[Message]) -> int:
-    """Attempts, delays and ends are as planned; how late a retry was at most, in milliseconds."""
-    histories: dict[int, list[tuple[int, int, Message]]] = defaultdict(list)
-    latest_ms = 0
-    for message in back:
-        reported = {name: value or b"" for name, value in headers_of(message)}
-        attempt, due_ms = int(reported["dw-retry-attempt"]), int(reported["dw-due"])
-        histories[int(message.value() or b"")].append((attempt, due_ms, message))
-        late_ms = message.timestamp()[1] - due_ms
-        assert late_ms >= 0
-        latest_ms = max(latest_ms, late_ms)
-        assert reported["dw-retry-last-error"] == b"PlannedError: %d" % (attempt - 1)
-        assert reported["dw-retry-first-error"] == b"PlannedError: 1"
-        before_ms = int(reported["dw-retry-origin-timestamp"])
-        if attempt > 2:
-            earlier = [due for known, due, _ in histories[int(message.value() or b"")]]
-            before_ms = max((due for due in earlier if due != due_ms), default=before_ms)
-        assert due_ms - before_ms >= LEVELS_MS[attempt - 2]
-    for number in range(sent):
-        attempts = sorted(attempt for attempt, _, _ in histories[number])
-        assert attempts == list(range(2, plan.retries(number) + 2)), number
-    died = sorted(int(message.value() or b"") for message in dead)
-    assert died == [number for number in range(sent) if plan.dies(number)]
-    return latest_ms
-
-
 def wait_until_passed(kafka: KafkaBroker, plan: Plan, sent: int, retries: int) -> None:
     """The group has passed every record; a transaction's markers take offsets of their own."""
     consumer = Consumer({"bootstrap.servers": kafka.address, "group.id": plan.group})
@@ -180,39 +151,3 @@ def wait_until_passed(kafka: KafkaBroker, plan: Plan, sent: int, retries: int) -
             return
         assert time.monotonic() < deadline, (behind, sent, retries)
         time.sleep(0.2)
-
-
-class Consumers:
-    """Three consumers of one group in processes of their own."""
-
-    def __init__(self, plan: Plan, folder: Path) -> None:
-        self._plan = plan
-        self._folder = folder
-        self._processes: list[subprocess.Popen[bytes]] = []
-
-    def __enter__(self) -> Self:
-        self._processes = [self._start(number) for number in range(3)]
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for process in self._processes:
-            process.kill()
-            process.wait()
-
-    def kill(self, number: int) -> None:
-        """Ends one as a power cut would, and starts it again."""
-        self._processes[number].kill()
-        self._processes[number].wait()
-        self._processes[number] = self._start(number)
-
-    def are_alive(self) -> bool:
-        return all(process.poll() is None for process in self._processes)
-
-    def _start(self, number: int) -> subprocess.Popen[bytes]:
-        with (self._folder / f"consumer-{number}.log").open("ab") as log:
-            return subprocess.Popen(
-                self._plan.command(f"c{number}"),
-                stdout=log,
-                stderr=log,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-            )

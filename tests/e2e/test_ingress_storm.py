@@ -1,6 +1,8 @@
 """Records through ingress while everything is killed at random: each arrives once, whole, in time.
 
-As many as `DELAYWHEEL_INGRESS_RECORDS` says; the figures are printed (`pytest -s`).
+Some of them go to consumers that fail by a plan, and whose retries are records of the ingress topic
+again: each history must be exactly its plan's. As many records as `DELAYWHEEL_INGRESS_RECORDS`
+says; the figures are printed (`pytest -s`).
 """
 
 from __future__ import annotations
@@ -19,11 +21,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import Message as KafkaMessage
 
 from local.loopback.cluster import LocalCluster
 from local.loopback.kafka import KafkaBroker
 from local.loopback.kafka_jars import find_java
 from local.loopback.node import PROCESSES, Node, send_signal
+from support.consumer.killed import Consumers, check_histories
+from support.consumer.plan import Plan
 from support.kafka.read_committed import CommittedReader, create_topic, read_all
 from support.services.ingress import IngressLoad, faults_of
 from support.services.service import wait_until
@@ -35,6 +40,8 @@ RECORDS = int(os.environ.get("DELAYWHEEL_INGRESS_RECORDS", "4000"))
 SEED = int(os.environ.get("DELAYWHEEL_INGRESS_SEED", "1"))
 PER_TURN = max(60, RECORDS // 2_000)
 AHEAD_MS = 8_000
+WORK_PER_TURN = 2
+"""Records for the consumers, in each tenth of a second."""
 PARTITIONS = 3
 PATIENCE_S = 300
 LOOK_EVERY = 500
@@ -71,14 +78,17 @@ class Storm:
         kills: how often each was killed.
     """
 
-    def __init__(self, cluster: LocalCluster, broker: KafkaBroker) -> None:
+    def __init__(self, cluster: LocalCluster, broker: KafkaBroker, consumers: Consumers) -> None:
         self.kills: Counter[str] = Counter()
         self._cluster = cluster
         self._broker = broker
+        self._consumers = consumers
         self._random = random.Random(SEED)
 
     def strike(self) -> None:
-        """Kills one thing."""
+        """Kills a consumer, and one thing of what they depend on."""
+        self._consumers.kill(self._random.randrange(3))
+        self.kills["consumer"] += 1
         kind = self._random.choice(["cleaner", "server", "node", "any node", "broker"])
         self.kills[kind] += 1
         if kind == "broker":
@@ -131,7 +141,7 @@ def reconciled(broker: KafkaBroker, folder: Path) -> dict[str, Any]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=PATIENCE_S,
+        timeout=3 * PATIENCE_S,
     )
     assert done.returncode in {0, 1}, done.stderr
     told = json.loads(done.stdout)
@@ -139,16 +149,77 @@ def reconciled(broker: KafkaBroker, folder: Path) -> dict[str, Any]:
     return {"findings": told["findings"], **{name: told["counts"][name] for name in counts}}
 
 
+class Work:
+    """Records for consumers, and what became of them.
+
+    Attributes:
+        plan: What the consumers do.
+        load: Sends to them through ingress.
+    """
+
+    def __init__(self, broker: KafkaBroker, folder: Path) -> None:
+        self.plan = Plan(broker.address, "storm", "work", "crew", SEED, str(folder / "handled"))
+        self.load = IngressLoad(
+            broker.address,
+            "storm",
+            "work",
+            ahead_ms=AHEAD_MS,
+            per_turn=WORK_PER_TURN,
+            seed=SEED,
+            first_number=0,
+        )
+        self._broker = broker
+        create_topic(broker.address, "work", partitions=PARTITIONS)
+
+    @property
+    def retries(self) -> int:
+        """How many retries the plan wants of what was sent."""
+        return sum(map(self.plan.retries, range(len(self.load.sent))))
+
+    def have_all_come_back(self) -> bool:
+        """Whether every retry and every dead letter is there, if not more."""
+        deaths = sum(map(self.plan.dies, range(len(self.load.sent))))
+        return len(self._read("work-retry-crew")) >= self.retries and (
+            len(self._read("work-dead-crew")) >= deaths
+        )
+
+    def check(self) -> int:
+        """Checks what was delivered and each history; returns how late a retry was at most."""
+        faults = faults_of(self._read("work"), self.load.sent)
+        assert not faults, faults
+        back, dead = self._read("work-retry-crew"), self._read("work-dead-crew")
+        return check_histories(self.plan, len(self.load.sent), back, dead)
+
+    def _read(self, topic: str) -> list[KafkaMessage]:
+        return read_all(self._broker.address, topic, partitions=PARTITIONS)
+
+
 def test_everything_is_killed_at_random(
     cluster: LocalCluster, broker: KafkaBroker, tmp_path: Path
 ) -> None:
     create_topic(broker.address, "orders", partitions=PARTITIONS)
-    storm, began = Storm(cluster, broker), time.monotonic()
+    work = Work(broker, tmp_path)
+    with Consumers(work.plan, tmp_path) as consumers:
+        storm = Storm(cluster, broker, consumers)
+        figures = blown_through(storm, work, cluster, broker)
+        assert consumers.are_alive()
+    books = reconciled(broker, tmp_path)
+    print(json.dumps(figures | {"books": books}))  # noqa: T201 - what was asked for
+    sent = figures["sent"] + figures["work"] + figures["retries"]
+    assert (books["findings"], books["acknowledged"]) == ({}, sent), figures
+    assert books["forwarded"] == sent
+
+
+def blown_through(
+    storm: Storm, work: Work, cluster: LocalCluster, broker: KafkaBroker
+) -> dict[str, Any]:
+    """Sends and kills, waits for everything, and checks it; returns the figures."""
+    began = time.monotonic()
     pauses = random.Random(SEED)
     load = IngressLoad(
         broker.address, "storm", "orders", ahead_ms=AHEAD_MS, per_turn=PER_TURN, seed=SEED
     )
-    with load:
+    with load, work.load:
         while len(load.sent) < RECORDS:
             load.wait_for_more(round(PER_TURN * pauses.uniform(5, 40)))
             storm.strike()
@@ -165,21 +236,21 @@ def test_everything_is_killed_at_random(
             return not missing
 
         storm.watched("all is there", all_came)
+    storm.watched("all retries are there", work.have_all_come_back)
     last_s = time.time()
     storm.watched(
         "nothing of it is left",
         lambda: all(seen_by(node).floor > last_s for node in cluster.nodes),
     )
     faults = faults_of(read_all(broker.address, "orders", partitions=PARTITIONS), load.sent)
-    books = reconciled(broker, tmp_path)
     figures = {
         "sent": len(load.sent),
         "kills": dict(storm.kills),
         "seconds": round(sent_s),
         **asdict(faults),
-        "books": books,
+        "work": len(work.load.sent),
+        "retries": work.retries,
+        "latest_retry_ms": work.check(),
     }
-    print(json.dumps(figures))  # noqa: T201 - what was asked for
     assert not faults, figures
-    assert (books["findings"], books["acknowledged"]) == ({}, len(load.sent)), figures
-    assert books["forwarded"] == len(load.sent)
+    return figures

@@ -155,6 +155,7 @@ class IngressLoad(Sender):
         pause_s: float = 0.1,
         seed: int = 7,
         prefix: bytes = b"",
+        first_number: int = 1,
     ) -> None:
         """Prepares; nothing is sent yet."""
         super().__init__(bootstrap, cluster_id)
@@ -164,7 +165,7 @@ class IngressLoad(Sender):
         self._pause_s = pause_s
         self._random = random.Random(seed)
         self._prefix = prefix
-        self._number = 0
+        self._number = first_number - 1
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run)
 

@@ -68,7 +68,12 @@ def _wheel_text(wheel: Source) -> bytes:
 
 
 def forwarded(rows: DueRows, now_ms: int) -> Iterator[Record]:
-    """Yields the records for messages that go to their topics."""
+    """Yields the records for messages that go to their topics.
+
+    Args:
+        rows: In order.
+        now_ms: The leader's wall clock.
+    """
     records = rows.records
     ids = records["id"].tobytes().hex().encode()
     wheels = [("dw-wheel", _wheel_text(wheel)) for wheel in rows.wheels]

@@ -56,7 +56,7 @@ class Places:
         """Begins without requests.
 
         Args:
-            settings: Settings for reaching Kafka.
+            settings: How to reach Kafka.
             send: Sends to the server; False: the link is full, and the message is dropped.
             on_found: Called when there is something to report.
         """

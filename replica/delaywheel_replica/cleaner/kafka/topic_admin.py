@@ -29,7 +29,11 @@ class KafkaTopicAdmin:
     """Asks the brokers: `TopicAdmin` for the cleaner."""
 
     def __init__(self, settings: KafkaSettings) -> None:
-        """Connects when first asked."""
+        """Connects when first asked.
+
+        Args:
+            settings: How to reach Kafka.
+        """
         self._admin = AdminClient(settings.admin(), logger=LOGGER)
 
     def describe(self, names: Sequence[str]) -> Mapping[str, Described]:

@@ -54,7 +54,13 @@ def member_prefixes(
 def takeable(
     state: ControlState, own: Heartbeat, heartbeats: Mapping[str, Heartbeat]
 ) -> dict[WheelId, int]:
-    """Returns the seq up to which each registered wheel may be taken."""
+    """Returns the seq up to which each registered wheel may be taken.
+
+    Args:
+        state: What is committed.
+        own: The heartbeat of the leader's own node.
+        heartbeats: The newest heartbeat of each node.
+    """
     everyone = {**heartbeats, own.node: own}
     return {
         wheel: min(held_prefix(state, wheel, own), _limit(state, wheel, record, everyone))
@@ -63,7 +69,12 @@ def takeable(
 
 
 def holds_progress(state: ControlState, own: Heartbeat) -> bool:
-    """Whether the leader's node holds every frame that the committed progress accounts for."""
+    """Whether the leader's node holds every frame that the committed progress accounts for.
+
+    Args:
+        state: What is committed.
+        own: The heartbeat of the leader's own node.
+    """
     if state.progress is None:
         return True
     return all(

@@ -31,7 +31,13 @@ class Census:
     """Counts on its own thread."""
 
     def __init__(self, disk: Disk, data: Path, pending: PendingTopics) -> None:
-        """Prepares."""
+        """Prepares.
+
+        Args:
+            disk: Where the data folder lies.
+            data: The data folder.
+            pending: Receives the counts.
+        """
         self._disk = disk
         self._data = data
         self._pending = pending
