@@ -3,11 +3,12 @@
 Steps stand in two queues. Those of the tests on real nodes and brokers mostly wait: four run at
 once. All others mostly compute: three run at once, for the tests of the server wait as well, and
 fill what the first leave of two cores; those of the simulation give way besides. Whoever has ended
-a step takes the next one of its queue, the longest first, so that no step is alone at the end; the
-checks of the text come before all tests, because they take seconds. All steps run even if one
-fails: a run reports everything that is wrong. Steps' output appears as it is printed, each line
-with its step's name, and names each failed test at once. The table of steps comes last, and below
-it how many tests passed and failed: the result needs no searching.
+a step takes the next one of its queue, the longest first, and of the other queue when its own is
+empty, so that no step is alone at the end; the checks of the text come before all tests, because
+they take seconds. All steps run even if one fails: a run reports everything that is wrong. Steps'
+output appears as it is printed, each line with its step's name, and names each failed test at once.
+The table of steps comes last, and below it how many tests passed and failed: the result needs no
+searching.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,7 +45,8 @@ SIMULATION = "tests/sim"
 DRILLS = f"{SIMULATION}/tests/test_sim_drills.py"
 MUTANTS = f"{SIMULATION}/tests/test_sim_mutants_short.py"
 SERVER = ("tests/server", "tests/peers")
-CORE = ("tests/core", "tests/wheel", "tests/consumer")
+CONSUMERS = ("tests/consumer", "tests/wheel")
+CORE = ("tests/core", *CONSUMERS)
 """What computes longest of all that needs neither a broker nor the simulation."""
 
 # What pytest ends with; a library's words about a broker that has ended may come behind it.
@@ -84,7 +87,7 @@ class Queue:
     """Steps that are done in this order.
 
     Attributes:
-        at_once: So many of them run side by side.
+        at_once: How many of them run concurrently, and more once another queue is empty.
         steps: All of them.
     """
 
@@ -102,17 +105,18 @@ def queues(*, fast: bool, scratch: Path) -> list[Queue]:
 
 def _waiting(and_not_slow: str, *, fast: bool) -> tuple[Step, ...]:
     pytest = (*_PYTEST, "-m", "(kafka or spark)" + and_not_slow)
-    elsewhere = _ignored(NODES, SCRIPTS, AUDIT, SIMULATION)
+    elsewhere = _ignored(NODES, SCRIPTS, AUDIT, SIMULATION, *CONSUMERS)
     # All of these are slow, and pytest fails if it has nothing to do.
     slow = () if fast else (Step("pytest scripts", (*pytest, SCRIPTS)),)
     slower = () if fast else (Step("pytest outages", (*pytest, OUTAGES)),)
     return (
-        Step("pytest kafka", (*pytest, *elsewhere)),
-        Step("pytest nodes", (*pytest, NODES, *_ignored(OUTAGES, ALONE, THREE))),
         Step("pytest one node", (*pytest, ALONE)),
         Step("pytest spark", (*pytest, AUDIT)),
-        *slow,
+        Step("pytest nodes", (*pytest, NODES, *_ignored(OUTAGES, ALONE, THREE))),
+        Step("pytest kafka", (*pytest, *elsewhere)),
+        Step("pytest consumers", (*pytest, *CONSUMERS)),
         Step("pytest 3 nodes", (*pytest, THREE)),
+        *slow,
         *slower,
     )
 
@@ -152,14 +156,14 @@ def _ignored(*paths: str) -> tuple[str, ...]:
 
 
 class Lane:
-    """Takes steps from the front of a queue on its own thread, until none is left or it is ended.
+    """Takes steps from the front of queues on its own thread, until none is left or it is ended.
 
     Attributes:
         done: How its steps went.
     """
 
-    def __init__(self, waiting: deque[Step]) -> None:
-        """Begins; other lanes may take from the same queue."""
+    def __init__(self, *waiting: deque[Step]) -> None:
+        """Begins with the first queue; other lanes may take from the same ones."""
         self.done: list[Done] = []
         self._waiting = waiting
         self._lock = threading.Lock()
@@ -191,17 +195,19 @@ class Lane:
             self._finished.set()
 
     def _run_steps(self) -> None:
-        while self._waiting:
-            try:
-                step = self._waiting.popleft()
-            except IndexError:  # another lane was quicker
-                return
+        while (step := self._next()) is not None:
             started = time.monotonic()
             if not self._start(step):
                 return
             summary = self._follow(step)
             code, cpu_s = self._reap()
             self.done.append(Done(step.name, time.monotonic() - started, cpu_s, code, summary))
+
+    def _next(self) -> Step | None:
+        for queue in self._waiting:
+            with suppress(IndexError):  # it is empty, also if another lane was quicker
+                return queue.popleft()
+        return None
 
     def _start(self, step: Step) -> bool:
         with self._lock:
@@ -282,10 +288,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     interrupt_on_signals()
     with tempfile.TemporaryDirectory() as scratch:
         wanted = queues(fast=options.fast, scratch=Path(scratch))
-        running = []
-        for queue in wanted:
-            left = deque(queue.steps)
-            running += [Lane(left) for _ in range(queue.at_once)]
+        left = [deque(queue.steps) for queue in wanted]
+        running = [
+            Lane(own, *(other for other in left if other is not own))
+            for queue, own in zip(wanted, left, strict=True)
+            for _ in range(queue.at_once)
+        ]
         try:
             for lane in running:
                 lane.wait()

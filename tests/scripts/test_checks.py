@@ -143,6 +143,19 @@ def test_who_has_ended_a_step_takes_the_next_of_its_queue(
     assert ended == ["long", "short", "last"], "the table keeps the order"
 
 
+def test_who_finds_its_queue_empty_takes_from_the_other_one(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """The long step ends when somebody has come to the one behind it, and it has one lane."""
+    pipe = tmp_path / "last"
+    os.mkfifo(pipe)
+    long = Step("long", python(f"print(open({str(pipe)!r}).read())"))
+    last = Step("last", python(f"open({str(pipe)!r}, 'w').write('it is there')"))
+    code, lines = run_with(monkeypatch, capfd, [Step("short", python(""))], [long, last])
+    assert code == 0
+    assert "long | it is there" in lines
+
+
 def test_a_failed_test_is_reported_before_the_next_one_ends(tmp_path: Path) -> None:
     pipe = tmp_path / "go on"
     os.mkfifo(pipe)
@@ -170,12 +183,13 @@ def test_a_failed_test_is_reported_before_the_next_one_ends(tmp_path: Path) -> N
 def test_steps_of_the_project(tmp_path: Path) -> None:
     computing, waiting = queues(fast=False, scratch=tmp_path)
     assert [step.name for step in waiting.steps] == [
-        "pytest kafka",
-        "pytest nodes",
         "pytest one node",
         "pytest spark",
-        "pytest scripts",
+        "pytest nodes",
+        "pytest kafka",
+        "pytest consumers",
         "pytest 3 nodes",
+        "pytest scripts",
         "pytest outages",
     ]
     assert [step.name for step in computing.steps] == [
