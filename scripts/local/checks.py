@@ -84,7 +84,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """Steps that are done in this order.
+    """Steps in their order.
 
     Attributes:
         at_once: How many of them run concurrently, and more once another queue is empty.

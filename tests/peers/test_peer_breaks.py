@@ -262,7 +262,7 @@ def test_who_lives_and_reads_no_more_is_found_out_and_does_not_fill_the_memory(
             one.network.send("n2", Vote(1))
             return Vote(1) in other.from_("n1")
 
-        # It is dialled anew, and beats never stopped.
+        # It is dialled anew, and heartbeats never stopped.
         other.wait("heard", is_heard)
         one.wait("again", lambda: one.state("n2").counters.connects > before)
         slow.set()

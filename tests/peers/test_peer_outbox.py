@@ -79,7 +79,7 @@ class Bench:
 
 
 def left_of(puts: list[tuple[bytes, bool]]) -> list[bytes]:
-    """All but the beats that a newer one follows."""
+    """All but the heartbeats that a newer one follows."""
     last_heartbeat = max(
         (n for n, (_, is_heartbeat) in enumerate(puts) if is_heartbeat), default=None
     )
@@ -135,7 +135,7 @@ def test_however_little_is_taken_messages_stay_whole_and_in_order(
         bench.put(number, *parts, is_heartbeat=is_heartbeat)
         bench.make_room(draw.draw(st.integers(0, 12)))
     got = bench.make_room()
-    # Those that are missing are beats, and a newer one came.
+    # Those that are missing are heartbeats, and a newer one came.
     missing = [n for n, (data, _) in enumerate(reported) if data not in got]
     assert got == [data for n, (data, _) in enumerate(reported) if n not in missing]
     heartbeats = [n for n, (_, is_heartbeat) in enumerate(reported) if is_heartbeat]

@@ -38,12 +38,7 @@ class SeqSet(Collection[int]):
 
     @classmethod
     def where(cls, first_seq: int, is_inside: NDArray[np.bool_]) -> Self:
-        """Builds a set from the marked seqs of a consecutive run.
-
-        Args:
-            first_seq: The first seq of the run.
-            is_inside: One mark for each seq.
-        """
+        """Builds a set from the marked seqs of a consecutive run."""
         if not is_inside.any():
             return cls._of_spans(())
         edges = np.flatnonzero(np.diff(is_inside, prepend=False, append=False)) + first_seq

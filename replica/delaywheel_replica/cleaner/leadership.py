@@ -208,11 +208,7 @@ class Leadership:
             self._stop_by = self._clock.monotonic() + STOP_S
 
     def turn(self, server: ServerStatus | None) -> float:
-        """Does the pending work; returns how many seconds to rest, unless woken.
-
-        Args:
-            server: The newest row of this node's server.
-        """
+        """Does the pending work; returns how many seconds to rest, unless woken."""
         self._take_server(server)
         for event in self._candidacy.events():
             self._step(self._held_against_heartbeats(event))

@@ -79,12 +79,7 @@ class News:
         return max(0.0, self._reported_s + after_s - now_s)
 
     def look(self, view: View, now_s: float) -> tuple[bool, bool]:
-        """Returns whether to write the status now, and whether more than the lateness is new.
-
-        Args:
-            view: What others may know.
-            now_s: The monotonic clock.
-        """
+        """Returns whether to write the status now, and whether more than the lateness is new."""
         reported = replace(view, lateness_ms=0)
         is_new = reported != self._reported
         age_s = now_s - self._reported_s

@@ -49,15 +49,7 @@ class TermLog:
         reason: Reason | None,
         error: str | None,
     ) -> None:
-        """Logs a change of the election's phase.
-
-        Args:
-            before: The previous phase.
-            phase: The present phase.
-            epoch: The term's epoch, if there is one.
-            reason: Why the phase changed.
-            error: What is wrong, as in the status.
-        """
+        """Logs a change of the election's phase."""
         why = None if reason is None else reason.value
         if before in _IN_TERM and phase not in _IN_TERM:
             log = _log.info if phase is Phase.STOPPED else _log.warning

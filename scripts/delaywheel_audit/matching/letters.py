@@ -16,12 +16,7 @@ COLUMNS = (
 
 
 def letter_findings(judged: DataFrame, records: DataFrame) -> DataFrame:
-    """Returns a row for each dead letter listed in the outcomes.
-
-    Args:
-        judged: The messages with their fates.
-        records: Of the dead-letter topic, `COLUMNS`.
-    """
+    """Returns a row for each dead letter listed in the outcomes."""
     letters = (
         records.where("dw_id is not null and dw_due_ms is not null")
         .withColumn("forwarded_ms", forwarded_ms())

@@ -1,7 +1,7 @@
 """Pairs missing messages with stray records, which are often the same message, altered.
 
-Done only when something is missing, so only then does it cost a look at Kafka a second time: at
-all records there are, whatever their time, for the ids that are missing.
+Done only when messages are missing, since it reads Kafka a second time: all records, whatever
+their time, for the missing ids.
 """
 
 from __future__ import annotations

@@ -68,14 +68,7 @@ class Stand:
     def __init__(
         self, nodes: int, span_s: int, cadence_s: float, say: Callable[[str], None]
     ) -> None:
-        """Prepares.
-
-        Args:
-            nodes: How many.
-            span_s: Of their wheels.
-            cadence_s: Of Kafka's transactions beside ours.
-            say: Takes a line for people.
-        """
+        """Prepares."""
         settings = {"cluster_id": CLUSTER_ID, "span_seconds": span_s}
         self.cluster = LocalCluster(nodes=nodes, settings=settings, say=say)
         self._cadence_s = cadence_s

@@ -65,8 +65,8 @@ class Chaos:
         """Prepares.
 
         Args:
-            stage: Where it happens.
-            chance: Decides how long it is calm.
+            stage: The cluster under traffic.
+            chance: Draws the pauses between disturbances.
             calm_s: The shortest time between two disturbances; the longest is twice that.
         """
         self._stage = stage

@@ -1,4 +1,4 @@
-"""The member machine: own wheels, callers, seals, beats; one node, or one among silent others."""
+"""The member machine: own wheels, callers, seals, heartbeats; alone, or among silent nodes."""
 
 from dataclasses import replace
 
@@ -487,7 +487,7 @@ def test_a_published_ledger_is_reported() -> None:
     assert node.status().heartbeat.wheels[A1].ledger_seq == 2
 
 
-# --- beats
+# --- heartbeats
 
 
 def test_a_term_is_reported_only_while_the_cleaner_lives() -> None:

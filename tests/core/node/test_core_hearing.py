@@ -1,4 +1,4 @@
-"""What a node hears: newest beats, who is heard, the leader's clock."""
+"""What a node hears: newest heartbeats, who is heard, the leader's clock."""
 
 from dataclasses import replace
 
@@ -117,7 +117,7 @@ def test_the_newest_leaders_clock_runs_on_until_nothing_new_is_heard() -> None:
     assert ears.leader_clock_ms(1_100) is None
 
 
-# --- relayed beats that are none of their nodes'
+# --- relayed heartbeats that are none of their nodes'
 
 
 def test_what_is_relayed_of_a_node_that_is_heard_does_not_count() -> None:
@@ -128,7 +128,7 @@ def test_what_is_relayed_of_a_node_that_is_heard_does_not_count() -> None:
         assert hear(ears, "c", reported("c", tick), 100 * tick + 50, ahead)[1:] == []
         assert ears.heartbeats()["b"].count == tick
     assert ears.implausible == 0
-    # Three of its own beats are missing, or it is known not to be connected.
+    # Three of its own heartbeats are missing, or it is known not to be connected.
     assert hear(ears, "c", reported("c", 50), 1_200, reported("b", 12))[1:]
     hear(ears, "b", reported("b", 13), 1_250)
     ears.disconnected("b")

@@ -257,7 +257,7 @@ REPORTED = {"d": heartbeat("d", wheels={A1: wheel_heartbeat(0, high_watermark=6)
 CLOSED = replace(FIVE, wheels={A1: replace(FIVE.wheels[A1], closed_at=4)})
 TAKEABLE: dict[str, tuple[ControlState, Heartbeat, dict[str, Heartbeat], int]] = {
     "not held by the leader's node": (FIVE, heartbeat("a"), holding("bcd", 9), 0),
-    "not closed, held by W by their beats": (FIVE, OWN, HELD, 7),
+    "not closed, held by W by their heartbeats": (FIVE, OWN, HELD, 7),
     "not closed, its HW reported by any node": (FIVE, OWN, REPORTED, 6),
     "closed at T": (CLOSED, OWN, {}, 4),
 }
@@ -282,7 +282,7 @@ def test_lost_frames() -> None:
         said, _, but = who.partition(", but one")
         seq = SEQS[seqs]
         missing = {n: heartbeat(n, wheels={A1: wheel_heartbeat(5, missing=(3,))}) for n in "abcde"}
-        heartbeats = missing | (holding("b", 5) if "newest beat" in but else {})
+        heartbeats = missing | (holding("b", 5) if "newest heartbeat" in but else {})
         if "is verifying" in but:
             heartbeats["b"] = replace(heartbeat("b"), verifying=frozenset({A1}))
         sought = Sought("a", heartbeats, (), *looked_for({(A1, seq): SAID[said]}))

@@ -31,7 +31,7 @@ class TrueMirror:
 
 
 class Holding(RuleBasedStateMachine):
-    """Answers and beats come late, repeated and out of order, while machines crash."""
+    """Answers and heartbeats come late, repeated and out of order, while machines crash."""
 
     @initialize(min_insync=st.integers(1, 3))
     def start(self, min_insync: int) -> None:

@@ -58,7 +58,7 @@ class Threaded(Driven):
         time.sleep(WRITING_S)
 
     def pass_a_second(self) -> Seal:
-        """As the beat thread does; the seal that is reported then.
+        """As the heartbeat thread does; the seal that is reported then.
 
         By the wall clock alone: whoever waits has not waited for a second.
         """

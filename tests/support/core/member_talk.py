@@ -11,7 +11,7 @@ from support.core.member_world import FakeNode, disk_of, record_of
 
 
 def heartbeat_of(node: str, *, boot_heard: str | None = None, **values: object) -> Heartbeat:
-    """A beat of another node, which heard this one if asked to."""
+    """A heartbeat of another node, which heard this one if asked to."""
     heard = {} if boot_heard is None else {"a": Heard(boot_heard, 0)}
     heartbeat = Heartbeat(
         node=node,

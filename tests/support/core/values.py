@@ -187,7 +187,7 @@ def heartbeat(
     wall_ms: int = 0,
     heard: dict[str, int] | None = None,
 ) -> Heartbeat:
-    """A beat of a node whose storage is named after it; `heard` says how long ago."""
+    """A heartbeat of a node whose storage is named after it; `heard` says how long ago."""
     named = [wheel.number for wheel in (open_, spare) if wheel is not None]
     return Heartbeat(
         node=node,

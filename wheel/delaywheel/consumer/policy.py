@@ -43,13 +43,7 @@ class Policy:
     """Makes settlements, without clock or state."""
 
     def __init__(self, settings: Settings, *, ingress_topic: str, most_bytes: int) -> None:
-        """Takes the settings.
-
-        Args:
-            settings: The consumer's settings.
-            ingress_topic: Where retries go.
-            most_bytes: The largest batch that this topic accepts.
-        """
+        """Takes the settings."""
         self._settings = settings
         self._ingress_topic = ingress_topic
         self._most_bytes = most_bytes

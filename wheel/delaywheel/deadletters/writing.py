@@ -73,13 +73,7 @@ class LetterWriter:
     """The producer of one claim. After any error that it raises it is unusable."""
 
     def __init__(self, client: Mapping[str, Any], topic: str, marks_topic: str) -> None:
-        """Connects when it claims.
-
-        Args:
-            client: Settings of the Kafka client.
-            topic: The dead-letter topic.
-            marks_topic: The topic of its marks.
-        """
+        """Connects when it claims."""
         self._marks_topic = marks_topic
         self._producer = Producer(
             {

@@ -20,12 +20,7 @@ Expired = dict[int, str]
 
 
 def find_expired(rows: DueRows, now_ms: int) -> Expired:
-    """Returns the rows that have expired.
-
-    Args:
-        rows: What is due.
-        now_ms: The wall clock, in Unix milliseconds.
-    """
+    """Returns the rows that have expired."""
     marked = np.flatnonzero(rows.records["ttl"])
     if not len(marked):
         return {}

@@ -180,18 +180,7 @@ class Forwarder:
         caps: CapLimits,
         monotonic: Callable[[], float] = monotonic_clock,
     ) -> None:
-        """Begins with the state of the control topic at the election.
-
-        Args:
-            state: What is committed.
-            producers: Initialised producers of every id.
-            reader: Reads what is due.
-            dead_letters: Decides which messages can go out.
-            names: The names of our topics.
-            cluster: How the cluster is configured.
-            caps: How large a transaction may be.
-            monotonic: The clock.
-        """
+        """Begins with the state of the control topic at the election."""
         self.state = state
         self.ingress: Ingress | None = None
         self.counters: Counter[str] = Counter()

@@ -68,12 +68,7 @@ def _wheel_text(wheel: Source) -> bytes:
 
 
 def forwarded(rows: DueRows, now_ms: int) -> Iterator[Record]:
-    """Yields the records for messages that go to their topics.
-
-    Args:
-        rows: In order.
-        now_ms: The leader's wall clock.
-    """
+    """Yields the records for messages that go to their topics."""
     records = rows.records
     ids = records["id"].tobytes().hex().encode()
     wheels = [("dw-wheel", _wheel_text(wheel)) for wheel in rows.wheels]

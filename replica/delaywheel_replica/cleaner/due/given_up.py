@@ -60,13 +60,7 @@ class Looked:
 
 
 def look_at(disk: Disk, data: Path, frames: FrameSet) -> Looked:
-    """Examines frames that are to be given up.
-
-    Args:
-        disk: Where the data folder lies.
-        data: The data folder.
-        frames: In any wheels.
-    """
+    """Examines frames that are to be given up."""
     looking = _Looking(disk, data)
     kept = {wheel: looking.look(wheel, seqs) for wheel, seqs in frames.items()}
     return Looked(sorted(looking.lost), FrameSet.of_wheels(kept))

@@ -35,7 +35,7 @@ class KafkaClients:
         """Connects when first asked.
 
         Args:
-            settings: How to reach Kafka.
+            settings: Settings for reaching Kafka.
             replication_factor: Copies of our topics, if they have to be created.
             ingress_topics: Topics from which records are taken; None: none.
         """

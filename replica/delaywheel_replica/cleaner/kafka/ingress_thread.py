@@ -49,7 +49,7 @@ class IngressThread:
         """Begins to read once there are partitions.
 
         Args:
-            settings: How to reach Kafka.
+            settings: Settings for reaching Kafka.
             ids_of: Asks Kafka for the ids of those of these topics that there are.
             on_news: Called on the thread when `poll` has something.
         """

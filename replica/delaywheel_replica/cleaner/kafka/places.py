@@ -56,7 +56,7 @@ class Places:
         """Begins without requests.
 
         Args:
-            settings: How to reach Kafka.
+            settings: Settings for reaching Kafka.
             send: Sends to the server; False: the link is full, and the message is dropped.
             on_found: Called when there is something to report.
         """

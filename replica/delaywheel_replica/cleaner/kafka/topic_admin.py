@@ -29,11 +29,7 @@ class KafkaTopicAdmin:
     """Asks the brokers: `TopicAdmin` for the cleaner."""
 
     def __init__(self, settings: KafkaSettings) -> None:
-        """Connects when first asked.
-
-        Args:
-            settings: How to reach Kafka.
-        """
+        """Connects when first asked."""
         self._admin = AdminClient(settings.admin(), logger=LOGGER)
 
     def describe(self, names: Sequence[str]) -> Mapping[str, Described]:

@@ -1,6 +1,6 @@
 """`delaywheel produce --lines` and `--jsonl`: a message a line, thousands in a request.
 
-Lines are sent as they come: whatever is there goes together, up to a bound, so that a slow writer
+Lines are sent as they come: all available lines go together, up to a bound, so that a slow writer
 does not wait for others and a file goes in large requests.
 """
 

@@ -1,24 +1,24 @@
 """What a leader adds to the messages of its next transaction.
 
-`duties` looks at what is committed, at the progress that the transaction will reach and at what
-the nodes report, and says which control records go with it, in this order:
+`duties` examines what is committed, the progress that the transaction will reach, and the nodes'
+reports, and returns the control records that go with the transaction, in this order:
 
-1. the first progress of an empty cluster; w set back, as the operator wishes, in a transaction
+1. the first progress of an empty cluster; w set back at the operator's request, in a transaction
    without messages;
-2. nodes that the operator replaced get their new storage, those taken out `REMOVED`;
+2. replaced nodes get their new storage, removed ones `REMOVED`;
 3. frames that no node can read are recorded as lost;
-4. wheels that are no longer written are closed, where enough members answered and hold
-   them; where enough answered and too few hold, the end that was found is committed as a fill;
+4. wheels that are no longer written are closed if enough members answered and hold them; if
+   enough answered and too few hold them, the end that was found is committed as a fill;
 5. closed wheels wholly below the floor are unregistered;
-6. ingress partitions: what is settled, and what is announced;
-7. messages get another due, and what was decided so is put off or settled; the floor moves;
-8. nodes without a spare of today's members get one, sealed at that floor; and a member that was
-   never given a wheel is entered with its storage.
+6. ingress partitions: settled offsets, and announcements;
+7. messages get another due, and earlier decisions are put off or settled; the floor moves;
+8. nodes without a spare of the present members get one, sealed at that floor; and a member that
+   was never given a wheel is entered with its storage.
 
-Each looks at what those before it have changed. A wheel registered in this very transaction must
-not hold back its floor, and its first seal is the floor that the transaction commits. The
-progress record itself goes last. What only the nodes can do is returned beside the records:
-fences, fills and frames to be looked for.
+Each step sees what the steps before it have changed. A wheel registered in this very transaction
+must not hold back its floor, and its first seal is the floor that the transaction commits. The
+progress record itself goes last. What only the nodes can do is returned beside the records: fences,
+fills and frames to be searched for.
 """
 
 from collections.abc import Collection, Mapping
@@ -83,7 +83,7 @@ class Cluster:
     Attributes:
         nodes: The ids of all nodes: the members of every new wheel.
         min_insync: W of new wheels.
-        late_window_s: How long after its due a slot still takes frames.
+        late_window_s: How long after its due a slot still accepts frames.
     """
 
     nodes: tuple[str, ...]
@@ -97,21 +97,21 @@ class Situation:
 
     Attributes:
         now_ms: Its wall clock.
-        node: Its own.
+        node: Its own id.
         heartbeats: The newest heartbeat of each node, its own included.
         answers: The newest fence answer of each member for each origin.
-        looked_for: Frames that were looked for.
+        looked_for: Frames that were searched for.
         lacks: Member -> those of them that it does not have.
         silent: Nodes that are heard by too few.
         in_term_ms: For how long it has led: silence counts only after it could have heard.
-        replacements: Node -> its new storage, as the operator wishes; `REMOVED`: none.
-        set_back_from: The operator wishes that w is set back to the clock, if it was so often by
-            now; None: no such wish.
-        ingress: How far each partition comes with the transaction in which something of it is
-            settled or announced.
-        ingress_slot: The floor must not pass it, for the sake of what is announced then; None:
+        replacements: Node -> its new storage, as requested by the operator; `REMOVED`: none.
+        set_back_from: The operator requests that w is set back to the clock, if it was set back
+            this often so far; None: no request.
+        ingress: How far each partition comes with the transaction, if it settles or announces
+            something of that partition.
+        ingress_slot: A slot that the floor must not pass because of announced records; None:
             announced records, if there are any, are not read.
-        rescheduling: What is wished and known of messages that get another due.
+        rescheduling: What is requested and known of messages that get another due.
     """
 
     now_ms: int
@@ -136,10 +136,10 @@ class Duties:
     Attributes:
         records: Control records, to be produced before the progress record.
         progress: What to commit, last.
-        watch: To be given to the next call.
-        fences: To be asked of every member now.
+        watch: The `watch` of the next call.
+        fences: Fences to request from every member now.
         fills: Wheel -> up to where members may fetch what they have fenced, as committed before.
-        missing: Frames that must be there and that no member shows: to be looked for.
+        missing: Frames that must exist and that no member shows: to be searched for.
         lost: The frames that the transaction gives up.
         closed: The wheels that the transaction closes, with their final seqs.
         unregistered: The wheels that the transaction removes.
@@ -174,9 +174,9 @@ def duties(
 
     Args:
         state: What is committed.
-        progress: What is done once the transaction is; its floor is not looked at. For an idle
+        progress: What is done after the transaction; its floor is ignored. For an idle
             commit, the committed one.
-        watch: From the call before; a new leader's is empty.
+        watch: That of the previous call; a new leader's is empty.
         cluster: How it is configured.
         situation: What else is known.
     """
@@ -190,7 +190,7 @@ def duties(
         records += unregister_records(after, wheel)
     progress = progress.without(unregistered)
     records += _ingress_records(after, situation)
-    # Once a wheel is unregistered, no record says what of it was lost.
+    # Once a wheel is unregistered, no record shows what of it was lost.
     known = replace(state, lost=state.lost | endings.lost)
     records += reschedule_records(
         known, progress, situation.rescheduling, situation.heartbeats, situation.now_ms
@@ -340,7 +340,7 @@ def _unregistered(
 ) -> frozenset[WheelId]:
     """Returns closed wheels that are done; none while one millisecond is split over transactions.
 
-    Not those that are closed just now: their members are to learn it.
+    Wheels closed in this very transaction are left out: their members must learn of it first.
     """
     if progress.position is not None:
         return frozenset()

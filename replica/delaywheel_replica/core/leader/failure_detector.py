@@ -23,12 +23,7 @@ SILENT_MS = 10_000
 
 
 def ages_ms(server: ServerStatus, now_ms: int) -> dict[str, int]:
-    """Returns the age of each node's newest heartbeat here; unheard nodes are left out.
-
-    Args:
-        server: The newest status of this node's server.
-        now_ms: The monotonic clock.
-    """
+    """Returns the age of each node's newest heartbeat here; unheard nodes are left out."""
     ages: dict[str, int] = {}
     found = [(0, server.heartbeat.node)]
     while found:

@@ -54,13 +54,7 @@ def member_prefixes(
 def takeable(
     state: ControlState, own: Heartbeat, heartbeats: Mapping[str, Heartbeat]
 ) -> dict[WheelId, int]:
-    """Returns the seq up to which each registered wheel may be taken.
-
-    Args:
-        state: What is committed.
-        own: The heartbeat of the leader's own node.
-        heartbeats: The newest heartbeat of each node.
-    """
+    """Returns the seq up to which each registered wheel may be taken."""
     everyone = {**heartbeats, own.node: own}
     return {
         wheel: min(held_prefix(state, wheel, own), _limit(state, wheel, record, everyone))
@@ -69,12 +63,7 @@ def takeable(
 
 
 def holds_progress(state: ControlState, own: Heartbeat) -> bool:
-    """Whether the leader's node holds every frame that the committed progress accounts for.
-
-    Args:
-        state: What is committed.
-        own: The heartbeat of the leader's own node.
-    """
+    """Whether the leader's node holds every frame that the committed progress accounts for."""
     if state.progress is None:
         return True
     return all(

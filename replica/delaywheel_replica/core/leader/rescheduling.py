@@ -22,18 +22,18 @@ express the same, the record stands, and binds every leader:
 | written, too | that takes w past `to`, a copy of (id, to) being <= V: that is forwarded |
 | settled | with the floor above every due that passed, or was sealed |
 
-Never both: from the record on (id, due) is withdrawn, first by it and then by a cancel <= V; of
-several dues that were given, all but the last are withdrawn, until no frame can arrive for them any
-more. Never none: until a copy of (id, to) is <= V no due passes without it, and the floor stays
-below what it is made of, the old second, and the new one.
+Never both: from the record on, (id, due) is withdrawn, first by the record and then by a cancel <=
+V; if several dues were given, all but the last are withdrawn, until no frame can arrive for them.
+Never none: until a copy of (id, to) is <= V, no due passes without it, and the floor stays below
+the old second, from which the copy is made, and the new one.
 
-Never by a leader that does not know it: a release that does not know the record would ignore it,
-and forward the message at its old due too. The first record comes with a mark at which such a
-release stops reading, so it never leads again (core/protocol/control.py). So that the mark
-surprises no node, it is written only when every node is known to have a release that knows it;
-after that nothing has to be checked.
+Never by a leader that does not know the record: such a release would ignore it, and forward the
+message at its old due too. The first record is accompanied by a mark at which such a release stops
+reading, so it never leads again (core/protocol/control.py). So that the mark surprises no node, it
+is written only when every node is known to have a release that knows it; after that nothing has to
+be checked.
 
-Cancelled messages are not rescheduled, because the leader looks for a cancel up to what it admits;
+Cancelled messages are not rescheduled, because the leader looks for cancels up to what it admits;
 rescheduled ones are not reported as cancelled, because the record stands or its mark is <= V
 (core/leader/cancel.py). Repeating a request changes nothing: the record, or the mark, shows where
 the message is.
@@ -62,13 +62,13 @@ from delaywheel_replica.core.protocol.reschedules import (
 )
 
 MOST: Final = 256
-"""How many records stand at once, each for about a second. More requests wait for their turn."""
+"""How many records stand at once, each for about a second. Further requests wait for their turn."""
 
 KNOWN_SINCE: Final = 2
 """The version of control records that knows of reschedules."""
 
 PUT_OFF_MS: Final = 1_000
-"""How much a due that has passed is put off, twice as much each time."""
+"""By how much a due that has passed is put off, doubled each time."""
 
 _DOUBLINGS: Final = 6
 
@@ -79,7 +79,7 @@ class Rescheduling:
 
     Attributes:
         wishes: Requests of which no cancel is admitted, and whose seconds could be read.
-        written: What is in frames.
+        written: What frames express already.
         absent: Decided messages whose due this transaction passes without a copy <= V.
     """
 
@@ -126,9 +126,9 @@ def reschedule_records(
 
 
 def nodes_behind(state: ControlState, heartbeats: Mapping[str, Heartbeat]) -> list[str]:
-    """Returns the nodes that perhaps have a release which would lead past a record.
+    """Returns the nodes that may have a release which would ignore a record.
 
-    None once the mark stands: no such release leads any more, wherever it is started.
+    Empty once the mark stands: such a release no longer leads, wherever it is started.
     """
     if state.needs >= KNOWN_SINCE:
         return []
@@ -145,7 +145,7 @@ def open_wishes(
 ) -> list[RescheduleWish]:
     """Returns the requests that a transaction which leads there may decide, as far as it has room.
 
-    So that no cancels of others are looked for. What this transaction settles makes room in the
+    So no cancels of other requests are looked for. What this transaction settles makes room in the
     next one.
     """
     room = max(0, MOST - len(state.reschedules))
@@ -190,9 +190,9 @@ def passing(state: ControlState, after: Progress) -> list[MessageKey]:
 def overdue(state: ControlState) -> dict[Position, int]:
     """Returns the sources of copies that were put off more than once -> their seconds.
 
-    The leader's node may be unable to read it. As everything else of that frame is done, nothing
-    else waits for it: without the record it would be neither fetched from another member nor given
-    up.
+    The leader's node may be unable to read such a frame. As everything else in the frame is done,
+    nothing else waits for it: without the record it would be neither fetched from another member
+    nor given up.
     """
     return {
         stands.place: due_ms // 1000

@@ -86,8 +86,8 @@ def check(sender: str, message: PeerMessage) -> None:  # noqa: C901 - one for ea
     match message:
         case Gossip():
             if message.heartbeat.node != sender:
-                raise MalformedError(f"a beat of {message.heartbeat.node!r} as {sender}'s own")
-            _at_most("beats of others", len(message.others), MOST_MEMBERS)
+                raise MalformedError(f"a heartbeat of {message.heartbeat.node!r} as {sender}'s own")
+            _at_most("heartbeats of others", len(message.others), MOST_MEMBERS)
             for heartbeat in (message.heartbeat, *message.others):
                 _check_heartbeat(heartbeat)
         case Frames():

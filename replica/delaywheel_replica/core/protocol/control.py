@@ -251,11 +251,7 @@ class ControlState:
         return frozenset(index for index, mark in self.leaders.items() if mark.token == token)
 
     def leader(self, ids: int) -> Leader | None:
-        """Returns the leader: the one candidate whose token is the newest with every id.
-
-        Args:
-            ids: The number of transactional ids.
-        """
+        """Returns the leader: the one candidate whose token is the newest with every id."""
         records = [self.leaders.get(index) for index in range(ids)]
         marks = [record for record in records if record is not None]
         if len(marks) < ids or len({mark.token for mark in marks}) != 1:

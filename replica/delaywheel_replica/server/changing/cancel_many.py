@@ -80,10 +80,6 @@ class CancelMany:
     ) -> pb.CancelManyResponse:
         """Cancels a page of messages, or only returns them.
 
-        Args:
-            request: Which messages.
-            passed: Another node has forwarded the call.
-
         Raises:
             RefusedError: FILTER_MISSING, NO_LEADER, SEARCHES_BUSY, and those of filters and of the
                 writing.

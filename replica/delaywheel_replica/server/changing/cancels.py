@@ -67,10 +67,6 @@ class Cancels:
     async def cancel(self, request: pb.CancelRequest, *, passed: bool) -> pb.CancelResponse:
         """Cancels a message, or returns why it cannot.
 
-        Args:
-            request: Which message.
-            passed: Another node has forwarded the call.
-
         Raises:
             RefusedError: NO_LEADER, NOT_UP_TO_DATE, HANDLE_AMBIGUOUS, CANCEL_UNKNOWN, and those of
                 the writing.

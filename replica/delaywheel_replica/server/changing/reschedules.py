@@ -95,7 +95,7 @@ class Reschedules:
             view: What the parts know of the node.
             queries: Finds messages.
             decisions: Writes what is decided.
-            passing: Knows the way to the leader's node.
+            passing: Forwards calls to the leader's node.
             span: How far ahead a due may be.
             announce: Sends a wish to the cleaner.
             next_change: Waits for a new progress or role in the cleaner's row.
@@ -114,10 +114,6 @@ class Reschedules:
         self, request: pb.RescheduleRequest, *, passed: bool
     ) -> pb.RescheduleResponse:
         """Gives a message another due, or raises the reason.
-
-        Args:
-            request: Which one, and the due.
-            passed: Another node has passed the call on.
 
         Raises:
             RefusedError: NO_LEADER, NOT_UP_TO_DATE, HANDLE_AMBIGUOUS, DUE_INVALID,

@@ -45,14 +45,7 @@ class Details:
     """Adds the details. It reads files: for any thread but the event loop's."""
 
     def __init__(self, disk: Disk, data: Path, view: NodeView, own_report: OwnReport) -> None:
-        """Prepares to add details.
-
-        Args:
-            disk: Where the data folder lies.
-            data: The data folder; it has a dial.
-            view: What the parts of the node know.
-            own_report: What the node reports of itself.
-        """
+        """Prepares to add details."""
         self._view = view
         self._own_report = own_report
         self._dial = DialView(disk, data)

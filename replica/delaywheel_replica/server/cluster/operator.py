@@ -90,10 +90,6 @@ class Operator:
     ) -> pb.ReplaceNodeResponse:
         """Registers the data folder that is heard, or the one that is named, for a node.
 
-        Args:
-            request: Which node.
-            passed: Another node has forwarded the call.
-
         Raises:
             RefusedError: NODE_UNKNOWN, NODE_NOT_HEARD, NOTHING_TO_REPLACE, NO_LEADER,
                 NODE_CHANGE_UNKNOWN.
@@ -112,10 +108,6 @@ class Operator:
 
     async def remove(self, request: pb.RemoveNodeRequest, *, passed: bool) -> pb.RemoveNodeResponse:
         """Removes a node for good.
-
-        Args:
-            request: Which node.
-            passed: Another node has forwarded the call.
 
         Raises:
             RefusedError: NODE_UNKNOWN, NODE_LEADS, NODE_IN_USE, NO_LEADER, NODE_CHANGE_UNKNOWN.

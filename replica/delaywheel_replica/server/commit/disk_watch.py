@@ -17,13 +17,7 @@ class DiskWatch:
     def __init__(
         self, room: Room, now_ms: Callable[[], int], report: Callable[[DiskState], None]
     ) -> None:
-        """Begins with a disk that has room.
-
-        Args:
-            room: Measures the free space.
-            now_ms: The monotonic clock.
-            report: Called with each new state.
-        """
+        """Begins with a disk that has room."""
         self._room = room
         self._now_ms = now_ms
         self._report = report

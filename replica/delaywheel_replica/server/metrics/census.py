@@ -31,13 +31,7 @@ class Census:
     """Counts on its own thread."""
 
     def __init__(self, disk: Disk, data: Path, pending: PendingTopics) -> None:
-        """Prepares.
-
-        Args:
-            disk: Where the data folder lies.
-            data: The data folder.
-            pending: Receives the counts.
-        """
+        """Prepares."""
         self._disk = disk
         self._data = data
         self._pending = pending

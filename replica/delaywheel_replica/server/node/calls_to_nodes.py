@@ -223,12 +223,7 @@ class Passing:
     async def ask_all(
         self, call: Callable[[grpc.aio.Channel, float], Awaitable[_Answer]], *, within_s: float
     ) -> dict[str, _Answer | Silent]:
-        """Asks all other members concurrently; never fails.
-
-        Args:
-            call: Makes it, with this deadline in seconds.
-            within_s: The deadline.
-        """
+        """Asks all other members concurrently; never fails."""
         peers = self._view.peers()
         answers = await asyncio.gather(
             *(self._ask(state, call, within_s) for state in peers.values())

@@ -1,7 +1,7 @@
-"""Looks for cancels of a few messages of one second, a piece at a time.
+"""Looks for cancels of some messages of one second, piece by piece.
 
 A second may hold any number of cancels, and a caller that waits for one looks repeatedly. So a look
-goes on where it stopped: it reads so much at once, and afterwards only what was added.
+continues where it stopped: each call reads a bounded amount, and later ones only what was added.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -38,7 +38,7 @@ class CancelRow(NamedTuple):
 
 @dataclass(slots=True)
 class Budget:
-    """How much may still be read; the frame that uses it up is read completely."""
+    """How much may still be read; the frame that exhausts it is read completely."""
 
     frames: int
     length_bytes: int
@@ -54,27 +54,27 @@ class Budget:
 
 
 def begins_of(ids: Iterable[bytes]) -> NDArray[np.uint64]:
-    """Returns the first `BEGIN_BYTES` of each of these ids or keys, each once."""
+    """Returns the first `BEGIN_BYTES` of each of these ids or keys, without duplicates."""
     return np.frombuffer(b"".join(sorted({id_[:BEGIN_BYTES] for id_ in ids})), dtype=np.uint64)
 
 
 def rows_that_begin(columns: Columns, begins: NDArray[np.uint64]) -> list[int]:
-    """Returns the rows whose ids begin in one of these ways."""
+    """Returns the rows whose ids have one of these beginnings."""
     ids = np.ascontiguousarray(columns.ids).reshape(-1, ID_LENGTH_BYTES)
     rows: list[int] = np.flatnonzero(np.isin(ids.view(np.uint64)[:, 0], begins)).tolist()
     return rows
 
 
 class CancelLook:
-    """The rows, among one second's cancels, whose ids begin in one of some ways.
+    """Finds the rows, among one second's cancels, whose ids have one of some beginnings.
 
     Attributes:
         slot: The second.
-        rows: Those found up to now.
+        rows: The rows found so far.
     """
 
     def __init__(self, slot: int, begins: Iterable[bytes]) -> None:
-        """Nothing is read yet.
+        """Begins with nothing read.
 
         Args:
             slot: The second.
@@ -94,17 +94,17 @@ class CancelLook:
         lost: Callable[[WheelId], SeqSet] = lambda _: NO_SEQS,
         on_damaged: Callable[[WheelId, int], object] = lambda _wheel, _seq: None,
     ) -> bool:
-        """Reads on.
+        """Continues reading.
 
         Args:
-            readers: Of at least the wheels that `limits` has.
-            limits: The wheels to look at, each up to a seq.
-            budget: How much may be read; it is less afterwards.
+            readers: Readers of at least the wheels in `limits`.
+            limits: The wheels to read, each up to a seq.
+            budget: How much may be read; it is reduced by what was read.
             lost: The frames of a wheel that no node can read any more.
             on_damaged: Called with a frame that cannot be read: wheel and seq.
 
         Returns:
-            Whether all that may hold such a row was read. Not while something cannot be read.
+            Whether everything was read that may hold such a row; False if something is unreadable.
         """
         is_whole = True
         for wheel in sorted(limits):
@@ -125,7 +125,7 @@ class CancelLook:
         lost: SeqSet,
         on_damaged: Callable[[WheelId, int], object],
     ) -> bool:
-        """Reads one wheel on; returns whether up to this seq."""
+        """Continues with one wheel; returns whether it was read up to this seq."""
         wheel, before = reader.wheel, self._read.get(reader.wheel, 0)
         if budget.is_spent():
             return False
@@ -134,7 +134,7 @@ class CancelLook:
                 if frame.seq in lost:
                     continue
                 on_damaged(wheel, frame.seq)
-                # What cannot be placed comes last: what follows it is read again once it can be.
+                # What cannot be placed comes last: frames after it are read again once it can be.
                 self._read[wheel] = min(self._read.get(wheel, before), frame.seq - 1)
                 return False
             self._add(frame)
