@@ -227,6 +227,19 @@ def test_a_bad_sector_of_the_index_hides_only_its_own_rows(*, os_crashed: bool) 
     assert read_all(disk, DATA, wheel.wheel) == frames, "each frame proves itself"
 
 
+@pytest.mark.parametrize("os_crashed", [False, True])
+def test_rows_that_cannot_be_read_since_a_checkpoint_are_missing(*, os_crashed: bool) -> None:
+    """Neither the slot table nor the top slot would say that their seconds have any frames."""
+    disk = SimulatedDisk()
+    wheel = new_wheel(disk, DATA, table_rows=1 << 20)
+    for number in range(600):
+        append(wheel, [message(number, slot=BASE_SLOT + number % 5)])
+    wheel.checkpoint()
+    disk.spoil(index_file(wheel), 4096 + 512, 4096 + 1024)
+    recovered = recover_wheel(disk, DATA, wheel.wheel, os_crashed=os_crashed)
+    assert recovered == Recovered(600, [], SeqSet([(257, 512)]))
+
+
 def test_an_index_that_cannot_be_opened_hides_its_rows_as_long_as_that_lasts() -> None:
     disk, wheel, frames = wheel_of_three()
     disk.faults += [Fault("open", path_part="index") for _ in range(99)]

@@ -19,6 +19,9 @@ a frame noted as missing         what was found, or      read again, and reporte
                                  lost, before            repaired
 its row reads as zeros           crash of the machine    a hole row, reported: it may or may
                                  within a repair         not be a deleted segment's
+a row that cannot be read        a bad medium            a hole row, reported; of those that the
+                                                         slot table counted, the frame's second
+                                                         is kept there
 ===============================  ======================  =====================================
 
 The death of a process leaves all that it wrote, in order: rows and frames agree, and only tails are
@@ -51,6 +54,7 @@ from delaywheel.storage.files.index import (
     read_raw_rows,
 )
 from delaywheel.storage.files.slot_files import announced_slots, forget_announced, slot_sizes
+from delaywheel.storage.files.slot_table import load_head
 from delaywheel.storage.files.wheel_folder import (
     Checkpoint,
     load_checkpoint,
@@ -143,9 +147,12 @@ def recovering(
     yield
     slots = [slot for slot in slots if slot >= floor]
     cut += yield from _cut_tails(disk, folder, wheel, slots, last_seq)
-    noted = yield from _still_damaged(disk, data, wheel, checkpoint.missing, floor)
+    head = load_head(disk, folder)
+    noted = yield from _still_damaged(disk, data, wheel, checkpoint.missing | head.holes, floor)
     found = damaged | noted
-    for holes in _holes(disk, folder, checkpoint.seq, last_seq):  # it notes those before it
+    # Rows that the slot table has not counted may have become unreadable since the checkpoint. It
+    # would seem that no frame has their slots, and the wheel would be deleted too early.
+    for holes in _holes(disk, folder, min(checkpoint.seq, head.seq), last_seq):
         found |= holes
         yield
     missing = found.within(1, last_seq)
