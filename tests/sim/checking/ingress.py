@@ -8,10 +8,11 @@
 | 4 | a dead letter says why, and that is so | each commit |
 | 5 | what never counted is never looked at | each commit and control record |
 | 6 | nothing is left to read, and the group says so | at the end |
+| 7 | no leader forgets where a partition was cut off, and what comes there later is not read | each commit and control record |
 
 That nothing goes out early, and what becomes of what lies in wheels, is looked at for all messages
 (checks.py).
-"""
+"""  # noqa: E501 - rows of a table
 
 from __future__ import annotations
 
@@ -79,6 +80,8 @@ class IngressChecks:
         self._announced: defaultdict[IngressPartition, SeqSet] = defaultdict(lambda: NO_SEQS)
         self._withdrawn: set[Key] = set()
         self._lost: defaultdict[IngressPartition, list[range]] = defaultdict(list)
+        # By the topic's id: where it was found to end too early, and when that was committed.
+        self._cut_off: dict[tuple[str, IngressPartition], tuple[int, int]] = {}
 
     # --- what brokers do
 
@@ -269,6 +272,17 @@ class IngressChecks:
     def _counts(self, sent: Sent) -> None:
         if not sent.is_committed:
             self._fail(f"{sent} has an end, and its transaction is {_word(sent.is_committed)}")
+        if self._is_behind_the_end(sent):
+            self._fail(f"{sent} was read, and its partition was known to end before it")
+
+    def _is_behind_the_end(self, sent: Sent) -> bool:
+        """Whether it came under an offset from which on nobody may read any more."""
+        assert sent.place is not None
+        topic, partition, offset = sent.place
+        known = (self._world.kafka.topic_id(topic), (topic, partition))
+        end, known_us = self._cut_off.get(known, (offset + 1, 0))
+        is_of_this_topic = self.book.by_place.get((known[0], sent.place)) is sent
+        return is_of_this_topic and offset >= end and sent.sent_us > known_us
 
     def _check_content(self, sent: Sent, entry: LogEntry, passed: object) -> None:
         content = entry.topic, entry.key, entry.value, passed
@@ -334,6 +348,9 @@ class IngressChecks:
             moments.happened(Moment.SETTLED, node)
         self.committed[at] = after
         self._announced[at] |= after.announced
+        if after.cut_off is not None:
+            cut_off = after.cut_off, self._world.scheduler.now_us
+            self._cut_off.setdefault((after.topic_id, at), cut_off)
         begin = before.next_offset if before is not None else 0
         if before is not None and before.topic_id != after.topic_id:
             begin = 0

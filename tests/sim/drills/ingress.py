@@ -207,6 +207,18 @@ def cut_off_unread(script: Script) -> None:
     script.until_ms = 24_000
 
 
+@INGRESS(r"loses ingress/0 from", r"init .* epoch 1", r"delivers i\d+")
+def cut_off_and_filled(script: Script) -> None:
+    """What comes where a partition was cut off is more than was lost when another leads."""
+    script.stream(3_000, 7_000, 100, delay_ms=script.about(500, 500))
+    script.do(script.about(7_500, 300), "ingress_cut_off", partition=0, lost=script.about(3, 6))
+    script.stream(9_500, 13_000, 100, delay_ms=300, partition=0)
+    script.do(script.about(12_000, 800), "kill_cleaner", node="a")
+    for partition in (1, 2):
+        script.stream(9_500, 18_000, 300, delay_ms=700, partition=partition)
+    script.until_ms = 20_000
+
+
 @INGRESS(r"with_id", r"tells (duplicate|cancelled) i\d+", r"delivers i\d+")
 def said_twice(script: Script) -> None:
     """Ids given twice, and withdrawn, by producers that may send twice; leaders change."""

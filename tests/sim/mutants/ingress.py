@@ -15,6 +15,7 @@ from delaywheel_replica.core.ingress.underway import Answer, IntakeStep, Stage, 
 from delaywheel_replica.core.node.known import Known
 from delaywheel_replica.core.protocol.control import IngressRecord
 from delaywheel_replica.core.protocol.seal import REST
+from sim.kafka.ingress import SimIngress
 from sim.mutants.mutant import Mutant, Patch, everywhere, instead
 
 
@@ -129,6 +130,17 @@ def begins_at_the_former_offset() -> list[Patch]:
     return [everywhere(begun, begin)]
 
 
+def reads_on_in_one_made_anew() -> list[Patch]:
+    return [instead(SimIngress, "anew", property(lambda _self: frozenset()))]
+
+
+def forgets_the_end() -> list[Patch]:
+    def begin(record: IngressRecord | None, topic_id: str, rules: Rules) -> IngressRecord:
+        return replace(begun(record, topic_id, rules), cut_off=None)
+
+    return [everywhere(begun, begin)]
+
+
 def tells_nothing_of_what_is_deleted() -> list[Patch]:
     def skip(self: Intake, first_kept: int) -> None:
         self.position = max(self.position, first_kept)
@@ -225,6 +237,18 @@ INGRESS = {
         begins_at_the_former_offset,
         r"is passed: it has no end|records are pending|is settled up to",
         ("made_anew",),
+    ),
+    "a topic made anew is not noticed": Mutant(
+        "a reader does not ask for a topic's id after a fetch",
+        reads_on_in_one_made_anew,
+        r"delivered twice|is told to be deleted|WHEEL_LOST|is passed: it has no end|goes back",
+        ("made_anew_and_filled", "made_anew"),
+    ),
+    "the end is forgotten": Mutant(
+        "a new leader reads on in a partition that another one found to be cut off",
+        forgets_the_end,
+        r"was known to end before it",
+        ("cut_off_and_filled",),
     ),
     "what is deleted is not told": Mutant(
         "a leader goes on behind records that Kafka has deleted, and says nothing",

@@ -105,6 +105,7 @@ INGRESS = {
     "made_anew_and_filled",
     "cut_off",
     "cut_off_unread",
+    "cut_off_and_filled",
     "said_twice",
     "held_up",
 }
