@@ -256,6 +256,12 @@ INGRESS = {
         "was never told",
         ("deleted_unread",),
     ),
+    "stops at what is unfit": Mutant(
+        "what cannot be delayed becomes no dead letter",
+        stops_at_what_is_unfit,
+        r"records are pending|is settled up to",
+        ("ingress",),
+    ),
     "settles behind what waits": Mutant(
         "the offset passes a record whose answer is on its way",
         settles_behind_what_waits,
