@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
@@ -88,12 +89,14 @@ def test_a_partition_that_lost_its_end_is_told_by_every_leader_and_holds_up_noth
     site.turn()
     assert site.state_of(AT).announced
     del site.topics.partitions[TOPIC][AT[1]][1:]
+    counted = Counter[str]()
     for node in "ba":
         site.lead(node)
         site.rest()
         if site.server is not None:
             site.server.answer(Answer.HELD)
         site.rest()
+        counted += site.forwarder.counters
         assert site.state_of(AT) == replace(
             site.state_of(AT), next_offset=3, announced=NO_SEQS, cut_off=1
         )
@@ -106,6 +109,7 @@ def test_a_partition_that_lost_its_end_is_told_by_every_leader_and_holds_up_noth
     (outcome,) = site.written_to(NAMES.outcomes)
     told = json.loads(outcome.value or b"")
     assert (told["outcome"], told["first_offset"], told["last_offset"]) == ("ingress-cut-off", 1, 2)
+    assert (counted["ingress_cut_off"], counted["ingress_deleted"]) == (2, 0)
 
 
 def turns(site: Site, seconds: float) -> None:

@@ -64,8 +64,9 @@ def counted_of(term: Term, step: TermStep) -> Counter[str]:
                 counted["ingress_dead_letters"] += 1
                 counted["dead_lettered"] += 1
             case Gone():
-                first, last, _ = settled.deleted
-                counted["ingress_deleted"] += last - first + 1
+                first, last, is_cut_off = settled.deleted
+                counter = "ingress_cut_off" if is_cut_off else "ingress_deleted"
+                counted[counter] += last - first + 1
     return counted
 
 

@@ -113,7 +113,8 @@ class IngressStatus:
 
     Counted beside it, in `CleanerStatus.counters`, of committed transactions: `ingress_settled`
     offsets, and of those `ingress_held` by W members, `ingress_forwarded` directly,
-    `ingress_dead_letters` and `ingress_deleted` before they were read; and `ingress_announced`.
+    `ingress_dead_letters`, `ingress_deleted` before they were read, and `ingress_cut_off` with the
+    end of their partition; and `ingress_announced`.
 
     Attributes:
         partitions: How many are read.

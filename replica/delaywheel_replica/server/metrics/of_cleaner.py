@@ -122,6 +122,11 @@ _INGRESS: tuple[Spec, ...] = (
         "Offsets whose records Kafka had deleted before they were read.",
         "ingress_deleted",
     ),
+    _counted(
+        "ingress_cut_off_offsets",
+        "Announced offsets that went with the end of their partition: accepted, or lost.",
+        "ingress_cut_off",
+    ),
 )
 
 CLEANER_METRICS: tuple[Spec, ...] = (
