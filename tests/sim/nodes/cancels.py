@@ -211,6 +211,7 @@ class Cancels:
             copies=found.copies,
             cancels=found.cancels,
             complete=found.complete,
+            readable=found.readable,
             rescheduled=found.rescheduled_to_ms is not None
             or (status is not None and key in status.reschedules),
             confirmed=confirmed,
