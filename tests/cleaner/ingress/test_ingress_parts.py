@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 
 import pytest
+from structlog.testing import capture_logs
 
 from delaywheel.headers import encode_headers
 from delaywheel.identity import WheelId
@@ -230,6 +231,31 @@ def test_of_a_broken_one_everything_is_unknown_and_late_answers_are_not_heard(
     assert ways[1].handed == records
     handing.close()
     assert ways[1].is_closed
+
+
+def test_a_record_of_which_the_server_never_says_whether_it_has_it_is_a_fault(
+    clock: ManualClock,
+) -> None:
+    way, stuck, other = Way(), one(0), one(1)
+    handing = Handing(lambda: way, clock)
+
+    def hand_over(answer: Answer) -> None:
+        clock.now_ms += 2_000
+        handing.hand(lambda _: [stuck, other])
+        way.told = [(stuck, answer), (other, Answer.HELD)]
+        handing.answers()
+
+    with capture_logs() as logs:
+        for _ in range(5):
+            hand_over(Answer.UNKNOWN)
+            assert handing.faults == ()
+        for _ in range(3):
+            hand_over(Answer.UNKNOWN)
+    (fault,) = handing.faults
+    assert "in/0/0: its log has the cause" in fault
+    assert [each["log_level"] for each in logs] == ["error"]
+    hand_over(Answer.HELD)
+    assert handing.faults == ()
 
 
 def test_there_is_room_for_one_of_any_length_when_nothing_is_unanswered(

@@ -71,6 +71,18 @@ def test_cancels_go_on_while_messages_are_refused(site: Site) -> None:
     assert site.offsets[AT[0], 1] == 1
 
 
+def test_a_server_that_never_says_is_a_fault_of_the_status(site: Site) -> None:
+    site.topics.send(*asked(3_000_000))
+    for _ in range(13):
+        site.pass_ms(1_000)
+        site.turn()
+        if site.server is not None and site.server.waiting:
+            site.server.answer(Answer.UNKNOWN)
+    status = site.ingress.status()
+    assert status is not None
+    assert [f"{AT[0]}/0/0: its log has the cause" in fault for fault in status.faults] == [True]
+
+
 def test_a_short_refusal_takes_nothing_back(site: Site) -> None:
     site.topics.send(*asked(3_000_000))
     site.turn()

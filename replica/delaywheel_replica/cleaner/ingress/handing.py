@@ -6,6 +6,7 @@
 | did not take one, or perhaps did | nothing is handed over for a while, longer each time |
 | takes no messages, or no cancels, for a second | what it surely has not waits unannounced, and one at a time asks whether it takes them again |
 | is gone | the same, and then by a new connection |
+| does not say of a record for 10 s whether it took it | this is a fault, for the status and the log: the server's log has the cause |
 
 What is unanswered when the term ends is announced: whoever leads next hands it over again.
 """  # noqa: E501 - rows of a table
@@ -13,6 +14,7 @@ What is unanswered when the term ends is announced: whoever leads next hands it 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import takewhile
 from typing import Final
 
 from delaywheel_replica.cleaner.outside.clocks import Clock
@@ -21,6 +23,7 @@ from delaywheel_replica.core.ingress.moment import Kind, Room
 from delaywheel_replica.core.ingress.reading import Delayed, Withdrawn
 from delaywheel_replica.core.ingress.term import Handed
 from delaywheel_replica.core.ingress.underway import Answer
+from delaywheel_replica.process.logs import get_logger
 
 MESSAGES_MOST: Final = 5_000
 """Of one hand-over."""
@@ -30,6 +33,11 @@ LAST_PAUSE_S: Final = 1.0
 
 REFUSES_S: Final = 1.0
 """A server that changes its wheel takes nothing for less than that."""
+
+UNKNOWN_S: Final = 10.0
+"""A server that starts again, or finds its mirrors, says within that whether it has a record."""
+
+log = get_logger(__name__)
 
 
 class Handing:
@@ -49,6 +57,9 @@ class Handing:
         self._pause_s = FIRST_PAUSE_S
         self._again_at = 0.0
         self._refused_since: dict[Kind, float] = {}
+        # In the order in which they became so.
+        self._unknown_since: dict[Handed, float] = {}
+        self._is_fault_logged = False
 
     @property
     def fileno(self) -> int | None:
@@ -69,6 +80,22 @@ class Handing:
             kind: asks for kind, since in self._refused_since.items() if now_s >= since + REFUSES_S
         }
 
+    @property
+    def faults(self) -> tuple[str, ...]:
+        """Returns what people have to look into: whether it has a record, the server never says."""
+        until_s = self._clock.monotonic() - UNKNOWN_S
+        unknown = self._unknown_since.items()
+        stuck = [handed for handed, _ in takewhile(lambda each: each[1] <= until_s, unknown)]
+        if not stuck:
+            return ()
+        (topic, partition), taken = stuck[0]
+        more = f" and {len(stuck) - 1} more" if stuck[1:] else ""
+        fault = (
+            f"the server has not said for {UNKNOWN_S:.0f} s whether it took ingress record"
+            f" {topic}/{partition}/{taken.offset}{more}: its log has the cause"
+        )
+        return (fault,)
+
     def answers(self) -> list[tuple[Handed, Answer]]:
         """Returns what was answered since the last call."""
         if self._port is None:
@@ -87,7 +114,20 @@ class Handing:
         elif answers:
             self._pause_s = FIRST_PAUSE_S
         self._note_refused(answers)
+        self._note_unknown(answers)
         return answers
+
+    def _note_unknown(self, answers: Sequence[tuple[Handed, Answer]]) -> None:
+        """Notes since when nobody knows of a record whether it was taken."""
+        for handed, answer in answers:
+            if answer is Answer.UNKNOWN:
+                self._unknown_since.setdefault(handed, self._clock.monotonic())
+            elif answer is not Answer.NOT_NOW:
+                self._unknown_since.pop(handed, None)
+        faults = self.faults
+        if faults and not self._is_fault_logged:
+            log.error("ingress records are handed over in vain", fault=faults[0])
+        self._is_fault_logged = bool(faults)
 
     def _note_refused(self, answers: Sequence[tuple[Handed, Answer]]) -> None:
         """Notes since when no record of a kind was taken, or judged by itself."""

@@ -178,7 +178,7 @@ class Ingress:
     @property
     def faults(self) -> tuple[str, ...]:
         """Returns what keeps records from being taken in, and what to do, for people."""
-        found = [*self._search.faults]
+        found = [*self._search.faults, *self._handing.faults]
         if self._reader_fault is not None:
             found.append(f"the ingress topics cannot be read: {self._reader_fault}")
         if self._behind:
