@@ -22,6 +22,8 @@ sys.dont_write_bytecode = False
 # For a broker of some minutes the JVM's slower compiler costs more than it gains: the tests of
 # nodes joining and leaving took 38 CPU seconds of their broker with it, and 22 without.
 os.environ.setdefault(JVM_VARIABLE, f"{JVM_OPTIONS} -XX:TieredStopAtLevel=1")
+# Nor do others live longer: Spark, what starts it, Maven and what that runs.
+os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:+UseSerialGC -XX:TieredStopAtLevel=1")
 
 # No deadlines: the machine that runs this is shared. `long` is for a night, not for a push.
 settings.register_profile("short", deadline=None, max_examples=60)
