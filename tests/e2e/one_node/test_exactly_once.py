@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import uuid
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from delaywheel import Message
 from local.loopback.kafka import KafkaBroker
 from support.kafka.read_committed import CommittedReader, read_all
+from support.services.ingress import IngressLoad, assert_delivered, faults_of, passed_on
 from support.services.load import LATEST_S, Load, assert_arrived
 from support.services.service import Service
 
@@ -24,18 +26,33 @@ pytestmark = pytest.mark.kafka
     ids=["whole node", "supervisor", "server", "cleaner"],
 )
 def test_killed_under_load(
-    service: Service, kafka: KafkaBroker, topic: str, which: tuple[str, ...]
+    service: Service,
+    kafka: KafkaBroker,
+    new_topic: Callable[..., str],
+    which: tuple[str, ...],
 ) -> None:
-    """Two kills of each kind while transactions are open and acks are on their way."""
-    with Load(service.client(timeout=30.0), topic) as load:
-        for _ in range(2):
+    """Three kills of each kind while transactions are open, acks and records are on their way."""
+    topic, of_records = new_topic(), new_topic()
+    with (
+        Load(service.client(timeout=30.0), topic) as load,
+        IngressLoad(kafka.address, service.cluster_id, of_records) as records,
+    ):
+        for _ in range(3):
             load.wait_for_more()
+            records.wait_for_more()
             service.kill_and_wait(*which)
         load.wait_for_more()
+        records.wait_for_more()
     # Also of what was accepted, and its caller was not told.
     service.wait_done(time.time() * 1000 + LATEST_S * 1000)
     with CommittedReader(kafka.address, topic) as reader:
         assert_arrived(reader, load.acknowledged)
+    with CommittedReader(kafka.address, of_records) as reader:
+        assert_delivered(reader, records.sent)
+    service.wait_done(time.time() * 1000)
+    arrived = read_all(kafka.address, of_records)
+    assert not faults_of(arrived, records.sent), "nothing comes twice later on"
+    assert len({passed_on(message) for message in arrived}) > 1
 
 
 def test_the_same_id_again_before_and_after_delivery(

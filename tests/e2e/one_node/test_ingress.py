@@ -17,12 +17,9 @@ from delaywheel_replica.kafka_settings import KafkaNames
 from local.loopback.kafka import KafkaBroker
 from support.kafka.read_committed import PATIENCE_S, CommittedReader, headers_of, read_all
 from support.services.ingress import (
-    IngressLoad,
     Sender,
     assert_delivered,
-    faults_of,
     long,
-    passed_on,
 )
 from support.services.service import Service, wait_until
 
@@ -261,24 +258,3 @@ def test_how_far_it_is_shows_where_people_look(
     wait_until(
         "the lag is told", lambda: "0 offsets not settled" in service.run_cli("status").stdout
     )
-
-
-@pytest.mark.parametrize(
-    "which",
-    [("pid", "server_pid", "cleaner_pid"), ("server_pid",), ("cleaner_pid",)],
-    ids=["whole node", "server", "cleaner"],
-)
-def test_killed_under_load(
-    service: Service, kafka: KafkaBroker, topic: str, which: tuple[str, ...]
-) -> None:
-    with IngressLoad(kafka.address, service.cluster_id, topic) as load:
-        for _ in range(3):
-            load.wait_for_more()
-            service.kill_and_wait(*which)
-        load.wait_for_more()
-    with CommittedReader(kafka.address, topic) as reader:
-        assert_delivered(reader, load.sent)
-    service.wait_done(now_ms())
-    arrived = read_all(kafka.address, topic)
-    assert not faults_of(arrived, load.sent), "nothing comes twice later on"
-    assert len({passed_on(message) for message in arrived}) > 1
