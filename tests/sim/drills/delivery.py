@@ -171,6 +171,29 @@ def unreadable_original(script: Script) -> None:
     script.until_ms = 20_000
 
 
+@DELIVERY(
+    r"delivers m2 a\.1",
+    r"a bad sector in index",
+    r"client +cancels m2",
+    r"client +hears of m2: unknown",
+    r"client +hears of many: m2:wait",
+)
+def unreadable_marks(script: Script) -> None:
+    """What was rescheduled and delivered is cancelled where its mark cannot be read.
+
+    m1 is finished and its slot file deleted, so its unreadable row may be that of any second.
+    """
+    script.cluster("abc", 2, late_window_s=2)
+    script.send(2_500, "a", delay_ms=100)
+    first = script.send(3_000, "a", delay_ms=25_000)
+    script.reschedule(script.about(3_500), first, 1_000, "a")
+    script.mute(7_000, "Fetch", "a", "bc")  # nothing is repaired
+    script.do(script.about(7_010), "bad_sector", node="a", what="index", choice=0)
+    script.cancel(script.about(7_200), first, "a")
+    script.cancel_many(script.about(8_200), (first,), "a")
+    script.until_ms = 12_000
+
+
 @DELIVERY(r"client +cancels m\d+", r"client +reschedules", r"client +hears of m\d+")
 def cancel_or_other_due(script: Script) -> None:
     """Somebody withdraws what somebody else reschedules, at the same time."""

@@ -139,6 +139,11 @@ def cancelled_though_rescheduled() -> list[Patch]:
     return [everywhere(cancelling.after_writing, after_writing)]
 
 
+def cancelled_with_unreadable_marks() -> list[Patch]:
+    real = cancelling.after_writing
+    return [everywhere(real, lambda view: real(replace(view, readable=True)))]
+
+
 def cancelled_before_the_commit() -> list[Patch]:
     real = cancelling.after_writing
 
@@ -280,6 +285,12 @@ FORWARDING = {
         cancelled_though_rescheduled,
         "after it was (cancelled|delivered)",
         ("cancel_or_other_due",),
+    ),
+    "cancelled is answered where marks cannot be read": Mutant(
+        "what cannot be read is not taken for the mark of another due",
+        cancelled_with_unreadable_marks,
+        "after it was (cancelled|delivered)",
+        ("unreadable_marks",),
     ),
     "cancelled is answered before the commit": Mutant(
         "a cancel frame that is written counts as a cancel that is done",

@@ -45,6 +45,7 @@ FOUND = {
     "other_dues",
     "other_dues_without_rows",
     "passed_dues",
+    "unreadable_marks",
     "unreadable_original",
     "cancel_or_other_due",
     "self_fenced",
