@@ -2,10 +2,10 @@
 
     python -m local.books --messages 10000000
 
-Makes a ledger in its real layout, and in a broker of its own the topics that the service would
+It makes a ledger in its real layout and, in a broker of its own, the topics that the service would
 have left: each message with its four headers, cancelled ones and duplicates as outcomes, one
 progress record. Then it runs `delaywheel reconcile` on them, and measures time and memory of all
-its processes together. The broker is not among them.
+its processes together, without the broker.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ CLUSTER = "books"
 TOPICS = ("orders", "bills")
 NODES = ("n1", "n2", "n3")
 PARTITIONS = 4
-"""Of each topic."""
+"""The partitions of each topic."""
 DELAY_MS = 600_000
 RATE = 2_000
-"""Messages a second that the made-up cluster took."""
+"""How many messages a second the synthetic cluster accepted."""
 FRAME = 20
-"""Messages in a frame."""
+"""How many messages a frame has."""
 CHUNK = 100_000
 MISSING_EVERY = 100
 """One message in this many is not in Kafka but among the outcomes."""
@@ -167,7 +167,7 @@ class Sender:
                 ("dw-accepted", b"%d" % accepted),
                 ("dw-wheel", wheel),
             ]
-            # Kafka's own choice would go by how fast the broker is: each partition is in order.
+            # Kafka's own choice would depend on the broker's speed: each partition is in order.
             partition = round_ % PARTITIONS
             self._produce(topic, b"content of a message", headers, due + 2 + row % 7, partition)
 

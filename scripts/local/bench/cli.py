@@ -29,7 +29,7 @@ def _say(line: str) -> None:
 
 
 def argument_parser() -> argparse.ArgumentParser:
-    """Returns what reads its command line."""
+    """Returns the parser of the command line."""
     listed = "\n".join(f"  {name:15} {each.description}" for name, each in WORKLOADS.items())
     parser = argparse.ArgumentParser(
         prog="scripts/bench",
@@ -83,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = 1
     else:
         code = 0
-    # What was measured before is not lost.
+    # Earlier measurements are not lost.
     if asked.json:
         asked.json.write_text(json.dumps(document, indent=2) + "\n")
     if asked.page:

@@ -31,7 +31,7 @@ class Consumer(ConsumerProcess):
 
     def __init__(self, bootstrap: str, topics: Sequence[str], partitions: int) -> None:
         """Prepares; the topics exist."""
-        # By topic: stamp and arrival in turns, in microseconds.
+        # For each topic alternately stamp and arrival, in microseconds.
         self._arrived: defaultdict[str, array[int]] = defaultdict(lambda: array("q"))
         super().__init__(
             _consume, bootstrap, list(topics), partitions, take=self._note, error=ClusterError
@@ -43,13 +43,13 @@ class Consumer(ConsumerProcess):
         """Returns a topic's next records: stamps and arrivals, in Unix milliseconds.
 
         Args:
-            topic: Which one.
-            count: How many were sent.
-            timeout_s: How long without any record is too long.
-            watch: Called again and again.
+            topic: The topic.
+            count: How many records were sent.
+            timeout_s: Gives up after this long without any record.
+            watch: Called repeatedly.
 
         Raises:
-            ClusterError: They did not come, or more did.
+            ClusterError: Records are missing, or more arrived.
         """
         arrived, before = self._arrived[topic], 0
         deadline = time.monotonic() + timeout_s
@@ -93,7 +93,7 @@ def _consume(
         first = consumer.poll(POLL_S)
         if first is None:
             continue
-        # `consume` would wait until its batch is full: only what is there already is taken.
+        # `consume` would wait until its batch is full: only available records are taken.
         messages = [first, *consumer.consume(BATCH, 0)]
         received_us = time.time_ns() // 1000
         times: defaultdict[str, array[int]] = defaultdict(lambda: array("q"))

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Times = NDArray[np.floating[Any]]
-"""Milliseconds, one a message."""
+"""Milliseconds, one value for each message."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """The figures as an HTML page: lateness over time beside CPU, and a table of ratios.
 
-Nothing on it comes from elsewhere, and nothing on it runs.
+The page loads nothing from elsewhere, and has no scripts.
 """
 
 from __future__ import annotations

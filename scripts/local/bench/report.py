@@ -16,7 +16,7 @@ LABELS = {
     "ours": "delaywheel",
 }
 ORIGIN_SHARE = 0.9
-"""Of the groups that a node must have written for its switches to be called an origin's."""
+"""The share of the groups that a node must have written to count as their origin."""
 
 
 def print_report(document: Mapping[str, Any]) -> None:

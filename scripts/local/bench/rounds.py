@@ -1,7 +1,7 @@
 """Rounds: when they may begin, how many undisturbed ones to measure, and their order.
 
 They begin when the broker is warm: its JVM costs three times as much in its first minute. It is
-after two minutes of work, or when of two windows one after the other the later is no cheaper.
+warm after two minutes of work, or once the later of two consecutive windows is no cheaper.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ def run_rounds(
     """Measures until enough rounds count; gives up after twice as many.
 
     Args:
-        wanted: At least 1.
-        measure: Takes the round's number, from 0, void ones included.
-        disturbed: Why a round is void; empty: it counts.
+            wanted: How many rounds, at least 1.
+            measure: Measures a round, given its number from 0, void ones included.
+            disturbed: Returns why a round is void; empty: it counts.
     """
     done: Rounds[RoundT] = Rounds()
     for number in range(2 * wanted):
@@ -76,7 +76,7 @@ def in_turn(parts: Sequence[PartT], number: int) -> list[PartT]:
 
 def is_steady(costs_ms: list[float]) -> bool:
     """Whether the last window costs no less than the one before, within `ALIKE`."""
-    if len(costs_ms) < 3:  # the first one makes connections
+    if len(costs_ms) < 3:  # the first window opens connections
         return False
     before, now = costs_ms[-2:]
     return now >= before * (1 - ALIKE)
@@ -87,10 +87,10 @@ def warm_up(measure: Callable[[float], float], say: Callable[[str], None]) -> li
 
     Args:
         measure: Works for this many seconds; returns the broker's CPU milliseconds per transaction.
-        say: Takes a line for people.
+        say: Prints a line for people.
 
     Returns:
-        What each window gave.
+        The cost of each window.
     """
     costs_ms: list[float] = []
     while len(costs_ms) * WINDOW_S < MOST_S and not is_steady(costs_ms):

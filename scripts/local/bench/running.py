@@ -18,7 +18,7 @@ from local.loopback.node import send_signal
 
 FILL_S: Final = 20.0
 AT_ONCE_MS: Final = (0, 1_000)
-"""How far ahead dues are where nothing has to be accepted before."""
+"""How far ahead dues are if nothing has to be accepted before."""
 _WARM_RATE_PER_S: Final = 2_000
 _LEAD_S: Final = 4.0
 
@@ -30,9 +30,9 @@ class Options:
     """How to measure workloads.
 
     Attributes:
-        rounds: That count.
-        seconds: Of each part of a round.
-        warm: Whether the broker is warmed.
+        rounds: How many undisturbed rounds.
+        seconds: The length of each part of a round.
+        warm: Whether to warm the broker.
     """
 
     rounds: int

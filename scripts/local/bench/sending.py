@@ -1,7 +1,7 @@
 """The sending processes: delaywheel's SDK, its ingress, Kafka's producer, Kafka's transactions.
 
-Each does the same jobs in its own way, and says how it went. What a job sends is stamped with its
-due, or, where Kafka sends at once, with the time of sending (see `consuming`).
+Each does the same jobs in its own way, and reports the result. Each message of a job has a stamp:
+its due or, where Kafka sends at once, the time of sending (see `consuming`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from local.bench.consuming import STAMP
 from local.bench.workloads import Accept
 from local.loopback.cluster import ClusterError
 
-if TYPE_CHECKING:  # `--help` must not need them
+if TYPE_CHECKING:  # `--help` must not load them
     from delaywheel_proto.v1 import delaywheel_pb2 as pb
     from delaywheel_proto.v1.delaywheel_pb2_grpc import DelayWheelStub
 
@@ -39,7 +39,7 @@ TICK_S: Final = 0.01
 TIMEOUT_S: Final = 60.0
 CLUSTER_ID: Final = "bench"
 UNSETTLED: Final = 100_000
-"""Records that are sent to the ingress topic ahead of what is settled of it."""
+"""How many records may be sent to the ingress topic beyond those settled."""
 _FILLER: Final = random.Random(1).randbytes(VALUE_BYTES - STAMP.size)  # noqa: S311 - no secret
 _START_TIMEOUT_S: Final = 60.0
 
@@ -82,9 +82,9 @@ class Sent:
     """The result of a job in which every message was acknowledged.
 
     Attributes:
-        messages: How many.
-        seconds: What sending took, with the last acknowledgement only where it counts (`Bulk`).
-        transactions: That were committed.
+        messages: The number of messages.
+        seconds: How long sending took; it includes the last acknowledgement only for `Bulk`.
+        transactions: The number of committed transactions.
     """
 
     messages: int
@@ -108,7 +108,7 @@ class Sender:
     """A process that sends; a context manager.
 
     Attributes:
-        pid: Of the process.
+        pid: The process's id.
     """
 
     def __init__(self, kind: str, address: str, cadence_s: float) -> None:
@@ -116,8 +116,8 @@ class Sender:
 
         Args:
             kind: A name of `WAYS`.
-            address: Of delaywheel's nodes, or of Kafka.
-            cadence_s: Of transactions.
+            address: The address of delaywheel's nodes, or of Kafka.
+            cadence_s: The cadence of transactions.
         """
         context = multiprocessing.get_context("spawn")
         self._kind = kind
@@ -361,7 +361,7 @@ class Plain:
 
 
 class Ingress:
-    """Kafka's idempotent producer, to delaywheel's ingress topic; settled records are accepted."""
+    """Kafka's idempotent producer, to delaywheel's ingress topic; settled counts as accepted."""
 
     def __init__(self, address: str, _cadence_s: float) -> None:
         from confluent_kafka import Consumer, TopicPartition  # noqa: PLC0415 - as above
@@ -462,7 +462,7 @@ WAYS: Final[dict[str, Any]] = {
     "plain": Plain,
     "floor": Transactional,
 }
-"""By name; `floor` is below which lateness cannot be."""
+"""By name; `floor` is a lower bound of the lateness."""
 
 
 def _producer(address: str, **settings: str) -> Any:

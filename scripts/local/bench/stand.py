@@ -26,7 +26,7 @@ OBSERVED: Final = {
 BULK: Final = "bulk"
 ARRIVAL_TIMEOUT_S: Final = 30.0
 _SETTLE_S: Final = 0.5
-"""Status files and metrics are that old at most."""
+"""Status files and metrics are at most this old."""
 
 
 @dataclass(slots=True)
@@ -34,16 +34,16 @@ class Part:
     """What one kind of sender did in a round, and what it cost.
 
     Attributes:
-        sent: How sending went.
-        seconds: How long what was used is counted; at a rate only while as much is due as is sent.
-        messages: That were sent meanwhile.
-        lateness: Of what arrived; None: not measured.
+        sent: The result of the sending job.
+        seconds: How long usage was measured; at a fixed rate only while as much is due as is sent.
+        messages: How many messages were sent meanwhile.
+        lateness: The lateness of what arrived; None: not measured.
         over_time: The same, second by second.
-        last_ms: The last arrival; Unix.
-        used: By process.
+        last_ms: The last arrival, Unix milliseconds.
+        used: Usage by process.
         cpu: CPU seconds by process, second by second, with the Unix second.
-        groups: Written by each node.
-        cost: As the nodes count it.
+        groups: The groups that each node has written.
+        cost: Costs as the nodes count them.
     """
 
     sent: Sent

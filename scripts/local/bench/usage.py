@@ -19,8 +19,8 @@ class Look:
     """What a process had used at one moment.
 
     Attributes:
-        cpu_s: User and system time of all threads, those that ended included.
-        switches: Voluntary and involuntary, by thread that runs.
+        cpu_s: User and system time of all threads, including ended ones.
+        switches: Voluntary and involuntary context switches, by living thread.
     """
 
     cpu_s: float
@@ -55,7 +55,7 @@ def cpu_s_of(stat: str) -> float:
         >>> cpu_s_of("7 (a) b) S 1 7 7 0 -1 0 0 0 0 0 200 50 9 9 20 0 1") * _TICKS_PER_S
         250.0
     """
-    # A program's name is in parentheses and may have some of its own.
+    # A program's name is in parentheses, and may contain parentheses itself.
     fields = stat.rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
 

@@ -63,12 +63,12 @@ class Workload:
     """One workload.
 
     Attributes:
-        kind: What is done in a round.
+        kind: The kind of load in a round.
         description: For people.
         span_s: Seconds that the nodes' wheels span; the longest delay.
-        pending: Messages, evenly over the span, that are accepted before the rounds begin.
-        nodes: Of how many nodes, one cluster after the other; empty: as asked for.
-        by_ingress: Whether ingress is held against the SDK, instead of the SDK against Kafka.
+        pending: How many messages, evenly over the span, are accepted before the rounds begin.
+        nodes: The cluster sizes, one after the other; empty: as requested.
+        by_ingress: Whether to compare ingress with the SDK, instead of the SDK with Kafka.
     """
 
     kind: Kind
@@ -119,4 +119,4 @@ WORKLOADS: Final = {
 }
 
 USUAL: Final = ("idle", "steady-2000", "accept-sparse")
-"""What is measured if nothing is named."""
+"""The workloads that are measured if none is named."""

@@ -18,12 +18,12 @@ from local.stage.wholeness import look
 PAUSE_S = 5.0
 BURST_MESSAGES = 10_000
 BURST_AHEAD_S = 4.0
-# A transaction of the steady traffic has a few messages: this many surely belong to the burst.
+# A transaction of the steady traffic has few messages: this many certainly belong to the burst.
 SURELY_OPEN_RECORDS = 500
 OPEN_WITHIN_S = 10.0
-# A commit that the leader asked for just before it was stopped is done by then.
+# A commit that the leader requested just before it was stopped is done by then.
 UNDER_WAY_S = 0.1
-# A busy machine may have committed a burst before anybody looked.
+# A busy machine may have committed a burst before it was noticed.
 BURSTS = 5
 LEADER_WITHIN_S = 60.0
 
@@ -50,11 +50,11 @@ class Strike(NamedTuple):
     """A disturbance that has happened.
 
     Attributes:
-        node: That led, and was disturbed.
-        epoch: Of its leadership.
-        at_ms: Wall clock just before.
-        open_records: For `transaction`: how many records were written and neither committed nor
-            aborted when the leader stood still, never to go on. 0: it was not caught in the act.
+        node: The leader that was disturbed.
+        epoch: The epoch of its term.
+        at_ms: The wall clock just before.
+        open_records: For `transaction`: how many records were written but neither committed nor
+            aborted when the leader was stopped for good. 0: it was not caught in a transaction.
     """
 
     node: str

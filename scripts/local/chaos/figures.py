@@ -21,18 +21,18 @@ class Disturbance:
     """One disturbance and its consequences.
 
     Attributes:
-        how: What was done.
-        node: To which node: it led.
-        leader_after: The leader when the cluster was whole again.
-        struck_at_ms: Wall clock just before.
+        how: The kind of disturbance.
+        node: The disturbed node, which was the leader.
+        leader_after: The leader once the cluster was complete again.
+        struck_at_ms: The wall clock just before.
         silence_ms: The time without forwarding.
-        calm_silence_ms: The same of some seconds before, in which nothing happened.
-        spacing_ms: The usual time between arrivals, which both leave out.
-        whole_after_s: Until nothing was missing.
-        open_records: Of the transaction that was open when the leader stood still, never to go on;
-            0: none was, None: that was not the aim.
+        calm_silence_ms: The same for some seconds before, without any disturbance.
+        spacing_ms: The usual time between arrivals, which both exclude.
+        whole_after_s: The time until nothing was missing.
+        open_records: Records of the transaction that was open when the leader was stopped for good;
+            0: none was open, None: that was not the aim.
         load_1min: The machine's load average.
-        cpu_busy_share: How much of all CPUs was used until the cluster was whole again.
+        cpu_busy_share: The share of all CPUs in use until the cluster was complete again.
     """
 
     how: How

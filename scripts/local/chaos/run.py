@@ -1,8 +1,8 @@
 """Measures failovers of a real cluster under traffic, and checks every message.
 
-The leader is disturbed again and again; each time the run waits until nothing is missing, and then
-a random while. The time without forwarding is the longest gap between arrivals at a read_committed
-consumer from the disturbance until the cluster was whole again, minus the usual time between
+The leader is disturbed repeatedly; each time the run waits until nothing is missing, and then for a
+random time. The time without forwarding is the longest gap between arrivals at a read_committed
+consumer from the disturbance until the cluster was complete again, minus the usual time between
 arrivals.
 """
 
@@ -33,10 +33,10 @@ from local.stage.wholeness import Look, look
 
 WHOLE_WITHIN_S = 120.0
 LOOK_EVERY_S = 0.2
-# What a failover has left behind is forwarded within this time after the cluster is whole.
+# The backlog of a failover is forwarded within this time after the cluster is complete.
 SETTLE_S = 1.0
-# Nodes that have just seen trouble wait longer before they stand for election: what is measured
-# sooner after the last disturbance is slower than a failover out of the blue.
+# Nodes that have just seen trouble wait longer before they stand for election: a disturbance
+# sooner after the last one would measure a slower failover than an unexpected one.
 CALM_S = 5.0
 FIGURES_EVERY_S = 10.0
 
@@ -47,7 +47,7 @@ class Calm:
 
     Attributes:
         spacing_ms: The usual time between arrivals.
-        silence_ms: The longest one, minus the usual one.
+        silence_ms: The longest time between arrivals, minus the usual one.
     """
 
     spacing_ms: float
@@ -58,7 +58,7 @@ class Chaos:
     """Disturbs the leader of a cluster under steady traffic.
 
     Attributes:
-        disturbances: What was done so far.
+        disturbances: The disturbances so far.
     """
 
     def __init__(self, stage: Stage, chance: random.Random, *, calm_s: float) -> None:
