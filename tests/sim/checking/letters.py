@@ -15,7 +15,8 @@ from delaywheel_replica.cleaner.delivery.outcomes import DeadReason
 from delaywheel_replica.cleaner.delivery.troubles import LAST_PROBE_S, PATIENCE_S, REGAIN_S
 from delaywheel_replica.cleaner.due.rows import DueRows
 from sim.kafka.topic_troubles import TopicTrouble
-from sim.machine.scheduler import US_PER_S
+from sim.machine.clocks import true_wall_ms
+from sim.machine.scheduler import US_PER_MS, US_PER_S
 from sim.plans.plan import Action
 
 if TYPE_CHECKING:
@@ -52,12 +53,19 @@ def wrong_letter(world: World, entry: Expiring, letter: LogEntry) -> str | None:
     told = {name: (value or b"").decode(errors="replace") for name, value in letter.headers}
     topic, reason = told["dw-dead-topic"], DeadReason(told["dw-dead-reason"])
     if reason is DeadReason.EXPIRED:
-        if entry.expires_us is not None and world.scheduler.now_us >= entry.expires_us:
+        if entry.expires_us is not None and _latest_clock_us(world) >= entry.expires_us:
             return None
         return f"a dead letter that has not expired: {told.get('dw-dead-detail', '')}"
     if _is_justified(world, topic, reason):
         return None
     return f"a dead letter of {topic}, which is well: {reason} {told.get('dw-dead-detail', '')}"
+
+
+def _latest_clock_us(world: World) -> int:
+    """What time it is for a leader whose clock is ahead, by which messages are due and expire."""
+    true_ms = true_wall_ms(world.scheduler)
+    ahead_ms = max(node.clock.wall_ms() - true_ms for node in world.nodes.values())
+    return world.scheduler.now_us + max(0, ahead_ms) * US_PER_MS
 
 
 def _is_justified(world: World, topic: str, reason: DeadReason) -> bool:
