@@ -20,7 +20,7 @@ import pytest
 from local.books import make
 from local.loopback.kafka import KafkaBroker
 
-pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).parents[3]
 BLOCKS = re.findall(
@@ -71,7 +71,7 @@ def run(folder: Path, commands: str) -> str:
         capture_output=True,
         text=True,
         check=False,
-        timeout=200,
+        timeout=400,  # 35 s of CPU, beside all other steps on two cores
     )
     assert done.returncode == 0, (commands, done.stdout, done.stderr)
     return done.stdout
