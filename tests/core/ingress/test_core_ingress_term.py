@@ -1,5 +1,6 @@
 """All ingress partitions in one term."""
 
+from collections import deque
 from dataclasses import replace
 
 from hypothesis import given
@@ -10,7 +11,7 @@ from delaywheel.seqset import SeqSet
 from delaywheel_replica.core.ingress.moment import Moment, Room
 from delaywheel_replica.core.ingress.place import Place
 from delaywheel_replica.core.ingress.reading import Delayed, Incoming, Rules
-from delaywheel_replica.core.ingress.term import HELD_BYTES_MOST, Term, TermStep
+from delaywheel_replica.core.ingress.term import HELD_BYTES_MOST, Handed, Term, TermStep
 from delaywheel_replica.core.ingress.underway import Answer, Deleted, Gone
 from delaywheel_replica.core.protocol.control import IngressRecord
 from delaywheel_replica.core.protocol.seal import REST
@@ -146,6 +147,31 @@ def test_each_partition_has_its_share_of_what_is_handed_over() -> None:
     transact(term)
     assert [handed.at for handed in term.to_hand(4)] == [AT, AT, BESIDE, BESIDE]
     assert len(term.to_hand(99)) == 6
+
+
+def test_a_record_larger_than_all_the_room_does_not_starve() -> None:
+    term = reading(
+        *[record(AT, n, size=100) for n in range(50)],
+        *[record(BESIDE, n, size=5_000) for n in range(2)],
+    )
+    transact(term)
+    unanswered = deque[Handed]()
+    answered: list[int] = []
+    while len(answered) < 52:  # as `Handing` does it; the server answers one at a time
+        room_bytes = 1_000 - sum(map(length_bytes, unanswered))
+        if room_bytes > 0:
+            unanswered += term.to_hand(Room(9, room_bytes))
+        if not unanswered:
+            unanswered += term.to_hand(Room(1))
+        answered.append(length_bytes(unanswered[0]))
+        term.answered(unanswered.popleft(), Answer.HELD)
+    places_of_large = [place for place, length in enumerate(answered) if length > 1_000]
+    assert len(places_of_large) == 2
+    assert places_of_large[-1] < 40
+
+
+def length_bytes(handed: Handed) -> int:
+    return 0 if handed.taken.record is None else handed.taken.record.length_bytes
 
 
 def test_one_of_all_partitions_asks_a_server_that_takes_nothing() -> None:

@@ -256,9 +256,8 @@ class Intake:
     def to_hand(self, room: Room | int) -> list[Taken]:
         """Returns records for the server for which there is room; each is to be answered."""
         messages, left_bytes = Room(room) if isinstance(room, int) else room
-        found = (each for each in self._taken if each.stage is Stage.ANNOUNCED)
         handed: list[Taken] = []
-        for taken in islice((each for each in found if each.slot is not None), messages):
+        for taken in islice(self._to_be_handed(), messages):
             assert taken.record is not None
             left_bytes -= taken.record.length_bytes
             if left_bytes < 0:
@@ -266,6 +265,16 @@ class Intake:
             taken.stage = Stage.HANDED
             handed.append(taken)
         return handed
+
+    @property
+    def waits_to_be_handed(self) -> bool:
+        """Whether there is a record for the server, for which there may be no room."""
+        return any(True for _ in self._to_be_handed())
+
+    def _to_be_handed(self) -> Iterator[Taken]:
+        for taken in self._taken:
+            if taken.stage is Stage.ANNOUNCED and taken.slot is not None:
+                yield taken
 
     def answered(self, taken: Taken, answer: Answer) -> None:
         """Takes the server's answer about a record."""

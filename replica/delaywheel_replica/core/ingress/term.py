@@ -79,6 +79,8 @@ class Term:
         self._topic_ids: dict[str, str] = {}
         # Which one has its turn: the room of a transaction is not always for the same partitions.
         self._turn = 0
+        # The same for the room of a hand-over.
+        self._hand_turn = 0
 
     def found(
         self, topic: str, topic_id: str, partitions: int, *, only_announced: bool = False
@@ -208,7 +210,7 @@ class Term:
         steps: dict[IngressPartition, IntakeStep] = {}
         settled: list[Settled] = []
         used_bytes = 0
-        for at, intake in self._in_turn():
+        for at, intake in self._in_turn(self._turn):
             left = Room(messages - len(settled), length_bytes - used_bytes)
             step = intake.plan(moment, room=left if used_bytes < length_bytes else Room(0))
             moment = replace(moment, most=step.most) if moment.most else moment
@@ -218,9 +220,9 @@ class Term:
                 used_bytes += step.length_bytes
         return TermStep(steps, tuple(settled), dict(self._abandoned), used_bytes)
 
-    def _in_turn(self) -> list[tuple[IngressPartition, Intake]]:
+    def _in_turn(self, turn: int) -> list[tuple[IngressPartition, Intake]]:
         intakes = list(self._intakes.items())
-        begin = self._turn % len(intakes) if intakes else 0
+        begin = turn % len(intakes) if intakes else 0
         return intakes[begin:] + intakes[:begin]
 
     def committed(self, step: TermStep) -> None:
@@ -232,16 +234,22 @@ class Term:
             self._intakes[at].committed(each)
 
     def to_hand(self, room: Room | int) -> list[Handed]:
-        """Returns records for the server for which there is room, a share of each partition."""
+        """Returns records for the server for which there is room, a share of each partition.
+
+        None, while the record that has its turn is larger than the room: smaller ones of others
+        would take what becomes free, again and again.
+        """
         most, left_bytes = room if isinstance(room, Room) else Room(room)
         handed: list[Handed] = []
-        waiting = self._in_turn()
+        waiting = self._in_turn(self._hand_turn)
         for left, (at, intake) in zip(range(len(waiting), 0, -1), waiting, strict=True):
             share = -(-(most - len(handed)) // left)
             taken = intake.to_hand(Room(share, left_bytes))
+            if not taken and not handed and intake.waits_to_be_handed:
+                return []
             left_bytes -= sum(each.record.length_bytes for each in taken if each.record)
             handed += [Handed(at, each) for each in taken]
-        self._turn += bool(handed)
+        self._hand_turn += bool(handed)
         return handed
 
     def answered(self, handed: Handed, answer: Answer) -> None:
