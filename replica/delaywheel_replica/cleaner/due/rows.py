@@ -139,7 +139,7 @@ class DueRows:
         return DueRows(self.records[rows], self.topics, self.wheels, self.blobs)
 
     def contents(self) -> Iterator[Content]:
-        """Copies what Kafka gets of each message."""
+        """Yields a copy of what is sent to Kafka for each message."""
         records = self.records
         starts, key_lengths, value_lengths = (
             records[name] for name in ("start", "key_length", "value_length")

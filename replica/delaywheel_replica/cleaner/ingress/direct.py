@@ -61,7 +61,7 @@ def direct_rows(messages: Sequence[Goes], accepted_at_ms: int) -> DueRows:
 
 
 def joined_with(rows: DueRows, more: DueRows) -> DueRows:
-    """Returns rows of wheels and, behind them, others of other sources."""
+    """Returns the rows of wheels, followed by those of ingress topics."""
     if not len(more):
         return rows
     records = np.empty(len(rows) + len(more), RECORD)

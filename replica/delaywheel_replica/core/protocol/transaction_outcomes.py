@@ -46,7 +46,7 @@ class Answer(StrEnum):
 
 
 class Verdict(StrEnum):
-    """How a transaction stands after a call."""
+    """The state of a transaction after a call."""
 
     CONTINUE = "continue"
     """The next call may be made."""
