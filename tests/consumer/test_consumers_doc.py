@@ -102,7 +102,7 @@ def test_the_loop(run: Callable[..., Program]) -> None:
 def test_by_hand(kafka: KafkaBroker, run: Callable[..., Program]) -> None:
     running = run("out of stock", (b"later", []), (b"broken", []))
     assert running.wait_for(3) == ["later 1 None", "broken 1 None", "later 2 out of stock"]
-    with CommittedReader(kafka.address, f"{running.topic}-dead-stock") as reader:
+    with CommittedReader(kafka.address, f"{running.topic}-dead-stock", partitions=2) as reader:
         (letter,) = reader.wait_for(1)
     running.stop()  # not before: what is not committed by then comes again with the next start
     reported = dict(headers_of(letter))
