@@ -4,8 +4,8 @@
 path          answers
 ============  =================================================================================
 ``/metrics``  all metrics, in the text format that is asked for (Prometheus' own, OpenMetrics)
-``/healthz``  200 while the process lives and its event loop turns. Nothing else is looked at, so
-              so that no orchestrator restarts a node because Kafka is away
+``/healthz``  200 while the process lives and its event loop turns. Nothing else is checked, so
+              that no orchestrator restarts a node because Kafka is away
 ``/readyz``   200 while new messages are accepted; else 503, and the text begins with the reason
 ============  =================================================================================
 
@@ -13,7 +13,6 @@ It has a port of its own and neither TLS nor authentication; nothing can be chan
 """
 
 import asyncio
-from collections.abc import Callable
 from typing import Final
 
 from aiohttp import web
@@ -22,8 +21,7 @@ from prometheus_client.exposition import choose_encoder
 from delaywheel_replica.process.logs import get_logger
 from delaywheel_replica.server.listening import ListenError
 from delaywheel_replica.server.metrics.catalogue import Collected
-from delaywheel_replica.server.metrics.facts import Gatherer
-from delaywheel_replica.server.node.refusals import Refusal
+from delaywheel_replica.server.metrics.scrape import Scrape, Sources
 
 # How long a running scrape is waited for when the server stops.
 _SHUTDOWN_S: Final = 0.5
@@ -34,9 +32,8 @@ _log = get_logger(__name__)
 class HttpPort:
     """The HTTP port. For the event loop's thread."""
 
-    def __init__(self, gatherer: Gatherer, refusal: Callable[[], Refusal | None]) -> None:
-        self._gatherer = gatherer
-        self._refusal = refusal
+    def __init__(self, sources: Sources) -> None:
+        self._sources = sources
         self._one_scrape = asyncio.Lock()
         self._runner = web.AppRunner(
             self._app(), handle_signals=False, access_log=None, shutdown_timeout=_SHUTDOWN_S
@@ -76,17 +73,16 @@ class HttpPort:
 
     async def _metrics(self, request: web.Request) -> web.Response:
         encode, content_type = choose_encoder(request.headers.get("Accept", ""))
-        # Many impatient scrapers are no reason to gather everything many times at once.
+        # Many impatient scrapers are no reason to read everything many times at once.
         async with self._one_scrape:
-            facts = await asyncio.to_thread(self._gatherer.gather)
-            body = await asyncio.to_thread(encode, Collected(facts))
+            body = await asyncio.to_thread(encode, Collected(Scrape(self._sources)))
         return web.Response(body=body, headers={"Content-Type": content_type})
 
     async def _healthz(self, _request: web.Request) -> web.Response:
         return web.Response(text="ok\n")
 
     async def _readyz(self, _request: web.Request) -> web.Response:
-        refusal = self._refusal()
+        refusal = self._sources.service.refusal()
         if refusal is None:
             return web.Response(text="ok\n")
         return web.Response(status=503, text=f"{refusal.reason.value}: {refusal.text}\n")

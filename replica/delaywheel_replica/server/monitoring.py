@@ -4,9 +4,7 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING
 
-from delaywheel_replica.config import Config
-from delaywheel_replica.server.metrics.facts import Gatherer, Sources
-from delaywheel_replica.server.node.pulse import Pulse
+from delaywheel_replica.server.metrics.scrape import Sources
 
 if TYPE_CHECKING:
     from delaywheel_replica.server.http_port import HttpPort
@@ -15,11 +13,9 @@ if TYPE_CHECKING:
 class Monitoring:
     """Pulse and HTTP port. For the event loop's thread."""
 
-    def __init__(self, config: Config, sources: Sources, pulse: Pulse) -> None:
-        self._listen = config.metrics_listen
+    def __init__(self, sources: Sources) -> None:
+        self._listen = sources.config.metrics_listen
         self._sources = sources
-        self._pulse = pulse
-        self._gatherer = Gatherer(config, sources, pulse)
         self._port: HttpPort | None = None
         self._pulsing: asyncio.Task[None] | None = None
 
@@ -30,7 +26,7 @@ class Monitoring:
             ListenError: The address cannot be listened on.
         """
         address = None if self._listen is None else await self._open_port(self._listen)
-        self._pulsing = asyncio.create_task(self._pulse.run())
+        self._pulsing = asyncio.create_task(self._sources.pulse.run())
         return address
 
     async def stop(self) -> None:
@@ -46,7 +42,7 @@ class Monitoring:
         # Imported only here: a node without this port starts a quarter faster without aiohttp.
         from delaywheel_replica.server.http_port import HttpPort  # noqa: PLC0415
 
-        port = HttpPort(self._gatherer, self._sources.service.refusal)
+        port = HttpPort(self._sources)
         address = await port.start(listen)
         self._port = port
         return address

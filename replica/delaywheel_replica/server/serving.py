@@ -57,7 +57,7 @@ from delaywheel_replica.server.lookup.places import Places
 from delaywheel_replica.server.lookup.queries import Queries
 from delaywheel_replica.server.lookup.search import Search
 from delaywheel_replica.server.metrics.census import Census
-from delaywheel_replica.server.metrics.facts import Sources
+from delaywheel_replica.server.metrics.scrape import Sources
 from delaywheel_replica.server.monitoring import Monitoring
 from delaywheel_replica.server.node.calls_to_nodes import Passing
 from delaywheel_replica.server.node.cleaner_watch import CleanerWatch
@@ -148,7 +148,7 @@ class Server:
             written=self._written,
         )
         self._build_service(disk, cleaner_row)
-        self._monitoring = Monitoring(config, self._sources(), self._pulse)
+        self._monitoring = Monitoring(self._sources())
         pending = self._counts.pending
         self._census = None if pending is None else Census(disk, data, pending)
 
@@ -275,12 +275,14 @@ class Server:
 
     def _sources(self) -> Sources:
         return Sources(
+            self._config,
             service=self,
             view=self._view,
             admission=self._admission,
             handles=self._store.handles,
             counts=self._counts,
             books=self._books,
+            pulse=self._pulse,
             max_caller_connections=self._descriptors.connections,
         )
 

@@ -27,8 +27,8 @@ from delaywheel_replica.server.lookup.fates import Fates
 from delaywheel_replica.server.lookup.queries import Queries
 from delaywheel_replica.server.node.calls_to_nodes import Silent
 from delaywheel_replica.server.node.node_view import Cleaner, wall_ms
-from support.server.facts import cleaner_status, server_status
 from support.server.views import node_view
+from support.server.well import cleaner_status, server_status
 from support.wheels.messages import BASE_SLOT, message
 from support.wheels.wheels import append, new_wheel
 

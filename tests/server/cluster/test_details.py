@@ -19,8 +19,8 @@ from delaywheel_replica.server.cluster.details import Details, OwnReport
 from delaywheel_replica.server.ledger.publisher import BooksState
 from delaywheel_replica.server.node.node_view import Cleaner, monotonic_ms
 from delaywheel_replica.server.node.pulse import Pulse
-from support.server.facts import cleaner_status, server_status
 from support.server.views import node_view
+from support.server.well import cleaner_status, server_status
 from support.wheels.messages import columns_of, message
 from support.wheels.wheels import ACCEPTED_AT_MS, new_wheel
 

@@ -14,7 +14,7 @@ from delaywheel_replica.core.protocol.progress import Position, Progress
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role
 from delaywheel_replica.link import DeadLetter, DeadLettered
 from delaywheel_replica.server.lookup.fates import Fates
-from support.server.facts import cleaner_status
+from support.server.well import cleaner_status
 
 A1 = WheelId("a", 1)
 REASON = "TOPIC_MISSING"

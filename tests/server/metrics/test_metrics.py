@@ -1,4 +1,4 @@
-"""What a scrape says of known facts, and that it says it as Prometheus wants it said."""
+"""What a scrape reports of a node, and that it does so as Prometheus wants it."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from delaywheel.reasons import Reason
 from delaywheel_replica.core.protocol.histogram import LATENESS_BOUNDS_US
 from delaywheel_replica.core.protocol.status_files import IngressStatus
 from delaywheel_replica.server.metrics.catalogue import METRICS, Collected
-from delaywheel_replica.server.metrics.facts import Facts
 from delaywheel_replica.server.metrics.metric import Kind, Spec
+from delaywheel_replica.server.metrics.scrape import Scrape
 from delaywheel_replica.server.node.refusals import Refusal
-from support.server.facts import cleaner_status, facts, server_status
+from support.server.well import cleaner_status, scrape, server_status
 
 _ABBREVIATIONS = {"s", "ms", "us", "ns", "sec", "b", "kb", "mb", "gb", "tb", "pb", "m", "h", "d"}
 _OTHER_UNITS = {"milliseconds", "microseconds", "minutes", "hours", "days", "kilobytes", "percent"}
@@ -43,15 +43,15 @@ UNKNOWN: dict[str, Any] = {
 }
 
 
-def text(of: Facts) -> str:
+def text(of: Scrape) -> str:
     return generate_latest(Collected(of)).decode()
 
 
-def families(of: Facts) -> list[Metric]:
+def families(of: Scrape) -> list[Metric]:
     return list(text_string_to_metric_families(text(of)))
 
 
-def samples(of: Facts) -> dict[str, float]:
+def samples(of: Scrape) -> dict[str, float]:
     """By name and labels, as they are written."""
     return {
         name: float(value)
@@ -61,7 +61,7 @@ def samples(of: Facts) -> dict[str, float]:
     }
 
 
-def labelled(of: Facts, name: str) -> dict[tuple[str, ...], float]:
+def labelled(of: Scrape, name: str) -> dict[tuple[str, ...], float]:
     """The samples of one metric, by the values of its labels."""
     return {
         tuple(sample.labels.values()): sample.value
@@ -101,7 +101,7 @@ def test_no_name_twice_nor_within_a_histogram() -> None:
 
 
 def test_everything_is_reported_when_everything_is_known() -> None:
-    reported = families(facts(refusal=Refusal(Reason.DRAINING)))
+    reported = families(scrape(refusal=Refusal(Reason.DRAINING)))
     suffixed = {f.name + ("_total" if f.type == "counter" else ""): f for f in reported}
     assert list(suffixed) == [spec.name for spec in METRICS]
     for spec in METRICS:
@@ -114,14 +114,14 @@ def test_everything_is_reported_when_everything_is_known() -> None:
         assert labels == {frozenset(spec.labels)}
 
 
-@pytest.mark.parametrize("of", [facts(), facts(**UNKNOWN)], ids=["known", "unknown"])
-def test_no_sample_twice(of: Facts) -> None:
+@pytest.mark.parametrize("of", [scrape(), scrape(**UNKNOWN)], ids=["known", "unknown"])
+def test_no_sample_twice(of: Scrape) -> None:
     lines = [line.rpartition(" ")[0] for line in text(of).splitlines() if line[0] != "#"]
     assert len(lines) == len(set(lines))
 
 
-@pytest.mark.parametrize("of", [facts(), facts(**UNKNOWN)], ids=["known", "unknown"])
-def test_openmetrics_can_be_parsed_too(of: Facts) -> None:
+@pytest.mark.parametrize("of", [scrape(), scrape(**UNKNOWN)], ids=["known", "unknown"])
+def test_openmetrics_can_be_parsed_too(of: Scrape) -> None:
     """Its parser is the strict one: units, ascending buckets, counters not below 0."""
     reported = generate_openmetrics(Collected(of)).decode()  # type: ignore[no-untyped-call]
     assert openmetrics.exposition.CONTENT_TYPE_LATEST.startswith("application/openmetrics-text")
@@ -134,7 +134,7 @@ def test_openmetrics_can_be_parsed_too(of: Facts) -> None:
 
 def test_what_is_not_known_is_not_reported() -> None:
     """No made up 0: a missing sample is seen, a wrong one is believed."""
-    reported = samples(facts(**UNKNOWN))
+    reported = samples(scrape(**UNKNOWN))
     assert reported["delaywheel_ready"] == 1
     for part in ("forwarded", "lateness", "role", "in_sync_members", "peer", "wheels", "complete"):
         assert not [name for name in reported if name.startswith(f"delaywheel_{part}")], part
@@ -144,7 +144,7 @@ def test_what_is_not_known_is_not_reported() -> None:
 
 
 def test_what_was_accepted_acknowledged_and_refused() -> None:
-    reported = samples(facts())
+    reported = samples(scrape())
     assert reported["delaywheel_accepted_messages_total"] == 40
     assert reported["delaywheel_acknowledged_messages_total"] == 40
     assert reported["delaywheel_accepted_cancels_total"] == 2
@@ -152,31 +152,31 @@ def test_what_was_accepted_acknowledged_and_refused() -> None:
     assert reported["delaywheel_written_frames_total"] == 9
     assert reported["delaywheel_written_bytes_total"] == 4_096
     assert reported["delaywheel_in_flight_bytes"] == 77
-    refused = labelled(facts(), "refused_messages_total")
+    refused = labelled(scrape(), "refused_messages_total")
     assert {"TOPIC_UNKNOWN", "WHEEL_LOST", "TOO_MANY_MESSAGES"} <= {name for (name,) in refused}
     never = {"CANCEL_UNKNOWN", "NODE_LEADS", "SET_BACK_UNKNOWN", "PAGE_TOKEN_INVALID", "DUE_PASSED"}
     assert not never & {name for (name,) in refused}
-    assert labelled(facts(), "topic_accepted_messages_total") == {("orders",): 40}
+    assert labelled(scrape(), "topic_accepted_messages_total") == {("orders",): 40}
     assert reported["delaywheel_acknowledgement_duration_seconds_count"] == 1
     assert reported["delaywheel_acknowledgement_duration_seconds_sum"] == 0.004
     assert {reason: n for (reason,), n in refused.items() if n} == {
         "DUE_TOO_OLD": 1,
         "NO_WHEEL": 5,
     }
-    assert labelled(facts(), "refused_calls_total") == {("DelayProduce", "NO_WHEEL"): 1}
+    assert labelled(scrape(), "refused_calls_total") == {("DelayProduce", "NO_WHEEL"): 1}
 
 
 def test_ready_or_why_not() -> None:
-    assert samples(facts())["delaywheel_ready"] == 1
-    assert labelled(facts(), "refusing") == {}
-    full = facts(refusal=Refusal(Reason.DISK_FULL, "3 bytes are free"))
+    assert samples(scrape())["delaywheel_ready"] == 1
+    assert labelled(scrape(), "refusing") == {}
+    full = scrape(refusal=Refusal(Reason.DISK_FULL, "3 bytes are free"))
     assert samples(full)["delaywheel_ready"] == 0
     assert labelled(full, "refusing") == {("DISK_FULL",): 1}
 
 
 def test_wheels_watermark_and_peers() -> None:
-    reported = samples(facts())
-    assert labelled(facts(), "wheels") == {
+    reported = samples(scrape())
+    assert labelled(scrape(), "wheels") == {
         ("open",): 1,
         ("spare",): 1,
         ("left",): 1,
@@ -184,12 +184,12 @@ def test_wheels_watermark_and_peers() -> None:
     }
     assert reported["delaywheel_high_watermark_lag_frames"] == 3
     assert reported["delaywheel_lacking_frames"] == 2
-    assert labelled(facts(), "peer_lag_frames") == {("b",): 2}
-    assert labelled(facts(), "mirror_lag_frames") == {("b",): 7}, "its prefix ends before a gap"
-    assert labelled(facts(), "peer_heard_age_seconds") == {("b",): 1.0}
-    assert labelled(facts(), "peer_connected") == {("b",): 1, ("c",): 0}
-    assert labelled(facts(), "peer_refused") == {("c", "WRONG_CLUSTER"): 1}
-    assert labelled(facts(), "peer_dropped_messages_total") == {("b",): 1, ("c",): 1}
+    assert labelled(scrape(), "peer_lag_frames") == {("b",): 2}
+    assert labelled(scrape(), "mirror_lag_frames") == {("b",): 7}, "its prefix ends before a gap"
+    assert labelled(scrape(), "peer_heard_age_seconds") == {("b",): 1.0}
+    assert labelled(scrape(), "peer_connected") == {("b",): 1, ("c",): 0}
+    assert labelled(scrape(), "peer_refused") == {("c", "WRONG_CLUSTER"): 1}
+    assert labelled(scrape(), "peer_dropped_messages_total") == {("b",): 1, ("c",): 1}
     assert reported["delaywheel_in_sync_members"] == 2
     assert reported["delaywheel_min_in_sync_members"] == 2
     assert reported["delaywheel_in_sync_changes_total"] == 4
@@ -199,16 +199,16 @@ def test_a_peer_that_has_nothing_of_the_open_wheel_is_behind_by_all_of_it() -> N
     status = server_status()
     for sight in status.peers.values():
         sight.heartbeat.wheels.clear()  # type: ignore[attr-defined]  # a dict, for tests
-    assert labelled(facts(server=status), "peer_lag_frames") == {("b",): 20}
-    assert labelled(facts(server=status), "mirror_lag_frames") == {}
+    assert labelled(scrape(server=status), "peer_lag_frames") == {("b",): 20}
+    assert labelled(scrape(server=status), "mirror_lag_frames") == {}
 
 
 def test_forwarding() -> None:
-    reported = samples(facts())
+    reported = samples(scrape())
     assert reported["delaywheel_forwarded_messages_total"] == 1_000
-    assert labelled(facts(), "dead_letters_total") == {("TOPIC_MISSING",): 2, ("REFUSED",): 0}
-    assert labelled(facts(), "topic_dead_letters_total") == {("orders",): 2}
-    assert labelled(facts(), "topic_forwarded_messages_total") == {
+    assert labelled(scrape(), "dead_letters_total") == {("TOPIC_MISSING",): 2, ("REFUSED",): 0}
+    assert labelled(scrape(), "topic_dead_letters_total") == {("orders",): 2}
+    assert labelled(scrape(), "topic_forwarded_messages_total") == {
         ("orders",): 990,
         ("(others)",): 10,
     }
@@ -218,8 +218,8 @@ def test_forwarding() -> None:
     assert reported["delaywheel_leader_epoch"] == 7
     assert reported["delaywheel_kafka_error"] == 0
     assert reported["delaywheel_overdue_seconds"] == 0.29
-    assert labelled(facts(), "registered_wheels") == {("open",): 1, ("closed",): 1}
-    assert labelled(facts(), "role") == {
+    assert labelled(scrape(), "registered_wheels") == {("open",): 1, ("closed",): 1}
+    assert labelled(scrape(), "role") == {
         ("standby",): 0,
         ("candidate",): 0,
         ("resting",): 0,
@@ -228,20 +228,20 @@ def test_forwarding() -> None:
 
 
 def test_a_histogram_is_cumulative_in_seconds() -> None:
-    buckets = labelled(facts(), "lateness_seconds_bucket")
+    buckets = labelled(scrape(), "lateness_seconds_bucket")
     assert buckets["0.005",] == 2
     assert buckets["0.03",] == 2
     assert buckets["0.05",] == 3
     assert buckets["3600.0",] == 3
     assert buckets["+Inf",] == 4
     assert len(buckets) == len(LATENESS_BOUNDS_US) + 1
-    reported = samples(facts())
+    reported = samples(scrape())
     assert reported["delaywheel_lateness_seconds_count"] == 4
     assert reported["delaywheel_lateness_seconds_sum"] == pytest.approx(7_200.049)
 
 
 def test_a_silent_cleaner_shows_its_age_and_no_role() -> None:
-    silent = facts(cleaner=cleaner_status(monotonic_ms=20_000))
+    silent = scrape(cleaner=cleaner_status(monotonic_ms=20_000))
     assert labelled(silent, "row_age_seconds") == {("server",): 0.1, ("cleaner",): 30}
     assert set(labelled(silent, "role").values()) == {0}
     reported = samples(silent)
@@ -250,36 +250,36 @@ def test_a_silent_cleaner_shows_its_age_and_no_role() -> None:
 
 
 def test_processes_and_machine() -> None:
-    reported = samples(facts())
-    assert labelled(facts(), "process_start_time_seconds") == {
+    reported = samples(scrape())
+    assert labelled(scrape(), "process_start_time_seconds") == {
         ("server",): 1_699_999_000.5,
         ("cleaner",): 1_699_999_910.0,
     }
-    assert labelled(facts(), "process_open_fds") == {("server",): 40, ("cleaner",): 50}
-    assert labelled(facts(), "process_open_sockets") == {("server",): 30, ("cleaner",): 20}
+    assert labelled(scrape(), "process_open_fds") == {("server",): 40, ("cleaner",): 50}
+    assert labelled(scrape(), "process_open_sockets") == {("server",): 30, ("cleaner",): 20}
     assert reported["delaywheel_max_caller_connections"] == 4_096
-    assert labelled(facts(), "process_max_fds") == {("server",): 1_024}
-    assert labelled(facts(), "process_cpu_seconds_total") == {("server",): 1.5, ("cleaner",): 2.5}
+    assert labelled(scrape(), "process_max_fds") == {("server",): 1_024}
+    assert labelled(scrape(), "process_cpu_seconds_total") == {("server",): 1.5, ("cleaner",): 2.5}
     assert reported["delaywheel_loop_lag_max_seconds"] == 0.0012
     assert reported["delaywheel_disk_free_bytes"] == 600
     assert reported["delaywheel_open_slot_files"] == 5
 
 
 def test_pending_by_horizon() -> None:
-    reported = labelled(facts(), "pending_messages")
+    reported = labelled(scrape(), "pending_messages")
     assert reported["overdue",] == 0
     assert reported["beyond",] == 7
-    assert labelled(facts(), "pending_bytes")["1h",] == 500
-    assert labelled(facts(), "topic_pending_messages") == {("orders",): 38}
+    assert labelled(scrape(), "pending_bytes")["1h",] == 500
+    assert labelled(scrape(), "topic_pending_messages") == {("orders",): 38}
 
 
 def test_two_scrapes_of_the_same_say_the_same() -> None:
-    assert text(facts()) == text(facts())
+    assert text(scrape()) == text(scrape())
 
 
 def test_the_ledger_and_how_long_it_has_failed() -> None:
     reported = {
-        name: labelled(facts(), f"ledger_{name}")[()]
+        name: labelled(scrape(), f"ledger_{name}")[()]
         for name in (
             "lag_frames",
             "failing_seconds",
@@ -290,14 +290,14 @@ def test_the_ledger_and_how_long_it_has_failed() -> None:
         )
     }
     assert list(reported.values()) == [5, 4.5, 3, 70, 1, 20]
-    well = replace(facts().books, failure=None, failing_since_ms=None)
-    assert labelled(facts(books=well), "ledger_failing_seconds") == {(): 0}
+    well = replace(scrape().books, failure=None, failing_since_ms=None)
+    assert labelled(scrape(books=well), "ledger_failing_seconds") == {(): 0}
 
 
 def test_how_far_ingress_is() -> None:
     ingress = IngressStatus(3, 17, {"in/0": 12, "in/1": 5}, 4_096, ("in/2",), ("a", "b"))
     counted = {"ingress_held": 40, "ingress_forwarded": 2, "ingress_dead_letters": 1}
-    reported = facts(cleaner=cleaner_status(ingress=ingress, counters=counted))
+    reported = scrape(cleaner=cleaner_status(ingress=ingress, counters=counted))
     found = samples(reported)
     assert labelled(reported, "ingress_partition_lag_offsets") == {("in/0",): 12, ("in/1",): 5}
     assert {
@@ -315,4 +315,4 @@ def test_how_far_ingress_is() -> None:
 
 
 def test_who_does_not_lead_has_no_lag() -> None:
-    assert "ingress_lag" not in text(facts(cleaner=cleaner_status(ingress=None)))
+    assert "ingress_lag" not in text(scrape(cleaner=cleaner_status(ingress=None)))

@@ -29,16 +29,16 @@ from delaywheel_replica.core.protocol.progress import Progress
 from delaywheel_replica.core.protocol.status_files import ServerStatus
 from delaywheel_replica.server.ledger.publisher import BooksState
 from delaywheel_replica.server.listening import ListenError
-from delaywheel_replica.server.metrics.facts import Sources
 from delaywheel_replica.server.metrics.processes import look_at
+from delaywheel_replica.server.metrics.scrape import Sources
 from delaywheel_replica.server.monitoring import Monitoring
 from delaywheel_replica.server.node.counts import Counts
 from delaywheel_replica.server.node.node_view import Cleaner, NodeView, monotonic_ms
 from delaywheel_replica.server.node.pulse import EVERY_S, Pulse
 from delaywheel_replica.server.node.refusals import Refusal
-from support.server.facts import cleaner_status, server_status
 from support.server.server_process import config_for
 from support.server.views import FakeNetwork
+from support.server.well import cleaner_status, server_status
 from support.wheels.messages import columns_of, message
 from support.wheels.wheels import ACCEPTED_AT_MS, new_wheel
 
@@ -71,17 +71,19 @@ class Node:
         return BooksState("/books")
 
     def monitoring(self, listen: str | None = "127.0.0.1:0") -> Monitoring:
+        view = NodeView(self, FakeNetwork(dict), self.cleaner)
         sources = Sources(
+            config_for(self.data, metrics_listen=listen),
             service=self,
-            view=NodeView(self, FakeNetwork(dict), self.cleaner),
+            view=view,
             admission=self,
             handles=HandleCache(self.disk, 100),
             counts=self.counts,
             books=self,
+            pulse=Pulse(view.in_sync),
             max_caller_connections=64,
         )
-        pulse = Pulse(sources.view.in_sync)
-        return Monitoring(config_for(self.data, metrics_listen=listen), sources, pulse)
+        return Monitoring(sources)
 
     async def get(self, path: str, **headers: str) -> tuple[int, str, str]:
         async with (

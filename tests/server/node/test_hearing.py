@@ -20,7 +20,7 @@ from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role
 from delaywheel_replica.link import Link, Topics
 from delaywheel_replica.server.node.cleaner_watch import CleanerWatch
 from delaywheel_replica.server.node.node_view import Cleaner, CleanerRow, monotonic_ms
-from support.server.facts import cleaner_status
+from support.server.well import cleaner_status
 
 
 @dataclass

@@ -1,1 +1,1 @@
-"""Metrics: what is measured, and from which facts."""
+"""Metrics: what is measured, and where it is read."""

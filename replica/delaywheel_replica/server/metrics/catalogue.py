@@ -1,7 +1,7 @@
 """All metrics of a node; docs/OPERATIONS.md lists them, and a test compares the two.
 
-No state is kept here: a scrape gathers the facts and converts them to Prometheus's form. Counters
-start from zero with the counting process, as `delaywheel_process_start_time_seconds` shows.
+No state is kept here: a scrape reads what the node knows, in Prometheus's form. Counters start from
+zero with the counting process, as `delaywheel_process_start_time_seconds` shows.
 """
 
 from collections.abc import Iterator
@@ -10,7 +10,6 @@ from importlib.metadata import version
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from delaywheel_replica.server.metrics.facts import Facts
 from delaywheel_replica.server.metrics.metric import (
     Spec,
     Values,
@@ -24,48 +23,49 @@ from delaywheel_replica.server.metrics.metric import (
 from delaywheel_replica.server.metrics.of_books import BOOKS_METRICS
 from delaywheel_replica.server.metrics.of_cleaner import CLEANER_METRICS
 from delaywheel_replica.server.metrics.of_peers import PEER_METRICS
+from delaywheel_replica.server.metrics.scrape import Scrape
 
 
 class Collected(Collector):
     """The metrics of one scrape."""
 
-    def __init__(self, facts: Facts) -> None:
-        self._facts = facts
+    def __init__(self, scrape: Scrape) -> None:
+        self._scrape = scrape
 
     def collect(self) -> Iterator[Metric]:
         """Yields the metrics that apply."""
         for spec in METRICS:
-            family = spec.family(self._facts)
+            family = spec.family(self._scrape)
             if family is not None:
                 yield family
 
 
-def _ages(facts: Facts) -> Values:
-    rows = {"server": facts.server, "cleaner": facts.cleaner}
+def _ages(scrape: Scrape) -> Values:
+    rows = {"server": scrape.server, "cleaner": scrape.cleaner}
     return by_label(
         {
-            process: None if row is None else max(0, facts.monotonic_ms - row.monotonic_ms) / 1e3
+            process: None if row is None else max(0, scrape.monotonic_ms - row.monotonic_ms) / 1e3
             for process, row in rows.items()
         }
     )
 
 
-def _starts(facts: Facts) -> Values:
-    cleaner = facts.cleaner
+def _starts(scrape: Scrape) -> Values:
+    cleaner = scrape.cleaner
     return by_label(
         {
-            "server": facts.started_s,
+            "server": scrape.sources.started_s,
             "cleaner": None if cleaner is None else cleaner.started_ms / 1e3,
         }
     )
 
 
-def _refusing(facts: Facts) -> Values:
-    return [] if facts.refusal is None else [((facts.refusal.reason.value,), 1)]
+def _refusing(scrape: Scrape) -> Values:
+    return [] if scrape.refusal is None else [((scrape.refusal.reason.value,), 1)]
 
 
-def _refused_calls(facts: Facts) -> Values:
-    refused = facts.counts.refused_calls.copy()
+def _refused_calls(scrape: Scrape) -> Values:
+    refused = scrape.sources.counts.refused_calls.copy()
     return [((call, reason.value), calls) for (call, reason), calls in refused.items()]
 
 
@@ -74,10 +74,12 @@ _NODE: tuple[Spec, ...] = (
         "build_info",
         "1, with the node, its cluster and its release.",
         ("cluster", "node", "version"),
-        lambda f: [((f.cluster, f.node, version("delaywheel")), 1)],
+        lambda s: [
+            ((s.sources.config.cluster_id, s.sources.config.node_id, version("delaywheel")), 1)
+        ],
     ),
     gauge(
-        "ready", "1 while new messages are accepted, else 0.", lambda f: float(f.refusal is None)
+        "ready", "1 while new messages are accepted, else 0.", lambda s: float(s.refusal is None)
     ),
     gauges(
         "refusing",
@@ -88,7 +90,7 @@ _NODE: tuple[Spec, ...] = (
     gauge(
         "complete",
         "1 while the node holds all that it ever acknowledged, else 0.",
-        lambda f: None if f.server is None else float(f.server.heartbeat.complete),
+        lambda s: None if s.server is None else float(s.server.heartbeat.complete),
     ),
     gauges(
         "row_age_seconds",
@@ -103,29 +105,29 @@ _ACCEPTING: tuple[Spec, ...] = (
     counter(
         "accepted_messages",
         "Messages written into this node's own wheels; a retry counts again.",
-        lambda f: f.counts.messages,
+        lambda s: s.sources.counts.messages,
     ),
     counter(
         "acknowledged_messages",
         "Messages acknowledged to their callers: enough members hold them.",
-        lambda f: f.counts.acknowledged,
+        lambda s: s.sources.counts.acknowledged,
     ),
     counters(
         "topic_accepted_messages",
         "Accepted messages by topic.",
         ("topic",),
-        lambda f: by_label(f.counts.topics.read()),
+        lambda s: by_label(s.sources.counts.topics.read()),
     ),
     histogram(
         "acknowledgement_duration_seconds",
         "Time from a whole request to its answer, of requests with acknowledged messages.",
-        lambda f: f.counts.answer_times.read(),
+        lambda s: s.sources.counts.answer_times.read(),
     ),
     counters(
         "refused_messages",
         "Messages answered with a reason instead.",
         ("reason",),
-        lambda f: [((reason.value,), n) for reason, n in f.counts.refused.items()],
+        lambda s: [((reason.value,), n) for reason, n in s.sources.counts.refused.items()],
     ),
     counters(
         "refused_calls",
@@ -136,41 +138,45 @@ _ACCEPTING: tuple[Spec, ...] = (
     counter(
         "accepted_cancels",
         "Cancels written into this node's own wheels.",
-        lambda f: f.counts.cancels,
+        lambda s: s.sources.counts.cancels,
     ),
     counters(
         "ingress_handed_records",
         "Records of ingress topics that the node's cleaner handed over, by what it was answered.",
         ("answer",),
-        lambda f: [((answer.name.lower(),), n) for answer, n in f.counts.handed.items()],
+        lambda s: [((answer.name.lower(),), n) for answer, n in s.sources.counts.handed.items()],
     ),
-    counter("written_groups", "Groups of requests written together.", lambda f: f.counts.groups),
-    counter("written_frames", "Frames written into own wheels.", lambda f: f.counts.frames),
     counter(
-        "written_bytes", "Bytes of frames written into own wheels.", lambda f: f.counts.frame_bytes
+        "written_groups", "Groups of requests written together.", lambda s: s.sources.counts.groups
+    ),
+    counter("written_frames", "Frames written into own wheels.", lambda s: s.sources.counts.frames),
+    counter(
+        "written_bytes",
+        "Bytes of frames written into own wheels.",
+        lambda s: s.sources.counts.frame_bytes,
     ),
     gauge(
         "in_flight_bytes",
         "Bytes of requests that are not answered, and of answers that are not read yet.",
-        lambda f: f.in_flight_bytes,
+        lambda s: s.sources.admission.in_flight_bytes,
     ),
     gauges(
         "pending_messages",
         "Messages on this node's disk that are not done, by how far ahead they are due.",
         ("horizon",),
-        lambda f: [((p.horizon,), p.messages) for p in f.pending],
+        lambda s: [((p.horizon,), p.messages) for p in s.pending],
     ),
     gauges(
         "topic_pending_messages",
         "Messages that this node accepted and that are not done, by topic.",
         ("topic",),
-        lambda f: by_label(f.pending_by_topic),
+        lambda s: by_label(s.pending_by_topic),
     ),
     gauges(
         "pending_bytes",
         "Bytes of their frames.",
         ("horizon",),
-        lambda f: [((p.horizon,), p.length_bytes) for p in f.pending],
+        lambda s: [((p.horizon,), p.length_bytes) for p in s.pending],
     ),
 )
 
@@ -178,28 +184,32 @@ _MACHINE: tuple[Spec, ...] = (
     histogram(
         "loop_lag_seconds",
         "How late a timer of the server's event loop came, ten times a second.",
-        lambda f: f.loop_lags,
+        lambda s: s.sources.pulse.lags.read(),
     ),
     gauge(
         "loop_lag_max_seconds",
         "The greatest such lag of the last minute.",
-        lambda f: f.greatest_lag_us / 1e6,
+        lambda s: s.sources.pulse.greatest_lag_us / 1e6,
     ),
-    gauge("open_slot_files", "Slot files kept open for writing.", lambda f: f.open_slot_files),
-    gauge("max_slot_files", "How many slot files may be kept open.", lambda f: f.max_slot_files),
+    gauge("open_slot_files", "Slot files kept open for writing.", lambda s: len(s.sources.handles)),
+    gauge(
+        "max_slot_files",
+        "How many slot files may be kept open.",
+        lambda s: s.sources.handles.capacity,
+    ),
     gauge(
         "max_caller_connections",
         "How many connections of callers there may be. One more is closed as soon as it is made.",
-        lambda f: f.max_caller_connections,
+        lambda s: s.sources.max_caller_connections,
     ),
-    gauge("disk_size_bytes", "Size of the data folder's file system.", lambda f: f.disk.size_bytes),
-    gauge("disk_free_bytes", "Space left on it for this node.", lambda f: f.disk.free_bytes),
+    gauge("disk_size_bytes", "Size of the data folder's file system.", lambda s: s.disk.size_bytes),
+    gauge("disk_free_bytes", "Space left on it for this node.", lambda s: s.disk.free_bytes),
     gauge(
         "disk_reserve_bytes",
         "With less free space new messages are refused.",
-        lambda f: f.disk.reserve_bytes,
+        lambda s: s.disk.reserve_bytes,
     ),
-    gauge("disk_free_inodes", "Files that can still be made on it.", lambda f: f.disk.free_inodes),
+    gauge("disk_free_inodes", "Files that can still be made on it.", lambda s: s.disk.free_inodes),
     gauges(
         "process_start_time_seconds",
         "When a process started, Unix time: its counters begin then.",
@@ -210,31 +220,31 @@ _MACHINE: tuple[Spec, ...] = (
         "process_cpu_seconds",
         "CPU time that a process used.",
         ("process",),
-        lambda f: [((name,), p.cpu_s) for name, p in f.processes.items()],
+        lambda s: [((name,), p.cpu_s) for name, p in s.processes.items()],
     ),
     gauges(
         "process_resident_memory_bytes",
         "Memory that a process has, shared pages included.",
         ("process",),
-        lambda f: [((name,), p.resident_bytes) for name, p in f.processes.items()],
+        lambda s: [((name,), p.resident_bytes) for name, p in s.processes.items()],
     ),
     gauges(
         "process_open_fds",
         "Descriptors that a process has in use.",
         ("process",),
-        lambda f: [((name,), p.open_fds) for name, p in f.processes.items()],
+        lambda s: [((name,), p.open_fds) for name, p in s.processes.items()],
     ),
     gauges(
         "process_open_sockets",
         "Those of them that are sockets: of the server nearly all are callers' connections.",
         ("process",),
-        lambda f: [((name,), p.open_sockets) for name, p in f.processes.items()],
+        lambda s: [((name,), p.open_sockets) for name, p in s.processes.items()],
     ),
     gauges(
         "process_max_fds",
         "How many it may have.",
         ("process",),
-        lambda f: by_label({name: p.max_fds for name, p in f.processes.items()}),
+        lambda s: by_label({name: p.max_fds for name, p in s.processes.items()}),
     ),
 )
 

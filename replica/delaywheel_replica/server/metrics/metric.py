@@ -1,4 +1,4 @@
-"""One metric: its name, kind and meaning, and how it is computed from the facts.
+"""One metric: its name, kind and meaning, and how a scrape computes it.
 
 Names begin with `delaywheel_` and end with their unit (seconds, bytes), those of counters with
 `_total`. Labels have few values: nodes, roles, reasons, horizons, and topics as far as
@@ -19,7 +19,7 @@ from prometheus_client.core import (
 )
 
 from delaywheel_replica.core.protocol.histogram import Histogram
-from delaywheel_replica.server.metrics.facts import Facts
+from delaywheel_replica.server.metrics.scrape import Scrape
 
 PREFIX = "delaywheel_"
 _UNITS = ("seconds", "bytes")
@@ -47,62 +47,62 @@ class Spec:
         kind: How it behaves: a counter never falls while its process lives.
         text: What it means, for people.
         labels: The names of its labels.
-        family: Makes its samples from the facts; None: it does not apply, and is left out.
+        family: Makes its samples for a scrape; None: it does not apply, and is left out.
     """
 
     name: str
     kind: Kind
     text: str
     labels: tuple[str, ...]
-    family: Callable[[Facts], Metric | None]
+    family: Callable[[Scrape], Metric | None]
 
 
-def gauge(name: str, text: str, value: Callable[[Facts], Value]) -> Spec:
+def gauge(name: str, text: str, value: Callable[[Scrape], Value]) -> Spec:
     """One value that goes up and down."""
-    return gauges(name, text, (), lambda facts: _single(value(facts)))
+    return gauges(name, text, (), lambda scrape: _single(value(scrape)))
 
 
 def gauges(
-    name: str, text: str, labels: tuple[str, ...], values: Callable[[Facts], Values]
+    name: str, text: str, labels: tuple[str, ...], values: Callable[[Scrape], Values]
 ) -> Spec:
     """Values that go up and down, by labels."""
     full = PREFIX + name
 
-    def family(facts: Facts) -> Metric | None:
+    def family(scrape: Scrape) -> Metric | None:
         made = GaugeMetricFamily(full, text, labels=labels, unit=_unit(full))
-        for label_values, value in values(facts):
+        for label_values, value in values(scrape):
             made.add_metric(label_values, value)
         return made if made.samples else None
 
     return Spec(full, Kind.GAUGE, text, labels, family)
 
 
-def counter(name: str, text: str, value: Callable[[Facts], Value]) -> Spec:
+def counter(name: str, text: str, value: Callable[[Scrape], Value]) -> Spec:
     """A number that only grows. The name is given without `_total`."""
-    return counters(name, text, (), lambda facts: _single(value(facts)))
+    return counters(name, text, (), lambda scrape: _single(value(scrape)))
 
 
 def counters(
-    name: str, text: str, labels: tuple[str, ...], values: Callable[[Facts], Values]
+    name: str, text: str, labels: tuple[str, ...], values: Callable[[Scrape], Values]
 ) -> Spec:
     """Numbers that only grow, by labels. The name is given without `_total`."""
     base = PREFIX + name
 
-    def family(facts: Facts) -> Metric | None:
+    def family(scrape: Scrape) -> Metric | None:
         made = CounterMetricFamily(base, text, labels=labels, unit=_unit(base))
-        for label_values, value in values(facts):
+        for label_values, value in values(scrape):
             made.add_metric(label_values, value)
         return made if made.samples else None
 
     return Spec(f"{base}_total", Kind.COUNTER, text, labels, family)
 
 
-def histogram(name: str, text: str, value: Callable[[Facts], Histogram | None]) -> Spec:
+def histogram(name: str, text: str, value: Callable[[Scrape], Histogram | None]) -> Spec:
     """Counts in buckets; the name ends with `_seconds`."""
     full = PREFIX + name
 
-    def family(facts: Facts) -> Metric | None:
-        found = value(facts)
+    def family(scrape: Scrape) -> Metric | None:
+        found = value(scrape)
         if found is None:
             return None
         bounds = [str(bound / 1e6) for bound in found.bounds_us] + ["+Inf"]

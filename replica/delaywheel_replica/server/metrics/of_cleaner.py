@@ -7,7 +7,6 @@ from zero, and `delaywheel_row_age_seconds` shows how old that status is.
 from collections.abc import Callable
 
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, IngressStatus, Role
-from delaywheel_replica.server.metrics.facts import Facts
 from delaywheel_replica.server.metrics.metric import (
     Spec,
     Value,
@@ -20,49 +19,50 @@ from delaywheel_replica.server.metrics.metric import (
     histogram,
     one_of,
 )
+from delaywheel_replica.server.metrics.scrape import Scrape
 
 
-def _of(value: Callable[[CleanerStatus], Value]) -> Callable[[Facts], Value]:
+def _of(value: Callable[[CleanerStatus], Value]) -> Callable[[Scrape], Value]:
     """Returns a value from the status, once there is one."""
-    return lambda facts: None if facts.cleaner is None else value(facts.cleaner)
+    return lambda scrape: None if scrape.cleaner is None else value(scrape.cleaner)
 
 
 def _counted(name: str, text: str, key: str) -> Spec:
     return counter(name, text, _of(lambda status: status.counters.get(key, 0)))
 
 
-def _role(facts: Facts) -> Values:
+def _role(scrape: Scrape) -> Values:
     """Returns the cleaner's role; none while it is silent."""
-    if facts.cleaner is None:
+    if scrape.cleaner is None:
         return []
-    is_fresh = facts.cleaner.is_fresh(facts.monotonic_ms)
-    return one_of(Role, facts.cleaner.role if is_fresh else None)
+    is_fresh = scrape.cleaner.is_fresh(scrape.monotonic_ms)
+    return one_of(Role, scrape.cleaner.role if is_fresh else None)
 
 
-def _overdue_s(facts: Facts) -> float | None:
+def _overdue_s(scrape: Scrape) -> float | None:
     """Returns the overdue time of the status, plus its age if something was overdue."""
-    status = facts.cleaner
+    status = scrape.cleaner
     if status is None or status.progress is None:
         return None
-    silent_ms = max(0, facts.monotonic_ms - status.monotonic_ms)
+    silent_ms = max(0, scrape.monotonic_ms - status.monotonic_ms)
     return (status.lateness_ms + (silent_ms if status.lateness_ms else 0)) / 1e3
 
 
-def _registered(facts: Facts) -> Values:
-    if facts.cleaner is None:
+def _registered(scrape: Scrape) -> Values:
+    if scrape.cleaner is None:
         return []
-    records = facts.cleaner.wheels.values()
+    records = scrape.cleaner.wheels.values()
     closed = sum(record.closed_at is not None for record in records)
     return [(("open",), len(records) - closed), (("closed",), closed)]
 
 
-def _of_ingress(value: Callable[[IngressStatus], Value]) -> Callable[[Facts], Value]:
+def _of_ingress(value: Callable[[IngressStatus], Value]) -> Callable[[Scrape], Value]:
     """Returns a value of the ingress, while this node leads and reads topics."""
     return _of(lambda status: None if status.ingress is None else value(status.ingress))
 
 
-def _lags(facts: Facts) -> Values:
-    cleaner = facts.cleaner
+def _lags(scrape: Scrape) -> Values:
+    cleaner = scrape.cleaner
     if cleaner is None or cleaner.ingress is None:
         return []
     return by_label(cleaner.ingress.lags)
@@ -149,19 +149,19 @@ CLEANER_METRICS: tuple[Spec, ...] = (
         "topic_forwarded_messages",
         "Forwarded messages by topic.",
         ("topic",),
-        lambda f: [] if f.cleaner is None else by_label(f.cleaner.forwarded_by_topic),
+        lambda s: [] if s.cleaner is None else by_label(s.cleaner.forwarded_by_topic),
     ),
     counters(
         "dead_letters",
         "Messages committed to the dead-letter topic.",
         ("reason",),
-        lambda f: [] if f.cleaner is None else by_label(f.cleaner.dead_by_reason),
+        lambda s: [] if s.cleaner is None else by_label(s.cleaner.dead_by_reason),
     ),
     counters(
         "topic_dead_letters",
         "Dead letters by the topic that the messages were to go to.",
         ("topic",),
-        lambda f: [] if f.cleaner is None else by_label(f.cleaner.dead_by_topic),
+        lambda s: [] if s.cleaner is None else by_label(s.cleaner.dead_by_topic),
     ),
     _counted("lost_frames", "Frames reported as lost: no node could read them.", "lost_frames"),
     _counted("commits", "Transactions committed, idle ones too.", "transactions"),
@@ -173,12 +173,12 @@ CLEANER_METRICS: tuple[Spec, ...] = (
     histogram(
         "commit_duration_seconds",
         "Time from the begin of a committed transaction to the answer to its commit.",
-        lambda f: None if f.cleaner is None else f.cleaner.commit_times,
+        lambda s: None if s.cleaner is None else s.cleaner.commit_times,
     ),
     histogram(
         "lateness_seconds",
         "Of forwarded messages: from due to the answer to the commit, by the leader's clock.",
-        lambda f: None if f.cleaner is None else f.cleaner.lateness,
+        lambda s: None if s.cleaner is None else s.cleaner.lateness,
     ),
     gauge(
         "overdue_seconds",

@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 
 from delaywheel_replica.core.protocol.heartbeat import Heartbeat
 from delaywheel_replica.peers.states import Connection, Counters, PeerState
-from delaywheel_replica.server.metrics.facts import Facts
 from delaywheel_replica.server.metrics.metric import (
     Spec,
     Values,
@@ -14,12 +13,13 @@ from delaywheel_replica.server.metrics.metric import (
     gauge,
     gauges,
 )
+from delaywheel_replica.server.metrics.scrape import Scrape
 
 
-def _wheels(facts: Facts) -> Values:
-    if facts.server is None:
+def _wheels(scrape: Scrape) -> Values:
+    if scrape.server is None:
         return []
-    heartbeat = facts.server.heartbeat
+    heartbeat = scrape.server.heartbeat
     own = [wheel for wheel in heartbeat.wheels if wheel.node == heartbeat.node]
     return [
         (("open",), float(heartbeat.open is not None)),
@@ -29,20 +29,20 @@ def _wheels(facts: Facts) -> Values:
     ]
 
 
-def _watermark_lag(facts: Facts) -> float | None:
-    reported = facts.own_open
+def _watermark_lag(scrape: Scrape) -> float | None:
+    reported = scrape.own_open
     return None if reported is None else reported.applied - reported.high_watermark
 
 
-def _missing(facts: Facts) -> float | None:
-    if facts.server is None:
+def _missing(scrape: Scrape) -> float | None:
+    if scrape.server is None:
         return None
-    return sum(len(reported.missing) for reported in facts.server.heartbeat.wheels.values())
+    return sum(len(reported.missing) for reported in scrape.server.heartbeat.wheels.values())
 
 
-def _peer_lags(facts: Facts) -> Values:
+def _peer_lags(scrape: Scrape) -> Values:
     """Returns how far each peer lags behind this node's open wheel."""
-    reported, server = facts.own_open, facts.server
+    reported, server = scrape.own_open, scrape.server
     if reported is None or server is None or server.heartbeat.open is None:
         return []
     lags = {}
@@ -54,9 +54,9 @@ def _peer_lags(facts: Facts) -> Values:
     return by_label(lags)
 
 
-def _mirror_lags(facts: Facts) -> Values:
+def _mirror_lags(scrape: Scrape) -> Values:
     """Returns how far this node lags behind each peer's open wheel."""
-    server = facts.server
+    server = scrape.server
     if server is None:
         return []
     return by_label(
@@ -71,15 +71,15 @@ def _behind(own: Heartbeat, theirs: Heartbeat) -> float | None:
     return max(0, theirs.wheels[theirs.open].applied - (0 if mirror is None else mirror.prefix))
 
 
-def _heard_ages(facts: Facts) -> Values:
-    if facts.server is None:
+def _heard_ages(scrape: Scrape) -> Values:
+    if scrape.server is None:
         return []
     return by_label(
         {
             peer: None
             if sight.heard_ms is None
-            else max(0, facts.monotonic_ms - sight.heard_ms) / 1e3
-            for peer, sight in facts.server.peers.items()
+            else max(0, scrape.monotonic_ms - sight.heard_ms) / 1e3
+            for peer, sight in scrape.server.peers.items()
         }
     )
 
@@ -103,7 +103,7 @@ def _traffic(name: str, text: str, count: Callable[[Counters], int]) -> Spec:
         name,
         text,
         ("peer",),
-        lambda f: by_label({peer: count(state.counters) for peer, state in f.peers.items()}),
+        lambda s: by_label({peer: count(state.counters) for peer, state in s.peers.items()}),
     )
 
 
@@ -124,21 +124,21 @@ PEER_METRICS: tuple[Spec, ...] = (
         "Frames that should be here and cannot be read; of many gaps, also what lies between.",
         _missing,
     ),
-    gauge("members", "Nodes of the cluster.", lambda f: f.members),
+    gauge("members", "Nodes of the cluster.", lambda s: len(s.sources.config.members)),
     gauge(
         "min_in_sync_members",
         "How many members must hold a message before it is acknowledged.",
-        lambda f: f.min_insync,
+        lambda s: s.sources.config.min_insync_members,
     ),
     gauge(
         "in_sync_members",
         "Members in sync with the open wheel, this node included.",
-        lambda f: len(f.in_sync) or None,
+        lambda s: len(s.sources.view.in_sync()) or None,
     ),
     counter(
         "in_sync_changes",
         "Times that the set of them changed, as seen ten times a second.",
-        lambda f: f.in_sync_changes,
+        lambda s: s.sources.pulse.in_sync_changes,
     ),
     gauges(
         "peer_lag_frames",
@@ -157,19 +157,21 @@ PEER_METRICS: tuple[Spec, ...] = (
         "peer_connected",
         "1 while all streams to and from a peer are up, else 0.",
         ("peer",),
-        lambda f: _connected(f.peers),
+        lambda s: _connected(s.peers),
     ),
     gauges(
         "peer_refused",
         "1 for the reason for which one of the two nodes refuses the other.",
         ("peer", "reason"),
-        lambda f: _refused(f.peers),
+        lambda s: _refused(s.peers),
     ),
     gauges(
         "peer_settings_differ",
         "1 while `members` or `min_insync` of a peer are not this node's.",
         ("peer",),
-        lambda f: by_label({peer: float(s.rolling is not None) for peer, s in f.peers.items()}),
+        lambda s: by_label(
+            {peer: float(state.rolling is not None) for peer, state in s.peers.items()}
+        ),
     ),
     _traffic("peer_sent_messages", "Messages sent to a peer.", lambda c: c.sent),
     _traffic("peer_sent_bytes", "Bytes of them.", lambda c: c.sent_bytes),
@@ -188,7 +190,7 @@ PEER_METRICS: tuple[Spec, ...] = (
     counter(
         "implausible_beats",
         "Heartbeats that one peer relayed of another, and that cannot have been its own.",
-        lambda f: None if f.server is None else f.server.implausible_heartbeats,
+        lambda s: None if s.server is None else s.server.implausible_heartbeats,
     ),
     _traffic("peer_breaks", "Times that the connection to a peer broke.", lambda c: c.breaks),
 )

@@ -1,8 +1,9 @@
-"""The facts of a node that is well, for tests of what is reported."""
+"""A node that is well, for tests of what is reported."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from delaywheel.identity import WheelId
@@ -30,12 +31,15 @@ from delaywheel_replica.peers.states import (
     PeerState,
 )
 from delaywheel_replica.server.ledger.publisher import BooksState
-from delaywheel_replica.server.metrics.facts import DiskSpace, Facts
 from delaywheel_replica.server.metrics.processes import Process
+from delaywheel_replica.server.metrics.scrape import DiskSpace, Scrape, Sources
 from delaywheel_replica.server.node.counts import Counts
+from delaywheel_replica.server.node.node_view import Cleaner
 from delaywheel_replica.server.node.pulse import LAG_BOUNDS_US
 from delaywheel_replica.server.node.refusals import Refusal
 from support.core.values import heartbeat, wheel_heartbeat
+from support.server.server_process import config_for
+from support.server.views import node_view
 
 NOW_MS = 1_700_000_000_000
 A1, A2, A3, B1, B2 = (WheelId(*name) for name in zip("aaabb", (1, 2, 3, 1, 2), strict=True))
@@ -110,40 +114,59 @@ def peer_state(**changes: Any) -> PeerState:
     return replace(PeerState(Connection.CONNECTED, 1, "b:7421", counters=counted), **changes)
 
 
-def facts(**changes: Any) -> Facts:
+class _Part:
+    """What a scrape asks the parts of a node for that are not worth a fake of their own."""
+
+    in_flight_bytes = 77
+    capacity = 8_192
+    in_sync_changes = 4
+    greatest_lag_us = 1_200
+    lags = tally(LAG_BOUNDS_US, 300, 1_200)
+
+    def __len__(self) -> int:
+        return 5
+
+
+class _Sources(Sources):
+    """A node that is well, without a data folder."""
+
+    def __init__(self, in_sync: frozenset[str]) -> None:
+        part: Any = _Part()
+        self.config = config_for(
+            Path("/nowhere"),
+            cluster_id="shop",
+            node_id="a",
+            **{f"members.{node}": f"{node}:7421" for node in "abc"},
+        )
+        self.view = node_view(server_status, in_sync=in_sync, cleaner=Cleaner(cleaner_status()))
+        self.admission = self.handles = self.pulse = part
+        self.counts = counts()
+        self.max_caller_connections = 4_096
+        self.started_s = 1_699_999_000.5
+
+
+def scrape(*, in_sync: frozenset[str] = frozenset("ab"), **changes: Any) -> Scrape:
     """Everything is known and well, unless changed."""
     refusal = PeerRefusal(PeerReason.WRONG_CLUSTER, "another")
-    made = Facts(
-        node="a",
-        cluster="shop",
-        members=3,
-        min_insync=2,
-        started_s=1_699_999_000.5,
-        wall_ms=NOW_MS,
-        monotonic_ms=MONOTONIC_MS,
-        server=server_status(),
-        cleaner=cleaner_status(),
-        refusal=None,
-        in_sync=frozenset("ab"),
-        in_sync_changes=4,
-        in_flight_bytes=77,
-        counts=counts(),
-        loop_lags=tally(LAG_BOUNDS_US, 300, 1_200).read(),
-        greatest_lag_us=1_200,
-        pending=tuple(Pending(name, n, n * 100) for n, (name, _) in enumerate(HORIZONS)),
-        pending_by_topic={"orders": 38},
-        disk=DiskSpace(1_000, 600, 50, 100),
-        open_slot_files=5,
-        max_slot_files=8_192,
-        max_caller_connections=4_096,
-        processes={
+    known = {
+        "wall_ms": NOW_MS,
+        "monotonic_ms": MONOTONIC_MS,
+        "server": server_status(),
+        "refusal": None,
+        "pending": tuple(Pending(name, n, n * 100) for n, (name, _) in enumerate(HORIZONS)),
+        "pending_by_topic": {"orders": 38},
+        "disk": DiskSpace(1_000, 600, 50, 100),
+        "processes": {
             "server": Process(1.5, 1 << 20, 40, 30, 1_024),
             "cleaner": Process(2.5, 2 << 20, 50, 20, None),
         },
-        peers={
+        "peers": {
             "b": peer_state(),
             "c": peer_state(connection=Connection.REFUSED, refusal=refusal),
         },
-        books=BooksState("/books", "gone", NOW_MS - 4_500, 1, 20, 3, 70),
-    )
-    return replace(made, **changes)
+        "books": BooksState("/books", "gone", NOW_MS - 4_500, 1, 20, 3, 70),
+    }
+    made = Scrape(_Sources(in_sync))
+    # What is known already is not read.
+    vars(made).update(known | changes)
+    return made

@@ -1,0 +1,210 @@
+"""What a scrape of this node's metrics reads.
+
+The two status files are read as other processes read them, so that the metrics show what those act
+on, and the files' ages show whether they are still written. Everything else is asked of the objects
+that know it.
+"""
+
+import os
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Final, Protocol
+
+from delaywheel.storage.files.handles import HandleCache
+from delaywheel.storage.folder.disk import PosixDisk
+from delaywheel.storage.folder.status_file import RowReader
+from delaywheel.storage.writing.dial import DialView, Pending
+from delaywheel_replica.config import Config
+from delaywheel_replica.core.protocol.codec import MalformedError, from_json
+from delaywheel_replica.core.protocol.heartbeat import WheelHeartbeat
+from delaywheel_replica.core.protocol.status_files import CleanerStatus, ServerStatus
+from delaywheel_replica.peers.states import PeerState
+from delaywheel_replica.row_places import server_row_path
+from delaywheel_replica.server.ledger.publisher import BooksState, Publishing
+from delaywheel_replica.server.metrics.processes import Process, look_at
+from delaywheel_replica.server.node.counts import Counts
+from delaywheel_replica.server.node.node_view import NodeView, done_slot, monotonic_ms, wall_ms
+from delaywheel_replica.server.node.pulse import Pulse
+from delaywheel_replica.server.node.refusals import Refusal
+
+SERVER: Final = "server"
+CLEANER: Final = "cleaner"
+
+
+class Refusing(Protocol):
+    """Knows whether the node accepts messages."""
+
+    def refusal(self) -> Refusal | None:
+        """Why the node accepts no messages now; None: it does."""
+
+
+class InFlight(Protocol):
+    """Counts requests."""
+
+    in_flight_bytes: int
+
+
+class Sources:
+    """The objects that know what is measured. They are asked on other threads; none may block.
+
+    Attributes:
+        config: The node's configuration.
+        service: Accepts messages, or refuses them.
+        view: What is known of the node, its cleaner and its peers.
+        admission: Counts the bytes of requests not answered yet.
+        handles: The open slot files.
+        counts: What the server counted; read while counting continues.
+        books: Publishes the ledger.
+        pulse: Checks the event loop and the in-sync set.
+        max_caller_connections: How many callers may be connected.
+        started_s: When the server process started, Unix seconds.
+        disk: Where the data folder lies.
+        dial: The counts of messages by second.
+    """
+
+    def __init__(  # noqa: PLR0913 - what is measured is known in as many places
+        self,
+        config: Config,
+        *,
+        service: Refusing,
+        view: NodeView,
+        admission: InFlight,
+        handles: HandleCache,
+        counts: Counts,
+        books: Publishing,
+        pulse: Pulse,
+        max_caller_connections: int,
+    ) -> None:
+        self.config = config
+        self.service = service
+        self.view = view
+        self.admission = admission
+        self.handles = handles
+        self.counts = counts
+        self.books = books
+        self.pulse = pulse
+        self.max_caller_connections = max_caller_connections
+        self.started_s = time.time()
+        self.disk = PosixDisk()
+        self.dial = DialView(self.disk, config.data_dir)
+        self._row = RowReader(server_row_path(config.data_dir), partial(from_json, ServerStatus))
+
+    def own_row(self) -> ServerStatus | None:
+        """Reads this process's own status; None before its first."""
+        try:
+            status = self._row.read()
+        except MalformedError:  # of an earlier release: the first heartbeat replaces it
+            return None
+        return status if status is not None and status.pid == os.getpid() else None
+
+
+@dataclass(frozen=True, slots=True)
+class DiskSpace:
+    """The file system of the data folder.
+
+    Attributes:
+        size_bytes: Its size.
+        free_bytes: The space that we may still use.
+        free_inodes: How many files can still be created; None: there is no such limit.
+        reserve_bytes: With less free space, no messages are accepted.
+    """
+
+    size_bytes: int
+    free_bytes: int
+    free_inodes: int | None
+    reserve_bytes: int
+
+
+class Scrape:
+    """One scrape. What several metrics need is read once, by the first that needs it.
+
+    Attributes:
+        sources: The objects that know everything else.
+        wall_ms: Now, by the wall clock.
+        monotonic_ms: Now, by the clock of the status files' timestamps.
+        cleaner: The cleaner's last status; None: none was written in this boot of the machine.
+    """
+
+    def __init__(self, sources: Sources) -> None:
+        self.sources = sources
+        self.wall_ms = wall_ms()
+        self.monotonic_ms = monotonic_ms()
+        self.cleaner = sources.view.cleaner.status
+
+    @cached_property
+    def server(self) -> ServerStatus | None:
+        """This process's own status; None before its first."""
+        return self.sources.own_row()
+
+    @property
+    def own_open(self) -> WheelHeartbeat | None:
+        """The open wheel of this node."""
+        heartbeat = None if self.server is None else self.server.heartbeat
+        return (
+            None
+            if heartbeat is None or heartbeat.open is None
+            else heartbeat.wheels.get(heartbeat.open)
+        )
+
+    @cached_property
+    def refusal(self) -> Refusal | None:
+        """Why the node accepts no messages now; None: it does."""
+        return self.sources.service.refusal()
+
+    @cached_property
+    def peers(self) -> Mapping[str, PeerState]:
+        """The state of the connection to each peer."""
+        return self.sources.view.peers()
+
+    @cached_property
+    def books(self) -> BooksState:
+        """The state of the ledger's publication."""
+        return self.sources.books.state()
+
+    @cached_property
+    def pending(self) -> tuple[Pending, ...]:
+        """Pending messages, by how far ahead they are due: some milliseconds for a long span."""
+        return self.sources.dial.pending(self.wall_ms // 1000, self._done_slot)
+
+    @cached_property
+    def pending_by_topic(self) -> Mapping[str, int]:
+        """Pending messages that this node accepted, by topic."""
+        pending = self.sources.counts.pending
+        return {} if pending is None else pending.read(self._done_slot)
+
+    @property
+    def _done_slot(self) -> int:
+        return done_slot(None if self.cleaner is None else self.cleaner.progress)
+
+    @cached_property
+    def disk(self) -> DiskSpace:
+        """The file system's space."""
+        return _space(self.sources.disk, self.sources.config)
+
+    @cached_property
+    def processes(self) -> Mapping[str, Process]:
+        """The running ones: server and cleaner."""
+        return _processes(self.cleaner)
+
+
+def _space(disk: PosixDisk, config: Config) -> DiskSpace:
+    data: Path = config.data_dir
+    return DiskSpace(
+        size_bytes=shutil.disk_usage(data).total,
+        free_bytes=disk.free_bytes(data),
+        free_inodes=disk.free_inodes(data),
+        reserve_bytes=config.disk_reserve_bytes,
+    )
+
+
+def _processes(cleaner: CleanerStatus | None) -> dict[str, Process]:
+    """Reads the processes; a silent cleaner may be dead and its pid reused."""
+    pids = {SERVER: os.getpid()}
+    if cleaner is not None and cleaner.is_fresh(monotonic_ms()):
+        pids[CLEANER] = cleaner.pid
+    found = {name: look_at(pid) for name, pid in pids.items()}
+    return {name: process for name, process in found.items() if process is not None}
