@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from delaywheel.identity import WheelId
-from delaywheel.storage.files.handles import HandleCache
-from delaywheel.storage.files.wheel_folder import WheelMeta, list_wheels, load_meta
+from delaywheel.storage.files.wheel_folder import list_wheels, load_meta
 from delaywheel.storage.folder.node_state import Spare
 from delaywheel.storage.frames.bundle import NO_BUNDLE
 from delaywheel.storage.frames.format import Kind
-from delaywheel.storage.writing.wheel import OriginWheel
-from delaywheel_replica.core.member.member import MemberRefusal
 from delaywheel_replica.core.node.events import (
     Acknowledge,
     CloseWheel,
@@ -33,13 +29,8 @@ from delaywheel_replica.core.node.events import (
 )
 from delaywheel_replica.core.protocol.control import WheelRecord
 from delaywheel_replica.core.protocol.frames import FrameSet
-from delaywheel_replica.core.protocol.heartbeat import Fence, FenceAnswer, Heartbeat, Term
+from delaywheel_replica.core.protocol.heartbeat import Fence, FenceAnswer, Term
 from delaywheel_replica.core.protocol.messages import (
-    Applied,
-    Fetch,
-    Frames,
-    Gossip,
-    Lacks,
     Refused,
     WheelCard,
 )
@@ -48,31 +39,8 @@ from delaywheel_replica.core.wheels.verifying import AGAIN_MS
 from delaywheel_replica.server.commit.committer import Request
 from sim.machine.disk import Crash, Fault, SimulatedDisk
 from support.core.values import missing_members
-from support.server.driven import DATA, LATE_WINDOW_S, NOW_MS, Driven
-from support.wheels.copies import bundled, copies_of
-from support.wheels.messages import BASE_SLOT, Message, columns_of, message
-
-ONE, TWO, THREE = (WheelId("n1", number) for number in (1, 2, 3))
-
-
-@pytest.fixture
-def disk() -> SimulatedDisk:
-    return SimulatedDisk()
-
-
-@pytest.fixture
-def node(disk: SimulatedDisk) -> Driven:
-    return Driven(disk)
-
-
-@pytest.fixture
-def ready(node: Driven) -> Driven:
-    """With a wheel open, and a spare."""
-    node.hear(w1=None)
-    node.hear(w1=None, w2=None)
-    assert (node.row.heartbeat.open, node.row.heartbeat.spare) == (ONE, TWO)
-    return node
-
+from support.server.driven import DATA, LATE_WINDOW_S, ONE, THREE, TWO, Driven, slot_files
+from support.wheels.messages import BASE_SLOT, columns_of, message
 
 # --- opening and leaving
 
@@ -436,214 +404,3 @@ def test_an_acknowledgement_that_comes_late_is_of_its_own_wheel(
     script.effects = [Acknowledge(ONE, 9), WriteStatus()]
     ready.driver.tick()
     assert waits.said == "n1.1"
-
-
-# --- other nodes
-
-
-@pytest.fixture
-def pair(disk: SimulatedDisk) -> Driven:
-    """One of two, with a wheel that both are to hold."""
-    node = Driven(disk, nodes=("n1", "n2"), min_insync=2, message_bytes=3_000)
-    node.hear(members={"n2": "s2"}, w1=None)
-    node.driver.received("n2", Gossip(peer_heartbeat()))
-    node.work()
-    node.tick()
-    return node
-
-
-def peer_heartbeat(count: int = 1) -> Heartbeat:
-    return Heartbeat(
-        "n2", "s2", "b2", NOW_MS, None, None, 0, draining=False, complete=True, count=count
-    )
-
-
-def test_a_message_is_acknowledged_when_the_mirror_says_so(pair: Driven) -> None:
-    pair.driver.received("n2", Applied(ONE, "s2", "b2", 0))
-    asked = pair.produce(message(1))
-    assert asked.said == "nothing yet"
-    (pushed,) = [reported for _, reported in pair.sent if isinstance(reported, Frames)]
-    assert pushed.frames.seqs.tolist() == [1]
-    pair.driver.received("n2", Applied(ONE, "s2", "b2", 1))
-    assert asked.said == "n1.1"
-
-
-def nine_seconds() -> list[Message]:
-    return [message(number, slot=BASE_SLOT + number, value=bytes(800)) for number in range(9)]
-
-
-def test_what_is_pushed_is_sent_as_a_whole_in_messages_of_bounded_size(pair: Driven) -> None:
-    """What is pushed counts as under way: a part that is not sent would be waited for in vain."""
-    pair.produce(*nine_seconds())
-    pushed = [reported for _, reported in pair.sent if isinstance(reported, Frames)]
-    assert [seq for reported in pushed for seq in reported.frames.seqs.tolist()] == list(
-        range(1, 10)
-    )
-    assert [reported.request for reported in pushed] == [0] * len(pushed)
-    assert len(pushed) == 3
-
-
-def test_a_fetch_is_answered_with_one_message(pair: Driven) -> None:
-    pair.produce(*nine_seconds())
-    pair.sent.clear()
-    pair.driver.received("n2", Fetch(5, ONE, 2, 9))
-    pair.driver.received("n2", Fetch(6, ONE, 10, 12))
-    pair.work()
-    (answer,) = [reported for _, reported in pair.sent if isinstance(reported, Frames)]
-    assert (answer.request, answer.frames.first_seq) == (5, 2)
-    assert 1 < len(answer.frames) < 8
-    assert [reported for _, reported in pair.sent if isinstance(reported, Lacks)] == [
-        Lacks(6, ONE, pair.state.storage, 10, 12)
-    ]
-
-
-def test_a_damaged_frame_is_reported_to_the_caller_and_to_the_machine(pair: Driven) -> None:
-    pair.produce(message(1))
-    (path,) = slot_files(pair, ONE)
-    pair.disk.flip_bit(path, 900)
-    pair.sent.clear()
-    pair.driver.received("n2", Fetch(5, ONE, 1, 1))
-    pair.work()
-    assert [reported for _, reported in pair.sent if isinstance(reported, Lacks)] == [
-        Lacks(5, ONE, pair.state.storage, 1, 1)
-    ]
-    # An origin that cannot serve a frame of its own leaves its wheel.
-    assert pair.row.heartbeat.open is None
-
-
-def test_a_mirror_answers_when_it_has_written(disk: SimulatedDisk) -> None:
-    wheel = WheelId("n2", 1)
-    node = Driven(disk, nodes=("n1", "n2"))
-    card = WheelCard(wheel, {"n1": node.state.storage, "n2": "s2"}, 2, 7200)
-    meta = WheelMeta(wheel, card.members, 2, 7200)
-    other = SimulatedDisk()
-    OriginWheel.create(other, DATA, meta, HandleCache(other, 8)).append(
-        columns_of([message(1)]), accepted_at_ms=NOW_MS
-    )
-    node.driver.received("n2", Gossip(peer_heartbeat()))
-    node.work()
-    node.driver.received("n2", Frames(card, bundled(copies_of(other, DATA, wheel))))
-    assert [reported for _, reported in node.sent if isinstance(reported, Applied)] == []
-    node.work()
-    (applied,) = [reported for _, reported in node.sent if isinstance(reported, Applied)]
-    assert (applied.wheel, applied.prefix) == (wheel, 1)
-    assert node.stored(wheel) == [message(1)]
-
-
-def slot_files(node: Driven, wheel: WheelId) -> list[Path]:
-    folder = DATA / "wheels" / str(wheel)
-    return [path for path in node.disk.paths() if path.suffix == ".slot" and folder in path.parents]
-
-
-# --- a disk without room, a disk that hangs
-
-
-def is_out(node: Driven) -> bool:
-    """Whether others hear that the disk takes no frames."""
-    return node.row.heartbeat.disk_out
-
-
-def refusal(node: Driven) -> MemberRefusal | None:
-    """Why the node takes no messages."""
-    return node.driver.refusal
-
-
-def test_a_full_disk_still_saves_promises_and_seals(ready: Driven) -> None:
-    ready.look()
-    ready.disk.capacity_bytes = ready.disk.used_bytes
-    ready.want(Fence("n9", 1))
-    assert ready.state.fenced == {}, "the ballast goes only now"
-    ready.tick()
-    assert ready.state.fenced == {"n9": 1}
-    assert is_out(ready)
-    for _ in range(50):
-        ready.tick(1_000)
-    assert ready.state.spare is not None
-    assert ready.state.spare.seal_slot == ready.clock_wall_ms // 1000 - LATE_WINDOW_S
-    assert ready.produce(message(1)).said == "DISK_FULL"
-    ready.disk.capacity_bytes = None
-    ready.tick(10_000)
-    ready.look()
-    assert not is_out(ready)
-    assert ready.produce(message(1)).said == "n1.1"
-
-
-def test_a_node_starts_on_a_full_disk(disk: SimulatedDisk, ready: Driven) -> None:
-    ready.look()
-    disk.capacity_bytes = disk.used_bytes
-    starts = ready.state.starts
-    disk.restart()
-    assert Driven(disk).state.starts == starts + 1
-
-
-def test_of_a_full_disk_no_wheel_is_wasted(ready: Driven) -> None:
-    ready.look()
-    ready.disk.capacity_bytes = ready.disk.used_bytes + 100
-    assert ready.produce(message(1), message(2, slot=BASE_SLOT + 1)).said == "WHEEL_LOST"
-    ready.hear(w1=None, w2=None, w3=None)
-    ready.tick()
-    assert (ready.state.open, ready.row.heartbeat.spare) == (None, TWO)
-    assert ready.produce(message(1)).said == "DISK_FULL"
-    ready.disk.capacity_bytes = None
-    ready.tick(10_000)
-    ready.look()
-    ready.tick()
-    assert ready.produce(message(1)).said == "n1.2"
-
-
-def test_a_mirror_without_room_takes_and_fetches_nothing(disk: SimulatedDisk) -> None:
-    node = Driven(disk, nodes=("n1", "n2"))
-    wheel = WheelId("n2", 1)
-    card = WheelCard(wheel, {"n1": node.state.storage, "n2": "s2"}, 2, 7200)
-    other = SimulatedDisk()
-    OriginWheel.create(
-        other, DATA, WheelMeta(wheel, card.members, 2, 7200), HandleCache(other, 8)
-    ).append(columns_of([message(1)]), accepted_at_ms=NOW_MS)
-    frames = Frames(card, bundled(copies_of(other, DATA, wheel)))
-    node.driver.received("n2", Gossip(peer_heartbeat()))
-    node.store.room.refused(node.clock_ms)
-    node.tick()
-    gossip = [reported for _, reported in node.sent if isinstance(reported, Gossip)]
-    assert gossip[-1].heartbeat.disk_out
-    node.driver.received("n2", frames)
-    node.work()
-    assert wheel not in node.row.heartbeat.wheels
-    node.tick(10_000)
-    node.look()
-    node.driver.received("n2", frames)
-    node.work()
-    assert node.row.heartbeat.wheels[wheel].applied == 1
-
-
-def test_a_disk_that_hangs_is_refused_by_name_and_said_to_the_others(ready: Driven) -> None:
-    assert ready.produce(message(1)).said == "n1.1"
-    ready.driver.begins()
-    ready.driver.tick()
-    assert refusal(ready) is None
-    ready.clock_ms += 1_500
-    ready.driver.tick()
-    assert refusal(ready) is MemberRefusal.DISK_STALLED
-    assert is_out(ready)
-    ready.driver.ends()
-    ready.driver.tick()
-    assert refusal(ready) is None
-    assert not is_out(ready)
-
-
-def test_a_caller_that_waits_for_a_disk_that_hangs_hears_what_is_known(ready: Driven) -> None:
-    written = ready.ask(message(1))
-    ready.jobs.clear()
-    group = ready.driver.begin_group()
-    assert group is not None
-    waits = ready.ask(message(2))
-    ready.clock_ms += 2_000
-    ready.driver.tick()
-    assert (written.said, waits.said) == ("nothing yet", "nothing yet")
-    ready.clock_ms += 1
-    ready.driver.tick()
-    assert (written.said, waits.said) == ("WHEEL_LOST", "DISK_STALLED")
-    # What was being written is there in the end; no caller is answered twice.
-    ready.driver.finish_group(group)
-    ready.work()
-    assert ready.stored(ONE) == [message(1)]
-    assert ready.produce(message(3)).said == "n1.1"

@@ -33,6 +33,7 @@ from support.wheels.messages import BASE_SLOT, Message, columns_of, messages_of
 DATA = Path("/data")
 NOW_MS = BASE_SLOT * 1000
 LATE_WINDOW_S = 120
+ONE, TWO, THREE = (WheelId("n1", number) for number in (1, 2, 3))
 
 
 @dataclass
@@ -281,3 +282,9 @@ class Driven:
 
     def _w(self, pinned: Mapping[str, str]) -> int:
         return len(pinned) // 2 + 1
+
+
+def slot_files(node: Driven, wheel: WheelId) -> list[Path]:
+    """The slot files of a wheel that the node has."""
+    folder = DATA / "wheels" / str(wheel)
+    return [path for path in node.disk.paths() if path.suffix == ".slot" and folder in path.parents]

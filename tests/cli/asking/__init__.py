@@ -1,0 +1,1 @@
+"""The commands that ask a node: what they ask, and what they print."""

@@ -1,0 +1,214 @@
+"""What produce, cancel and reschedule send, and the JSON that they print: it is stable."""
+
+from __future__ import annotations
+
+import io
+from datetime import UTC, datetime
+
+import pytest
+
+from delaywheel.reasons import Reason
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from support.clients.command import Command
+from support.clients.fake_service import abort, answer
+from support.clients.scripted_node import ScriptedNode
+from support.clients.stored import DUE_MS, HANDLE, ID, stored
+
+
+def test_cancel_of_many_lists_asks_and_reports(
+    command: Command, node: ScriptedNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def behave(_node: object, request: pb.CancelManyRequest, _context: object) -> object:
+        cancelled, late = pb.CANCEL_OUTCOME_CANCELLED, pb.CANCEL_OUTCOME_TOO_LATE
+        pending = pb.CANCEL_OUTCOME_UNSPECIFIED
+        outcomes = [pending, pending] if request.dry_run else [cancelled, late]
+        results = [
+            pb.CancelResult(handle=HANDLE, due_ms=1_900_000_000_000, topic="t", outcome=outcome)
+            for outcome in outcomes
+        ]
+        looked = pb.Looked(node="n1", messages=9, length_bytes=99)
+        return pb.CancelManyResponse(results=results, looked=looked)
+
+    node.otherwise_many = behave
+    monkeypatch.setattr("sys.stdin", io.StringIO("n\ny\n"))
+    refused = command("cancel", "--topic", "t")
+    assert refused.code == 1
+    assert "Withdraw 2 messages? [y/N]" in refused.err
+    assert HANDLE in refused.err
+    assert [each.dry_run for each in node.many] == [True]
+    ended = command("cancel", "--topic", "t")
+    assert ended.code == 1
+    assert ended.out == "1 CANCELLED\n1 too late: nothing was done\n"
+    assert "NOT_ALL_CANCELLED: 1 message of 2 may be delivered" in ended.err
+    assert [each.dry_run for each in node.many] == [True, True, False]
+    dry = command("cancel", "--topic", "t", "--dry-run", "--json")
+    assert dry.code == 0
+    assert dry.document["messages"][0]["outcome"] == "pending"
+    assert dry.document["looked"]["messages"] == 9
+
+
+def test_of_many_that_were_rescheduled_those_found_elsewhere_are_done(
+    command: Command, node: ScriptedNode
+) -> None:
+    moved, done = pb.CANCEL_OUTCOME_RESCHEDULED, pb.CANCEL_OUTCOME_CANCELLED
+    rows = [(17, 1, moved), (19, 1, done)]
+
+    def behave(_node: object, _request: pb.CancelManyRequest, _context: object) -> object:
+        results = [
+            pb.CancelResult(
+                handle=f"n1.7:{slot}:{number:032x}", due_ms=slot * 1000, outcome=outcome
+            )
+            for slot, number, outcome in rows
+        ]
+        return pb.CancelManyResponse(results=results)
+
+    node.otherwise_many = behave
+    assert command("cancel", "--topic", "t", "--yes").out == "1 CANCELLED\n"
+    rows.append((17, 2, moved))
+    ended = command("cancel", "--topic", "t", "--yes")
+    assert ended.out == "1 CANCELLED\n1 with another due by now: look again\n"
+    assert "NOT_ALL_CANCELLED: 1 message of 3 may be delivered" in ended.err
+    # Only what would be withdrawn is listed.
+    rows.append((18, 3, pb.CANCEL_OUTCOME_UNSPECIFIED))
+    listed = command("cancel", "--topic", "t", "--dry-run").err
+    assert f"n1.7:18:{3:032x}  " in listed
+    assert "n1.7:17:" not in listed
+
+
+@pytest.mark.parametrize("more", [("--topic", "t"), ("--dry-run",), ("--from", "now")])
+def test_cancel_means_one_message_or_what_many_have(
+    command: Command, more: tuple[str, ...]
+) -> None:
+    ended = command("cancel", HANDLE, *more)
+    assert ended.code == 2
+    assert "HANDLE_AMBIGUOUS" in ended.err
+
+
+@pytest.mark.usefixtures("node")
+def test_cancelled_is_exit_code_0(command: Command) -> None:
+    ended = command("cancel", HANDLE, "--json")
+    assert (ended.code, ended.document) == (
+        0,
+        {"outcome": "CANCELLED", "rescheduled_to_ms": None},
+    )
+    assert command("cancel", HANDLE).out.startswith("CANCELLED")
+
+
+@pytest.mark.parametrize("outcome", ["ALREADY_DELIVERED", "TOO_LATE", "NOT_FOUND"])
+def test_not_cancelled_is_exit_code_1_and_named(
+    command: Command, node: ScriptedNode, outcome: str
+) -> None:
+    number = pb.CancelOutcome.Value(f"CANCEL_OUTCOME_{outcome}")
+    node.script.append(answer(pb.CancelResponse(outcome=number)))
+    ended = command("cancel", HANDLE, "--json")
+    assert (ended.code, ended.document) == (1, {"outcome": outcome, "rescheduled_to_ms": None})
+    assert f"error: {outcome}" in ended.err
+
+
+def test_what_was_rescheduled_is_reported_with_its_due(
+    command: Command, node: ScriptedNode
+) -> None:
+    outcome = pb.CANCEL_OUTCOME_RESCHEDULED
+    moved = stored()
+    moved.state, moved.rescheduled_to_ms = pb.MESSAGE_STATE_CANCELLED, 1_900_000_060_000
+    reported = [
+        answer(pb.CancelResponse(outcome=outcome, due_ms=moved.rescheduled_to_ms)),
+        answer(pb.GetMessageResponse(message=moved)),
+    ]
+    node.script += reported[:1]
+    ended = command("cancel", HANDLE)
+    assert ended.code == 1
+    assert "RESCHEDULED: the message was not withdrawn: it is due 2030-03-17T17:47:40" in ended.err
+    node.script += reported[:1]
+    document = command("cancel", HANDLE, "--json").document
+    assert document == {"outcome": "RESCHEDULED", "rescheduled_to_ms": moved.rescheduled_to_ms}
+    node.script += reported[1:]
+    assert command("get", HANDLE, "--json").document["rescheduled_to_ms"] == 1_900_000_060_000
+
+
+def test_produce_sends_all_that_was_given(command: Command, node: ScriptedNode) -> None:
+    due = datetime.fromtimestamp(DUE_MS // 1000, UTC)
+    ended = command(
+        *("produce", "orders", "hello", "--key", "k", "--at", due.isoformat()),
+        *("--header", "a=1", "--header", "a", "--id", ID.hex()),
+        *("--partition", "2", "--timestamp", "1700000000000", "--json"),
+    )
+    assert ended.document == {
+        "handle": f"fake.1:1900000000:{ID.hex()}",
+        "id": ID.hex(),
+        "due_ms": DUE_MS // 1000 * 1000,
+    }
+    [[row]] = node.sent
+    assert (row.topic, row.key, row.value) == ("orders", b"k", b"hello")
+    assert row.headers == (("a", b"1"), ("a", None))
+    assert (row.partition, row.timestamp_ms) == (2, 1_700_000_000_000)
+
+
+@pytest.mark.parametrize(
+    ("at", "reported"),
+    [
+        ("1795337599", "seconds"),
+        ("2020-01-01T00:00:00Z", "--past-ok"),
+        ("1577836800000", "--past-ok"),
+    ],
+)
+def test_a_due_that_cannot_be_meant_is_not_sent(
+    command: Command, node: ScriptedNode, at: str, reported: str
+) -> None:
+    ended = command("produce", "orders", "x", "--at", at)
+    assert ended.code == 2
+    assert reported in ended.err
+    assert node.sent == []
+
+
+def test_who_means_a_past_due_says_so(command: Command, node: ScriptedNode) -> None:
+    ended = command("produce", "orders", "x", "--at", "2020-01-01T00:00:00Z", "--past-ok", "--json")
+    assert ended.code == 0
+    assert ended.document["due_ms"] > DUE_MS - 10 * 365 * 86_400_000
+    assert len(node.sent) == 1
+
+
+def test_produce_with_a_level(command: Command, node: ScriptedNode) -> None:
+    ended = command("produce", "orders", "--level", "5s")
+    [[row]] = node.sent
+    assert row.value is None
+    assert (ended.code, ended.out) == (0, f"fake.1:{row.due_ms // 1_000}:{row.id.hex()}\n")
+    assert ended.err.startswith("due 20")
+
+
+@pytest.mark.usefixtures("node")
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (("orders", "v"), "DUE_MISSING"),
+        (("orders", "v", "--delay", "5s", "--level", "5s"), "DUE_AMBIGUOUS"),
+        (("or ders", "v", "--delay", "5s"), "TOPIC_INVALID"),
+        (("orders", "v", "--delay", "5s", "--header", "dw-id=1"), "HEADER_RESERVED"),
+    ],
+)
+def test_message_that_cannot_be_is_wrong_usage(
+    command: Command, arguments: tuple[str, ...], reason: str
+) -> None:
+    ended = command("produce", *arguments)
+    assert ended.code == 2
+    assert ended.err.startswith(f"error: {reason}: ")
+
+
+def test_refused_message_is_exit_code_1(command: Command, node: ScriptedNode) -> None:
+    node.script.append(abort(Reason.DUE_BEYOND_SPAN))
+    ended = command("produce", "orders", "v", "--delay", "30d")
+    assert ended.code == 1
+    assert ended.err.startswith("error: DUE_BEYOND_SPAN: ")
+
+
+def test_reschedule_prints_the_handle_from_now_on(command: Command, node: ScriptedNode) -> None:
+    ended = command("reschedule", HANDLE, "--to", "1900000060000")
+    assert (ended.code, ended.out) == (0, f"a.1:1900000060:{'0' * 32}\n")
+    assert "due 2030-03-17T17:47:40.000Z" in ended.err
+    assert node.reschedules[-1].deliver_at_ms == 1_900_000_060_000
+    late = pb.RescheduleResponse(outcome=pb.RESCHEDULE_OUTCOME_TOO_LATE)
+    node.script.append(answer(late))
+    ended = command("reschedule", HANDLE, "--to", "1900000060000", "--json")
+    assert ended.code == 1
+    assert ended.document == {"outcome": "TOO_LATE", "handle": None, "due_ms": None}
+    assert "TOO_LATE: the message has no other due" in ended.err
