@@ -197,14 +197,15 @@ def test_what_is_in_vain_is_tried_again_later_and_later(clock: ManualClock) -> N
 
 
 @pytest.mark.parametrize("perhaps_held", [True, False])
-def test_a_full_second_is_a_reason_to_wait_where_the_record_comes_again(
-    clock: ManualClock, perhaps_held: bool
+@pytest.mark.parametrize("answer", [Answer.FULL, Answer.SEALED])
+def test_a_full_or_sealed_second_is_a_reason_to_wait_where_the_record_comes_again(
+    clock: ManualClock, answer: Answer, perhaps_held: bool
 ) -> None:
     way, record = Way(), one(0)
     record.taken.perhaps_held = perhaps_held
     handing = Handing(lambda: way, clock)
     handing.hand(lambda _: [record])
-    way.told = [(record, Answer.FULL)]
+    way.told = [(record, answer)]
     handing.answers()
     assert handing.hand(lambda _: [one(1)]) is not perhaps_held
     clock.now_ms += 100

@@ -3,7 +3,8 @@
 | the server | then |
 |---|---|
 | answers that W members hold a record | the next ones follow at once |
-| did not take one, or perhaps did | nothing is handed over for a while, longer each time |
+| refuses one since its second is sealed or full, and surely has not got it | the next ones follow at once: that one goes out directly, or becomes a dead letter |
+| did not take one for any other reason, or perhaps did | nothing is handed over for a while, longer each time |
 | takes no messages, or no cancels, for a second | what it surely has not waits unannounced, and one at a time asks whether it takes them again |
 | is gone | the same, and then by a new connection |
 | does not say of a record for 10 s whether it took it | this is a fault, for the status and the log: the server's log has the cause |
@@ -172,9 +173,10 @@ class Handing:
 
 def _is_in_vain(handed: Handed, answer: Answer) -> bool:
     """Whether it would be handed over again at once, for the same answer."""
-    if answer is Answer.FULL:  # else it becomes a dead letter, and other seconds have room
+    if answer in _JUDGED:  # else it goes out when it is due, or dies; others may be taken
         return handed.taken.perhaps_held
     return answer in _IN_VAIN
 
 
-_IN_VAIN = frozenset({Answer.NOT_NOW, Answer.UNKNOWN, Answer.SEALED})
+_JUDGED = frozenset({Answer.SEALED, Answer.FULL})
+_IN_VAIN = frozenset({Answer.NOT_NOW, Answer.UNKNOWN})

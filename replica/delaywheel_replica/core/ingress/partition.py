@@ -379,21 +379,30 @@ class Intake:
         What lies between two that follow on one another is no record: it is announced with them.
         """
         found: list[Taken] = []
-        begin: int | None = None
+        before: Taken | None = None
+        run: tuple[int, int] | None = None  # of found ones, not among the spans yet
         for taken in islice(self._taken, passed, None):
             if taken.stage is not Stage.READ:
-                begin = taken.offset + 1 if taken.offset in spans else None
-            elif not _can_be_handed(taken, moment) or most.get(_kind_of(taken)) == 0:
-                begin = None
+                before = taken
+                continue
+            if not _can_be_handed(taken, moment) or most.get(_kind_of(taken)) == 0:
+                before = None
+                continue
+            first = taken.offset
+            if before is not None and (before.stage is Stage.READ or before.offset in spans):
+                first = before.offset + 1
+            if run is not None and first == run[1] + 1:
+                run = run[0], taken.offset
             else:
-                more = spans.with_span(taken.offset if begin is None else begin, taken.offset)
-                if len(more.spans) > SPANS_MOST:
-                    break
-                spans, begin = more, taken.offset + 1
-                found.append(taken)
-                if (kind := _kind_of(taken)) in most:
-                    most[kind] -= 1
-        return found, spans
+                spans = spans if run is None else spans.with_span(*run)
+                run = first, taken.offset
+                if len(spans.with_span(*run).spans) > SPANS_MOST:
+                    return found, spans
+            before = taken
+            found.append(taken)
+            if (kind := _kind_of(taken)) in most:
+                most[kind] -= 1
+        return found, spans if run is None else spans.with_span(*run)
 
 
 def _kind_of(taken: Taken) -> Kind:
