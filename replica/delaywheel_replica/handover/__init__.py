@@ -1,1 +1,1 @@
-"""The way of ingress records from a node's cleaner to its server, and of the answers back."""
+"""Passes ingress records from a node's cleaner to its server, and the answers back."""

@@ -1,10 +1,10 @@
-"""The bytes of answers, as the server sends them on the same socket.
+"""Encodes the server's answers, which it sends on the same socket.
 
 | bytes | little-endian |
 |---|---|
 | 4 | the number of the batch |
 | 4 | how many records it has |
-| 1 each | what became of them, in their order: the place of that in `Answer` |
+| 1 each | the answer to each record, in order: its index in `Answer` |
 """
 
 import struct
@@ -21,27 +21,27 @@ _CODES: Final = {answer: bytes((code,)) for code, answer in enumerate(_ANSWERS)}
 
 
 class BatchAnswers(NamedTuple):
-    """What became of the records of a batch."""
+    """The answers to the records of a batch."""
 
     number: int
     answers: tuple[Answer, ...]
 
 
 def encode_answers(number: int, answers: Sequence[Answer]) -> bytes:
-    """Encodes what became of a batch's records, in their order."""
+    """Encodes the answers to a batch's records, in order."""
     codes = b"".join([_CODES[answer] for answer in answers])
     return ANSWER_HEAD.pack(number, len(answers)) + codes
 
 
 def take_answers(received: bytearray, most: int) -> Iterator[BatchAnswers]:
-    """Yields the answers that are whole, and removes them from what was received.
+    """Yields the complete answers, and removes them from the received bytes.
 
     Args:
-        received: what came so far.
-        most: no batch has so many records.
+        received: the bytes received so far.
+        most: the size of the largest batch, in records.
 
     Raises:
-        MalformedError: it is none.
+        MalformedError: the bytes are no answers.
     """
     while len(received) >= ANSWER_HEAD.size:
         number, records = ANSWER_HEAD.unpack_from(received)
@@ -55,4 +55,4 @@ def take_answers(received: bytearray, most: int) -> Iterator[BatchAnswers]:
         try:
             yield BatchAnswers(number, tuple([_ANSWERS[code] for code in codes]))
         except IndexError as error:
-            raise MalformedError("an answer that nobody knows") from error
+            raise MalformedError("an answer with an unknown code") from error

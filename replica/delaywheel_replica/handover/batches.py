@@ -1,11 +1,11 @@
-"""The bytes of batches, as the cleaner sends them on a stream socket.
+"""Encodes and decodes batches, which the cleaner sends on a stream socket.
 
 A batch is a head and its content; all numbers are little-endian.
 
 | bytes | of the head |
 |---|---|
 | 4 | the length of the content |
-| 4 | the number of the batch, which its answer names |
+| 4 | the number of the batch, which its answer repeats |
 | 4 | the kind of its frames: messages, or cancels |
 | 4 | how many records |
 
@@ -15,11 +15,11 @@ A batch is a head and its content; all numbers are little-endian.
 | 8, 4, 4 | of messages: timestamp, partition, number of its topic |
 | 4, 4, 4 | of messages: lengths of key, value, headers |
 
-Behind the columns of messages are 4 bytes with the length of all names of topics, these names with
-a line feed between two, then key, value and headers of each message, without gaps.
+The columns of messages are followed by 4 bytes with the total length of the topic names, the names
+separated by line feeds, then key, value and headers of each message, without gaps.
 
-Both ends belong to one node, but perhaps not to one release: `FORMAT` is told before all else, and
-what does not add up is one named error.
+Both ends belong to one node, but perhaps to two releases: the cleaner announces `FORMAT` first, and
+all malformed input raises one named error.
 """
 
 import struct
@@ -35,19 +35,19 @@ from delaywheel_replica.core.ingress.reading import Delayed, Withdrawn
 from delaywheel_replica.core.protocol.codec import MalformedError
 
 FORMAT: Final = 1
-"""Changes with anything above, and with the bytes of answers."""
+"""The version of this format and that of answers."""
 
 UNANSWERED_BYTES: Final = 4 << 20
-"""Of records that were handed over and not answered: so much, or one record."""
+"""Limit for handed-over records without an answer; a single larger record is allowed."""
 
 BATCH_BYTES: Final = 1 << 20
-"""A batch has records of so many bytes, or one record."""
+"""Limit for the records of a batch; a single larger record is allowed."""
 
 RECORD_BYTES: Final = 320
-"""What a record counts beside its content: its columns, its topic."""
+"""Cost of a record beside its content: its columns, its topic."""
 
 LONGEST_BYTES: Final = (64 << 20) + RECORD_BYTES
-"""No batch is longer, whatever a message may be now: no setting allows longer ones."""
+"""No batch is longer: no setting allows longer messages."""
 
 HEAD: Final = struct.Struct("<IIII")
 
@@ -67,7 +67,7 @@ Wish: TypeAlias = Delayed | Withdrawn
 
 
 class Head(NamedTuple):
-    """What is said of a batch before its content."""
+    """The head of a batch."""
 
     length_bytes: int
     number: int
@@ -79,7 +79,7 @@ class Head(NamedTuple):
         """Parses the bytes of a head.
 
         Raises:
-            MalformedError: they are none.
+            MalformedError: the bytes are no head.
         """
         length_bytes, number, kind, records = HEAD.unpack(head)
         if kind not in {Kind.MESSAGES, Kind.CANCELS} or not records:
@@ -90,7 +90,7 @@ class Head(NamedTuple):
 
     @property
     def cost_bytes(self) -> int:
-        """Returns what a batch counts while it is in flight."""
+        """Returns the memory that a batch is charged for while it is in flight."""
         return self.length_bytes + self.records * RECORD_BYTES
 
 
@@ -100,18 +100,18 @@ def kind_of(wish: Wish) -> Kind:
 
 
 def length_bytes(wish: Wish) -> int:
-    """Returns what a record counts."""
+    """Returns the cost of a record, in bytes."""
     if isinstance(wish, Withdrawn):
         return RECORD_BYTES
     return RECORD_BYTES + len(wish.key or b"") + len(wish.value or b"") + len(wish.headers)
 
 
 def encode(number: int, wishes: Sequence[Wish]) -> list[Part]:
-    """Encodes a batch as parts, to be sent one after the other.
+    """Encodes a batch as parts to send in order.
 
     Args:
         number: of the batch.
-        wishes: at least one, all of one kind.
+        wishes: its records, at least one, all of one kind.
     """
     parts = [_column([wish.due_ms for wish in wishes], "<i8"), b"".join(w.id for w in wishes)]
     messages = [wish for wish in wishes if isinstance(wish, Delayed)]
@@ -140,7 +140,7 @@ def _contents(messages: list[Delayed]) -> list[bytes]:
 
 
 def decode(head: Head, content: bytes) -> Columns:
-    """Decodes a batch; what messages contain stays where it is.
+    """Decodes a batch without copying the messages' contents.
 
     Raises:
         MalformedError: the content does not add up.
@@ -182,7 +182,7 @@ def _content_lengths(columns: dict[str, NDArray[np.int32]]) -> NDArray[np.int64]
 def _check_lengths(columns: dict[str, NDArray[np.int32]], *, topics: int, blob_bytes: int) -> None:
     least = min(int(columns[name].min()) for name in ("key_lengths", "value_lengths"))
     if least < -1 or int(columns["headers_lengths"].min()) < 0:
-        raise MalformedError("a length below none")
+        raise MalformedError("a negative length")
     if int(columns["topic_numbers"].max()) >= topics:
         raise MalformedError("a topic's number without a topic")
     expected = int(_content_lengths(columns).sum())

@@ -1,11 +1,11 @@
 """The cleaner's end: hands records to the server of its node during one term.
 
-It makes a pair of sockets of its own and sends one end over the link. So the end of a term, or of
-the process, ends the hand-over, and no half batch stays behind for the next one. When the server
-lets go of its end, everything that it has not answered is UNKNOWN.
+It creates a socket pair and sends one end over the link. So the hand-over ends with the term or the
+process, and leaves no half batch for the next one. When the server closes its end, every record
+without an answer is UNKNOWN.
 
-Nothing here blocks. What the socket does not take at once waits for it, and `fileno` is readable
-whenever there is something to do: it is that of an epoll, which knows what is waited for.
+Nothing here blocks. Bytes that the socket does not accept at once are queued, and `fileno`, that of
+an epoll, is readable whenever there is something to do.
 """
 
 import contextlib
@@ -51,14 +51,14 @@ class Handover:
     """Hands records over, and collects the answers. For one thread.
 
     Attributes:
-        is_broken: it takes nothing any more.
+        is_broken: it no longer accepts records.
     """
 
     def __init__(self, ours: socket.socket) -> None:
         """Begins with nothing handed over.
 
         Args:
-            ours: this process' end of a pair of stream sockets.
+            ours: this process' end of a stream socket pair.
         """
         ours.settimeout(0)
         self._socket = ours
@@ -75,10 +75,10 @@ class Handover:
 
     @classmethod
     def begun(cls, send: Callable[[HandoverBegins], bool]) -> Self | None:
-        """Makes a pair of sockets, and gives the server its end; None if the link is full now.
+        """Creates a socket pair, and sends the server its end; None if the link is full now.
 
         Args:
-            send: sends a message over the link, or drops it and says so.
+            send: sends a message over the link; returns False if it dropped the message.
         """
         ours, theirs = socket.socketpair()
         with theirs:
@@ -93,11 +93,11 @@ class Handover:
 
     @property
     def room_bytes(self) -> int:
-        """How much may be handed over now; if nothing is unanswered, one record of any length."""
+        """How much may be handed over now; the first record may be longer."""
         return 0 if self.is_broken else max(0, UNANSWERED_BYTES - self._unanswered_bytes)
 
     def hand(self, records: Sequence[Handed]) -> None:
-        """Hands records over; each is answered once."""
+        """Hands records over; each gets one answer."""
         if self.is_broken:
             self._answers += [(record, Answer.NOT_NOW) for record in records]
             return
@@ -115,12 +115,12 @@ class Handover:
         return answers
 
     def close(self) -> None:
-        """Ends it; what is unanswered stays so."""
+        """Closes the socket; unanswered records stay unanswered."""
         self._socket.close()
         self._epoll.close()
 
     def _go_on(self) -> None:
-        """Sends and receives what is possible now."""
+        """Sends and receives as much as possible without blocking."""
         if self.is_broken:
             return
         try:
@@ -148,7 +148,7 @@ class Handover:
             while True:
                 content = self._socket.recv(_READ_BYTES)
                 if not content:
-                    raise EOFError("the server has let go")
+                    raise EOFError("the server has closed the hand-over")
                 self._received += content
                 self._take_answers()
 
@@ -180,7 +180,7 @@ def _wish(record: Handed) -> Wish:
 
 
 def _batches(records: Sequence[Handed]) -> Iterator[_Batch]:
-    """Splits records into batches of one kind each: their order means nothing to a wheel."""
+    """Splits records into batches of one kind each; a wheel does not depend on their order."""
     for kind in Kind:
         batch: list[Handed] = []
         batch_bytes = 0

@@ -120,7 +120,7 @@ def test_what_kafka_refuses_of_them_names_where_it_came_from() -> None:
 
 def test_headers_that_no_client_can_read_are_left_out_of_the_letter() -> None:
     record = Incoming(Place("in", 0, 1), -1, b"k", b"v", None)
-    unfit = Unfit(UnfitReason.HEADER_INVALID, "A header's name is no UTF-8")
+    unfit = Unfit(UnfitReason.HEADER_INVALID, "A header's name is not UTF-8")
     dies = Dies(Taken(1, unfit, record), unfit)
     made, _ = letter(NAMES, dies, 4_000)
     assert (made.key, made.value) == (b"k", b"v")

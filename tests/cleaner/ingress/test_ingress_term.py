@@ -407,7 +407,7 @@ def test_a_topic_that_is_made_anew_begins_anew(site: Site) -> None:
     outcomes = [json.loads(record.value or b"") for record in site.written_to(NAMES.outcomes)]
     assert [each["outcome"] for each in outcomes] == ["ingress-abandoned"]
     assert outcomes[0]["announced"] == [0]
-    assert any("made anew" in each["event"] for each in logs)
+    assert any("recreated" in each["event"] for each in logs)
     assert site.forwarder.state.ingress[AT] == IngressRecord(
         "another", 1, levels_ms=site.settings.rules.levels_ms
     )

@@ -37,8 +37,8 @@ def entry(value: str | None) -> object:
 @pytest.mark.parametrize(
     ("config", "fault"),
     [
-        ({}, "does not tell the cleanup.policy of the ingress topic in"),
-        ({"cleanup.policy": entry(None)}, "does not tell the cleanup.policy"),
+        ({}, "does not report the cleanup.policy of the ingress topic in"),
+        ({"cleanup.policy": entry(None)}, "does not report the cleanup.policy"),
         ({"cleanup.policy": entry("compact")}, "cleanup.policy=compact"),
         ({"cleanup.policy": entry("delete")}, None),
     ],

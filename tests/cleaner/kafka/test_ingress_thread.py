@@ -115,7 +115,7 @@ def test_nothing_is_read_of_a_topic_that_was_made_anew(
     def is_told() -> bool:
         with contextlib.suppress(KafkaAway):  # while it is gone
             read.extend(values(reader))
-        return reader.anew == {topic}
+        return reader.recreated == {topic}
 
     until(is_told)
     send(kafka, topic, b"other")
@@ -151,7 +151,7 @@ def test_what_came_of_a_topic_that_may_be_another_is_read_again(
 
     until(has_read)
     assert read == [b"1"]
-    assert (answers, reader.anew) == ([ids], frozenset())
+    assert (answers, reader.recreated) == ([ids], frozenset())
     reader.close()
 
 
@@ -164,8 +164,8 @@ def test_topics_are_found_made_and_checked(kafka: KafkaBroker, settings: KafkaSe
     assert {each: topic.partitions for each, topic in found.topics.items()} == {name: 3}
     is_compacted, is_gone = found.faults
     assert "cleanup.policy=compact,delete: set it to delete" in is_compacted
-    assert "topic gone is gone" in is_gone
-    assert "name it in ingress_topics" in is_gone
+    assert "topic gone is missing" in is_gone
+    assert "add it to ingress_topics" in is_gone
     again = find_ingress(admin, wanted)
     assert (again.topics, again.faults) == (found.topics, (is_compacted,))
 
@@ -175,7 +175,7 @@ def test_a_topic_that_cannot_be_made_is_told(settings: KafkaSettings) -> None:
     name = settings.names.ingress
     found = find_ingress(admin, IngressTopics(frozenset([name]), replication_factor=9))
     assert found.topics == {}
-    assert f"{name} is missing, and cannot be made" in found.faults[0]
+    assert f"{name} is missing, and cannot be created" in found.faults[0]
     assert "ingress = false" in found.faults[0]
 
 

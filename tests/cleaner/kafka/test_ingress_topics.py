@@ -222,7 +222,7 @@ def test_the_group_shows_how_far_things_are(
     give_up = time.monotonic() + PATIENCE_S
     with closing(looking):
         while True:
-            reader.tell_group({(topic, 0): 2})
+            reader.report_to_group({(topic, 0): 2})
             reader.poll(100, 0.1)
             (committed,) = looking.committed([TopicPartition(topic, 0)], PATIENCE_S)
             if committed.offset == 2 and reader.lags() == {(topic, 0): 0}:

@@ -279,7 +279,7 @@ class SimKafka:
         transaction = Transaction.plain(node, now_us, self.clock.wall_ms())
         self._show(partition, partition.append_plain(record, transaction))
 
-    def tell_group(self, group: str, topic: str, partition: int, offset: int) -> None:
+    def report_to_group(self, group: str, topic: str, partition: int, offset: int) -> None:
         """OffsetCommit, of somebody who is no member of the group."""
         self._told[group, topic, partition] = offset
 

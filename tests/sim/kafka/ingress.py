@@ -61,7 +61,7 @@ class SimIngress:
         return self._cut_off
 
     @property
-    def anew(self) -> frozenset[str]:
+    def recreated(self) -> frozenset[str]:
         """The topics that have another id by now: each fetch is followed by a look."""
         kafka = self._line.kafka
         return frozenset(
@@ -95,9 +95,9 @@ class SimIngress:
         if wait_s:
             self._line.scheduler.sleep(wait_s)
         found: list[Fetched] = []
-        anew = self.anew
+        recreated = self.recreated
         for at in self._in_turns():
-            if at[0] in anew:
+            if at[0] in recreated:
                 continue
             partition = self._partition(at)
             has_leader = self._line.kafka.troubles.of(at[0]) is None
@@ -117,13 +117,13 @@ class SimIngress:
                 lags[at] = max(0, self._heard_to(partition) - position)
         return lags
 
-    def tell_group(self, offsets: Mapping[IngressPartition, int]) -> None:
+    def report_to_group(self, offsets: Mapping[IngressPartition, int]) -> None:
         """Has the group show how far things are; nobody waits for the answer."""
         kafka, group = self._line.kafka, self._line.names.ingress_group
 
         def commit() -> None:
             for (topic, number), offset in offsets.items():
-                kafka.tell_group(group, topic, number, offset)
+                kafka.report_to_group(group, topic, number, offset)
 
         self._line.send_copy(commit, 0)
 

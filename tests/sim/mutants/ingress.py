@@ -131,7 +131,7 @@ def begins_at_the_former_offset() -> list[Patch]:
 
 
 def reads_on_in_one_made_anew() -> list[Patch]:
-    return [instead(SimIngress, "anew", property(lambda _self: frozenset()))]
+    return [instead(SimIngress, "recreated", property(lambda _self: frozenset()))]
 
 
 def forgets_the_end() -> list[Patch]:
@@ -165,7 +165,7 @@ def settles_behind_what_waits() -> list[Patch]:
 
 
 def tells_the_group_nothing() -> list[Patch]:
-    return [instead(Ingress, "_tell_group", lambda *_: None)]
+    return [instead(Ingress, "_report_to_group", lambda *_: None)]
 
 
 _LOSES = r"is passed: it has no end|records are pending"

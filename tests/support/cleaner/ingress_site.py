@@ -163,7 +163,7 @@ class PretendedReader:
         self._topic_ids: dict[str, str] = {}
 
     @property
-    def anew(self) -> frozenset[str]:
+    def recreated(self) -> frozenset[str]:
         ids = self._topics.ids
         return frozenset(name for name, id_ in self._topic_ids.items() if ids[name] != id_)
 
@@ -190,7 +190,7 @@ class PretendedReader:
             raise KafkaAway(self._topics.refuses)
         fetched = []
         for at, position in list(self._positions.items()):
-            if at in self._resting or at[0] in self.anew:
+            if at in self._resting or at[0] in self.recreated:
                 continue
             kept = self._topics.first_kept.get(at, 0)
             records = self._topics.partitions[at[0]][at[1]][max(position, kept) :]
@@ -207,7 +207,7 @@ class PretendedReader:
             for at, position in self._positions.items()
         }
 
-    def tell_group(self, offsets: Mapping[IngressPartition, int]) -> None:
+    def report_to_group(self, offsets: Mapping[IngressPartition, int]) -> None:
         self._topics.told = dict(offsets)
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
-"""Messages that go out directly, as rows beside those that wheels have.
+"""Turns messages that are forwarded directly into rows beside those of wheels.
 
-A record that is due when it is read, and that no server was given, is forwarded in the transaction
-that settles it. As a row it is looked at like any other: its topic, its size, its time to live; and
-what Kafka refuses is searched for among all rows together.
+A record that is due when it is read, and was handed to no server, is forwarded in the transaction
+that settles it. As a row it is checked like any other: topic, size, time to live; and the search
+for rows that Kafka refuses covers all rows together.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def direct_rows(messages: Sequence[Goes], accepted_at_ms: int) -> DueRows:
     """Returns rows of these messages, in order.
 
     Args:
-        messages: that go out directly.
-        accepted_at_ms: when they were taken: now.
+        messages: the messages that are forwarded directly.
+        accepted_at_ms: when they were accepted: now.
     """
     records: Records = np.zeros(len(messages), RECORD)
     topics: dict[str, int] = {}

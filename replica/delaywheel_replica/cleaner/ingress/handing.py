@@ -1,15 +1,15 @@
-"""Hands announced records to the server, as fast as it takes them.
+"""Hands announced records to the server, as fast as the server accepts them.
 
 | the server | then |
 |---|---|
-| answers that W members hold a record | the next ones follow at once |
-| refuses one since its second is sealed or full, and surely has not got it | the next ones follow at once: that one goes out directly, or becomes a dead letter |
-| did not take one for any other reason, or perhaps did | nothing is handed over for a while, longer each time |
-| takes no messages, or no cancels, for a second | what it surely has not waits unannounced, and one at a time asks whether it takes them again |
-| is gone | the same, and then by a new connection |
-| does not say of a record for 10 s whether it took it | this is a fault, for the status and the log: the server's log has the cause |
+| answers that W members hold a record | the next records follow at once |
+| refuses a record that it surely does not have, since its second is sealed or full | the next records follow at once: that one is forwarded directly, or becomes a dead letter |
+| did not take a record for any other reason, or may have taken it | nothing is handed over for a while, longer each time |
+| accepts no messages, or no cancels, for a second | records that it surely does not have wait unannounced, and one at a time probes whether it accepts them again |
+| is gone | the same, then over a new connection |
+| does not say for 10 s whether it took a record | a fault in the status and the log: the server's log has the cause |
 
-What is unanswered when the term ends is announced: whoever leads next hands it over again.
+Records unanswered when the term ends are still announced: the next leader hands them over again.
 """  # noqa: E501 - rows of a table
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from delaywheel_replica.core.ingress.underway import Answer
 from delaywheel_replica.process.logs import get_logger
 
 MESSAGES_MOST: Final = 5_000
-"""Of one hand-over."""
+"""Limit for one hand-over."""
 
 FIRST_PAUSE_S: Final = 0.05
 LAST_PAUSE_S: Final = 1.0
 
 REFUSES_S: Final = 1.0
-"""A server that changes its wheel takes nothing for less than that."""
+"""A server that changes its wheel refuses records for less than this."""
 
 UNKNOWN_S: Final = 10.0
-"""A server that starts again, or finds its mirrors, says within that whether it has a record."""
+"""A server that restarts, or finds its mirrors, answers definitely within this time."""
 
 log = get_logger(__name__)
 
@@ -48,8 +48,8 @@ class Handing:
         """Begins without a connection.
 
         Args:
-            make: Makes one.
-            clock: Says when to try again.
+            make: Makes a connection to the server.
+            clock: Times the pauses.
         """
         self._make = make
         self._clock = clock
@@ -58,13 +58,13 @@ class Handing:
         self._pause_s = FIRST_PAUSE_S
         self._again_at = 0.0
         self._refused_since: dict[Kind, float] = {}
-        # In the order in which they became so.
+        # In the order of their first UNKNOWN.
         self._unknown_since: dict[Handed, float] = {}
         self._is_fault_logged = False
 
     @property
     def fileno(self) -> int | None:
-        """To wait for answers with poll; None: there is no connection."""
+        """The descriptor to poll for answers; None: there is no connection."""
         return None if self._port is None else self._port.fileno()
 
     @property
@@ -74,7 +74,7 @@ class Handing:
 
     @property
     def most(self) -> Mapping[Kind, int]:
-        """Returns the kinds that the server has taken none of for a while, as `Moment.most`."""
+        """Returns the kinds that the server has refused for a while, as in `Moment.most`."""
         now_s = self._clock.monotonic()
         asks = int(now_s >= self._again_at and not self._unanswered)
         return {
@@ -83,7 +83,7 @@ class Handing:
 
     @property
     def faults(self) -> tuple[str, ...]:
-        """Returns what people have to look into: whether it has a record, the server never says."""
+        """Returns faults for operators: the server does not say whether it has a record."""
         until_s = self._clock.monotonic() - UNKNOWN_S
         unknown = self._unknown_since.items()
         stuck = [handed for handed, _ in takewhile(lambda each: each[1] <= until_s, unknown)]
@@ -98,7 +98,7 @@ class Handing:
         return (fault,)
 
     def answers(self) -> list[tuple[Handed, Answer]]:
-        """Returns what was answered since the last call."""
+        """Returns the answers since the last call."""
         if self._port is None:
             return []
         is_broken = self._port.is_broken
@@ -119,7 +119,7 @@ class Handing:
         return answers
 
     def _note_unknown(self, answers: Sequence[tuple[Handed, Answer]]) -> None:
-        """Notes since when nobody knows of a record whether it was taken."""
+        """Notes since when it has been unknown whether a record was taken."""
         for handed, answer in answers:
             if answer is Answer.UNKNOWN:
                 self._unknown_since.setdefault(handed, self._clock.monotonic())
@@ -131,7 +131,7 @@ class Handing:
         self._is_fault_logged = bool(faults)
 
     def _note_refused(self, answers: Sequence[tuple[Handed, Answer]]) -> None:
-        """Notes since when no record of a kind was taken, or judged by itself."""
+        """Notes since when no record of a kind was taken or refused for its own reason."""
         kinds: tuple[Kind, ...] = (Delayed, Withdrawn)
         for kind in kinds if answers else ():
             heard = {answer for handed, answer in answers if isinstance(handed.taken.wish, kind)}
@@ -141,10 +141,10 @@ class Handing:
                 self._refused_since.setdefault(kind, self._clock.monotonic())
 
     def hand(self, choose: Callable[[Room], Sequence[Handed]]) -> bool:
-        """Hands over as much as there is room for; returns whether that was anything.
+        """Hands over as much as there is room for; returns whether it handed over anything.
 
         Args:
-            choose: Returns records for so much room.
+            choose: Returns records that fit the given room.
         """
         if self._clock.monotonic() < self._again_at:
             return False
@@ -158,22 +158,22 @@ class Handing:
             return False
         handed = choose(Room(MESSAGES_MOST, room_bytes))
         if not handed and not self._unanswered:
-            handed = choose(Room(1))  # larger than all the room there ever is
+            handed = choose(Room(1))  # the next record exceeds the whole room
         if handed:
             self._unanswered.update(handed)
             self._port.hand(handed)
         return bool(handed)
 
     def close(self) -> None:
-        """Ends it; what is unanswered stays so."""
+        """Closes the connection; unanswered records stay unanswered."""
         if self._port is not None:
             self._port.close()
             self._port = None
 
 
 def _is_in_vain(handed: Handed, answer: Answer) -> bool:
-    """Whether it would be handed over again at once, for the same answer."""
-    if answer in _JUDGED:  # else it goes out when it is due, or dies; others may be taken
+    """Whether an immediate retry would get the same answer."""
+    if answer in _JUDGED:  # else it is forwarded when due, or dies; others may be taken
         return handed.taken.perhaps_held
     return answer in _IN_VAIN
 

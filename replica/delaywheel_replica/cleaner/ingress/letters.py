@@ -1,16 +1,16 @@
-"""What Kafka gets of ingress records that do not become messages: dead letters, and outcomes.
+"""Dead letters and outcomes of ingress records that do not become messages.
 
-A dead letter is the record as it came, without headers of an earlier dead letter, and with three or
-four of ours behind its own. The topic of the letters takes what the greatest message needs, and a
-record may be larger: then its value is left out of the letter, or its headers too, or its key; the
-detail says so. The record itself lies where `dw-dead-origin` says, as long as Kafka keeps it.
+A dead letter is the original record without the headers of an earlier dead letter, and with three
+or four of ours appended. The dead-letter topic takes records as large as the largest message, and
+an ingress record may be larger: then the letter omits its value, or its headers too, or its key;
+the detail says so. The record itself stays where `dw-dead-origin` says, as long as Kafka keeps it.
 
-| outcome | of |
+| outcome | about |
 |---|---|
 | `ingress-dead-lettered` | a record whose dead letter is in the same transaction |
 | `ingress-deleted` | offsets that Kafka no longer had when they were to be read |
-| `ingress-cut-off` | announced offsets that a partition lost with its end: accepted, or lost |
-| `ingress-abandoned` | what was announced of a topic that was made anew: accepted, or lost |
+| `ingress-cut-off` | announced offsets after the end of a cut-off partition: accepted, or lost |
+| `ingress-abandoned` | announced offsets of a topic that was recreated: accepted, or lost |
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from delaywheel_replica.kafka_settings import KafkaNames
 
 DEAD_PREFIX = "dw-dead-"
 DETAIL_LENGTH = 200
-"""Characters of a detail that a dead letter carries."""
+"""Limit for the detail in a dead letter, in characters."""
 
 
 def letter(names: KafkaNames, settled: Dies, most_bytes: int) -> list[Record]:
     """Returns the dead letter of a record, and its outcome.
 
     Args:
-        names: of our topics.
-        settled: why it is none of a message.
-        most_bytes: the dead-letter topic takes no more of one record.
+        names: the names of our topics.
+        settled: the record, and why it is unfit.
+        most_bytes: limit of the dead-letter topic for one record.
     """
     record, wish = settled.taken.record, settled.taken.wish
     assert record is not None
@@ -53,37 +53,37 @@ def dead_outcome(
     """Returns the outcome of a record that became a dead letter.
 
     Args:
-        names: of our topics.
-        origin: where it lies.
-        reason: why.
-        key: id and due, if it has them.
+        names: the names of our topics.
+        origin: where the record lies.
+        reason: why it is unfit.
+        key: id and due, if known.
     """
-    told: dict[str, object] = {
+    fields: dict[str, object] = {
         "outcome": "ingress-dead-lettered",
         "reason": reason,
         "origin": str(origin),
     }
     if key is not None:
-        told |= {"id": key[0].hex(), "due_ms": key[1]}
-    return _outcome(names, origin.topic, origin.partition, told)
+        fields |= {"id": key[0].hex(), "due_ms": key[1]}
+    return _outcome(names, origin.topic, origin.partition, fields)
 
 
 def deleted(names: KafkaNames, at: IngressPartition, gone: Gone) -> Record:
     """Returns the outcome of offsets that were deleted before they were read."""
     first_offset, last_offset, is_cut_off = gone.deleted
-    told: dict[str, object] = {
+    fields: dict[str, object] = {
         "outcome": "ingress-cut-off" if is_cut_off else "ingress-deleted",
         "topic": at[0],
         "partition": at[1],
         "first_offset": first_offset,
         "last_offset": last_offset,
     }
-    return _outcome(names, *at, told)
+    return _outcome(names, *at, fields)
 
 
 def abandoned(names: KafkaNames, at: IngressPartition, record: IngressRecord) -> Record:
-    """Returns the outcome of what a topic had announced that was made anew."""
-    told = {
+    """Returns the outcome of the announced records of a topic that was recreated."""
+    fields = {
         "outcome": "ingress-abandoned",
         "topic": at[0],
         "partition": at[1],
@@ -91,7 +91,7 @@ def abandoned(names: KafkaNames, at: IngressPartition, record: IngressRecord) ->
         "next_offset": record.next_offset,
         "announced": record.announced.to_json(),
     }
-    return _outcome(names, *at, told)
+    return _outcome(names, *at, fields)
 
 
 def _letters(names: KafkaNames, record: Incoming, unfit: Unfit) -> Iterator[Record]:
@@ -109,16 +109,16 @@ def _letters(names: KafkaNames, record: Incoming, unfit: Unfit) -> Iterator[Reco
         (None, None, [], "; here without its content"),
     ):
         detail = unfit.detail[: DETAIL_LENGTH - len(without)] + without
-        told: list[tuple[str, bytes | None]] = [
+        ours: list[tuple[str, bytes | None]] = [
             ("dw-dead-reason", unfit.reason.encode()),
             ("dw-dead-detail", detail.encode(errors="replace")),
             ("dw-dead-origin", place),
         ]
         if record.timestamp_ms >= 0:
-            told.append(("dw-dead-origin-timestamp", b"%d" % record.timestamp_ms))
-        yield Record(names.dead, key, value, [*own, *told])
+            ours.append(("dw-dead-origin-timestamp", b"%d" % record.timestamp_ms))
+        yield Record(names.dead, key, value, [*own, *ours])
 
 
-def _outcome(names: KafkaNames, topic: str, partition: int, told: dict[str, object]) -> Record:
-    content = json.dumps(told, separators=(",", ":")).encode()
+def _outcome(names: KafkaNames, topic: str, partition: int, fields: dict[str, object]) -> Record:
+    content = json.dumps(fields, separators=(",", ":")).encode()
     return Record(names.outcomes, f"{topic}/{partition}".encode(), content, [])

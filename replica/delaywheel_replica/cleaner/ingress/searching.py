@@ -1,4 +1,4 @@
-"""Finds the ingress topics now and then, in the background."""
+"""Looks for the ingress topics at intervals, in the background."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from delaywheel_replica.cleaner.outside.runner import Runner
 from delaywheel_replica.process.logs import get_logger
 
 AGAIN_S: Final = 10.0
-"""A topic may have got more partitions, or have been made anew."""
+"""Interval of searches: a topic may have gained partitions, or been recreated."""
 
 SOON_S: Final = 1.0
-"""So soon it is looked again where not all could be found, or one is known to be made anew."""
+"""Interval while a topic is missing, or known to have been recreated."""
 
 log = get_logger(__name__)
 
 
 class TopicSearch:
-    """Looks for topics, one search at a time. For one thread, but for the search itself."""
+    """Looks for topics, one search at a time. For one thread; searches run on others."""
 
     def __init__(
         self,
@@ -37,8 +37,8 @@ class TopicSearch:
         Args:
             kafka: Where the topics are.
             runner: Runs the searches.
-            clock: Says when to look again.
-            on_found: Called in the background when one has ended.
+            clock: Times the searches.
+            on_found: Called in the background when a search has ended.
         """
         self._kafka = kafka
         self._runner = runner
@@ -50,10 +50,10 @@ class TopicSearch:
         self.faults: tuple[str, ...] = ()
 
     def look(self, also: AbstractSet[str], *, is_urgent: bool = False) -> None:
-        """Begins a search if it is time.
+        """Starts a search if one is due.
 
         Args:
-            also: topics to be found beside those of the settings.
+            also: topics to find beside those of the settings.
             is_urgent: something is known to have changed.
         """
         wait_s = SOON_S if self.faults or is_urgent else AGAIN_S
@@ -64,21 +64,21 @@ class TopicSearch:
         def search() -> None:
             try:
                 self._found.put(self._kafka.find_ingress(also))
-            except BaseException as error:  # noqa: BLE001 - raised again where it is heard
+            except BaseException as error:  # noqa: BLE001 - raised again by found()
                 self._found.put(error)
             self._on_found()
 
         self._runner.start(search)
 
     def look_at_once(self) -> None:
-        """Does not wait until the next search."""
+        """Makes the next search due at once."""
         self._found_at = -AGAIN_S
 
     def found(self) -> IngressFound | None:
-        """Returns what a search has found since the last call.
+        """Returns the result of a search that has ended since the last call.
 
         Raises:
-            BaseException: whatever a search was not prepared for.
+            BaseException: any unexpected failure of a search.
         """
         if self._found.empty():
             return None

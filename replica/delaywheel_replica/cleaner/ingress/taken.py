@@ -1,4 +1,4 @@
-"""What a transaction of the leader's carries of the ingress, and how it is counted."""
+"""The ingress part of a leader's transaction, and how it is counted."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What a transaction carries of the ingress.
+    """The ingress part of a transaction.
 
     Attributes:
-        step: how far each partition comes with it.
-        rows: messages that go out directly.
-        is_urgent: it should not wait for another reason to commit.
+        step: how far it moves each partition.
+        rows: messages that are forwarded directly.
+        is_urgent: commit now, without waiting for another reason.
         is_full: there was no room for more.
     """
 
@@ -40,7 +40,7 @@ class Taken:
 
     @property
     def unfit(self) -> Counter[str]:
-        """Returns why records of it become dead letters."""
+        """Returns the reasons of its dead letters, with counts."""
         dead = (each for each in self.step.settled if isinstance(each, Dies))
         return Counter(each.unfit.reason.value for each in dead)
 
@@ -49,7 +49,7 @@ NOTHING: Final = Taken(TermStep(), direct_rows([], 0))
 
 
 def counted_of(term: Term, step: TermStep) -> Counter[str]:
-    """Counts what a transaction settles and announces, before it is noted."""
+    """Counts what a transaction settles and announces; call it before `Term.committed`."""
     counted: Counter[str] = Counter()
     offsets = term.offsets
     for at, each in step.steps.items():
@@ -70,8 +70,8 @@ def counted_of(term: Term, step: TermStep) -> Counter[str]:
     return counted
 
 
-def tell(step: TermStep) -> None:
-    """Logs what is lost, or perhaps is."""
+def log_losses(step: TermStep) -> None:
+    """Logs records that are lost, or may be."""
     for at, each in step.steps.items():
         for settled in each.settled:
             if isinstance(settled, Gone):
@@ -87,7 +87,7 @@ def tell(step: TermStep) -> None:
     for at, record in step.abandoned.items():
         if record.announced:
             log.warning(
-                "an ingress topic was made anew: what it had announced was accepted, or is lost",
+                "an ingress topic was recreated: what it had announced was accepted, or is lost",
                 at=name_of(at),
                 offsets=record.announced.to_json(),
             )

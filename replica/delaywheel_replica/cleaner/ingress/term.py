@@ -1,28 +1,28 @@
-"""The ingress during one term: reads, joins the leader's transactions, hands over.
+"""The ingress during one term: reads records, joins the leader's transactions, hands over.
 
-One thread, the leader's, calls all of it, and nothing here waits: topics are found, and records
-fetched, on other threads. A turn is
+Only the leader's thread calls this module, and nothing here waits: other threads find the topics
+and fetch the records. A turn is
 
 take what was read and answered -> plan -> transaction -> hand over what it announced
 
 so that nothing is handed over between a plan and the end of its transaction. What could go wrong
-between any two of these, and why it does not:
+in between, and why it does not:
 
 | what happens | what follows |
 |---|---|
-| this node dies, or ends its term, before the transaction | nothing has changed: whoever leads next reads the same records from the same offsets |
-| the transaction's end is unknown | the term ends with it. Committed: settled is settled, and what is announced may, to the next leader, lie in a wheel. Not committed: as above |
-| the transaction is aborted | nothing of it has changed here: the next one is planned from what is so then |
-| it dies after the commit, before or after handing over | announced: the next leader hands it to its own server, and the second, for which the floor waits, shows whether there is a copy |
-| an old leader, fenced and unaware, hands over | only what was announced in a transaction before it was fenced: the new leader knows it as announced |
-| an answer is lost, the server dies | UNKNOWN: it may be held, so it goes out through a wheel alone |
-| an answer comes after the term ended | nobody hears it; the next leader hands the record over again |
-| a direct message is in the transaction, and its partition's offset too | both or none of them are committed |
-| its topic takes nothing | it stays where it is, with what follows it in its partition; others go on, and as for any message it becomes a dead letter once patience is at its end |
-| records that are read twice | those below the position are left out |
-| a partition ends before what was read or announced of it | it is read to that end, and no further, by whoever leads; what was announced behind it is told as accepted, or lost |
-| a topic is made anew | nothing of the new one counts (`IngressPort.anew`), until all begins anew from what is committed, as with a new leader, and finds the other topic id |
-| nobody leads who knows of ingress | nodes of a release that does not are waited for, and kept from leading afterwards (`needs`) |
+| this node dies, or ends its term, before the transaction | nothing has changed: the next leader reads the same records from the same offsets |
+| the transaction's outcome is unknown | the term ends. If it was committed: what it settled is settled, and what it announced may be in a wheel, as the next leader knows. If not: as above |
+| the transaction is aborted | nothing has changed here: the next one is planned anew |
+| this node dies after the commit, before or after handing over | the records are announced: the next leader hands them to its own server, and their second, for which the floor waits, shows whether there is a copy |
+| an old leader, fenced and unaware of it, hands over | only records announced before it was fenced: the new leader knows them as announced |
+| an answer is lost, the server dies | UNKNOWN: the record may be held, so only a wheel delivers it |
+| an answer comes after the end of the term | it is ignored; the next leader hands the record over again |
+| a transaction carries a direct message and its partition's offset | both are committed, or neither |
+| a direct message's topic takes nothing | the message waits, and with it the rest of its partition; other partitions continue. As any message, it becomes a dead letter when the topic's patience ends |
+| records are read twice | those below the position are skipped |
+| a partition ends before what was read or announced of it | each leader reads it to that end, and no further; records announced after the end are reported as accepted or lost |
+| a topic is recreated | nothing of the new one counts (`IngressPort.recreated`) until this term starts again from what is committed, as a new leader does, and finds the new topic id |
+| the leader's release does not know ingress | ingress begins once all nodes know it; afterwards such a release may not lead (`needs`) |
 """  # noqa: E501 - rows of a table
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from delaywheel_replica.cleaner.ingress import letters
 from delaywheel_replica.cleaner.ingress.direct import direct_rows
 from delaywheel_replica.cleaner.ingress.handing import Handing
 from delaywheel_replica.cleaner.ingress.searching import TopicSearch
-from delaywheel_replica.cleaner.ingress.taken import NOTHING, Taken, counted_of, name_of, tell
+from delaywheel_replica.cleaner.ingress.taken import NOTHING, Taken, counted_of, log_losses, name_of
 from delaywheel_replica.cleaner.outside.clocks import Clock
 from delaywheel_replica.cleaner.outside.ports import (
     IngressFound,
@@ -64,35 +64,35 @@ from delaywheel_replica.kafka_settings import KafkaNames
 from delaywheel_replica.process.logs import get_logger
 
 READ_MOST: Final = 2_000
-"""Records that are taken in at once: less than 50 ms of work."""
+"""Records that are read in one turn: less than 50 ms of work."""
 
-LAGS_TOLD: Final = 200
-"""Of the partitions with the greatest lags; and so many that are cut off."""
+LAGS_REPORTED: Final = 200
+"""How many of the greatest lags the status lists, and how many cut-off partitions."""
 
 LOOK_S: Final = 0.05
-"""What falls due while nothing else happens is looked for so often."""
+"""Interval of looking for records that fall due while nothing else happens."""
 
-TELL_GROUP_S: Final = 1.0
+REPORT_GROUP_S: Final = 1.0
 
 FAULT_KEPT_S: Final = 30.0
-"""A reader that is still refused says so again within that."""
+"""A reader that is still refused reports it again within this time."""
 
-TELL_AGAIN_S: Final = 30.0
-"""What did not arrive is made good by then, and offsets that nobody commits any more expire."""
+REPORT_AGAIN_S: Final = 30.0
+"""Offsets are committed again so often: a commit may be lost, and unrenewed offsets expire."""
 
 log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class IngressSettings:
-    """What a cluster takes in.
+    """The ingress topics of a cluster, and what it accepts from them.
 
     Attributes:
-        names: of our topics.
-        topics: that records are taken from; none: nothing is, but what was announced before.
+        names: the names of our topics.
+        topics: the ingress topics; none: only records announced before are read.
         rules: what is accepted.
-        span_ms: how far ahead a due may lie.
-        letter_bytes: so large a record the dead-letter topic takes.
+        span_ms: how far ahead a due may be.
+        letter_bytes: limit of the dead-letter topic for one record.
     """
 
     names: KafkaNames
@@ -104,7 +104,7 @@ class IngressSettings:
 
 @dataclass(slots=True)
 class _Surroundings:
-    """What is known of this node and the others."""
+    """The state of this node and the others."""
 
     state: ControlState
     heartbeats: Mapping[str, Heartbeat]
@@ -112,17 +112,17 @@ class _Surroundings:
 
     @property
     def least_slot(self) -> int | None:
-        """The first slot that this node's server takes; None: it takes nothing."""
+        """The first slot that this node's server accepts; None: it accepts nothing."""
         heartbeat = self.heartbeats.get(self.node)
         if heartbeat is None or heartbeat.draining or heartbeat.disk_out or heartbeat.open is None:
             return None
-        told = heartbeat.wheels.get(heartbeat.open)
-        # The seal may have moved on by one second since it was told.
-        return None if told is None else told.seal_slot + 1
+        wheel = heartbeat.wheels.get(heartbeat.open)
+        # The seal may have advanced by one second since the heartbeat.
+        return None if wheel is None else wheel.seal_slot + 1
 
 
 class Ingress:
-    """Takes in records during one term. Made anew for each."""
+    """Reads and settles ingress records during one term. Each term creates its own."""
 
     def __init__(
         self,
@@ -138,9 +138,9 @@ class Ingress:
 
         Args:
             kafka: Where the topics are.
-            make_handover: Makes the way to this node's server.
-            settings: What is taken in.
-            runner: Runs what takes longer.
+            make_handover: Makes the connection to this node's server.
+            settings: The topics and limits.
+            runner: Runs slow calls.
             clock: The clocks.
             on_news: Called on other threads when there is something for the next turn.
         """
@@ -164,26 +164,26 @@ class Ingress:
         self._planned = NOTHING
         self._planned_for = Room(0)
         self._look_at = 0.0
-        self._tell_group_at = 0.0
-        self._tell_again_at = 0.0
+        self._report_group_at = 0.0
+        self._report_again_at = 0.0
         self._is_group_behind = False
 
-    # --- what is so
+    # --- state
 
     @property
     def fileno(self) -> int | None:
-        """To wait for the server's answers with poll; None: there are none to wait for."""
+        """The descriptor to poll for the server's answers; None: there is no connection."""
         return self._handing.fileno
 
     @property
     def faults(self) -> tuple[str, ...]:
-        """Returns what keeps records from being taken in, and what to do, for people."""
+        """Returns what keeps records from being accepted, and what operators can do about it."""
         found = [*self._search.faults, *self._handing.faults]
         if self._reader_fault is not None:
             found.append(f"the ingress topics cannot be read: {self._reader_fault}")
         if self._behind:
             found.append(
-                f"ingress waits until every node has told that its release knows it: node"
+                f"ingress waits until every node has reported that its release knows it: node"
                 f" {', '.join(self._behind)} has not"
             )
         cut_off = sorted(self._cut_off)
@@ -192,12 +192,12 @@ class Ingress:
             topic, partition = cut_off[0]
             found.append(
                 f"ingress partition {topic}/{partition}{more} ends before what was read of it, and"
-                " is not read on: delete the topic, and have it made anew"
+                " is no longer read: delete the topic, and let it be recreated"
             )
         return tuple(found)
 
     def status(self) -> IngressStatus | None:
-        """Returns what others may know; None: there is nothing to be taken in."""
+        """Returns the status to publish; None: there is nothing to read."""
         term, reader = self._term, self._reader
         if term is None or reader is None:
             return None
@@ -206,45 +206,45 @@ class Ingress:
         lags = {
             at: positions[at] - offset + unread.get(at, 0) for at, offset in term.offsets.items()
         }
-        greatest = sorted(lags, key=lambda at: (-lags[at], at))[:LAGS_TOLD]
+        greatest = sorted(lags, key=lambda at: (-lags[at], at))[:LAGS_REPORTED]
         return IngressStatus(
             partitions=term.partitions,
             lag=sum(lags.values()),
             lags={name_of(at): lags[at] for at in sorted(greatest)},
             held_bytes=term.held_bytes,
-            cut_off=tuple(name_of(at) for at in sorted(self._cut_off))[:LAGS_TOLD],
+            cut_off=tuple(name_of(at) for at in sorted(self._cut_off))[:LAGS_REPORTED],
             faults=self.faults,
         )
 
     @property
     def letter_bytes(self) -> int:
-        """So much the dead-letter topic takes at once."""
+        """The limit of the dead-letter topic for one record."""
         return self._settings.letter_bytes
 
     def bound(self, state: ControlState, taken: Taken | None = None) -> int | None:
-        """Returns the slot that floor and own seals must not pass; None if there is none.
+        """Returns the slot that the floor and the leader's own seals must not pass; None: no limit.
 
         Args:
-            state: what is committed.
-            taken: what the transaction carries; None: as it is committed.
+            state: the committed control state.
+            taken: the ingress part of a transaction to be committed; None: the committed state.
         """
         if self._term is None:
             return unread_bound(state.ingress.values())
         if taken is not None and taken.step:
             return self._term.bound(taken.step)
-        if not self._is_bound_known:  # asked for in each turn, and looks at all that is under way
+        if not self._is_bound_known:  # cached: each turn asks, and it visits all records
             self._bound, self._is_bound_known = self._term.bound(), True
         return self._bound
 
-    # --- what is done
+    # --- steps of the term
 
     def turn(self, state: ControlState, node: str, heartbeats: Mapping[str, Heartbeat]) -> None:
-        """Takes what came since the last turn: topics, records and answers.
+        """Takes in topics, records and answers that came since the last turn.
 
         Args:
-            state: what is committed.
-            node: this one.
-            heartbeats: the newest of each node, its own included.
+            state: the committed control state.
+            node: this node.
+            heartbeats: the latest of each node, including this one.
         """
         self._around = _Surroundings(state, heartbeats, node)
         announced = {at[0] for at, record in state.ingress.items() if record.announced}
@@ -252,30 +252,30 @@ class Ingress:
             return
         if self._term is None:
             self._begin(state)
-        is_anew = self._reader is not None and bool(self._reader.anew)
-        self._search.look(frozenset(announced), is_urgent=is_anew)
+        is_recreated = self._reader is not None and bool(self._reader.recreated)
+        self._search.look(frozenset(announced), is_urgent=is_recreated)
         found = self._search.found()
         if found is not None:
             self._take_found(found, state)
         self._take_answers()
         self._read()
         self._hand()
-        self._tell_group()
+        self._report_to_group()
 
     def take_levels(self, levels_ms: Mapping[str, int]) -> None:
-        """Counts by other levels from now on."""
+        """Applies new levels from now on."""
         rules = replace(self._settings.rules, levels_ms=dict(levels_ms))
         self._settings = replace(self._settings, rules=rules)
         if self._term is not None and self._around is not None:
-            self._begin_anew(self._around.state)
+            self._restart(self._around.state)
 
     def plan(self, now_ms: int, room: Room, blocked: AbstractSet[str] = frozenset()) -> Taken:
         """Returns what the next transaction can carry; nothing changes until it is committed.
 
         Args:
             now_ms: the wall clock.
-            room: so much may go with it.
-            blocked: topics that no message can go to now.
+            room: how much it may carry.
+            blocked: topics that cannot be forwarded to now.
         """
         term, around = self._term, self._around
         if term is None or around is None or around.state.progress is None:
@@ -312,7 +312,7 @@ class Ingress:
         return taken
 
     def written(self, taken: Taken) -> Iterable[Record]:
-        """Yields what Kafka gets beside messages and control records."""
+        """Yields the dead letters and outcomes of a transaction."""
         names = self._settings.names
         for each in taken.step.settled:
             if isinstance(each, Dies):
@@ -329,11 +329,11 @@ class Ingress:
         """Notes that a transaction is committed, and hands over what it has announced.
 
         Args:
-            taken: what it carried.
-            state: what is committed now.
+            taken: the ingress part of it.
+            state: the control state after it.
 
         Returns:
-            How much of what there was.
+            Counts of what it settled and announced.
         """
         counted: Counter[str] = Counter()
         term, around = self._term, self._around
@@ -342,7 +342,7 @@ class Ingress:
         around.state = state
         if taken.step:
             counted = counted_of(term, taken.step)
-            tell(taken.step)
+            log_losses(taken.step)
             term.committed(taken.step)
             self._is_changed, self._is_bound_known = True, False
             self._is_group_behind = True
@@ -350,7 +350,7 @@ class Ingress:
         return counted
 
     def failed(self) -> None:
-        """Notes that a transaction is not committed: what it carried is planned anew."""
+        """Notes that a transaction was not committed: its records are planned again."""
         self._is_changed = True
 
     def close(self) -> None:
@@ -361,7 +361,7 @@ class Ingress:
             self._reader = None
         self._term = None
 
-    # --- behind it
+    # --- inside
 
     @property
     def _cut_off(self) -> frozenset[IngressPartition]:
@@ -372,8 +372,8 @@ class Ingress:
         self._reader = self._kafka.ingress(self._on_news)
         self._is_changed, self._is_bound_known = True, False
 
-    def _begin_anew(self, state: ControlState) -> None:
-        """Begins as a new leader does, between two transactions."""
+    def _restart(self, state: ControlState) -> None:
+        """Starts again as a new leader does, between two transactions."""
         self.close()
         self._handing = Handing(self._make_handover, self._clock)
         self._reader_fault = None
@@ -386,8 +386,8 @@ class Ingress:
         assert term is not None
         assert reader is not None
         if any(term.is_another(name, topic.topic_id) for name, topic in found.topics.items()):
-            log.warning("an ingress topic was made anew", topics=sorted(found.topics))
-            self._begin_anew(state)
+            log.warning("an ingress topic was recreated", topics=sorted(found.topics))
+            self._restart(state)
             return self._take_found(found, state)
         positions: dict[IngressPartition, int] = {}
         for name, topic in sorted(found.topics.items()):
@@ -436,15 +436,16 @@ class Ingress:
         reader.rest(self._full | term.done)
 
     def _hand(self) -> None:
-        # What is handed over is in no plan any more: it may be held from now on.
+        # Records handed over may be held from now on, so plans no longer contain them.
         if self._term is not None and self._handing.hand(self._term.to_hand):
             self._is_changed = True
 
-    def _tell_group(self) -> None:
+    def _report_to_group(self) -> None:
         now_s = self._clock.monotonic()
         if self._term is None or self._reader is None:
             return
-        if now_s >= (self._tell_group_at if self._is_group_behind else self._tell_again_at):
-            self._tell_group_at, self._tell_again_at = now_s + TELL_GROUP_S, now_s + TELL_AGAIN_S
+        if now_s >= (self._report_group_at if self._is_group_behind else self._report_again_at):
+            self._report_group_at = now_s + REPORT_GROUP_S
+            self._report_again_at = now_s + REPORT_AGAIN_S
             self._is_group_behind = False
-            self._reader.tell_group(self._term.offsets)
+            self._reader.report_to_group(self._term.offsets)

@@ -1,14 +1,14 @@
-"""Finds the ingress topics, makes those that are missing, and checks them.
+"""Finds the ingress topics, creates missing ones, and checks them.
 
-| a topic | then |
+| a topic that is | then |
 |---|---|
-| of the settings that is missing | is made; where that is not allowed, it is told |
-| that is compacted | is told, and not read: of records with one key the older ones would be gone |
-| that may not be described, or whose cleanup.policy is not told | is told, and not read |
-| that is no longer in the settings, and missing | is told: what was announced of it keeps the floor where it is |
+| in the settings, but missing | it is created; if that is not allowed, a fault is reported |
+| compacted | a fault is reported, and it is not read: compaction deletes older records of a key |
+| not to be described, or hides its cleanup.policy | a fault is reported, and it is not read |
+| missing, and no longer in the settings |  a fault is reported: announced records hold the floor |
 
-None of it keeps a node from leading.
-"""  # noqa: E501 - rows of a table
+None of these faults keeps a node from leading.
+"""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ _DENIED = {
 
 @dataclass(frozen=True, slots=True)
 class IngressTopics:
-    """The ingress topics of the settings, and how they are made.
+    """The ingress topics of the settings, and how to create them.
 
     Attributes:
-        names: of the topics.
-        partitions: of one that is made.
-        replication_factor: likewise; None: one a broker, three at most.
-        max_message_bytes: the greatest record that one takes that is made.
+        names: the names of the topics.
+        partitions: of a new topic.
+        replication_factor: of a new topic; None: one replica per broker, up to three.
+        max_message_bytes: the largest record that a new topic accepts.
     """
 
     names: frozenset[str] = frozenset()
@@ -60,10 +60,10 @@ def find_ingress(
     Args:
         admin: The client to ask.
         wanted: The topics of the settings.
-        also: Others, which are not made.
+        also: Other topics, which are not created.
 
     Raises:
-        KafkaAway: It does not answer.
+        KafkaAway: Kafka does not answer.
     """
     try:
         found, faults = _described(admin, sorted(wanted.names | also))
@@ -76,8 +76,8 @@ def find_ingress(
         for name in sorted(also - wanted.names):
             if name not in found | faults:
                 faults[name] = (
-                    f"the ingress topic {name} is gone, of which something is announced, so that"
-                    " nothing is deleted any more: name it in ingress_topics, and it is made anew"
+                    f"the ingress topic {name} is missing, but has announced records, so that"
+                    " nothing is deleted any more: add it to ingress_topics to have it recreated"
                 )
         faults |= _unsuited(admin, sorted(found))
     except KafkaException as exception:
@@ -87,10 +87,10 @@ def find_ingress(
 
 
 def topic_ids(admin: AdminClient, names: Iterable[str]) -> dict[str, str]:
-    """Returns Kafka's ids of those of these topics that there are, and that may be described.
+    """Returns Kafka's ids of these topics, without those that are missing or not to be described.
 
     Raises:
-        KafkaAway: It does not answer.
+        KafkaAway: Kafka does not answer.
     """
     try:
         found, _ = _described(admin, names)
@@ -102,7 +102,7 @@ def topic_ids(admin: AdminClient, names: Iterable[str]) -> dict[str, str]:
 def _described(
     admin: AdminClient, names: Iterable[str]
 ) -> tuple[dict[str, TopicPartitions], dict[str, str]]:
-    """Returns the topics that there are, and what is wrong with others; none is missing."""
+    """Returns the topics that exist, and the faults of others; missing topics are in neither."""
     found: dict[str, TopicPartitions] = {}
     faults: dict[str, str] = {}
     names = list(names)
@@ -129,7 +129,7 @@ def _described(
 def _known(
     admin: AdminClient, names: Iterable[str]
 ) -> tuple[dict[str, TopicPartitions], dict[str, str]]:
-    """Returns topics that were made just now, once all brokers know them."""
+    """Returns topics that were just created, once all brokers know them."""
     names = set(names)
     deadline = time.monotonic() + CALL_S
     while True:
@@ -138,13 +138,16 @@ def _known(
         if not unknown:
             return found, faults
         if time.monotonic() >= deadline:
-            made = {name: f"the ingress topic {name} was made, and is unknown" for name in unknown}
+            made = {
+                name: f"the ingress topic {name} was created, but brokers do not know it yet"
+                for name in unknown
+            }
             return found, faults | made
         time.sleep(KNOWN_AGAIN_S)
 
 
 def _made(admin: AdminClient, names: Iterable[str], wanted: IngressTopics) -> dict[str, str]:
-    """Makes topics; returns why one could not be made."""
+    """Creates topics; returns the faults of those that could not be created."""
     brokers = len(admin.describe_cluster(request_timeout=CALL_S).result().nodes)
     copies = wanted.replication_factor or min(3, brokers)
     new = [
@@ -167,16 +170,16 @@ def _made(admin: AdminClient, names: Iterable[str], wanted: IngressTopics) -> di
             future.result()
         except KafkaException as exception:
             error = _error(exception)
-            if error.code() != KafkaError.TOPIC_ALREADY_EXISTS:  # another node was quicker
+            if error.code() != KafkaError.TOPIC_ALREADY_EXISTS:  # another node was faster
                 faults[name] = (
-                    f"the ingress topic {name} is missing, and cannot be made: {error.str()}; make"
-                    " it, grant Create, or set ingress = false"
+                    f"the ingress topic {name} is missing, and cannot be created: {error.str()};"
+                    " create it, grant Create, or set ingress = false"
                 )
     return faults
 
 
 def _unsuited(admin: AdminClient, names: Iterable[str]) -> dict[str, str]:
-    """Returns which of these topics lose records that were not taken."""
+    """Returns the faults of topics that may lose records before they are read."""
     faults: dict[str, str] = {}
     wanted = [ConfigResource(ResourceType.TOPIC, name) for name in names]
     if not wanted:
@@ -196,13 +199,13 @@ def _unsuited(admin: AdminClient, names: Iterable[str]) -> dict[str, str]:
         else:
             if policy is None:
                 faults[name] = (
-                    f"Kafka does not tell the cleanup.policy of the ingress topic {name}: look at"
-                    " its configuration: a compacted one would lose records before they are read"
+                    f"Kafka does not report the cleanup.policy of the ingress topic {name}: check"
+                    " its configuration; a compacted topic would lose records before they are read"
                 )
             elif "compact" in policy:
                 faults[name] = (
-                    f"the ingress topic {name} has cleanup.policy={policy}: set it to delete, for"
-                    " of records with one key the older ones would be gone before they are read"
+                    f"the ingress topic {name} has cleanup.policy={policy}: set it to delete;"
+                    " compaction deletes older records of a key before they are read"
                 )
     return faults
 

@@ -1,12 +1,12 @@
 """Reads the ingress topics on a thread of its own, so that the leader's never waits for Kafka.
 
-The thread waits for records, and wakes the leader when there are some; it reads on once they are
-taken. So beside what librdkafka fetches ahead, one batch waits at most, and while nothing comes
-nobody turns.
+The thread waits for records, wakes the leader when there are some, and continues once the leader
+has taken them. So at most one batch waits beside librdkafka's own queue, and the leader is not
+woken while no records come.
 
-librdkafka reads a topic by its name, and goes on reading, at the former offsets, in one that was
-made anew. So Kafka is asked for the ids of the topics once a batch has come, and before it counts:
-where the id is still the same, the batch came from the same topic. That is one request a batch.
+librdkafka reads a topic by its name, and continues at the former offsets in a recreated one. So
+the thread asks Kafka for the topics' ids after each batch, before the batch counts: if an id is
+unchanged, the batch came from the same topic. This takes one request per batch.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from delaywheel_replica.core.protocol.control import IngressPartition
 from delaywheel_replica.kafka_settings import KafkaSettings
 
 BATCH: Final = 2_000
-"""Records that are read at once."""
+"""Limit for one batch, in records."""
 
 WAIT_S: Final = 0.5
-"""For so long the thread waits for records; then it looks whether something else is wanted."""
+"""The thread waits for records no longer than this, then checks for other work."""
 
 LAGS_S: Final = 0.5
 FAULT_PAUSE_S: Final = 0.5
 
 RENEW_S: Final = 10.0
-"""After a refusal another reader is made: librdkafka tells a lasting one only once."""
+"""A refused reader is replaced so often: librdkafka reports a lasting refusal only once."""
 
 
 class IngressThread:
@@ -50,8 +50,8 @@ class IngressThread:
 
         Args:
             settings: Settings for reaching Kafka.
-            ids_of: Asks Kafka for the ids of those of these topics that there are.
-            on_news: Called on the thread when `poll` has something.
+            ids_of: Asks Kafka for the ids of topics; missing topics are left out.
+            on_news: Called on the thread when `poll` has something to return.
         """
         self._settings = settings
         self._ids_of = ids_of
@@ -63,13 +63,13 @@ class IngressThread:
         self._least_ends: dict[IngressPartition, int] = {}
         self._topic_ids: dict[str, str] = {}
         self._resting: AbstractSet[IngressPartition] = frozenset()
-        self._told: Mapping[IngressPartition, int] = {}
+        self._group_offsets: Mapping[IngressPartition, int] = {}
         # For the leader.
         self._fetched: list[Fetched] = []
         self._fault: str | None = None
         self._lags: dict[IngressPartition, int] = {}
         self._cut_off: Mapping[IngressPartition, int] = {}
-        self._anew: frozenset[str] = frozenset()
+        self._recreated: frozenset[str] = frozenset()
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="ingress", daemon=True)
         self._thread.start()
@@ -80,9 +80,9 @@ class IngressThread:
         return self._cut_off
 
     @property
-    def anew(self) -> frozenset[str]:
-        """Returns the topics that have another id by now, of which nothing is read any more."""
-        return self._anew
+    def recreated(self) -> frozenset[str]:
+        """Returns the topics whose id has changed; they are no longer read."""
+        return self._recreated
 
     def assign(
         self,
@@ -90,12 +90,13 @@ class IngressThread:
         least_ends: Mapping[IngressPartition, int] = NO_ENDS,
         topic_ids: Mapping[str, str] = NO_IDS,
     ) -> None:
-        """Reads more partitions; those that it reads already go on.
+        """Reads more partitions; those already being read continue.
 
         Args:
-            positions: from these offsets on.
-            least_ends: a partition that ends before that is cut off.
-            topic_ids: Kafka's ids of their topics: under the same name, nothing of another is read.
+            positions: the first offset to read of each.
+            least_ends: a partition that ends before this offset is cut off.
+            topic_ids: Kafka's ids of the topics; a topic of the same name and another id is not
+                read.
         """
         with self._changed:
             self._topic_ids = {**topic_ids, **self._topic_ids}
@@ -104,7 +105,7 @@ class IngressThread:
             self._changed.notify()
 
     def rest(self, partitions: AbstractSet[IngressPartition]) -> None:
-        """Reads no more of these for now, and of all others; a batch may be under way."""
+        """Pauses these partitions and resumes all others; a batch of them may still come."""
         with self._changed:
             self._resting = partitions
             self._changed.notify()
@@ -113,7 +114,7 @@ class IngressThread:
         """Returns what was read since the last call, without waiting.
 
         Raises:
-            KafkaAway: Kafka refuses to be read, and says why.
+            KafkaAway: Kafka refuses reads, and says why.
         """
         if self._failure is not None:
             raise self._failure
@@ -126,17 +127,17 @@ class IngressThread:
         return fetched
 
     def lags(self) -> dict[IngressPartition, int]:
-        """Returns how many offsets follow what was read of each partition, as far as was heard."""
+        """Returns the number of unread offsets of each partition, as last reported by Kafka."""
         return self._lags
 
-    def tell_group(self, offsets: Mapping[IngressPartition, int]) -> None:
-        """Has the consumer group show how far things are: for people, nothing reads it."""
+    def report_to_group(self, offsets: Mapping[IngressPartition, int]) -> None:
+        """Shows progress in the consumer group's offsets: for operators, nothing reads them."""
         with self._changed:
-            self._told = dict(offsets)
+            self._group_offsets = dict(offsets)
             self._changed.notify()
 
     def close(self) -> None:
-        """Ends the thread, which may take it until Kafka answers."""
+        """Ends the thread, which may have to wait for Kafka's answer first."""
         with self._changed:
             self._closing = True
             self._changed.notify()
@@ -150,10 +151,10 @@ class IngressThread:
                 try:
                     self._read(reader)
                 except KafkaException as exception:
-                    self._tell_fault(exception.args[0].str())  # and another reader goes on
+                    self._report_fault(exception.args[0].str())  # and another reader goes on
                 finally:
                     reader.close()
-        except BaseException as failure:  # noqa: BLE001 - raised again where it is heard
+        except BaseException as failure:  # noqa: BLE001 - raised again by poll()
             self._failure = failure
             self._wake()
 
@@ -161,15 +162,16 @@ class IngressThread:
         lags_at, renew_at = 0.0, float("inf")
         while True:
             with self._changed:
-                while not (self._closing or self._told or self._reads):
+                while not (self._closing or self._group_offsets or self._reads):
                     self._changed.wait()
                 if self._closing:
                     return
-                positions, told, self._told = dict(self._positions), self._told, {}
+                positions = dict(self._positions)
+                offsets, self._group_offsets = self._group_offsets, {}
                 least_ends = dict(self._least_ends)
                 reads, resting = self._reads, self._resting
             reader.assign(positions, least_ends)
-            reader.tell_group(told)
+            reader.report_to_group(offsets)
             if time.monotonic() >= renew_at:
                 return
             if reads:
@@ -182,7 +184,7 @@ class IngressThread:
 
     @property
     def _reads(self) -> bool:
-        """Whether to read; where all rest, what the client has fetched waits in it."""
+        """Whether to read; while all partitions are paused, fetched records wait in the client."""
         return self._is_taken and bool(self._positions.keys() - self._resting)
 
     @property
@@ -190,11 +192,11 @@ class IngressThread:
         return not self._fetched and self._fault is None
 
     def _fetch(self, reader: IngressReader) -> bool:
-        """Returns whether it was not refused."""
+        """Fetches a batch; returns whether Kafka allowed it."""
         try:
             fetched = reader.poll(BATCH, WAIT_S)
         except KafkaAway as away:
-            self._tell_fault(str(away))
+            self._report_fault(str(away))
             return False
         cut_off = {at: end for at, end in reader.cut_off.items() if at not in self._cut_off}
         same = self._same({each.at[0] for each in fetched} | {topic for topic, _ in cut_off})
@@ -206,7 +208,7 @@ class IngressThread:
             {
                 each.at: self._positions[each.at]
                 for each in fetched
-                if each.at[0] not in same | self._anew
+                if each.at[0] not in same | self._recreated
             }
         )
         fetched = [each for each in fetched if each.at[0] in same]
@@ -218,27 +220,27 @@ class IngressThread:
         return True
 
     def _same(self, topics: set[str]) -> set[str]:
-        """Returns those of these topics that are known to be the ones that were assigned."""
-        topics -= self._anew
+        """Returns those of these topics that surely have the id they were assigned with."""
+        topics -= self._recreated
         try:
             ids = self._ids_of(sorted(topics)) if topics else {}
         except KafkaAway as away:
-            self._tell_fault(str(away))
+            self._report_fault(str(away))
             return set()
-        anew = {topic for topic, id_ in ids.items() if id_ != self._topic_ids.get(topic, id_)}
-        if anew:
-            self._anew |= anew
+        recreated = {topic for topic, id_ in ids.items() if id_ != self._topic_ids.get(topic, id_)}
+        if recreated:
+            self._recreated |= recreated
             self._wake()
-        return topics & (ids.keys() - anew)
+        return topics & (ids.keys() - recreated)
 
-    def _tell_fault(self, fault: str) -> None:
+    def _report_fault(self, fault: str) -> None:
         with self._changed:
             self._fault = fault
             self._changed.wait(FAULT_PAUSE_S)
         self._wake()
 
     def _wake(self) -> None:
-        """Wakes the leader, which after `close` may be gone."""
+        """Wakes the leader, which may be gone after `close`."""
         with self._changed:
             if not self._closing:
                 self._on_news()

@@ -1,13 +1,11 @@
-"""Reading the ingress topics: all partitions, assigned by hand, committed records only.
+"""Reads the ingress topics: all partitions, assigned explicitly, committed records only.
 
-One thread at a time calls a reader (ingress_thread.py has one). What it holds is bounded:
-librdkafka fetches no more than `INGRESS_FETCHED_KBYTES` ahead, and what `poll` returns is the
-caller's to bound, by not calling it.
+One thread at a time calls a reader (ingress_thread.py has one). Its memory is bounded: librdkafka
+prefetches up to `INGRESS_FETCHED_KBYTES`, and the caller bounds the rest by not calling `poll`.
 
-Where Kafka no longer has what comes next, the reader goes on with the first record that it has,
-and says so. Where it has less than was read or announced before, the partition was cut off: then
-records may come under offsets that were given before. That is told; what lies behind the end is not
-to be taken.
+If Kafka no longer has the next record, the reader continues at the first one that Kafka has, and
+reports the gap. If a partition ends before what was read or announced of it, it was cut off: later
+records reuse offsets. The reader reports that, and records after the end must not be taken.
 """
 
 from __future__ import annotations
@@ -45,17 +43,17 @@ class IngressReader:
     """Reads partitions from given offsets on."""
 
     def __init__(self, settings: KafkaSettings) -> None:
-        """Connects when first asked.
+        """Prepares a consumer, which connects on first use.
 
         Args:
             settings: how to reach Kafka.
         """
-        # "error": where to go on is not for the library to choose.
+        # "error": the library must not choose where to continue.
         self._consumer = Consumer(
             {
                 **settings.ingress_consumer(),
                 "auto.offset.reset": "error",
-                "on_commit": self._hear_of_group,
+                "on_commit": self._take_commit_result,
             },
             logger=LOGGER,
         )
@@ -81,8 +79,8 @@ class IngressReader:
         """Reads more partitions; those already being read continue.
 
         Args:
-            positions: from these offsets on.
-            least_ends: a partition that ends before that is cut off.
+            positions: the first offset to read of each.
+            least_ends: a partition that ends before this offset is cut off.
         """
         new = {at: offset for at, offset in positions.items() if at not in self._positions}
         if new:
@@ -93,15 +91,15 @@ class IngressReader:
             )
 
     def go_back(self, positions: Mapping[IngressPartition, int]) -> None:
-        """Reads these partitions again from these offsets on."""
+        """Reads these partitions again from the given offsets."""
         for at, position in positions.items():
             self._positions[at] = position
-            self._resting.discard(at)  # it is told again
+            self._resting.discard(at)  # rest() pauses it again
             self._consumer.incremental_unassign([TopicPartition(*at)])
             self._consumer.incremental_assign([TopicPartition(*at, position)])
 
     def rest(self, partitions: AbstractSet[IngressPartition]) -> None:
-        """Returns nothing of these until they are not among them any more; then all of it."""
+        """Pauses these partitions and resumes all others; no record is skipped."""
         resting = partitions & self._positions.keys()
         for change, changed in (
             (self._consumer.pause, resting - self._resting),
@@ -115,13 +113,13 @@ class IngressReader:
         """Returns the records of each partition, up to a total number; waits for the first one.
 
         Raises:
-            KafkaAway: Kafka refuses to be read, and says why. What came before was returned.
+            KafkaAway: Kafka refuses reads, and says why. Earlier records were returned.
         """
         if self._refused is not None:
             refused, self._refused = self._refused, None
             raise KafkaAway(refused)
         records: dict[IngressPartition, list[Incoming]] = {}
-        # With a time to wait, the library waits for all of them.
+        # With a timeout, the library waits until it has all of them.
         messages = self._consumer.consume(1, wait_s)
         if messages and most > 1:
             messages += self._consumer.consume(most - 1, 0)
@@ -141,7 +139,7 @@ class IngressReader:
         return fetched + deleted + self._passed(set(records))
 
     def lags(self) -> dict[IngressPartition, int]:
-        """Returns how many offsets lie beyond what was read of each partition, as last heard."""
+        """Returns the number of unread offsets of each partition, as last reported by Kafka."""
         lags: dict[IngressPartition, int] = {}
         for at, position in self._positions.items():
             with contextlib.suppress(KafkaException):
@@ -150,15 +148,15 @@ class IngressReader:
                     lags[at] = max(0, ends[1] - position)
         return lags
 
-    def tell_group(self, offsets: Mapping[IngressPartition, int]) -> None:
-        """Shows progress by the consumer group; a failure is made good by the next call."""
+    def report_to_group(self, offsets: Mapping[IngressPartition, int]) -> None:
+        """Shows progress in the consumer group's offsets; the next call makes up for a failure."""
         if offsets:
-            told = [TopicPartition(*at, offset) for at, offset in offsets.items()]
+            next_offsets = [TopicPartition(*at, offset) for at, offset in offsets.items()]
             with contextlib.suppress(KafkaException):
-                self._consumer.commit(offsets=told, asynchronous=True)
+                self._consumer.commit(offsets=next_offsets, asynchronous=True)
 
-    def _hear_of_group(self, error: KafkaError | None, _: object) -> None:
-        """Logs that the group may not show progress, once each time that it begins."""
+    def _take_commit_result(self, error: KafkaError | None, _: object) -> None:
+        """Logs that the group may not commit offsets, once each time this begins."""
         is_refused = error is not None and error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED
         if is_refused and not self._is_group_refused:
             log.warning("not allowed to show how far ingress is", group=self._group)
@@ -172,15 +170,15 @@ class IngressReader:
         error = message.error()
         assert error is not None
         code = error.code()
-        if code == KafkaError.GROUP_AUTHORIZATION_FAILED:  # what it shows is for people
-            self._hear_of_group(error, None)
+        if code == KafkaError.GROUP_AUTHORIZATION_FAILED:  # its offsets are only for operators
+            self._take_commit_result(error, None)
         elif code == KafkaError._AUTO_OFFSET_RESET and at is not None:  # noqa: SLF001 - its names
             self._to_look_at.add(at)
         elif not (error.retriable() or code in _PASSING):
             self._refused = f"{at}: {error.str()}" if at is not None else error.str()
 
     def _looked_at(self) -> list[Fetched]:
-        """Finds where partitions continue whose next offset Kafka does not have."""
+        """Finds where to continue in partitions whose next offset Kafka does not have."""
         found: list[Fetched] = []
         for at in sorted(self._to_look_at):
             partition = TopicPartition(*at)
@@ -191,46 +189,48 @@ class IngressReader:
             self._to_look_at.discard(at)
             position = self._positions[at]
             if position > end:
-                self._tell_cut_off(at, end, position)
+                self._note_cut_off(at, end, position)
                 continue
             if first > position:
                 position = first
                 found.append(Fetched(at, (), first, first_kept=first))
-            self.go_back({at: position})  # a seek is refused while it rests after its error
+            self.go_back(
+                {at: position}
+            )  # a seek is refused while the partition is paused after its error
         return found
 
     def _compare_ends(self) -> None:
         """Finds partitions that end before what was announced, though not before what is next.
 
-        The end that comes with records is free, but of a broker that has just come to lead one it
-        may lag behind what others have heard; one that is asked for never does.
+        The end that comes with records is free, but may lag if the broker has just become the
+        partition's leader; an end requested explicitly never lags.
         """
         for at, least in list(self._least_ends.items()):
             partition = TopicPartition(*at)
             with contextlib.suppress(KafkaException):  # looked at again with the next poll
-                heard = self._consumer.get_watermark_offsets(partition, cached=True)
-                if self._positions[at] < least and (heard is None or heard[1] < 0):
+                cached = self._consumer.get_watermark_offsets(partition, cached=True)
+                if self._positions[at] < least and (cached is None or cached[1] < 0):
                     continue
-                if self._positions[at] < least and heard[1] < least:
+                if self._positions[at] < least and cached[1] < least:
                     _, end = self._consumer.get_watermark_offsets(partition, LOOK_S)
                     if end < least:
-                        self._tell_cut_off(at, end, least)
+                        self._note_cut_off(at, end, least)
                 del self._least_ends[at]
 
-    def _tell_cut_off(self, at: IngressPartition, end: int, expected: int) -> None:
+    def _note_cut_off(self, at: IngressPartition, end: int, expected: int) -> None:
         if at not in self._cut_off:
             log.error("an ingress partition is cut off", at=at, end=end, expected=expected)
         self._cut_off.setdefault(at, end)
 
-    def _passed(self, heard: set[IngressPartition]) -> list[Fetched]:
-        """Returns partitions of which only markers and aborted records came."""
-        quiet = [TopicPartition(*at) for at in self._positions if at not in heard]
+    def _passed(self, read: set[IngressPartition]) -> list[Fetched]:
+        """Returns partitions that advanced by markers and aborted records only."""
+        quiet = [TopicPartition(*at) for at in self._positions if at not in read]
         passed: list[Fetched] = []
-        for told in self._consumer.position(quiet) if quiet else []:
-            at = told.topic, told.partition
-            if told.offset > self._positions[at]:
-                self._positions[at] = told.offset
-                passed.append(Fetched(at, (), told.offset))
+        for reached in self._consumer.position(quiet) if quiet else []:
+            at = reached.topic, reached.partition
+            if reached.offset > self._positions[at]:
+                self._positions[at] = reached.offset
+                passed.append(Fetched(at, (), reached.offset))
         return passed
 
 

@@ -134,28 +134,28 @@ class TopicPartitions(NamedTuple):
     """A topic as it is now."""
 
     topic_id: str
-    """Kafka's own: a topic that is made anew has another."""
+    """Kafka's id: a recreated topic has another."""
     partitions: int
 
 
 class IngressFound(NamedTuple):
-    """What Kafka has of the ingress topics."""
+    """The ingress topics that Kafka has."""
 
     topics: Mapping[str, TopicPartitions]
     """Those that records can be taken from."""
     faults: tuple[str, ...] = ()
-    """Of the others, in words: what is wrong, and what to do."""
+    """For each other topic, what is wrong and what to do, as text."""
 
 
 class Fetched(NamedTuple):
-    """What was read of one ingress partition."""
+    """Records read from one ingress partition."""
 
     at: IngressPartition
     records: tuple[Incoming, ...]
     position: int
-    """The offset behind them, and behind what is no record."""
+    """The offset after them, and after transaction markers and gaps."""
     first_kept: int | None = None
-    """Kafka has deleted what came before this offset, read or not; None: nothing that was next."""
+    """Kafka has deleted everything before it; None: nothing unread was deleted."""
 
 
 NO_ENDS: Final[Mapping[IngressPartition, int]] = MappingProxyType({})
@@ -163,7 +163,7 @@ NO_IDS: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class IngressPort(Protocol):
-    """The ingress topics: committed records of partitions that are assigned by hand."""
+    """Reads committed records of explicitly assigned ingress partitions."""
 
     @property
     def cut_off(self) -> Mapping[IngressPartition, int]:
@@ -175,90 +175,91 @@ class IngressPort(Protocol):
         least_ends: Mapping[IngressPartition, int] = NO_ENDS,
         topic_ids: Mapping[str, str] = NO_IDS,
     ) -> None:
-        """Reads more partitions; those that it reads already go on.
+        """Reads more partitions; those already being read continue.
 
         Args:
-            positions: From these offsets on.
-            least_ends: A partition that ends before that is cut off.
-            topic_ids: Kafka's ids of their topics: under the same name, nothing of another is read.
+            positions: The first offset to read of each.
+            least_ends: A partition that ends before this offset is cut off.
+            topic_ids: Kafka's ids of the topics; a topic of the same name and another id is not
+                read.
         """
 
     @property
-    def anew(self) -> AbstractSet[str]:
-        """Returns the topics that have another id by now, of which nothing is read any more."""
+    def recreated(self) -> AbstractSet[str]:
+        """Returns the topics whose id has changed; they are no longer read."""
 
     def rest(self, partitions: AbstractSet[IngressPartition]) -> None:
-        """Reads no more of these for now, and of all others."""
+        """Pauses these partitions and resumes all others."""
 
     def poll(self, most: int, wait_s: float = 0) -> list[Fetched]:
-        """Returns what came of each partition, at most so many records together.
+        """Returns the records of each partition, up to `most` in total.
 
         Raises:
-            KafkaAway: Kafka refuses to be read, and says why.
+            KafkaAway: Kafka refuses reads, and says why.
         """
 
     def lags(self) -> dict[IngressPartition, int]:
-        """Returns how many offsets follow what was read of each partition, as far as was heard."""
+        """Returns the number of unread offsets of each partition, as last reported by Kafka."""
 
-    def tell_group(self, offsets: Mapping[IngressPartition, int]) -> None:
-        """Has the consumer group show how far things are: for people, nothing reads it."""
+    def report_to_group(self, offsets: Mapping[IngressPartition, int]) -> None:
+        """Shows progress in the consumer group's offsets: for operators, nothing reads them."""
 
     def close(self) -> None:
-        """Lets go of it."""
+        """Closes the reader."""
 
 
 class IngressKafkaPort(Protocol):
     """The ingress topics of a Kafka."""
 
     def find_ingress(self, also: AbstractSet[str] = frozenset()) -> IngressFound:
-        """Finds the ingress topics, and makes those of the settings that are missing.
+        """Finds the ingress topics, and creates missing ones of the settings.
 
         To be called in the background: it may take some seconds.
 
         Args:
-            also: Topics that are no longer in the settings, though something of them is announced.
+            also: Topics that are no longer in the settings, but still have announced records.
 
         Raises:
-            KafkaAway: It does not answer.
+            KafkaAway: Kafka does not answer.
         """
 
     def ingress(self, on_news: Callable[[], None]) -> IngressPort:
-        """Makes a new reader of them.
+        """Makes a new reader of the ingress topics.
 
         Args:
-            on_news: Called on any thread when `poll` has something.
+            on_news: Called on any thread when `poll` has something to return.
         """
 
 
 class HandoverPort(Protocol):
-    """The way of announced ingress records to this node's server, during one term."""
+    """Hands announced ingress records to this node's server, during one term."""
 
     @property
     def room_bytes(self) -> int:
-        """How much may be handed over now; what is unanswered is bounded. 0 once it is broken."""
+        """How much may be handed over now: unanswered records are bounded. 0 once it is broken."""
 
     @property
     def is_broken(self) -> bool:
-        """Whether it takes nothing any more: once everything is answered, another is made."""
+        """Whether it no longer takes records: once all are answered, another is made."""
 
     def hand(self, records: Sequence[Handed]) -> None:
-        """Sends them; never blocks; each is answered once.
+        """Sends records without blocking; each gets one answer.
 
         A `Delayed` wish becomes a message, a `Withdrawn` one a cancel.
         """
 
     def answers(self) -> list[tuple[Handed, Answer]]:
-        """Returns what was answered since the last call.
+        """Returns the answers since the last call.
 
         When the server is gone or the connection broken, everything unanswered is answered
         UNKNOWN.
         """
 
     def fileno(self) -> int:
-        """To wait for answers with poll, as the cleaner's main thread does."""
+        """Returns the descriptor that the cleaner's main thread polls for answers."""
 
     def close(self) -> None:
-        """Ends it, whatever is unanswered."""
+        """Closes the connection, even with records unanswered."""
 
 
 MakeHandover = Callable[[], HandoverPort | None]

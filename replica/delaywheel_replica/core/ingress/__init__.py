@@ -1,1 +1,1 @@
-"""Records of ingress topics: what they ask for, and how each is taken in exactly once."""
+"""Records of ingress topics: what they request, and how each is accepted exactly once."""

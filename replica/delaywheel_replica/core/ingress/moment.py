@@ -1,4 +1,4 @@
-"""When, and within which limits, a step of a partition is planned."""
+"""The time and the limits for which a partition's next step is planned."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeAlias
 from delaywheel_replica.core.ingress.reading import Delayed, Withdrawn
 
 Kind: TypeAlias = type[Delayed] | type[Withdrawn]
-"""Of what is handed over: a server may take cancels, and no messages."""
+"""The kind of a handed-over record: a server may accept cancels while it accepts no messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,12 +19,13 @@ class Moment:
 
     Attributes:
         now_ms: the leader's wall clock.
-        least_slot: what is for an earlier second is not handed over; None: nothing is, for the node
-            takes nothing now. Well above the seal of its wheel.
-        span_end_ms: no due may be later.
-        floor: the committed one: no wheel takes anything below.
-        blocked: topics that no message can go to now, though others can.
-        most: of a kind that the server takes none of now: how many of it may wait for it announced.
+        least_slot: records due before this slot are not handed over; well above the seal of the
+            node's wheel. None: the node accepts nothing now, so no record is handed over.
+        span_end_ms: the latest due that is accepted.
+        floor: the committed floor: no wheel accepts anything below it.
+        blocked: topics that cannot be forwarded to now, though others can.
+        most: for each kind that the server does not accept now: how many records of this kind may
+            wait announced.
     """
 
     now_ms: int
@@ -36,7 +37,7 @@ class Moment:
 
 
 class Room(NamedTuple):
-    """How much may go with a transaction; of a record that is larger, it alone."""
+    """How much a transaction may carry; a larger record goes alone."""
 
     messages: int
     length_bytes: int = 1 << 62

@@ -1,45 +1,49 @@
-"""One partition of an ingress topic under one leader: what is settled, what is under way.
+"""One partition of an ingress topic under one leader: which records are settled or under way.
 
-The control topic says of a partition which offset is next, everything below being settled, and
-which offsets are announced. Only what is announced is ever handed to a server, so only that may lie
-in a wheel. Of a record at offset o:
+For each partition, the control topic holds the next offset, below which everything is settled, and
+the announced offsets. Only announced records are handed to a server, so only they may be in a
+wheel. A record at offset o:
 
-| it is | as is known by | may lie in a wheel | a leader |
+| state | known by | may be in a wheel | what the leader does |
 |---|---|---|---|
 | unread | o >= next, not announced | no | reads it, then announces or settles it |
-| announced | o >= next, announced | perhaps | hands it to its server until W members hold it |
+| announced | o >= next, announced | perhaps | hands it to its server, until W members hold it |
 | held | announced, and the server's answer | yes | settles it |
-| settled | o < next | yes, or it has gone out | never looks at it again |
+| settled | o < next | yes, or it was delivered | never reads it again |
 
-A record is settled in the transaction that moves next beyond it:
+A record is settled in the transaction that moves next past it:
 
-| a record that | is settled as |
+| record | the transaction carries |
 |---|---|
-| W members hold | nothing more to do |
-| is unfit | a dead letter |
-| is due, and no server has or may have | a message that goes out with it |
-| a server may have, and lies below the floor | a dead letter, WHEEL_LOST |
+| held by W members | nothing for it |
+| unfit | a dead letter |
+| due, and surely on no server | the message itself |
+| perhaps on a server, and below the floor | a dead letter, WHEEL_LOST |
 
-The last is a way out for what cannot be decided any more: a leader leads to it that does not know
-these rules, being of an older version.
+The last case can no longer be decided. It arises only after a leader of an older release, which
+does not know these rules.
 
 Invariants:
 
 - Offset after acceptance: next passes a record only in a transaction that settles it.
-- Announced before handed: its announcement is known to be committed when a record is handed over.
-- What a server was asked to take, and did not say that it did not, goes out through a wheel alone.
-- An announcement is taken back only of what surely no server has: this term made it, no hand-over
-  of it is unanswered, and none was left without an answer that it was not taken. While the server
-  takes nothing, that keeps the floor, and with it the deleting, from waiting for the server.
-- The floor waits (`bound`): it does not pass the slot of what is announced and not settled, and
-  while some of that is unread, it does not move. So the second of what is read again still knows
-  its duplicate, and a wheel can take it: the seals of the leader's own wheel wait as well, and one
-  that was sealed further before gives way to a new one, of which the floor is the first seal.
-- Of a partition that is found to end before what was read or announced of it, nothing is read from
-  that end on: what comes there later lies under offsets that were given before. What was announced
-  and cannot be read any more is told, and waited for no longer; the control record keeps the end.
-- Id and due follow from the record. Levels are those that it was announced by, which are kept
-  beside it: under others nothing is announced until all of that is settled.
+- Announced before handed over: a record's announcement is known to be committed when the record is
+  handed over.
+- A record that was handed to a server is delivered through a wheel only, unless the server has
+  answered that it did not take the record.
+- An announcement is withdrawn only if surely no server has the record: this term announced it, no
+  hand-over of it is unanswered, and every answer said that the server did not take it. So while the
+  server accepts nothing, the floor, and with it deletion, need not wait for the server.
+- The floor waits (`bound`): it does not pass the slot of an announced record that is not settled,
+  and does not move while an announced record is unread. So when a record is read again, its second
+  still knows the duplicate, and a wheel can accept the record: the seals of the leader's own wheel
+  wait as well, and a wheel that was sealed beyond the floor gives way to a new one, whose first
+  seal is the floor.
+- If a partition ends before what was read or announced of it, nothing is read from that end on:
+  later records there reuse offsets. Announced records that can no longer be read are reported, and
+  no longer waited for; the control record keeps the end.
+- Id and due follow from the record and from the levels at its announcement, which the control
+  record keeps. After a change of levels nothing is announced until all of these records are
+  settled.
 """
 
 from __future__ import annotations
@@ -77,7 +81,7 @@ from delaywheel_replica.core.protocol.control import IngressRecord
 from delaywheel_replica.core.protocol.seal import REST
 
 SPANS_MOST: Final = 200
-"""Of announced offsets, in one control record; what would make more waits for its turn."""
+"""Spans of announced offsets in one control record; a record that would add one more waits."""
 
 _NEVER: Final = 2**63
 
@@ -92,7 +96,7 @@ class _Draft:
     length_bytes: int = 0
 
     def take(self, settled: Settled, room: Room) -> bool:
-        """Takes what goes with it, if there is room."""
+        """Adds a settled record to the step if there is room."""
         length_bytes = 0 if settled.taken.record is None else settled.taken.record.length_bytes
         if len(self.settled) >= room.messages:
             return False
@@ -104,13 +108,13 @@ class _Draft:
 
 
 class Intake:
-    """One partition during one term. Created anew for each, from what is committed.
+    """One partition during one term. Each term creates it anew from the committed record.
 
     Attributes:
-        record: what is committed.
-        position: the offset to be read next.
-        held_bytes: about how much memory takes what is under way.
-        cut_off: the partition was found to end here; None: it was not.
+        record: the committed control record.
+        position: the next offset to read.
+        held_bytes: approximate memory of the records under way.
+        cut_off: where the partition was found to end too early; None: it is complete.
     """
 
     def __init__(
@@ -119,22 +123,22 @@ class Intake:
         """Begins with nothing read.
 
         Args:
-            record: what is committed.
-            rules: what the cluster takes now.
-            only_announced: no more is taken than what was announced before.
+            record: the committed control record.
+            rules: what the cluster accepts now.
+            only_announced: take only records that were announced before.
         """
         self.record = record
         self.position = record.next_offset
         self.held_bytes = 0
         self.cut_off = record.cut_off
-        # Nothing is taken from there on.
+        # Nothing is taken from this offset on.
         self._end = self.least_end if only_announced else _NEVER
         self._inherited: SeqSet = record.announced
         self._rules = rules
-        # What was announced has been judged before: whatever has changed since, it may be held.
+        # Announced records were judged before, and may be held, whatever has changed since.
         self._inherited_rules = Rules(record.levels_ms, 2**63, frozenset())
         self._taken: deque[Taken] = deque()
-        # Of those that are announced, by slot; None: to be counted.
+        # Announced records by slot; None: not counted yet.
         self._slots: Counter[int] | None = None
         self._give_up()
 
@@ -144,7 +148,7 @@ class Intake:
 
     @property
     def least_end(self) -> int:
-        """Returns an offset that the partition's end is not below, if it is not cut off."""
+        """Returns the offset below which the partition cannot end unless it was cut off."""
         if self.cut_off is not None:
             return self.cut_off
         announced = self.record.announced
@@ -152,21 +156,21 @@ class Intake:
 
     @property
     def is_done(self) -> bool:
-        """Whether no more is to be read of it."""
+        """Whether everything was read that this term reads of it."""
         return self.position >= self._last_end
 
     def ends(self, end: int) -> None:
-        """Notes that the partition ends there, before what was read or announced of it."""
+        """Notes that the partition ends here, before what was read or announced of it."""
         if self.cut_off is None:
             self.cut_off = end
             self._give_up()
 
     def read(self, records: Iterable[Incoming], position: int) -> None:
-        """Takes records that were read, in order.
+        """Adds records that were read, in order.
 
         Args:
-            records: committed ones; those before `position` were read already.
-            position: the offset behind them, and behind what is no record.
+            records: committed records; those before `self.position` are skipped.
+            position: the offset after them, and after transaction markers and gaps.
         """
         for record in records:
             offset = record.place.offset
@@ -185,7 +189,7 @@ class Intake:
         self._give_up()
 
     def deleted(self, first_kept: int) -> None:
-        """Notes that Kafka no longer has anything before this offset, however much was read."""
+        """Notes that Kafka no longer has anything before this offset, read or unread."""
         self._skip(min(first_kept, self._last_end), is_cut_off=False)
         self._give_up()
 
@@ -194,7 +198,7 @@ class Intake:
         return self._end if self.cut_off is None else min(self._end, self.cut_off)
 
     def _give_up(self) -> None:
-        """Waits no longer for what was announced behind the end, once all before that is read."""
+        """Stops waiting for records announced after the end, once all before it are read."""
         announced = self.record.announced
         if self.cut_off is not None and announced and self.position >= self.cut_off:
             self._skip(announced.last + 1, is_cut_off=True)
@@ -209,8 +213,8 @@ class Intake:
         """Returns what the next transaction can carry; nothing changes until it is committed.
 
         Args:
-            moment: when.
-            room: so much may go with it, or so many messages.
+            moment: the time and the limits.
+            room: how much it may carry, or how many messages.
         """
         draft = self._settle(moment, Room(room) if isinstance(room, int) else room)
         before = self.record.announced
@@ -239,7 +243,7 @@ class Intake:
         )
 
     def committed(self, step: IntakeStep) -> None:
-        """Notes that the transaction with the newest step is committed."""
+        """Notes that the transaction with the latest step is committed."""
         self._slots = self._slots_after(step)
         for _ in range(step.passed):
             self.held_bytes -= self._taken.popleft().held_bytes
@@ -250,11 +254,11 @@ class Intake:
         self.record = step.record
 
     def first(self, count: int) -> Iterator[Taken]:
-        """Returns the first so many records under way, in order."""
+        """Returns the first `count` records under way, in order."""
         return islice(self._taken, count)
 
     def to_hand(self, room: Room | int) -> list[Taken]:
-        """Returns records for the server for which there is room; each is to be answered."""
+        """Returns as many records for the server as there is room for; each expects an answer."""
         messages, left_bytes = Room(room) if isinstance(room, int) else room
         handed: list[Taken] = []
         for taken in islice(self._to_be_handed(), messages):
@@ -268,7 +272,7 @@ class Intake:
 
     @property
     def waits_to_be_handed(self) -> bool:
-        """Whether there is a record for the server, for which there may be no room."""
+        """Whether a record waits for the server, room or not."""
         return any(True for _ in self._to_be_handed())
 
     def _to_be_handed(self) -> Iterator[Taken]:
@@ -277,22 +281,22 @@ class Intake:
                 yield taken
 
     def answered(self, taken: Taken, answer: Answer) -> None:
-        """Takes the server's answer about a record."""
+        """Takes in the server's answer to a record."""
         taken.answer = answer
         match answer:
             case Answer.HELD:
                 taken.stage = Stage.HELD
             case Answer.SEALED | Answer.FULL if not taken.perhaps_held:
                 taken.stage = Stage.REFUSED
-            case _:  # another wheel may take it
+            case _:  # another wheel may accept it
                 taken.stage = Stage.ANNOUNCED
                 taken.perhaps_held |= answer is Answer.UNKNOWN
 
     def bound(self, step: IntakeStep | None = None) -> int | None:
-        """Returns the slot that floor and own seals must not pass; None if there is none.
+        """Returns the slot that the floor and the leader's own seals must not pass; None: no limit.
 
         Args:
-            step: for the transaction that carries it; None: as it is committed.
+            step: the step of a transaction to be committed; None: the committed state.
         """
         record = self.record if step is None else step.record
         if not record.announced:
@@ -304,7 +308,7 @@ class Intake:
         )
 
     def _announced_slots(self) -> Counter[int]:
-        """Counts what is announced by slot; kept, since most of it stays for many transactions."""
+        """Counts announced records by slot; cached, since most stay for many transactions."""
         if self._slots is None:
             self._slots = _slots_of(self._taken)
         return self._slots
@@ -345,15 +349,16 @@ class Intake:
     def _take_back(
         self, most: dict[Kind, int], draft: _Draft, spans: SeqSet
     ) -> tuple[list[Taken], SeqSet]:
-        """Returns records to be announced no more, and what is left announced.
+        """Returns records whose announcement is withdrawn, and what remains announced.
 
-        What lies before one and is no record goes with it. Where more spans would be left than a
-        control record may have, all of it stays.
+        The gap before such a record goes with it. If more spans would remain than a control record
+        may have, nothing is withdrawn.
 
         Args:
-            most: of each kind that the server takes none of; less by what stays to ask it with.
+            most: for each kind that the server does not accept: how many records may stay
+                announced to probe it; reduced by those that stay.
             draft: what is settled.
-            spans: announced behind that.
+            spans: the offsets announced after that.
         """
         found: list[Taken] = []
         gone: list[tuple[int, int]] = []
@@ -374,9 +379,9 @@ class Intake:
     def _announce(
         self, moment: Moment, passed: int, spans: SeqSet, most: dict[Kind, int]
     ) -> tuple[list[Taken], SeqSet]:
-        """Returns records to hand over from now on, and everything announced with that.
+        """Returns records to announce, and all offsets announced with them.
 
-        What lies between two that follow on one another is no record: it is announced with them.
+        A gap between two consecutive records holds no record: it is announced with them.
         """
         found: list[Taken] = []
         before: Taken | None = None
@@ -410,7 +415,7 @@ def _kind_of(taken: Taken) -> Kind:
 
 
 def _slots_of(taken: Iterable[Taken]) -> Counter[int]:
-    """Counts, by slot, the announced ones that have a due."""
+    """Counts by slot the announced records that have a due."""
     slots = (each.slot for each in taken if each.stage is not Stage.READ)
     return Counter(slot for slot in slots if slot is not None)
 
@@ -419,9 +424,9 @@ def begun(record: IngressRecord | None, topic_id: str, rules: Rules) -> IngressR
     """Returns where a new term begins in a partition.
 
     Args:
-        record: what is committed; None: nothing was ever read of it.
-        topic_id: Kafka's, of the topic that is there now: one that was made anew begins anew.
-        rules: what the cluster takes now.
+        record: the committed control record; None: nothing was ever read of the partition.
+        topic_id: Kafka's id of the current topic: a recreated topic starts from the beginning.
+        rules: what the cluster accepts now.
     """
     if record is None or record.topic_id != topic_id:
         return IngressRecord(topic_id, 0, NO_SEQS, rules.levels_ms)
@@ -429,7 +434,7 @@ def begun(record: IngressRecord | None, topic_id: str, rules: Rules) -> IngressR
 
 
 def unread_bound(records: Iterable[IngressRecord]) -> int | None:
-    """Returns what `Intake.bound` would for all partitions together, while nobody reads them."""
+    """Returns the `Intake.bound` of all partitions together while no leader reads them."""
     return REST if any(record.announced for record in records) else None
 
 
@@ -442,7 +447,7 @@ def _unfit(taken: Taken, wish: Wish, moment: Moment) -> Unfit | None:
     if isinstance(wish, Unfit):
         return wish
     if isinstance(wish, Withdrawn) and (is_refused or _is_late(taken, moment)):
-        return Unfit(UnfitReason.DUE_TOO_OLD, "The message to be withdrawn is gone by now")
+        return Unfit(UnfitReason.DUE_TOO_OLD, "The message to cancel is gone by now")
     if taken.stage is Stage.READ and wish.due_ms > moment.span_end_ms:
         return Unfit(UnfitReason.DUE_BEYOND_SPAN, f"A due of {wish.due_ms} ms")
     if is_refused and taken.answer is Answer.FULL:
@@ -451,7 +456,7 @@ def _unfit(taken: Taken, wish: Wish, moment: Moment) -> Unfit | None:
 
 
 def _can_be_handed(taken: Taken, moment: Moment) -> bool:
-    """Whether a record that was only read may be announced; one that is due need not be."""
+    """Whether a record in stage READ may be announced; a due message need not be."""
     slot = taken.slot
     if isinstance(taken.wish, Delayed) and taken.wish.due_ms <= moment.now_ms:
         return False
@@ -465,7 +470,7 @@ def _can_be_handed(taken: Taken, moment: Moment) -> bool:
 
 
 def _is_late(taken: Taken, moment: Moment) -> bool:
-    """Whether a record that was not handed over comes too late for that."""
+    """Whether a record that was not handed over is too late for that."""
     slot = taken.slot
     return (
         taken.stage is Stage.READ

@@ -1,8 +1,8 @@
-"""Where a record lies, and the id that follows from it.
+"""The place of a record, and the id derived from it.
 
 The id is UUID version 8 (RFC 9562) over BLAKE2b of topic, partition, offset and timestamp. The
-timestamp is in it because a topic that was deleted and made again has the same places once more:
-two records with one id and one due would be taken for one.
+timestamp is included because a topic that was deleted and recreated has the same places again: two
+records with the same id and due would be taken for one.
 """
 
 from hashlib import blake2b
@@ -10,7 +10,7 @@ from struct import Struct
 from typing import NamedTuple
 
 NO_TIMESTAMP = -1
-"""What a record has that its producer gave no timestamp."""
+"""The timestamp of a record whose producer gave none."""
 
 _PLACE = Struct(">iqq")
 _PERSON = b"delaywheel-place"
@@ -30,11 +30,11 @@ class Place(NamedTuple):
 
 
 def message_id(place: Place, timestamp_ms: int) -> bytes:
-    """Returns the id of a record without one: 16 bytes, the same at each reading.
+    """Returns the id of a record without one: 16 bytes, the same at every read.
 
     Args:
-        place: of the record.
-        timestamp_ms: of the record; `NO_TIMESTAMP`: it has none.
+        place: where the record lies.
+        timestamp_ms: its timestamp, or `NO_TIMESTAMP`.
     """
     numbers = _PLACE.pack(place.partition, place.offset, timestamp_ms)
     digest = blake2b(numbers + place.topic.encode(), digest_size=16, person=_PERSON).digest()

@@ -1,8 +1,8 @@
-"""Parses what a record of an ingress topic asks for; docs/INGRESS.md is the contract.
+"""Parses the request in a record of an ingress topic; docs/INGRESS.md is the contract.
 
-It follows from the record and the table of levels alone: no clock, no place but the record's own.
-So whoever reads a record again makes the same message of it, with the same id and the same due.
-Only how far ahead a due may be is not looked at here, since that goes by the clock.
+The result depends on the record, its place and the table of levels alone, never on a clock. So a
+leader that reads a record again makes the same message of it, with the same id and due. How far
+ahead a due may be depends on the clock, and is checked elsewhere.
 """
 
 import re
@@ -17,10 +17,10 @@ from delaywheel_replica.core.ingress.place import NO_TIMESTAMP, Place, message_i
 from delaywheel_replica.core.ingress.values import id_in, number_in
 
 ABSENT: Final = -1
-"""No partition, or no timestamp, was asked for."""
+"""No partition, or no timestamp, was requested."""
 
 HEADERS_MOST: Final = 10_000
-"""Headers cost by their number, however short they are."""
+"""Each header costs, however short it is."""
 
 _PARTITIONS: Final = 2**31
 _TIMES: Final = 2**63
@@ -39,7 +39,7 @@ class Incoming(NamedTuple):
     key: bytes | None
     value: bytes | None
     headers: Sequence[tuple[str, bytes | None]] | None
-    """None: the client cannot read them, for a name is no UTF-8."""
+    """None: the client cannot read them, since a name is not UTF-8."""
 
     @property
     def length_bytes(self) -> int:
@@ -54,8 +54,8 @@ class Rules:
 
     Attributes:
         levels_ms: name of a level -> its delay.
-        max_message_bytes: of key, value and encoded headers together.
-        own_topics: the service's own: whoever delivered to them could forge its records.
+        max_message_bytes: limit for key, value and encoded headers together.
+        own_topics: the service's own topics: a message delivered to them could forge its records.
     """
 
     levels_ms: Mapping[str, int]
@@ -72,11 +72,11 @@ class Delayed(NamedTuple):
     partition: int
     """`ABSENT`: the key chooses."""
     timestamp_ms: int
-    """`ABSENT`: that of its delivery."""
+    """`ABSENT`: the time of delivery."""
     key: bytes | None
     value: bytes | None
     headers: bytes
-    """Encoded: those that are passed on."""
+    """Encoded headers that are passed on."""
 
 
 class Withdrawn(NamedTuple):
@@ -87,7 +87,7 @@ class Withdrawn(NamedTuple):
 
 
 class UnfitReason(StrEnum):
-    """Why a record is not delayed; names are those of refused calls, `Reason` in the SDK."""
+    """Why a record is not delayed, with the names of refused calls (`Reason` in the SDK)."""
 
     TOPIC_INVALID = "TOPIC_INVALID"
     DUE_MISSING = "DUE_MISSING"
@@ -129,9 +129,9 @@ def is_topic_name(name: str) -> bool:
 
 
 def read(record: Incoming, rules: Rules) -> Wish:
-    """Returns what a record asks for."""
+    """Returns the request in a record."""
     if record.headers is None:
-        return Unfit(UnfitReason.HEADER_INVALID, "A header's name is no UTF-8")
+        return Unfit(UnfitReason.HEADER_INVALID, "A header's name is not UTF-8")
     if len(record.headers) > HEADERS_MOST:
         return Unfit(UnfitReason.MESSAGE_TOO_LARGE, f"More than {HEADERS_MOST:,} headers")
     try:
@@ -149,14 +149,14 @@ _Asked = dict[str, bytes | None]
 def _sorted(
     headers: Sequence[tuple[str, bytes | None]],
 ) -> tuple[_Asked, list[tuple[str, bytes | None]]]:
-    """Splits headers into ours, the last of each name, and those that are passed on."""
+    """Splits headers into the last of each reserved name, and those that are passed on."""
     asked: _Asked = {}
     passed: list[tuple[str, bytes | None]] = []
     for name, value in headers:
         if not name.startswith(RESERVED_PREFIX) or name.startswith(ingress.PASSED_PREFIX):
             passed.append((name, value))
         elif name == _WHEEL:
-            asked.pop(ingress.ID, None)  # that of an earlier delivery
+            asked.pop(ingress.ID, None)  # from an earlier delivery
         elif name in _ASKED or name == ingress.CANCEL:
             asked[name] = value
         elif name not in _DELIVERED and not name.startswith(_DEAD_PREFIX):
@@ -239,21 +239,21 @@ def _delay_ms(asked: _Asked, rules: Rules) -> int:
         return delay_ms
     delay_ms = number_in(asked[ingress.DELAY_MS])
     if delay_ms is None or delay_ms < 0:
-        raise _UnfitError(UnfitReason.DELAY_INVALID, _told(ingress.DELAY_MS, asked))
+        raise _UnfitError(UnfitReason.DELAY_INVALID, _quoted(ingress.DELAY_MS, asked))
     return delay_ms
 
 
 def _deliver_at(asked: _Asked) -> int:
     due_ms = number_in(asked.get(ingress.DELIVER_AT))
     if due_ms is None or not 0 < due_ms < _TIMES:
-        raise _UnfitError(UnfitReason.DUE_INVALID, _told(ingress.DELIVER_AT, asked))
+        raise _UnfitError(UnfitReason.DUE_INVALID, _quoted(ingress.DELIVER_AT, asked))
     return due_ms
 
 
 def _id(asked: _Asked, name: str) -> bytes:
     id_ = id_in(asked[name])
     if id_ is None:
-        raise _UnfitError(UnfitReason.ID_INVALID, _told(name, asked))
+        raise _UnfitError(UnfitReason.ID_INVALID, _quoted(name, asked))
     return id_
 
 
@@ -262,7 +262,7 @@ def _optional(asked: _Asked, name: str, fits: Callable[[int], bool], reason: Unf
         return ABSENT
     number = number_in(asked[name])
     if number is None or not fits(number):
-        raise _UnfitError(reason, _told(name, asked))
+        raise _UnfitError(reason, _quoted(name, asked))
     return number
 
 
@@ -273,10 +273,10 @@ def _encoded(passed: list[tuple[str, bytes | None]]) -> bytes:
     try:
         return encode_headers(passed)
     except UnicodeEncodeError as error:
-        raise _UnfitError(UnfitReason.HEADER_INVALID, "A name that is no UTF-8") from error
+        raise _UnfitError(UnfitReason.HEADER_INVALID, "A name is not UTF-8") from error
 
 
-def _told(name: str, asked: _Asked) -> str:
+def _quoted(name: str, asked: _Asked) -> str:
     return f"{name} {_shown(asked[name])}" if name in asked else f"No {name}"
 
 

@@ -1,8 +1,8 @@
-"""All ingress partitions during one term: what goes with a transaction, what is handed over.
+"""All ingress partitions during one term: what a transaction carries, what is handed over.
 
-Each partition is an `Intake` (partition.py); here is what concerns all of them: which there are,
-how much of them is held in memory, and the least slot that floor and seals wait for. A partition
-that the control topic names is waited for though nobody has found it yet: its topic may be away.
+Each partition is an `Intake` (partition.py). This module holds what concerns all of them: the list
+of partitions, the memory they use, and the least slot that floor and seals wait for. A partition
+named by the control topic is waited for even before it is found: its topic may be unavailable.
 """
 
 from __future__ import annotations
@@ -18,17 +18,18 @@ from delaywheel_replica.core.ingress.underway import Answer, IntakeStep, Settled
 from delaywheel_replica.core.protocol.control import IngressPartition, IngressRecord
 
 HELD_BYTES_MOST: Final = 32 << 20
-"""About so much of all partitions is held at once; each has its share.
+"""Approximate memory for the records of all partitions; each partition has an equal share.
 
-From half of that on, no more is read of one that holds its share: its first record may wait for a
-server or a topic, and would stop the others. What was read before it is told is held too.
+Once half of it is used, a partition that holds its share is paused: its first record may be waiting
+for a server or a topic, and would stop the others. Records that arrive before the pause takes
+effect are kept too.
 """
 
 LEAST_SHARE_BYTES: Final = 256 << 10
 
 
 class Handed(NamedTuple):
-    """A record for the server, to be answered with `Term.answered`."""
+    """A record for the server; its answer goes to `Term.answered`."""
 
     at: IngressPartition
     taken: Taken
@@ -39,11 +40,11 @@ class TermStep:
     """What the next transaction carries, over all partitions.
 
     Attributes:
-        steps: of each partition of which it carries something.
-        settled: what goes with it.
-        abandoned: partitions of topics that were made anew, as they were committed before: what
-            they announced may have been accepted, or is lost, which goes with it as well.
-        length_bytes: of the records that go with it.
+        steps: the step of each partition with something to commit.
+        settled: the records that it settles.
+        abandoned: partitions of recreated topics, with their former control records: what these
+            announced was accepted or is lost, which the transaction reports.
+        length_bytes: total length of the records that it carries.
     """
 
     steps: Mapping[IngressPartition, IntakeStep] = field(default_factory=dict)
@@ -62,14 +63,14 @@ class TermStep:
 
 
 class Term:
-    """The ingress during one leadership. Created anew for each, from what is committed."""
+    """The ingress during one leadership. Each creates it anew from the committed records."""
 
     def __init__(self, committed: Mapping[IngressPartition, IngressRecord], rules: Rules) -> None:
         """Begins without partitions.
 
         Args:
-            committed: of each partition that was ever read.
-            rules: what the cluster takes now.
+            committed: the control record of each partition that was ever read.
+            rules: what the cluster accepts now.
         """
         self._waited_for = dict(committed)
         self._rules = rules
@@ -77,7 +78,7 @@ class Term:
         self._abandoned: dict[IngressPartition, IngressRecord] = {}
         self._full: frozenset[IngressPartition] = frozenset()
         self._topic_ids: dict[str, str] = {}
-        # Which one has its turn: the room of a transaction is not always for the same partitions.
+        # Whose turn it is: the room of a transaction does not always go to the same partitions.
         self._turn = 0
         # The same for the room of a hand-over.
         self._hand_turn = 0
@@ -85,15 +86,15 @@ class Term:
     def found(
         self, topic: str, topic_id: str, partitions: int, *, only_announced: bool = False
     ) -> dict[IngressPartition, int]:
-        """Takes a topic with so many partitions; returns where to read the new ones from.
+        """Adds a topic; returns the first offset to read of each new partition.
 
-        A topic that was made anew while this term lasts is found by the next one.
+        A topic that is recreated during this term is found by the next one.
 
         Args:
             topic: its name.
-            topic_id: Kafka's.
+            topic_id: Kafka's id of it.
             partitions: how many it has.
-            only_announced: no more is taken of it than what was announced before.
+            only_announced: take only records that were announced before.
         """
         assert self._topic_ids.setdefault(topic, topic_id) == topic_id
         new: dict[IngressPartition, int] = {}
@@ -107,14 +108,14 @@ class Term:
             intake = self._begin(at, topic_id, only_announced=only_announced)
             if not intake.is_done:
                 new[at] = intake.position
-        # One that was made anew may have fewer partitions than the former one.
+        # A recreated topic may have fewer partitions than the former one.
         for at, committed in list(self._waited_for.items()):
             if at[0] == topic and committed.announced and committed.topic_id != topic_id:
                 self._begin(at, topic_id)
         return new
 
     def is_another(self, topic: str, topic_id: str) -> bool:
-        """Whether a topic was found before, and was made anew since."""
+        """Whether a topic was found before, and was recreated since."""
         return self._topic_ids.get(topic, topic_id) != topic_id
 
     def _begin(
@@ -129,7 +130,7 @@ class Term:
 
     @property
     def least_ends(self) -> dict[IngressPartition, int]:
-        """Returns of each partition an offset; one that ends before that is cut off."""
+        """Returns an offset for each partition; a partition that ends before it is cut off."""
         return {at: intake.least_end for at, intake in self._intakes.items()}
 
     def ends(self, at: IngressPartition, end: int) -> bool:
@@ -141,18 +142,19 @@ class Term:
 
     @property
     def cut_off(self) -> frozenset[IngressPartition]:
-        """Returns the partitions that end too early, of which no more is read."""
+        """Returns the partitions that end too early, and are no longer read."""
         return frozenset(at for at, intake in self._intakes.items() if intake.cut_off is not None)
 
     @property
     def done(self) -> frozenset[IngressPartition]:
-        """Returns the partitions of which nothing more is to be read."""
+        """Returns the partitions of which everything was read."""
         return frozenset(at for at, intake in self._intakes.items() if intake.is_done)
 
     def full(self) -> frozenset[IngressPartition]:
-        """Returns the partitions of which no more may be read now.
+        """Returns the partitions that must pause.
 
-        One goes on at half its share: to stop and go on costs what Kafka's client had fetched.
+        A paused partition resumes at half its share: each pause discards what Kafka's client has
+        prefetched.
         """
         share = max(HELD_BYTES_MOST // max(1, len(self._intakes)), LEAST_SHARE_BYTES)
         is_much = self.held_bytes >= HELD_BYTES_MOST // 2
@@ -166,7 +168,7 @@ class Term:
 
     @property
     def held_bytes(self) -> int:
-        """Returns about how much memory takes what is under way."""
+        """Returns the approximate memory of the records under way."""
         return sum(intake.held_bytes for intake in self._intakes.values())
 
     @property
@@ -176,7 +178,7 @@ class Term:
 
     @property
     def topic_ids(self) -> Mapping[str, str]:
-        """Returns the topics that were found, and Kafka's ids of them."""
+        """Returns Kafka's id of each topic that was found."""
         return self._topic_ids
 
     def read(
@@ -186,13 +188,13 @@ class Term:
         position: int,
         first_kept: int | None = None,
     ) -> None:
-        """Takes records that were read of a partition.
+        """Adds records that were read of a partition.
 
         Args:
-            at: which one.
-            records: committed ones, in order.
-            position: the offset behind them.
-            first_kept: Kafka has deleted what came before; None: nothing that was next.
+            at: the partition.
+            records: committed records, in order.
+            position: the offset after them.
+            first_kept: Kafka has deleted everything before it; None: nothing unread was deleted.
         """
         intake = self._intakes[at]
         if first_kept is not None:
@@ -203,8 +205,8 @@ class Term:
         """Returns what the next transaction can carry; nothing changes until it is committed.
 
         Args:
-            moment: when.
-            room: so much may go with it, or so many messages.
+            moment: the time and the limits.
+            room: how much it may carry, or how many messages.
         """
         messages, length_bytes = room if isinstance(room, Room) else Room(room)
         steps: dict[IngressPartition, IntakeStep] = {}
@@ -226,7 +228,7 @@ class Term:
         return intakes[begin:] + intakes[:begin]
 
     def committed(self, step: TermStep) -> None:
-        """Notes that the transaction with the newest step is committed."""
+        """Notes that the transaction with the latest step is committed."""
         self._turn += bool(step.settled)
         for at in step.abandoned:
             self._abandoned.pop(at, None)
@@ -234,10 +236,10 @@ class Term:
             self._intakes[at].committed(each)
 
     def to_hand(self, room: Room | int) -> list[Handed]:
-        """Returns records for the server for which there is room, a share of each partition.
+        """Returns as many records for the server as there is room for, a share per partition.
 
-        None, while the record that has its turn is larger than the room: smaller ones of others
-        would take what becomes free, again and again.
+        Returns none while the record whose turn it is exceeds the room: smaller records of other
+        partitions would use up the room again and again.
         """
         most, left_bytes = room if isinstance(room, Room) else Room(room)
         handed: list[Handed] = []
@@ -253,14 +255,14 @@ class Term:
         return handed
 
     def answered(self, handed: Handed, answer: Answer) -> None:
-        """Takes the server's answer about a record."""
+        """Takes in the server's answer to a record."""
         self._intakes[handed.at].answered(handed.taken, answer)
 
     def bound(self, step: TermStep | None = None) -> int | None:
-        """Returns the slot that floor and own seals must not pass; None if there is none.
+        """Returns the slot that the floor and the leader's own seals must not pass; None: no limit.
 
         Args:
-            step: for the transaction that carries it; None: as it is committed.
+            step: the step of a transaction to be committed; None: the committed state.
         """
         bounds = [unread_bound(self._waited_for.values())]
         for at, intake in self._intakes.items():
@@ -269,10 +271,10 @@ class Term:
 
     @property
     def positions(self) -> dict[IngressPartition, int]:
-        """Returns the offset of each partition that is read next."""
+        """Returns the next offset to read of each partition."""
         return {at: intake.position for at, intake in self._intakes.items()}
 
     @property
     def offsets(self) -> dict[IngressPartition, int]:
-        """Returns the committed next offset of each partition: what the group is told."""
+        """Returns the committed next offset of each partition, as the consumer group shows it."""
         return {at: intake.record.next_offset for at, intake in self._intakes.items()}

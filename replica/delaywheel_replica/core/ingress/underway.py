@@ -12,7 +12,7 @@ from delaywheel_replica.core.ingress.reading import Delayed, Incoming, Unfit, Wi
 from delaywheel_replica.core.protocol.control import IngressRecord
 
 _RECORD_BYTES: Final = 1_000
-"""What a record takes in memory beside its content, about."""
+"""Approximate memory of a record beside its content."""
 
 
 class Deleted(NamedTuple):
@@ -21,22 +21,22 @@ class Deleted(NamedTuple):
     first_offset: int
     last_offset: int
     is_cut_off: bool = False
-    """They lay behind the end of a partition that lost its end."""
+    """The partition was cut off before them."""
 
 
 class Answer(Enum):
-    """The server's answer about a record that it was handed."""
+    """The server's answer to a record that was handed to it."""
 
     HELD = "held"
     """W members have it."""
     SEALED = "sealed"
-    """It did not take it: its second is sealed."""
+    """Not taken: the record's second is sealed."""
     FULL = "full"
-    """It did not take it: its second holds as much as it can."""
+    """Not taken: the record's second is full."""
     NOT_NOW = "not now"
-    """It did not take it."""
+    """Not taken, for a reason that may pass."""
     UNKNOWN = "unknown"
-    """It may have taken it."""
+    """The server may have taken it."""
 
 
 class Stage(Enum):
@@ -54,12 +54,12 @@ class Taken:
     """A record under way.
 
     Attributes:
-        offset: where it lies; of deleted ones the last.
-        wish: what it asks for.
-        record: as it was read; None: deleted.
+        offset: where it lies; for deleted records, the last offset.
+        wish: what it requests.
+        record: the record as read; None: deleted.
         stage: how far it has come.
-        answer: of the server, once it is refused.
-        perhaps_held: a server may have it.
+        answer: the server's answer, once the record is refused.
+        perhaps_held: a server may have the record.
     """
 
     offset: int
@@ -76,7 +76,7 @@ class Taken:
 
     @property
     def held_bytes(self) -> int:
-        """Returns about how much memory it takes."""
+        """Returns its approximate memory."""
         return 0 if self.record is None else _RECORD_BYTES + self.record.length_bytes
 
 
@@ -88,14 +88,14 @@ class Goes(NamedTuple):
 
 
 class Dies(NamedTuple):
-    """Settled: the transaction has a dead letter for it."""
+    """Settled: the transaction carries its dead letter."""
 
     taken: Taken
     unfit: Unfit
 
 
 class Gone(NamedTuple):
-    """Settled: its records were deleted before they were read, which the transaction reports."""
+    """Settled: Kafka deleted the records before they were read, which the transaction reports."""
 
     taken: Taken
     deleted: Deleted
@@ -109,13 +109,13 @@ class IntakeStep:
     """What the next transaction carries for one partition.
 
     Attributes:
-        record: what it leaves in the control topic.
-        settled: what goes with it, in order; what is held has nothing to go with it.
-        passed: so many of the first are settled by it.
-        announced: those that it announces.
-        length_bytes: of the records that go with it.
-        taken_back: those that it announces no more.
-        most: what is left of the moment's.
+        record: the control record that it writes.
+        settled: settled records that the transaction carries, in order; held ones need nothing.
+        passed: how many records under way it settles, from the first.
+        announced: records that it announces.
+        length_bytes: total length of the records that it carries.
+        taken_back: records whose announcement it withdraws.
+        most: what remains of the moment's `most`.
     """
 
     record: IngressRecord

@@ -9,8 +9,8 @@
 | a UUID with its dashes | no | the same |
 | anything else | no | no |
 
-8 digits would, as a long, be 3.4e18 or more: no delay and no time that anybody means. 16 bytes are
-never looked at as text.
+8 digits read as a long would be 3.4e18 or more, which is no plausible delay or time. 16 bytes are
+never read as text.
 """
 
 import re

@@ -47,12 +47,12 @@ class _Sight:
 
     Attributes:
         heartbeat: Its newest.
-        told_ago_ms: How old that is.
+        reported_ago_ms: The age of that report.
         is_heard: It reaches this node directly.
     """
 
     heartbeat: Heartbeat
-    told_ago_ms: int
+    reported_ago_ms: int
     is_heard: bool
 
 
@@ -113,7 +113,7 @@ class _Looks:
         sight = self._sights.get(node)
         has_folder = sight is not None and sight.heartbeat.storage == self._record.members[node]
         if sight is not None:
-            replica.told_ago_ms = sight.told_ago_ms
+            replica.told_ago_ms = sight.reported_ago_ms
         if node not in self._remaining:
             replica.state = pb.REPLICA_STATE_GONE
             return replica

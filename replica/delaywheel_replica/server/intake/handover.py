@@ -1,19 +1,19 @@
 """Accepts the ingress records that this node's cleaner hands over (handover/).
 
-They are messages like any other from here on: the same wheel, ledger, metrics and questions. They
-are judged before, by the leader; so what the topic is, or its rate, is not looked at here. A batch
-is read once its bytes have room, and each is answered by itself.
+From here on they are ordinary messages: the same wheel, ledger, metrics and look-ups. The leader
+has validated them already, so topics and rates are not checked here. A batch is read once there is
+room for its bytes, and each batch is answered separately.
 
-| the writing says | of a record | the cleaner is answered |
-|---|---|---|
-| W members hold it | | HELD |
-| of single messages | DUE_TOO_OLD | SEALED |
-| | SLOT_FULL | FULL |
-| anything else, of some or all | that it wrote nothing (`Reason.outcome_known`) | NOT_NOW |
-| | that nobody knows | UNKNOWN |
+| result of the write | answer to the cleaner |
+|---|---|
+| W members hold the record | HELD |
+| the record is refused with DUE_TOO_OLD | SEALED |
+| the record is refused with SLOT_FULL | FULL |
+| another refusal; nothing was written (`Reason.outcome_known`) | NOT_NOW |
+| another refusal; the outcome is unknown | UNKNOWN |
 
-A record that came may be written, whatever becomes of the connection: its cleaner, or the next one,
-hands it over again, and finds the copies to be one message.
+A record that was read may be written even if the connection breaks: this cleaner, or the next
+leader's, hands the record over again, and the copies count as one message.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ from delaywheel_replica.server.node.answering import defect
 from delaywheel_replica.server.node.refusals import Refusal, RefusedError
 
 _CALLER: Final = "ingress"
-# What is refused as a whole is handed over again: not before something may have changed.
+# The cleaner hands a refused batch over again: answer only after conditions may have changed.
 _REFUSED_S: Final = 0.1
 _ANSWERS: Final = {Reason.DUE_TOO_OLD: Answer.SEALED, Reason.SLOT_FULL: Answer.FULL}
 
@@ -45,10 +45,10 @@ _log = get_logger(__name__)
 
 
 class HandoverServer:
-    """Takes what is handed over. For the event loop's thread."""
+    """Accepts handed-over records. For the event loop's thread."""
 
     def __init__(self, accepting: Accepting) -> None:
-        """Prepares.
+        """Prepares to serve.
 
         Args:
             accepting: the stages that callers' requests pass through.
@@ -57,7 +57,7 @@ class HandoverServer:
         self._serving: asyncio.Task[None] | None = None
 
     def begin(self, message: HandoverBegins) -> None:
-        """Serves the socket of a new hand-over, in the place of the one before."""
+        """Serves the socket of a new hand-over instead of the previous one."""
         self.close()
         connection = socket.socket(fileno=message.fd)
         if message.format != FORMAT:
@@ -68,13 +68,13 @@ class HandoverServer:
         self._serving.add_done_callback(partial(_ended, connection))
 
     def close(self) -> None:
-        """Lets go of the socket."""
+        """Closes the socket."""
         if self._serving is not None:
             self._serving.cancel()
             self._serving = None
 
     async def _serve(self, connection: socket.socket) -> None:
-        """Reads batches until the cleaner ends the hand-over, or what it sends is none."""
+        """Reads batches until the cleaner ends the hand-over or sends malformed data."""
         reader, writer = await asyncio.open_connection(sock=connection)
         answering = set[asyncio.Task[None]]()
         _log.debug("hand-over begins")
@@ -101,7 +101,7 @@ class HandoverServer:
                 await writer.wait_closed()
 
     async def _answer(self, writer: asyncio.StreamWriter, head: Head, content: bytes) -> None:
-        """Has a batch written, and answers for each of its records."""
+        """Writes a batch, and answers for each of its records."""
         writing = self._written(head, content)
         del content
         try:
@@ -122,11 +122,11 @@ class HandoverServer:
         """Returns why single records were not written.
 
         Raises:
-            MalformedError: the batch is none.
-            RefusedError: no record was written, or nobody knows.
+            MalformedError: the bytes are no batch.
+            RefusedError: no record was written, or the outcome is unknown.
         """
         parts = self._accepting
-        # Cancels are taken while messages are not: the writing knows.
+        # Cancels are accepted while messages are not: the write decides.
         refusal = parts.refusal() if head.kind is Kind.MESSAGES else None
         if refusal is not None:
             raise RefusedError.of(refusal)

@@ -142,6 +142,6 @@ def test_a_missing_topic_is_told_now_and_then(ingress: Ingress) -> None:
 
 
 def test_the_group_shows_what_it_was_told(ingress: Ingress) -> None:
-    ingress.reader.tell_group({AT: 5})
+    ingress.reader.report_to_group({AT: 5})
     ingress.settle()
     assert ingress.kafka.told(NAMES.ingress_group, *AT) == 5
