@@ -536,8 +536,12 @@ class Checks:
         ]
         if holders:
             self._fail(f"{wheel}/{seq} is committed to be lost; {holders} have it")
-        elif any(frame.is_in_deleted_file(node.disk) for node in self._world.nodes.values()):
-            # Its origin had the file open, and went on in it after somebody had deleted it.
+        elif any(
+            frame.is_in_deleted_file(node.disk) or frame.is_behind_bad_sector(node.disk)
+            for node in self._world.nodes.values()
+        ):
+            # Its origin had the file open, and went on in it after somebody had deleted it, or
+            # wrote its row into a page of the index of which another sector was bad by then.
             frame.gone = True
 
     def _progress(self, before: ControlState, after: Progress) -> None:

@@ -70,15 +70,23 @@ class FrameTruth:
         Bytes that the medium cannot read are not held: nobody gets at them, until they are written
         again.
         """
+        if not self._is_written(disk, with_row=with_row):
+            return False
+        return self._is_readable(disk) and not (with_row and self.is_behind_bad_sector(disk))
+
+    def _is_written(self, disk: SimulatedDisk, *, with_row: bool) -> bool:
         file, end = disk.peek(self.path), self.offset + len(self.content)
         if file is None or file[self.offset : end] != self.content:
             return False
-        if not disk.is_readable(self.path, self.offset, end):
-            return False
-        if not with_row:
-            return True
-        is_told = self.row == row_on(disk, self.wheel, self.seq)
-        return is_told and _is_row_readable(disk, self.wheel, self.seq)
+        return not with_row or self.row == row_on(disk, self.wheel, self.seq)
+
+    def _is_readable(self, disk: SimulatedDisk) -> bool:
+        return disk.is_readable(self.path, self.offset, self.offset + len(self.content))
+
+    def is_behind_bad_sector(self, disk: SimulatedDisk) -> bool:
+        """Whether a disk has it, and its row in a page of the index that cannot be read."""
+        is_written = self._is_written(disk, with_row=True)
+        return is_written and not _is_row_readable(disk, self.wheel, self.seq)
 
     def is_in_deleted_file(self, disk: SimulatedDisk) -> bool:
         """Whether a disk has it in a file that somebody deleted, where nobody reads it."""
