@@ -104,6 +104,7 @@ class Checks:
         self._opened: set[WheelId] = set()
         self._high_watermarks: Counter[WheelId] = Counter()
         self._delivered: Counter[Key] = Counter()
+        self._cancelled_by: dict[Key, list[FrameName]] = {}
         self._marks: dict[int, Transaction] = {}
         self._elected: dict[str, int] = {}
         self._taken: Counter[WheelId] = Counter()
@@ -276,6 +277,7 @@ class Checks:
         """A caller heard what became of a cancel."""
         if decision is CancelDecision.CANCELLED:
             entry.cancelled = True
+            self._cancelled_by[entry.key] = list(self._truth.cancels[entry.key])
             if self._deliveries(entry) and not self._gone(self._truth.cancels[entry.key]):
                 self._fail(f"{entry} is told to be cancelled after it was delivered")
         elif decision is CancelDecision.ALREADY_DELIVERED:
@@ -383,7 +385,9 @@ class Checks:
         if self._delivered[key] > 1 and not self._any_gone(copies):
             self._fail(f"{entry} is delivered twice")
         original = entry.original or entry
-        if original.cancelled and not self._gone(self._truth.cancels[original.key]):
+        # The mark of the reschedule is a cancel too: it came after that one was lost.
+        cancels = self._truth.cancels if entry is original else self._cancelled_by
+        if original.cancelled and not self._gone(cancels[original.key]):
             self._fail(f"{entry} is delivered after it was cancelled")
         self._check_dues(entry)
         if entry.fate is Fate.UNSENT:
