@@ -1,1 +1,1 @@
-"""What must hold in every run, and the truth by which it is checked."""
+"""Invariants of every run, and the ground truth that they are checked against."""

@@ -1,4 +1,4 @@
-"""What callers know of their messages: the book against which everything is checked."""
+"""Records what callers know of their messages: the book that all checks compare with."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from sim.plans.plan import Draft
 
 TOPICS = ("orders", "mails")
 MORE_TOPICS = tuple(f"topic-{number}" for number in range(12))
-"""Only drills send to these."""
+"""Only drills send to these topics."""
 
 
 class Fate(StrEnum):
-    """What its producer knows of a message."""
+    """What the producer knows of a message."""
 
     UNSENT = "not sent yet"
     UNKNOWN = "perhaps accepted"
@@ -38,16 +38,16 @@ class Entry:
         key: id and due.
         record_key: its Kafka key.
         value: its Kafka value.
-        topic: where it goes.
+        topic: its destination topic.
         ttl_s: its time to live.
-        fate: what its producer knows.
+        fate: what the producer knows.
         sent_us: when it was first sent.
-        acknowledged_us: when its producer heard that.
-        cancelled: a caller was told so.
-        cancel_tried: somebody asked to cancel it: perhaps a cancel was written.
-        reschedule_tried: somebody asked for another due: perhaps it has one.
+        acknowledged_us: when the producer received the acknowledgement.
+        cancelled: a caller was answered that it is cancelled.
+        cancel_tried: a caller asked to cancel it: a cancel may have been written.
+        reschedule_tried: a caller asked for another due: it may have one.
         visible_us: when a copy of it became visible.
-        original: it is this message, at another due.
+        original: the same message at its first due.
     """
 
     number: int
@@ -67,22 +67,22 @@ class Entry:
 
     @property
     def due_ms(self) -> int:
-        """Its due."""
+        """The due of the message."""
         return self.key[1]
 
     @property
     def slot(self) -> int:
-        """Its second."""
+        """The second of its due."""
         return self.key[1] // 1000
 
     @property
     def headers(self) -> list[tuple[str, bytes | None]]:
-        """Its Kafka headers."""
+        """The Kafka headers of the message."""
         return [] if self.ttl_s is None else [(TTL_HEADER, b"%d" % self.ttl_s)]
 
     @property
     def expires_us(self) -> int | None:
-        """From when on it must not be forwarded; None: never."""
+        """The time from which it must not be forwarded; None: never."""
         if self.ttl_s is None:
             return None
         return (self.due_ms - EPOCH_MS + self.ttl_s * 1000) * US_PER_MS
@@ -103,7 +103,7 @@ class Book:
     Attributes:
         entries: by number in the plan.
         by_key: by id and due.
-        by_id: as they were sent.
+        by_id: by id.
     """
 
     entries: dict[int, Entry] = field(default_factory=dict)
@@ -111,7 +111,7 @@ class Book:
     by_id: dict[bytes, Entry] = field(default_factory=dict)
 
     def of(self, key: Key) -> Entry | None:
-        """The message with this id and due; perhaps one of before, which was given this due."""
+        """The message with this id and due; perhaps an earlier message that was given this due."""
         entry = self.by_key.get(key)
         if entry is None:
             original = self.by_id.get(key[0])
@@ -125,7 +125,7 @@ class Book:
         return [each for each in self.by_key.values() if each.key[0] == entry.key[0]]
 
     def enter(self, draft: Draft, at_ms: int) -> Entry:
-        """A message that is sent now for the first time; its due is fixed from now on."""
+        """Adds a message that is sent for the first time; its due is fixed from now on."""
         id_ = draft.number.to_bytes(16, "big")
         due_ms = EPOCH_MS + at_ms + draft.delay_ms
         value = None if draft.length_bytes < 0 else _content(draft.number, draft.length_bytes)

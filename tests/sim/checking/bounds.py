@@ -1,4 +1,4 @@
-"""Checks 7 and 9: copies are equal, and everything has its bound. Looked at from time to time."""
+"""Checks 7 and 9: copies are equal, and everything is bounded. Checked at intervals."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from sim.nodes.world import World
 
 MACHINE_BYTES = 40_000
-"""What a member machine of five nodes may keep when nothing is left to do."""
+"""Memory limit of a member of five nodes when nothing is left to do."""
 
 
 OPEN_INDEXES = 2
-"""Segments of indexes that one thread has open; so few that runs reach it."""
+"""Index segments that one thread may have open; few enough that runs reach the limit."""
 
 READING_THREADS = {SERVER: 2, CLEANER: 2}
-"""Who reads wheels: the store and callers' questions; the main thread and who loads ahead."""
+"""Readers of wheels: the store and callers' queries; the main thread and the loader."""
 
 OTHER_FILES = 5
 """The open wheel's own (`writing`, its index, and that being read), and two in use for a moment.
@@ -36,20 +36,20 @@ One is being synced, which may take long, and one is rewritten or looked at mean
 """
 
 ROW_BYTES = 3_000
-"""A row without wheels, nodes and what is told of lost and missing frames."""
+"""Size of a status file without wheels, nodes, and lost or missing frames."""
 
 ROW_BYTES_A_NODE = 300
-"""Of each node that is heard."""
+"""Size for each node that is heard."""
 
 ROW_BYTES_A_WHEEL = 150
-"""Of each node that tells of it."""
+"""Size for each node that reports it."""
 
 ROW_BYTES_AN_ANSWER = 250
-"""Of each node to each fence of a leader: nodes x nodes with many nodes and a new leader."""
+"""Size for each node and fence of a leader: nodes x nodes with many nodes and a new leader."""
 
 
 def out_of_bounds(world: World) -> Iterator[str]:
-    """What is too large, or not a copy."""
+    """Yields what is too large, or not a copy."""
     for node in world.living():
         if node.server is not None:
             yield from _too_many(world, node)
@@ -57,7 +57,7 @@ def out_of_bounds(world: World) -> Iterator[str]:
 
 
 def too_large_at_the_end(world: World) -> Iterator[str]:
-    """What is kept of what is done."""
+    """Yields histories that are too long."""
     for node in world.living():
         assert node.server is not None
         length = len(pickle.dumps(node.server.machine))
@@ -77,15 +77,15 @@ def _too_many(world: World, node: SimNode) -> Iterator[str]:
             yield f"{node.name}'s {process} has {files} files open"
     row, cleaner = node.server.row, node.server.cleaner_row
     if row is not None:
-        yield from _too_much_told(world, node.name, row)
+        yield from _too_much_reported(world, node.name, row)
     most = 2 * REPORTED_RANGES + MAX_SOUGHT
     if cleaner is not None:
         ranges = len([*cleaner.unreadable.ranges()])
         if ranges > most * (len(cleaner.wheels) + 1):
-            yield f"{node.name} tells {ranges} ranges of unreadable frames"
+            yield f"{node.name} reports {ranges} ranges of unreadable frames"
 
 
-def _too_much_told(world: World, name: str, row: ServerStatus) -> Iterator[str]:
+def _too_much_reported(world: World, name: str, row: ServerStatus) -> Iterator[str]:
     nodes = len(world.nodes)
     length, wheels = (
         len(json.dumps(to_json(row))),
@@ -95,15 +95,15 @@ def _too_much_told(world: World, name: str, row: ServerStatus) -> Iterator[str]:
     if length > most + len(row.answers) * ROW_BYTES_AN_ANSWER:
         yield f"{name}'s row of {wheels} wheels has {length} bytes"
     if len(row.answers) > nodes * nodes:
-        yield f"{name} tells {len(row.answers)} answers"
-    for wheel, told in row.heartbeat.wheels.items():
-        spans = len(told.missing.spans)
+        yield f"{name} reports {len(row.answers)} answers"
+    for wheel, reported in row.heartbeat.wheels.items():
+        spans = len(reported.missing.spans)
         if spans > MAX_MISSING:
-            yield f"{name} tells {spans} spans of {wheel} to be missing"
+            yield f"{name} reports {spans} spans of {wheel} as missing"
 
 
 def _not_copies(world: World, node: SimNode) -> Iterator[str]:
-    """Frames that are not what their origin wrote, and that no fault damaged."""
+    """Yields frames that differ from what their origin wrote, and that no fault damaged."""
     assert node.server is not None
     copies = node.server.store.held_wheels()
     for frame in world.truth.live(world.checks.floor):
@@ -113,7 +113,7 @@ def _not_copies(world: World, node: SimNode) -> Iterator[str]:
             continue
         row = row_on(node.disk, frame.wheel, frame.seq)
         is_lost = (frame.wheel, frame.seq) in world.checks.given_up
-        # What lies beyond the end of a closed wheel counts nowhere, and is being cut.
+        # Frames beyond the end of a closed wheel do not count, and are being cut.
         is_cut = frame.seq > world.checks.closed_at.get(frame.wheel, frame.seq)
         if not row or row == HOLE_ROW or is_lost or is_cut:
             continue

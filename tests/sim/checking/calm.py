@@ -1,4 +1,4 @@
-"""What a cluster must not do while nothing is done to it: the checks of undisturbed runs."""
+"""What an undisturbed cluster must not do: the checks of calm runs."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ if TYPE_CHECKING:
     from sim.nodes.world import World
 
 HARMLESS = frozenset({"lost_answers", "ledger_away", "slow_first_init"})
-"""None of these gives a node a reason to stand, or to leave a wheel."""
+"""None of these faults gives a node a reason to stand, or to leave a wheel."""
 
 CLOCKS_ALONE = HARMLESS | {"clocks_ahead", "set_back"}
 
 SLOW_CANDIDACIES = 2
-"""Epochs beyond the first: a candidacy that ends somebody's transaction takes two of them."""
+"""Epochs beyond the first: a candidacy that ends another's transaction takes two of them."""
 
 
 FULL_DISK = frozenset({"lost_answers", "disk_full"})
-"""While nothing else happens to one node alone, the cluster goes on deleting."""
+"""While only one node is disturbed, the cluster continues to delete."""
 
 FLOOR_BEHIND_S = 15
-"""The floor follows the late window by less: transactions, seals, the books, and a leader's end."""
+"""The floor lags the late window by less: transactions, seals, the books, and a leader's end."""
 
 
 def is_calm(plan: Plan) -> bool:
-    """Whether nothing is done to the cluster that it would notice."""
+    """Whether nothing happens to the cluster that it would notice."""
     return all(step.kind in HARMLESS for step in plan.steps if isinstance(step, Action))
 
 
 def is_slow(plan: Plan) -> bool:
-    """Whether nothing is done to it, but that the brokers take their time with commits."""
+    """Whether nothing happens to it, except that the brokers are slow with commits."""
     harms = [step for step in plan.steps if isinstance(step, Action) and step.kind not in HARMLESS]
     return all(
         step.kind == "kafka_faults" and step.arguments["changes"].keys() == {"commit_us"}
@@ -44,7 +44,7 @@ def is_slow(plan: Plan) -> bool:
 
 
 def is_calm_when_set_back(plan: Plan) -> bool:
-    """Whether all that is done to it is over when w is set back last, but that clocks change."""
+    """Whether all faults but changing clocks are over when w is set back last."""
     actions = [step for step in plan.steps if isinstance(step, Action)]
     last_ms = max((step.at_ms for step in actions if step.kind == "set_back"), default=-1)
     return all(
@@ -54,13 +54,13 @@ def is_calm_when_set_back(plan: Plan) -> bool:
 
 
 def wrong_closes(world: World, wheel: WheelId) -> Iterator[str]:
-    """A wheel is closed: nobody had a reason to leave it."""
+    """Checks a closed wheel: no node had a reason to leave it."""
     if is_calm(world.plan):
         yield f"{wheel} is closed, and nothing was done to {wheel.node}"
 
 
 def has_one_full_disk(plan: Plan) -> bool:
-    """Whether all that happens is that the disk of one node fills, which the others can spare."""
+    """Whether only the disk of one node fills, which the others can spare."""
     actions = [step for step in plan.steps if isinstance(step, Action)]
     full = {str(step.arguments["node"]) for step in actions if step.kind == "disk_full"}
     others = len(plan.settings.nodes) - len(full)
@@ -72,7 +72,7 @@ def has_one_full_disk(plan: Plan) -> bool:
 
 
 def resting_floor(world: World) -> Iterator[str]:
-    """The cluster does not delete what is finished, though at most one disk is full."""
+    """Checks that the cluster deletes finished seconds while at most one disk is full."""
     if world.checks.floor and has_one_full_disk(world.plan):
         now_s = min(node.clock.wall_ms() for node in world.living()) // 1000
         behind_s = now_s - world.settings.late_window_s - world.checks.floor
@@ -81,10 +81,10 @@ def resting_floor(world: World) -> Iterator[str]:
 
 
 def wrong_candidacies(world: World) -> Iterator[str]:
-    """A run is over: whoever stood first leads, and nobody else has stood.
+    """Checks a finished run: the first candidate leads, and no other node has stood.
 
-    Where R is 1 nobody asks for votes: two may stand at the same time. Brokers that become slow end
-    one term: who stands then learns by its marks how long it has to wait.
+    Where R is 1, no votes are needed: two may stand at the same time. Brokers that become slow end
+    one term: the next candidate learns by its marks how long it has to wait.
     """
     asks = required_answers(len(world.members), world.min_insync) > 1
     epoch = world.kafka.last_epoch({world.names.leader_id(number) for number in range(IDS)})

@@ -1,24 +1,24 @@
-"""What must hold, looked at as soon as it can be.
+"""Invariants of every run, each checked as early as possible.
 
 The numbers are those of docs/PROTOCOL.md:
 
-| | must hold | looked at |
+| | invariant | checked at |
 |---|---|---|
 | 1 | acknowledged, not cancelled: visible exactly once | each commit; when all is drained |
-| 2 | nothing goes out before its due, by the leader's clock | each produce |
+| 2 | nothing is delivered before its due, by the leader's clock | each produce |
 | 3 | never acknowledged: at most once | each commit |
 | 4 | the same bytes | each commit |
 | 5 | progress never goes back, nor ahead of what is visible | each progress record |
 | 6 | one epoch commits at a time | each progress record |
 | 7 | copies are equal | each start; when all is drained |
 | 8 | deleted = below the committed floor = finished | each floor, write and deletion |
-| 9 | everything has its bound | each second |
+| 9 | everything is bounded | each second |
 | 10 | everything drains | when all is healed |
 | 11 | an acknowledged cancel is never delivered | each commit and answer |
 | 12 | once w was set back: at its due, in wheels that take what is due | each commit and refusal |
 
-Beyond these, as early signs: W disks hold what is acknowledged; a committed end T covers what was
-acknowledged; a frame is committed to be lost only when nobody has it.
+Also checked, as early signs: W disks hold what is acknowledged; a committed end T covers what was
+acknowledged; a frame is committed as lost only when no disk has it.
 """
 
 from __future__ import annotations
@@ -62,15 +62,15 @@ EARLY_MS = 12_000
 """A leader whose clock is further ahead than this differs from Kafka's, which is right."""
 
 NEW_WHEELS_US = 10_000 * US_PER_MS
-"""When w was set back, each node has other wheels by then, if nothing else happens."""
+"""After w is set back, each node has other wheels by then, if nothing else happens."""
 
 LATE_US = 5_000 * US_PER_MS
-"""No message is later, when w was set back and nothing else happens."""
+"""No message is later than this after w is set back, if nothing else happens."""
 
 LOST = "it lost its end"
 
 HEARD_US = 10 * US_PER_MS
-"""So long an answer is on its way at most."""
+"""The longest time that an answer is under way."""
 
 
 class Checks:
@@ -78,13 +78,13 @@ class Checks:
 
     Attributes:
         control: what is committed, in the order of the log.
-        outcomes: of each message what the outcomes topic says.
-        lost: frames told as lost there.
+        outcomes: for each message, what the outcomes topic says.
+        lost: frames reported lost in the outcomes topic.
         closed_at: the committed T of every wheel that ever had one.
-        registered: every wheel that ever was.
-        given_up: frames that were ever committed to be lost.
-        floor: the committed one; it can be read a little later.
-        rescheduled: messages of which it was ever committed that they have another due.
+        registered: every wheel that was ever registered.
+        given_up: frames that were ever committed as lost.
+        floor: the committed floor, which readers see a little later.
+        rescheduled: messages that were ever committed as rescheduled.
     """
 
     def __init__(self, world: World) -> None:
@@ -100,7 +100,9 @@ class Checks:
         self.given_up = NO_FRAMES
         self.floor = 0
         self.rescheduled: set[Key] = set()
-        self._told: dict[tuple[str, str, WheelId], Held] = {}  # the newest, as keyed in Truth.had
+        self._reported: dict[
+            tuple[str, str, WheelId], Held
+        ] = {}  # the newest, as keyed in Truth.had
         self._opened: set[WheelId] = set()
         self._high_watermarks: Counter[WheelId] = Counter()
         self._delivered: Counter[Key] = Counter()
@@ -111,12 +113,12 @@ class Checks:
         self._unregistered: set[WheelId] = set()
         self._undone: list[tuple[int, Key, FrameName]] = []
         self._unfinished: defaultdict[int, list[Entry]] = defaultdict(list)
-        self._set_back_us = 0  # when w was set back last
+        self._set_back_us = 0  # --- what nodes do
 
     # --- what nodes do
 
     def opened(self, node: SimNode, wheel: WheelId) -> None:
-        """A wheel is opened once, ever."""
+        """Checks an opened wheel: each is opened only once."""
         if wheel in self._opened:
             self._fail(f"{node.name} opens {wheel}, which was opened before")
         if wheel not in self.registered:
@@ -124,7 +126,7 @@ class Checks:
         self._opened.add(wheel)
 
     def written(self, node: SimNode, wheel: WheelId) -> None:
-        """An origin has appended to its wheel."""
+        """Notes that an origin has appended to its wheel."""
         for frame in self._look(node, wheel):
             if frame.slot < self.floor and frame.seq <= self.closed_at.get(wheel, frame.seq):
                 self._fail(f"{wheel}/{frame.seq} is for {frame.slot}, below floor {self.floor}")
@@ -133,17 +135,17 @@ class Checks:
             self._truth.held(storage, node.boot, wheel, self._truth.last_seq(wheel))
 
     def looked(self, node: SimNode) -> None:
-        """A server has died: what it still wrote counts."""
+        """Notes that a server has died: what it still wrote counts."""
         for wheel in _own_wheels(node):
             self._look(node, wheel)
 
     def started(self, node: SimNode) -> None:
-        """A server has looked into its folder."""
+        """Notes that a server has looked into its folder."""
         self.looked(node)
         self.disturbed()
 
     def verified(self, node: SimNode, held: Held) -> None:
-        """A server has made a wheel whole that it had found there."""
+        """Notes that a server has recovered a wheel that it found there."""
         if held.card.wheel.node == node.name:
             # After a crash of the machine a frame counts although its server did not write its row.
             self._look(node, held.card.wheel)
@@ -154,31 +156,31 @@ class Checks:
             self._fail(str(error))
 
     def held(self, node: SimNode, held: Held) -> None:
-        """A node holds a wheel so far; it may not have heard yet that a frame is given up."""
+        """Notes how far a node holds a wheel; it may not know yet that a frame is given up."""
         storage = node.storage
         if storage is not None:
             place = storage, node.boot, held.card.wheel
-            self._told[place] = held
+            self._reported[place] = held
             self._truth.held(*place, self._prefix(held))
 
     def _prefix(self, held: Held) -> int:
-        """Up to where it holds a wheel; a frame that is given up is not missing."""
+        """Returns up to where it holds a wheel; a frame that is given up is not missing."""
         wheel = held.card.wheel
         missing = held.missing - self.given_up.seqs(wheel)
         return missing.first - 1 if missing else held.applied
 
     def turned(self, node: SimNode, role: Role) -> None:
-        """A cleaner has turned: it does not stand before its own server has told anything."""
+        """Checks a turn of a cleaner: it does not stand before its own server's first report."""
         if role is not Role.STANDBY and node.server_row() is None:
             self._fail(f"{node.name} is {role} while its server starts")
 
-    def tells(self, node: SimNode, error: str | None) -> None:
-        """A cleaner says why it does not lead: it takes nobody's newer word for a loss."""
+    def reports(self, node: SimNode, error: str | None) -> None:
+        """Checks why a cleaner does not lead: it mistakes no newer report for a loss."""
         if error is not None and LOST in error and not self._world.kafka.has_lost_end:
-            self._fail(f"{node.name} tells that {error}, and Kafka has it all")
+            self._fail(f"{node.name} reports that {error}, and Kafka has it all")
 
     def held_up(self, node: SimNode, us: int) -> None:
-        """A group of callers waited so long for other work of its node."""
+        """Checks how long a group of callers waited for other work of its node."""
         since_us = self._world.scheduler.now_us - us
         file_us = node.longest_disk_wait_us(since_us)
         us -= node.paused_us(since_us)
@@ -186,7 +188,7 @@ class Checks:
             self._fail(f"{node.name} holds up a group for {us // US_PER_MS} ms")
 
     def acknowledged(self, node: SimNode, wheel: WheelId, seq: int) -> None:
-        """An origin acknowledges: W members hold it, as far as it can know; no end lies before."""
+        """Checks an acknowledgement: W members hold it, as far as the origin can know."""
         if seq <= self._high_watermarks[wheel]:
             return
         self._high_watermarks[wheel] = seq
@@ -202,7 +204,7 @@ class Checks:
             self._fail(f"{node.name} acknowledges {wheel}/{seq}, beyond {self.closed_at[wheel]}")
 
     def _had(self, origin: SimNode, member: str, storage: str, wheel: WheelId) -> int:
-        """What a member held in the boots that its origin may know: the last, or the one heard."""
+        """Returns what a member held in the boots that its origin may know of."""
         sim = self._world.nodes[member]
         row = origin.server_row()
         heard = None if row is None else row.heartbeat.heard.get(member)
@@ -210,7 +212,7 @@ class Checks:
         return max(self._truth.had[storage, boot, wheel] for boot in boots)
 
     def deletes(self, node: SimNode, path: Path) -> None:
-        """A node is about to delete a file."""
+        """Checks a file that a node is about to delete."""
         slot = layout.slot_of_name(path.name)
         if slot is None or slot < self.floor:
             return
@@ -224,7 +226,7 @@ class Checks:
                 self._fail(f"{node.name} deletes {path} with {wheel}/{frame.seq} in it")
 
     def disturbed(self) -> None:
-        """Something was done to disks: what nobody has any more is gone."""
+        """Notes a fault of disks: frames that no disk has any more are gone."""
         nodes = [node for node in self._world.nodes.values() if not node.is_gone]
         for frame in self._truth.live(self.floor):
             if not frame.gone and not any(_has(node, frame) for node in nodes):
@@ -232,7 +234,7 @@ class Checks:
                 self._world.trace.add("truth", "gone from all disks", f"{frame.wheel}/{frame.seq}")
 
     def produces(self, node: SimNode, due_ms: int, wall_ms: int) -> None:
-        """A leader hands a message to Kafka; its clock showed this at most."""
+        """Checks a message that a leader hands to Kafka; its clock showed up to this time."""
         if wall_ms < due_ms:
             self._fail(f"{node.name} forwards what is due {due_ms} at {wall_ms}")
         true_ms = true_wall_ms(self._world.scheduler)
@@ -243,9 +245,9 @@ class Checks:
             )
 
     def refused_as_sealed(self, node: SimNode, slot: int, seal_slot: int) -> None:
-        """A message is refused for a seal, which is wrong when its second is still to come.
+        """Checks a message refused for a seal, which is wrong if its second is still to come.
 
-        Where there are too few clocks to find the wrong one, w itself may have gone ahead, and
+        If there are too few clocks to find the wrong one, w itself may have gone ahead, and
         the seals with it; when it was set back, each node gets other wheels.
         """
         if seal_slot <= self.floor:
@@ -258,14 +260,14 @@ class Checks:
             self._fail(f"{node.name} refuses slot {slot}, still to come, as sealed at {seal_slot}")
 
     def _may_be_old(self) -> bool:
-        """Whether nodes may still use wheels of before w was set back."""
+        """Whether nodes may still use wheels opened before w was set back."""
         since_us = self._world.scheduler.now_us - self._set_back_us
         return since_us < NEW_WHEELS_US or not is_calm_when_set_back(self._world.plan)
 
-    # --- what callers hear
+    # --- what callers learn
 
     def caller_acknowledged(self, entry: Entry) -> None:
-        """A producer heard that its message is accepted."""
+        """Checks an accepted message."""
         if not self._truth.copies[entry.key]:
             self._fail(f"{entry} is acknowledged and was never written")
         if entry.slot < self.floor:
@@ -274,30 +276,30 @@ class Checks:
             self._unfinished[entry.slot].append(entry)
 
     def cancel_answered(self, entry: Entry, decision: CancelDecision) -> None:
-        """A caller heard what became of a cancel."""
+        """Checks the outcome of a cancel."""
         if decision is CancelDecision.CANCELLED:
             entry.cancelled = True
             self._cancelled_by[entry.key] = list(self._truth.cancels[entry.key])
             if self._deliveries(entry) and not self._gone(self._truth.cancels[entry.key]):
-                self._fail(f"{entry} is told to be cancelled after it was delivered")
+                self._fail(f"{entry} is reported cancelled after it was delivered")
         elif decision is CancelDecision.ALREADY_DELIVERED:
             if not self._delivered[entry.key] and not self._excused(entry.key):
-                self._fail(f"{entry} is told to be delivered and is not")
+                self._fail(f"{entry} is reported delivered and is not")
         elif decision is CancelDecision.NOT_FOUND and self._is_known(entry):
-            self._fail(f"{entry} is told not to be found")
+            self._fail(f"{entry} is reported not found")
 
     def reschedule_answered(self, entry: Entry, decision: CancelDecision) -> None:
-        """A caller heard what became of the wish for another due."""
+        """Checks the outcome of a reschedule."""
         if decision is CancelDecision.RESCHEDULED:
             if entry.key not in self.rescheduled:
-                self._fail(f"{entry} is told to be rescheduled, and nobody has decided that")
+                self._fail(f"{entry} is reported rescheduled, and nobody has decided that")
             if self._delivered[entry.key] and not self._any_is_gone(entry):
-                self._fail(f"{entry} is told to be rescheduled after it was delivered")
+                self._fail(f"{entry} is reported rescheduled after it was delivered")
         elif decision in {CancelDecision.ALREADY_DELIVERED, CancelDecision.NOT_FOUND}:
             self.cancel_answered(entry, decision)
 
     def _check_dues(self, entry: Entry) -> None:
-        """A message that was given another due is delivered at one of them."""
+        """Checks that a rescheduled message is delivered at one of its dues."""
         if self._deliveries(entry) > 1 and not self._any_is_gone(entry):
             dues = [str(each) for each in self._book.family(entry) if self._delivered[each.key]]
             self._fail(f"{entry} is delivered twice, at several dues: {dues}")
@@ -306,7 +308,7 @@ class Checks:
         return sum(self._delivered[each.key] for each in self._book.family(entry))
 
     def _any_is_gone(self, entry: Entry) -> bool:
-        """Whether a frame that says anything of the message was lost."""
+        """Whether a frame with anything about the message was lost."""
         truth = self._truth
         return any(
             self._any_gone(truth.copies[each.key]) or self._any_gone(truth.cancels[each.key])
@@ -314,7 +316,7 @@ class Checks:
         )
 
     def _is_known(self, entry: Entry) -> bool:
-        """Whether it was acknowledged before that was decided, and was not lost."""
+        """Whether the message was acknowledged before that decision, and was not lost."""
         return (
             entry.fate is Fate.ACKNOWLEDGED
             and entry.acknowledged_us < self._world.scheduler.now_us - HEARD_US
@@ -324,7 +326,7 @@ class Checks:
     # --- what is committed
 
     def decided(self, transaction: Transaction) -> None:
-        """A transaction is committed, or aborted."""
+        """Checks a transaction that is committed, or aborted."""
         if not transaction.committed or transaction.node == SENDER:
             return
         names = self._world.names
@@ -343,7 +345,7 @@ class Checks:
             self._fail(f"a transaction of {transaction.node} is committed without its progress")
 
     def _committed(self, news: ControlState) -> None:
-        """One control record counts, though nobody can read it yet."""
+        """Takes in a control record that counts, though no reader sees it yet."""
         for wheel, record in news.wheels.items():
             self.registered.setdefault(wheel, record)
         self.rescheduled.update(news.reschedules)
@@ -353,15 +355,15 @@ class Checks:
             self.floor = max(self.floor, news.progress.floor)
 
     def _give_up(self, lost: FrameSet) -> None:
-        """Frames are given up: who lacks nothing else holds more than it could say so far."""
+        """Takes in frames that are given up: a node missing only these now holds more."""
         self.given_up |= lost
         wheels = {wheel for wheel, _ in lost.items()}
-        for place, held in self._told.items():
+        for place, held in self._reported.items():
             if held.card.wheel in wheels:
                 self._truth.held(*place, self._prefix(held))
 
     def visible(self, entries: list[LogEntry]) -> None:
-        """Records can be read, in the order of their logs."""
+        """Checks records that become readable, in the order of their logs."""
         for entry in entries:
             if entry.topic == self._world.names.control:
                 self._control(entry)
@@ -400,7 +402,7 @@ class Checks:
             self._fail(f"{entry} is delivered with other bytes: {content}")
 
     def _check_time(self, entry: Entry) -> None:
-        """What is accepted after w was set back is forwarded at its due."""
+        """Checks that a message accepted after w was set back is forwarded at its due."""
         if not (self._set_back_us and is_calm_when_set_back(self._world.plan)):
             return
         if entry.acknowledged_us > self._set_back_us:
@@ -410,14 +412,14 @@ class Checks:
                 self._fail(f"{entry} is delivered {late_us // US_PER_MS} ms after its due")
 
     def _dead(self, log_entry: LogEntry) -> None:
-        """A dead letter is the one end of its message, as a delivery would be."""
+        """Checks a dead letter: it is the one end of its message, as a delivery would be."""
         if self._ingress.dead(log_entry):
             return
-        told = dict(log_entry.headers)
-        key = bytes.fromhex((told["dw-id"] or b"").decode()), int(told["dw-due"] or 0)
+        ours = dict(log_entry.headers)
+        key = bytes.fromhex((ours["dw-id"] or b"").decode()), int(ours["dw-due"] or 0)
         entry = self._book.of(key)
         if entry is None:
-            self._fail(f"a dead letter that nobody sent: {told}")
+            self._fail(f"a dead letter that nobody sent: {ours}")
             return
         self._world.trace.add("kafka", "dead letter", f"m{entry.number}")
         entry.visible_us = self._world.scheduler.now_us
@@ -430,25 +432,25 @@ class Checks:
 
     def _outcome(self, log_entry: LogEntry) -> None:
         assert log_entry.value is not None
-        told = json.loads(log_entry.value)
-        outcome = told["outcome"]
+        report = json.loads(log_entry.value)
+        outcome = report["outcome"]
         if outcome == "lost":
-            wheel, first, last = WheelId.parse(told["wheel"]), told["seq"], told["last_seq"]
+            wheel, first, last = WheelId.parse(report["wheel"]), report["seq"], report["last_seq"]
             frames = FrameSet([FrameRange(wheel, first, last)])
             if frames & self.lost:
-                self._fail(f"{frames & self.lost} are told as lost twice")
+                self._fail(f"{frames & self.lost} are reported lost twice")
             self.lost |= frames
             for seq in range(first, last + 1):
-                self._world.trace.add("kafka", "tells lost", f"{wheel}/{seq}")
+                self._world.trace.add("kafka", "reports lost", f"{wheel}/{seq}")
             return
-        if self._ingress.outcome(told):
+        if self._ingress.outcome(report):
             return
-        key = bytes.fromhex(told["id"]), told["due_ms"]
+        key = bytes.fromhex(report["id"]), report["due_ms"]
         entry = self._book.of(key)
         if entry is None:
-            self._fail(f"an outcome of what nobody sent: {told}")
+            self._fail(f"an outcome of what nobody sent: {report}")
             return
-        self._world.trace.add("kafka", f"tells {outcome}", f"m{entry.number}")
+        self._world.trace.add("kafka", f"reports {outcome}", f"m{entry.number}")
         self.outcomes[key].append(outcome)
         if outcome == "cancelled" and not (entry.cancel_tried or entry.reschedule_tried):
             self._fail(f"{entry} counts as cancelled, and nobody asked for it")
@@ -475,9 +477,9 @@ class Checks:
             self._progress(before, self.control.progress)
 
     def _marked(self, index: int, transaction: Transaction) -> None:
-        """A candidacy whose marks are the newest with every id is the one that may commit.
+        """Returns the candidacy that may commit: the one whose marks are the latest with every id.
 
-        It stays so while another one has overtaken it with some ids: with those it is fenced.
+        It remains so while another has overtaken it with only some ids: with those it is fenced.
         """
         self._marks[index] = transaction
         tokens = {mark.token for mark in self.control.leaders.values()}
@@ -544,8 +546,8 @@ class Checks:
             frame.is_in_deleted_file(node.disk) or frame.is_behind_bad_sector(node.disk)
             for node in self._world.nodes.values()
         ):
-            # Its origin had the file open, and went on in it after somebody had deleted it, or
-            # wrote its row into a page of the index of which another sector was bad by then.
+            # Its origin had the file open, and continued in it after it was deleted, or wrote its
+            # row into a page of the index in which another sector was bad by then.
             frame.gone = True
 
     def _progress(self, before: ControlState, after: Progress) -> None:
@@ -580,16 +582,16 @@ class Checks:
         self._taken[wheel] = max(upto, self._taken[wheel])
 
     def _finished(self, entry: Entry) -> None:
-        """The floor is above an acknowledged message."""
+        """Checks an acknowledged message below the floor."""
         if entry.key in self.rescheduled:
-            return  # its end is another one's
+            return  # its end is another message's
         if not (self._is_done(entry) or self._excused(entry.key)):
             self._fail(f"floor {self.floor} is above {entry}")
 
     # --- what is known of a message
 
     def is_acknowledged(self, name: FrameName) -> bool:
-        """Whether W members held a frame when its origin said so."""
+        """Whether W members held a frame when its origin acknowledged it."""
         wheel, seq = name
         return seq <= self._high_watermarks[wheel]
 
@@ -605,17 +607,17 @@ class Checks:
         return self._gone(self._truth.copies[key])
 
     def is_finished(self, entry: Entry) -> bool:
-        """Whether an acknowledged message is done, or cannot be."""
+        """Whether an acknowledged message has its end, or cannot have one."""
         return self._has_end(entry) or self._excused(entry.key)
 
     def _has_end(self, entry: Entry) -> bool:
-        """One that was given another due is done where it went to, and nowhere else."""
+        """Whether a rescheduled message has its end at its new due, and nowhere else."""
         if entry.key not in self.rescheduled:
             return self._is_done(entry)
         return bool(self._deliveries(entry)) or self._any_is_gone(entry)
 
     def check_at_the_end(self) -> None:
-        """When everything has drained: every message has its one end, and losses are told."""
+        """Checks the drained cluster: every message has its one end, and losses are reported."""
         for entry in self._book.entries.values():
             if entry.fate is not Fate.ACKNOWLEDGED or self._has_end(entry):
                 continue
@@ -624,7 +626,7 @@ class Checks:
                 self._fail(f"{entry} was never delivered")
             for wheel, seq in copies:
                 if seq <= self.closed_at.get(wheel, seq) and (wheel, seq) not in self.lost:
-                    self._fail(f"{entry} went with {wheel}/{seq}, and that was never told")
+                    self._fail(f"{entry} went with {wheel}/{seq}, and that was never reported")
         self._ingress.check_at_the_end()
         self._fail_all(wrong_candidacies(self._world))
         for node in self._world.living():
@@ -663,7 +665,7 @@ def _has(node: SimNode, frame: FrameTruth) -> bool:
 
 
 def _wheels(node: SimNode) -> list[WheelId]:
-    """Those of which a node has a folder."""
+    """The wheels of which a node has a folder."""
     return [WheelId.parse(name) for name in node.disk.list_quietly(layout.wheels_folder(node.data))]
 
 

@@ -1,4 +1,4 @@
-"""Check 10: when everything works again, everything comes to its end."""
+"""Check 10: once everything works again, everything completes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def why_not_drained(world: World) -> list[str]:
-    """What is not done yet; empty: everything is."""
+    """Yields what is not done yet; nothing: everything is."""
     why = list(_messages_left(world)) or list(_leader_missing(world))
     if why:
         return why
@@ -50,13 +50,13 @@ def _leader_missing(world: World) -> Iterator[str]:
 
 
 def _node_left(world: World, node: SimNode, heartbeat: Heartbeat) -> Iterator[str]:
-    """What a node has still to do."""
+    """Yields what a node has still to do."""
     name = node.name
     if heartbeat.open is None or heartbeat.spare is None:
         yield f"{name} has open {heartbeat.open}, spare {heartbeat.spare}"
     if not heartbeat.complete:
         yield f"{name} is incomplete"
-    missing = {str(wheel): told.missing for wheel, told in heartbeat.wheels.items() if told.missing}
+    missing = {str(wheel): each.missing for wheel, each in heartbeat.wheels.items() if each.missing}
     if missing:
         yield f"{name} lacks {missing}"
     foreign = sorted(
@@ -74,7 +74,7 @@ def _node_left(world: World, node: SimNode, heartbeat: Heartbeat) -> Iterator[st
 
 
 def _control_left(world: World) -> Iterator[str]:
-    """What the leader has still to do."""
+    """Yields what the leader has still to do."""
     control = world.checks.control
     named: set[WheelId] = set()
     heartbeats = {node.name: row.heartbeat for node in world.living() if (row := node.server_row())}

@@ -1,14 +1,14 @@
-"""What must hold of the records of the ingress topic, looked at as soon as it can be.
+"""Invariants of ingress records, each checked as early as possible.
 
-| | must hold | looked at |
+| | invariant | checked at |
 |---|---|---|
-| 1 | each that counts has one end: delivered, dead letter, withdrawn | each commit; at the end |
-| 2 | at its own due, with the same bytes | each commit |
-| 3 | the offset passes it when it has its end, or W members hold it | each control record |
-| 4 | a dead letter says why, and that is so | each commit |
-| 5 | what never counted is never looked at | each commit and control record |
-| 6 | nothing is left to read, and the group says so | at the end |
-| 7 | no leader forgets where a partition was cut off, and what comes there later is not read | each commit and control record |
+| 1 | each committed record has one end: delivered, dead letter, cancelled | each commit; at the end |
+| 2 | it is delivered at its own due, with the same bytes | each commit |
+| 3 | the offset passes a record once it has its end, or W members hold it | each control record |
+| 4 | a dead letter gives the true reason | each commit |
+| 5 | uncommitted records have no effect | each commit and control record |
+| 6 | nothing is left to read, and the group shows it | at the end |
+| 7 | no leader forgets where a partition was cut off, and later records there are not read | each commit and control record |
 
 That nothing goes out early, and what becomes of what lies in wheels, is looked at for all messages
 (checks.py).
@@ -40,23 +40,23 @@ if TYPE_CHECKING:
 
 OWN_HEADERS = frozenset({"dw-id", "dw-due", "dw-accepted", "dw-wheel", "dw-forwarded"})
 DIRECT = b"ingress"
-"""In the place of the wheel, where a message was in none."""
+"""Replaces the wheel in records of messages that were in no wheel."""
 
 ORIGIN = "dw-dead-origin"
 REASON = "dw-dead-reason"
 
 READY_US = 4_000 * US_PER_MS
-"""By then somebody leads, if nothing is done to the cluster."""
+"""A leader is in office by then, if the cluster is undisturbed."""
 
 LATE_US = 1_000 * US_PER_MS
-"""No message is later then, and no cancel takes longer."""
+"""No message is later in that case, and no cancel takes longer."""
 
 LATE_MS = 12_000
-"""A leader whose clock is further ahead than this is not one for long (`checks.EARLY_MS`)."""
+"""A leader whose clock is further ahead than this does not lead for long (`checks.EARLY_MS`)."""
 
 
 DELETED = "deleted"
-"""An excuse: retention was faster than whoever leads."""
+"""An excuse: retention was faster than the leader."""
 
 ANEW = "of a topic that was made anew"
 CUT_OFF = "behind what was cut off"
@@ -66,8 +66,8 @@ class IngressChecks:
     """Watches the records of one run.
 
     Attributes:
-        book: what was sent.
-        committed: of each partition what the newest decided transaction says.
+        book: the records that were sent.
+        committed: for each partition, what the latest decided transaction says.
     """
 
     def __init__(self, world: World) -> None:
@@ -86,7 +86,7 @@ class IngressChecks:
     # --- what brokers do
 
     def excuses(self, topic_id: str, partition: Partition, offsets: range, why: str) -> None:
-        """The brokers no longer have these records, whether somebody has read them or not."""
+        """Notes that the brokers no longer have these records, read or unread."""
         for offset in offsets:
             place = Place(partition.topic, partition.number, offset)
             sent = self.book.by_place.get((topic_id, place))
@@ -96,7 +96,7 @@ class IngressChecks:
     # --- what a leader does
 
     def hands(self, records: Sequence[Handed]) -> None:
-        """Records are handed to a server: their announcement is committed."""
+        """Checks records that are handed to a server: their announcement is committed."""
         for at, taken in records:
             if taken.offset not in self._announced[at]:
                 self._fail(f"{at}/{taken.offset} is handed over, and was not announced")
@@ -104,14 +104,14 @@ class IngressChecks:
     # --- what is committed
 
     def decided(self, transaction: Transaction) -> None:
-        """All of a committed transaction was looked at: now how far it says that things are."""
+        """Checks offsets once all of a committed transaction was checked."""
         for entry in transaction.entries:
             if (entry.key or b"").startswith(b"ingress/") and entry.topic == self._control:
                 for at, record in ControlState().apply(entry.key, entry.value, 0).ingress.items():
                     self._moves(at, record, transaction.node)
 
     def deliver(self, entry: LogEntry) -> bool:
-        """A message is delivered; whether it was a record of ours."""
+        """Checks a delivered message; returns whether it was an ingress record."""
         sent = self._sent(entry)
         if sent is None:
             return False
@@ -119,19 +119,19 @@ class IngressChecks:
         self._counts(sent)
         self._delivered[sent.number] += 1
         passed, own = entry.headers[: len(sent.passed)], entry.headers[len(sent.passed) :]
-        told = {name: value or b"" for name, value in own}
-        if not told.keys() <= OWN_HEADERS or len(told) != len(own):
+        ours = {name: value or b"" for name, value in own}
+        if not ours.keys() <= OWN_HEADERS or len(ours) != len(own):
             self._fail(f"{sent} is delivered with headers {entry.headers}")
             return True
         self._check_content(sent, entry, passed)
-        key = bytes.fromhex(told["dw-id"].decode()), int(told["dw-due"])
+        key = bytes.fromhex(ours["dw-id"].decode()), int(ours["dw-due"])
         if key != sent.message:
             self._fail(f"{sent} is delivered as {key[0].hex()} due {key[1]}, not {sent.due_ms}")
         if not sent.is_delayed and not self._may_be_delivered(sent):
             self._fail(f"{sent} is delivered, and is no message")
         if has_expired_long_ago(sent, self._world.scheduler.now_us):
             self._fail(f"{sent} is delivered, and has expired")
-        if told["dw-wheel"] != DIRECT:
+        if ours["dw-wheel"] != DIRECT:
             self._from_wheels[key] += 1
             self._check_withdrawn(sent)
         self._check_time(sent)
@@ -143,94 +143,94 @@ class IngressChecks:
         return True
 
     def dead(self, entry: LogEntry) -> bool:
-        """A dead letter; whether it was a record of ours."""
-        told = {name: (value or b"").decode(errors="replace") for name, value in entry.headers}
-        sent = self._sent(entry) or self._at(told.get(ORIGIN, ""))
+        """Checks a dead letter; returns whether it was an ingress record."""
+        ours = {name: (value or b"").decode(errors="replace") for name, value in entry.headers}
+        sent = self._sent(entry) or self._at(ours.get(ORIGIN, ""))
         if sent is None:
             return False
-        self._trace(f"dead letter {told.get(REASON)} of", sent)
+        self._trace(f"dead letter {ours.get(REASON)} of", sent)
         self._counts(sent)
         self._letters[sent.number] += 1
         if self._ends(sent) > 1 and not self._any_gone(sent.message):
             self._fail(f"{sent} is delivered twice, as a dead letter")
-        if ORIGIN in told and (entry.key, entry.value) != (sent.key, sent.value):
+        if ORIGIN in ours and (entry.key, entry.value) != (sent.key, sent.value):
             self._fail(f"{sent} is a dead letter with other bytes")
-        wrong = self._wrong_letter(sent, told, entry)
+        wrong = self._wrong_letter(sent, ours, entry)
         if wrong is not None:
             self._fail(f"{sent}: {wrong}")
         return True
 
-    def outcome(self, told: Mapping[str, Any]) -> bool:
-        """What became of a message that was not delivered; whether it was a record of ours."""
-        if told["outcome"].startswith("ingress-"):
-            self._ingress_outcome(told)
+    def outcome(self, report: Mapping[str, Any]) -> bool:
+        """Checks the outcome of an undelivered message; returns whether it is an ingress record."""
+        if report["outcome"].startswith("ingress-"):
+            self._ingress_outcome(report)
             return True
-        key = bytes.fromhex(told["id"]), int(told["due_ms"])
+        key = bytes.fromhex(report["id"]), int(report["due_ms"])
         senders = self.book.by_message.get(key)
         if senders is None:
             return False
-        self._trace(f"tells {told['outcome']}", senders[0])
-        if told["outcome"] == "cancelled":
+        self._trace(f"reports {report['outcome']}", senders[0])
+        if report["outcome"] == "cancelled":
             self._withdrawn.add(key)
             if not any(sent.is_committed for sent in self.book.cancels[key]):
                 self._fail(f"{senders[0]} counts as cancelled, and nobody asked for it")
         return True
 
     def is_known(self, key: Key) -> bool:
-        """Whether this is a message, or a cancel, of a record."""
+        """Whether this is the message, or the cancel, of a record."""
         return key in self.book.by_message or key in self.book.cancels
 
     def is_done(self, key: Key) -> bool:
-        """Whether a message has come out of its wheel."""
+        """Whether a message was delivered out of its wheel."""
         if key in self._withdrawn or self._from_wheels[key]:
             return True
         return any(self._letters[sent.number] for sent in self.book.by_message[key])
 
-    def _ingress_outcome(self, told: Mapping[str, Any]) -> None:
-        """What became of records that are in no wheel."""
-        self._world.trace.add("kafka", "tells", str(dict(told)))
-        match told["outcome"]:
+    def _ingress_outcome(self, report: Mapping[str, Any]) -> None:
+        """Checks an outcome of records that are in no wheel."""
+        self._world.trace.add("kafka", "reports", str(dict(report)))
+        match report["outcome"]:
             case "ingress-dead-lettered":
-                sent = self._at(told["origin"])
+                sent = self._at(report["origin"])
                 if sent is None or not self._letters[sent.number]:
-                    self._fail(f"{sent or told} is told to be a dead letter, and is none")
+                    self._fail(f"{sent or report} is reported as a dead letter, and is none")
             case "ingress-deleted":
-                offsets = range(told["first_offset"], told["last_offset"] + 1)
-                self._told_lost((told["topic"], told["partition"]), offsets, DELETED)
+                offsets = range(report["first_offset"], report["last_offset"] + 1)
+                self._reported_lost((report["topic"], report["partition"]), offsets, DELETED)
             case "ingress-cut-off":
-                offsets = range(told["first_offset"], told["last_offset"] + 1)
-                self._told_lost((told["topic"], told["partition"]), offsets, CUT_OFF)
+                offsets = range(report["first_offset"], report["last_offset"] + 1)
+                self._reported_lost((report["topic"], report["partition"]), offsets, CUT_OFF)
             case "ingress-abandoned":
-                if self._world.kafka.topic_id(told["topic"]) == told["topic_id"]:
-                    self._fail(f"{told}, and the topic is the same")
+                if self._world.kafka.topic_id(report["topic"]) == report["topic_id"]:
+                    self._fail(f"{report}, and the topic is the same")
             case other:
                 self._fail(f"an outcome that nobody knows: {other}")
 
-    def _is_told(self, sent: Sent) -> bool:
-        """Whether what became of a record that Kafka has deleted is known."""
+    def _is_reported(self, sent: Sent) -> bool:
+        """Whether the fate of a record that Kafka has deleted is known."""
         assert sent.place is not None
         topic, partition, offset = sent.place
         is_lost = any(offset in offsets for offsets in self._lost[topic, partition])
         return is_lost or sent.settled_us >= 0 or self.is_done(sent.message)
 
-    def _told_lost(self, at: IngressPartition, offsets: range, why: str) -> None:
-        """Records are told to be lost: the brokers do not have them any more."""
+    def _reported_lost(self, at: IngressPartition, offsets: range, why: str) -> None:
+        """Checks records that are reported lost: the brokers no longer have them."""
         self._lost[at].append(offsets)
         topic_id = self._world.kafka.topic_id(at[0])
         for offset in offsets:
             sent = self.book.by_place.get((topic_id, Place(*at, offset)))
             if sent is not None and sent.is_committed and sent.excuse != why:
-                self._fail(f"{sent} is told to be {why}, and is there")
+                self._fail(f"{sent} is reported as {why}, and is there")
 
     # --- when everything has drained
 
     @property
     def delivered(self) -> int:
-        """How many messages became visible."""
+        """The number of messages that became visible."""
         return self._delivered.total()
 
     def left(self) -> Iterator[str]:
-        """What has still to be done."""
+        """Yields what has still to be done."""
         left = [sent for sent in self.book.committed() if not self._has_ended(sent)]
         if left:
             yield f"{len(left)} ingress records are pending, the first {left[0]}"
@@ -241,20 +241,21 @@ class IngressChecks:
                 continue
             record = self.committed.get(at)
             done = 0 if record is None else record.next_offset
+            shown = kafka.group_offset(names.ingress_group, *at)
             if done != partition.last_stable_offset:
                 yield f"{at} is settled up to {done} of {partition.last_stable_offset}"
-            elif record is not None and kafka.told(names.ingress_group, *at) != done:
-                yield f"the group shows {kafka.told(names.ingress_group, *at)} of {done} at {at}"
+            elif record is not None and shown != done:
+                yield f"the group shows {shown} of {done} at {at}"
 
     def check_at_the_end(self) -> None:
-        """Each has its end, and what is lost was told."""
+        """Checks that each record has its end, and that losses were reported."""
         for sent in self.book.committed():
             if not self._has_ended(sent):
                 self._fail(f"{sent} has no end")
-            if sent.excuse == DELETED and not self._ends(sent) and not self._is_told(sent):
-                self._fail(f"{sent} was deleted, and that was never told")
+            if sent.excuse == DELETED and not self._ends(sent) and not self._is_reported(sent):
+                self._fail(f"{sent} was deleted, and that was never reported")
 
-    # --- behind them
+    # --- inside
 
     @property
     def _control(self) -> str:
@@ -265,7 +266,7 @@ class IngressChecks:
         return None if number is None else self.book.by_number.get(int(number))
 
     def _at(self, origin: str) -> Sent | None:
-        """The newest record at this place."""
+        """The latest record at this place."""
         found = [sent for (_, place), sent in self.book.by_place.items() if str(place) == origin]
         return found[-1] if found else None
 
@@ -276,7 +277,7 @@ class IngressChecks:
             self._fail(f"{sent} was read, and its partition was known to end before it")
 
     def _is_behind_the_end(self, sent: Sent) -> bool:
-        """Whether it came under an offset from which on nobody may read any more."""
+        """Whether it came at an offset from which on no record may be read any more."""
         assert sent.place is not None
         topic, partition, offset = sent.place
         known = (self._world.kafka.topic_id(topic), (topic, partition))
@@ -294,7 +295,7 @@ class IngressChecks:
             self._fail(f"{sent} is delivered with timestamp {entry.timestamp_ms}")
 
     def _check_time(self, sent: Sent) -> None:
-        """Where nothing is done to the cluster, nothing is late."""
+        """Checks that nothing is late while the cluster is undisturbed."""
         if not is_calm(self._world.plan) or sent.place is None or sent.due_ms is None:
             return
         topic, partition, offset = sent.place
@@ -306,7 +307,7 @@ class IngressChecks:
             self._fail(f"{sent} is delivered {late_us // US_PER_MS} ms after its due")
 
     def _check_withdrawn(self, sent: Sent) -> None:
-        """There, what waits in a wheel is withdrawn in good time."""
+        """Whether a waiting message is cancelled in good time there."""
         settled_us = [each.settled_us for each in self.book.cancels[sent.message]]
         first_us = min((us for us in settled_us if us >= 0), default=None)
         if first_us is None or sent.due_ms is None or not is_calm(self._world.plan):
@@ -316,18 +317,18 @@ class IngressChecks:
             self._fail(f"{sent} is delivered, and was withdrawn {lead_us // US_PER_MS} ms before")
 
     def _may_be_delivered(self, sent: Sent) -> bool:
-        """What was beyond the span is not, once that has come near before anybody has read it."""
+        """A record beyond the span may be within it by the time that it is read."""
         return sent.asked.reason is UnfitReason.DUE_BEYOND_SPAN
 
-    def _wrong_letter(self, sent: Sent, told: Mapping[str, str], entry: LogEntry) -> str | None:
-        reason = told[REASON]
+    def _wrong_letter(self, sent: Sent, ours: Mapping[str, str], entry: LogEntry) -> str | None:
+        reason = ours[REASON]
         if sent.asked.reason is not None:
             return None if reason == sent.asked.reason else f"it is said to be {reason}"
         if sent.asked.withdraws:
             is_late = (sent.due_ms or 0) < true_wall_ms(self._world.scheduler) + LATE_MS
             return None if reason == UnfitReason.DUE_TOO_OLD and is_late else f"a letter: {reason}"
         if reason in UnfitReason.__members__:
-            return f"a dead letter, and nothing is wrong with it: {reason} {told}"
+            return f"a dead letter, and nothing is wrong with it: {reason} {ours}"
         return wrong_letter(self._world, sent, entry)
 
     def _ends(self, sent: Sent) -> int:
@@ -357,16 +358,16 @@ class IngressChecks:
         if after.next_offset < begin:
             self._fail(f"{at} goes back from {begin} to {after.next_offset}")
         if self._world.kafka.topic_id(at[0]) != after.topic_id:
-            return  # of a topic that was made anew: nobody knows what it was that was read
+            return  # of a recreated topic: which record was read is unknown
         for offset in range(begin, after.next_offset):
             sent = self.book.by_place.get((after.topic_id, Place(*at, offset)))
             if sent is not None:
                 self._settles(sent)
 
     def _settles(self, sent: Sent) -> None:
-        """The offset passes a record: in this very transaction it had its end, or is held."""
+        """Checks that a passed record has its end in this transaction, or is held."""
         if sent.excuse == CUT_OFF:
-            return  # it may be another one than what was announced under this offset
+            return  # it may be another record than the one announced under this offset
         if sent.is_committed is None:
             self._fail(f"{sent} is passed, and its transaction is open")
         if sent.is_committed:

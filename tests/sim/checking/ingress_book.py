@@ -1,4 +1,4 @@
-"""What senders know of their records: what each asks for, and so what has to become of it.
+"""Records what senders know of their records: what each requests, and so what must become of it.
 
 It is said here once more what docs/INGRESS.md says, without the code that reads headers.
 """
@@ -20,35 +20,35 @@ from sim.machine.scheduler import US_PER_MS
 from sim.plans.plan import IngressDraft
 
 NUMBER = "number"
-"""A header that is passed on, and names the record."""
+"""A header that is passed on, and identifies the record."""
 
 LEVELS_MS = {"1s": 1_000, "3s": 3_000, "10s": 10_000}
 MOST_BYTES = 1_000
-"""No record may have more, with its headers."""
+"""The limit for a record, with its headers."""
 
 PARTITIONS = 3
 FAR_MS = 1_000_000
-"""Beyond the span."""
+"""A due beyond the span."""
 
 Headers = list[tuple[str, bytes | None]]
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a record asks for.
+    """The request in a record.
 
     Attributes:
-        headers: with which it says so, but for those that are passed on.
-        id: what it gives; None: it follows from its place.
-        due_ms: what it gives, or `delay_ms`.
-        delay_ms: from its timestamp on.
-        reason: it asks for what cannot be.
+        headers: the headers that make the request, without those that are passed on.
+        id: the id given; None: derived from the place.
+        due_ms: the due given, or `delay_ms` is.
+        delay_ms: delay from the record's timestamp.
+        reason: why the request is unfit.
         withdraws: it is a cancel.
-        partition: where its message has to go; None: anywhere.
-        timestamp_ms: what its message has to have; None: any.
+        partition: the partition where its message has to go; None: any.
+        timestamp_ms: the timestamp that its message has to have; None: any.
         passed: headers that are passed on, beside the number.
-        has_timestamp: it has one.
-        padding: so many bytes of value more.
+        has_timestamp: the record has a timestamp.
+        padding: bytes to add to the value.
     """
 
     headers: Headers
@@ -69,17 +69,17 @@ class Sent:
     """One record of a sender.
 
     Attributes:
-        draft: of the plan.
-        asked: what it asks for.
-        topic: where its message has to go.
+        draft: the plan's draft.
+        asked: the request.
+        topic: the topic where its message has to go.
         key: its Kafka key.
         value: its Kafka value.
         timestamp_ms: its own.
-        place: where it lies; None: nowhere yet.
-        due_ms: that follows from it; None: it has none.
-        id: that follows from it, and from its place.
-        sent_us: when it was taken.
-        is_committed: it counts; None: nobody can say yet.
+        place: where it lies; None: not yet in the log.
+        due_ms: the resulting due; None: it has none.
+        id: the resulting id.
+        sent_us: when the brokers took it.
+        is_committed: it is committed; None: unknown as yet.
         excuse: why it need not come to its end; None: it has to.
         settled_us: when the offset passed it; -1: not yet.
     """
@@ -105,7 +105,7 @@ class Sent:
 
     @property
     def message(self) -> Key:
-        """Id and due: of its message, or of the one that it withdraws."""
+        """Id and due of its message, or of the message that it cancels."""
         return self.id, self.due_ms or 0
 
     @property
@@ -115,12 +115,12 @@ class Sent:
 
     @property
     def headers(self) -> Headers:
-        """All that it is sent with."""
+        """All headers that it is sent with."""
         return [*self.asked.headers, *self.passed]
 
     @property
     def expires_us(self) -> int | None:
-        """From when on it must not be forwarded; None: never."""
+        """The time from which it must not be forwarded; None: never."""
         ttl_s = next((int(value or b"") for name, value in self.passed if name == TTL_HEADER), None)
         if ttl_s is None or self.due_ms is None:
             return None
@@ -140,8 +140,8 @@ class IngressBook:
 
     Attributes:
         by_number: as they were sent.
-        by_place: topic's id and place -> the record there; of aborted ones too.
-        by_message: those that are a message of this id and due.
+        by_place: topic's id and place -> the record there, including aborted records.
+        by_message: id and due -> the records that are this message.
     """
 
     def __init__(self) -> None:
@@ -151,7 +151,7 @@ class IngressBook:
         self.cancels: defaultdict[Key, list[Sent]] = defaultdict(list)
 
     def enter(self, draft: IngressDraft, now_ms: int, messages: Book) -> Sent | None:
-        """A record that is sent now; None: what it is about was never sent."""
+        """Adds a record that is sent now; None: the record it refers to was never sent."""
         asked = asked_by(draft, now_ms, self, messages)
         if asked is None:
             return None
@@ -173,7 +173,7 @@ class IngressBook:
         return sent
 
     def taken(self, sent: Sent, topic_id: str, place: Place, now_us: int) -> None:
-        """The brokers have taken a record."""
+        """Notes that the brokers have taken a record."""
         sent.place, sent.sent_us = place, now_us
         sent.id = sent.asked.id or message_id(place, sent.timestamp_ms)
         self.by_place[topic_id, place] = sent
@@ -183,7 +183,7 @@ class IngressBook:
             self.by_message[sent.message].append(sent)
 
     def committed(self) -> Iterator[Sent]:
-        """Those that count."""
+        """The committed records."""
         return (sent for sent in self.by_number.values() if sent.is_committed)
 
 
@@ -194,7 +194,7 @@ def id_of(number: int) -> bytes:
 
 Ask = Callable[[IngressDraft, int], Asked]
 ASKS: dict[str, Ask] = {}
-"""Records that stand for themselves; of those that need another one, see `asked_by`."""
+"""Requests that stand alone; for those that refer to another record, see `asked_by`."""
 
 OF_OTHERS = ("again", "cancel", "cancel_message")
 
@@ -202,7 +202,7 @@ OF_OTHERS = ("again", "cancel", "cancel_message")
 def asked_by(
     draft: IngressDraft, now_ms: int, records: IngressBook, messages: Book
 ) -> Asked | None:
-    """What a record asks for; None: it is about nothing."""
+    """Returns the request of a draft; None: the record it refers to is missing."""
     if draft.asks not in OF_OTHERS:
         asked = ASKS[draft.asks](draft, now_ms)
         return replace(asked, headers=_with_topic(draft, asked.headers))
@@ -255,7 +255,7 @@ def delay_long(draft: IngressDraft, now_ms: int) -> Asked:
 
 @_ask
 def deliver_at(draft: IngressDraft, now_ms: int) -> Asked:
-    """A due."""
+    """A due as text."""
     due_ms = now_ms + draft.delay_ms
     return Asked([(ingress.DELIVER_AT, b"%d" % due_ms)], due_ms=due_ms)
 
@@ -279,7 +279,7 @@ def level(draft: IngressDraft, now_ms: int) -> Asked:
 
 @_ask
 def last_counts(draft: IngressDraft, now_ms: int) -> Asked:
-    """Headers that are there twice."""
+    """Headers that occur twice."""
     asked = delay(draft, now_ms)
     return replace(asked, headers=[(ingress.DELAY_MS, b"999999"), *asked.headers])
 
@@ -297,7 +297,7 @@ def placed(draft: IngressDraft, now_ms: int) -> Asked:
 
 @_ask
 def redelivered(draft: IngressDraft, now_ms: int) -> Asked:
-    """What was delivered once, with the headers of that."""
+    """A message that was delivered once, with the headers of that delivery."""
     before: Headers = [
         ("dw-id", b"00" * 16),
         ("dw-due", b"1"),

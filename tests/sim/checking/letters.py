@@ -1,8 +1,8 @@
-"""What must hold of dead letters, and of topics in trouble that hold up the messages for others.
+"""Invariants of dead letters, and of topics in trouble that delay messages for others.
 
-A message may become a dead letter only where its topic was in the trouble that the letter names,
-not long before, or when it has expired, and then it must; and topics in trouble may hold up others
-no longer than troubles.py says.
+A message may become a dead letter only if its topic was in the trouble that the letter names,
+recently enough; or if it has expired, and then it must. Topics in trouble may delay others no
+longer than troubles.py says.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     from sim.kafka.log import Entry as LogEntry
     from sim.nodes.world import World
 
-TOLD_LATE_US = 15 * US_PER_S
-"""An answer of Kafka's may be two seconds old, and a commit may take nine."""
+REPORTED_LATE_US = 15 * US_PER_S
+"""Kafka's answer may be two seconds old, and a commit may take nine."""
 PROBED_LATE_US = round((LAST_PROBE_S + 15) * US_PER_S)
-"""What only probes tell is told later."""
+"""Troubles that only probes find are reported later."""
 SLACK_S = 2.5
-"""A turn, within which a commit may be waited for."""
+"""A turn, in which a commit may be waited for."""
 
 _BY_KAFKA = (TopicTrouble.LEADERLESS, TopicTrouble.SHRUNK, TopicTrouble.DENIED)
 _REFUSING = ("refused_batch", "lost_request", "lost_reply")
-"""Faults that make trials lie: no topic is to blame, and only a request of it is lost."""
+"""Faults that make trials err: no topic is to blame, and only one of its requests is lost."""
 
 
 class Expiring(Protocol):
@@ -40,29 +40,29 @@ class Expiring(Protocol):
 
     @property
     def expires_us(self) -> int | None:
-        """From when on it must not be forwarded; None: never."""
+        """The time from which it must not be forwarded; None: never."""
 
 
 def has_expired_long_ago(entry: Expiring, at_us: int) -> bool:
-    """Whether a message must not be forwarded any more by what was committed at this time."""
-    return entry.expires_us is not None and at_us > entry.expires_us + TOLD_LATE_US
+    """Whether a message had expired at the time of this commit."""
+    return entry.expires_us is not None and at_us > entry.expires_us + REPORTED_LATE_US
 
 
 def wrong_letter(world: World, entry: Expiring, letter: LogEntry) -> str | None:
-    """Why a message must not have become this dead letter."""
-    told = {name: (value or b"").decode(errors="replace") for name, value in letter.headers}
-    topic, reason = told["dw-dead-topic"], DeadReason(told["dw-dead-reason"])
+    """Returns why a message must not have become this dead letter."""
+    ours = {name: (value or b"").decode(errors="replace") for name, value in letter.headers}
+    topic, reason = ours["dw-dead-topic"], DeadReason(ours["dw-dead-reason"])
     if reason is DeadReason.EXPIRED:
         if entry.expires_us is not None and _latest_clock_us(world) >= entry.expires_us:
             return None
-        return f"a dead letter that has not expired: {told.get('dw-dead-detail', '')}"
+        return f"a dead letter that has not expired: {ours.get('dw-dead-detail', '')}"
     if _is_justified(world, topic, reason):
         return None
-    return f"a dead letter of {topic}, which is well: {reason} {told.get('dw-dead-detail', '')}"
+    return f"a dead letter of {topic}, which is well: {reason} {ours.get('dw-dead-detail', '')}"
 
 
 def _latest_clock_us(world: World) -> int:
-    """What time it is for a leader whose clock is ahead, by which messages are due and expire."""
+    """The time of a leader whose clock is ahead, by which messages fall due and expire."""
     true_ms = true_wall_ms(world.scheduler)
     ahead_ms = max(node.clock.wall_ms() - true_ms for node in world.nodes.values())
     return world.scheduler.now_us + max(0, ahead_ms) * US_PER_MS
@@ -73,12 +73,12 @@ def _is_justified(world: World, topic: str, reason: DeadReason) -> bool:
     if any(fault in _faults(world) for fault in _REFUSING):
         return True
     if reason is DeadReason.TOPIC_MISSING:
-        return troubles.lately(topic, [TopicTrouble.MISSING], now_us - TOLD_LATE_US)
+        return troubles.lately(topic, [TopicTrouble.MISSING], now_us - REPORTED_LATE_US)
     if reason is not DeadReason.TOPIC_UNAVAILABLE:
         return False
-    told = troubles.lately(topic, _BY_KAFKA, now_us - TOLD_LATE_US)
+    reported = troubles.lately(topic, _BY_KAFKA, now_us - REPORTED_LATE_US)
     probed = (TopicTrouble.SILENT, *TopicTrouble)
-    return told or troubles.lately(topic, probed, now_us - PROBED_LATE_US)
+    return reported or troubles.lately(topic, probed, now_us - PROBED_LATE_US)
 
 
 def _faults(world: World) -> Iterator[str]:
@@ -88,7 +88,7 @@ def _faults(world: World) -> Iterator[str]:
 
 
 class WatchedDeadLetters(DeadLetters):
-    """The real one, with a look at how long it holds everything up."""
+    """The real class, which also measures how long it delays other messages."""
 
     def __init__(self, world: World, *ports: Any, **rest: Any) -> None:
         super().__init__(*ports, **rest)
@@ -99,7 +99,7 @@ class WatchedDeadLetters(DeadLetters):
         self._held_s = 0.0
 
     def begin_term(self) -> None:
-        """A look at each term by itself."""
+        """Checks each term separately."""
         super().begin_term()
         self._began = self._at = self._clock()
         self._holding, self._held_s = False, 0.0

@@ -1,6 +1,6 @@
-"""Moments of a run at which something can be done: between two steps that follow at once.
+"""Moments of a run at which a fault can be injected: between two consecutive steps.
 
-What is planned by the clock alone meets them by luck.
+Faults planned by the clock alone would hit them only by chance.
 """
 
 from __future__ import annotations
@@ -14,29 +14,29 @@ Act = Callable[[str], None]
 
 
 class Moment(StrEnum):
-    """Of the ingress; each has a node to which it happens."""
+    """Moments of the ingress; each concerns a node."""
 
     ANNOUNCED = "announced"
-    """The brokers have committed an announcement; its leader has not heard of it yet."""
+    """The brokers have committed an announcement; its leader does not know yet."""
     HANDED = "handed"
     """Records have come to the server."""
     ANSWERED = "answered"
-    """The server has answered; the cleaner has not heard it yet."""
+    """The server has answered; the cleaner does not know yet."""
     SETTLED = "settled"
-    """The brokers have committed that an offset moves."""
+    """The brokers have committed that an offset advances."""
 
 
 class Moments:
-    """Who waits for what."""
+    """The actions that wait for moments."""
 
     def __init__(self) -> None:
         self._waiting: defaultdict[Moment, deque[Act]] = defaultdict(deque)
 
     def wait_for(self, moment: Moment, act: Act) -> None:
-        """Does something when this happens next, and nobody waited for it before."""
+        """Registers an action for the next time a moment occurs, unless one is registered."""
         self._waiting[moment].append(act)
 
     def happened(self, moment: Moment, node: str) -> None:
-        """It did; one of those who wait acts."""
+        """Runs one of the actions that wait for this moment."""
         if self._waiting[moment]:
             self._waiting[moment].popleft()(node)

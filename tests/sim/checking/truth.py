@@ -1,8 +1,7 @@
-"""What was ever written, and who holds it: the truth, read from the disks behind everybody's back.
+"""The ground truth: what was ever written, and who holds it, read from the disks directly.
 
-Nothing of this is known to the nodes. A frame is `gone` when no disk of the cluster has its bytes
-any more, which happens only by what the run did to disks: then, and only then, its messages may
-be lost.
+The nodes do not know it. A frame is `gone` when no disk of the cluster has its bytes any more,
+which happens only by faults on disks: then, and only then, its messages may be lost.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ DATA = Path("/data")
 """The data folder of every node."""
 
 PAGE_BYTES = 4096
-"""Of an index, so much is a hole at once."""
+"""How much of an index becomes unreadable at once."""
 
 Key = tuple[bytes, int]
 """Id and due of a message."""
@@ -37,15 +36,15 @@ class FrameTruth:
     """One frame as its origin wrote it.
 
     Attributes:
-        wheel: with `seq` its name.
+        wheel: with `seq`, its name.
         seq: see `wheel`.
-        slot: its second.
-        offset: where it lies in the slot file of everyone who holds it.
+        slot: the second of its due.
+        offset: its place in the slot file of every holder.
         path: the slot file.
         row: its index row.
         content: its bytes.
         kind: messages or cancels.
-        keys: of its messages, or of those that it cancels.
+        keys: of its messages, or of the messages that it cancels.
         gone: no disk has it any more.
     """
 
@@ -64,11 +63,11 @@ class FrameTruth:
         """Whether a disk has it, whole and in its place.
 
         Args:
-            disk: whose.
-            with_row: the folder was recovered, so that only what its index tells is found.
+            disk: the disk to look at.
+            with_row: the folder was recovered, so that only frames in its index count.
 
-        Bytes that the medium cannot read are not held: nobody gets at them, until they are written
-        again.
+        Bytes that the medium cannot read are not held: no process can read them until they are
+        written again.
         """
         if not self._is_written(disk, with_row=with_row):
             return False
@@ -89,7 +88,7 @@ class FrameTruth:
         return is_written and not _is_row_readable(disk, self.wheel, self.seq)
 
     def is_in_deleted_file(self, disk: SimulatedDisk) -> bool:
-        """Whether a disk has it in a file that somebody deleted, where nobody reads it."""
+        """Whether a disk has it in a deleted file, where no process reads it."""
         file = disk.peek_unlinked(self.path)
         return (
             file is not None and file[self.offset : self.offset + len(self.content)] == self.content
@@ -112,13 +111,13 @@ def row_on(disk: SimulatedDisk, wheel: WheelId, seq: int) -> bytes:
 
 
 def _is_row_readable(disk: SimulatedDisk, wheel: WheelId, seq: int) -> bool:
-    """A page of the index with a bad sector is holes, for who reads more of it than one row."""
+    """Whether a row lies in a page with a bad sector: larger reads find holes there."""
     begin = (seq - 1) * INDEX_ROW_LENGTH_BYTES // PAGE_BYTES * PAGE_BYTES
     return disk.is_readable(index_of(wheel), begin, begin + PAGE_BYTES)
 
 
 def rows_on(disk: SimulatedDisk, wheel: WheelId) -> int:
-    """How many whole rows an index has."""
+    """The number of complete rows of an index."""
     index = disk.peek(index_of(wheel))
     return 0 if index is None else len(index) // INDEX_ROW_LENGTH_BYTES
 
@@ -132,8 +131,8 @@ class Truth:
 
     Attributes:
         frames: by wheel and seq.
-        copies: of each message the frames that hold it.
-        cancels: of each message the frames that cancel it.
+        copies: for each message, the frames that hold it.
+        cancels: for each message, the frames that cancel it.
         had: (storage, boot, wheel) -> the greatest seq up to which that disk held the wheel while
             its machine ran under that boot id.
     """
@@ -147,10 +146,10 @@ class Truth:
         self._live: dict[FrameName, FrameTruth] = {}
 
     def look(self, disk: SimulatedDisk, wheel: WheelId) -> list[FrameTruth]:
-        """Takes note of the frames that an origin has written since the last look.
+        """Records the frames that an origin has written since the last call.
 
         Raises:
-            RewrittenError: a frame is another one than it was.
+            RewrittenError: a frame has changed.
         """
         known, last = self._last[wheel], rows_on(disk, wheel)
         new = []
@@ -163,7 +162,7 @@ class Truth:
         return new
 
     def check_again(self, disk: SimulatedDisk, wheel: WheelId) -> None:
-        """Makes sure that what can be read of a wheel is what was written first.
+        """Checks that a wheel reads as it was first written.
 
         Raises:
             RewrittenError: it is not.
@@ -177,7 +176,7 @@ class Truth:
                 raise RewrittenError(f"{wheel}/{seq} is another frame")
 
     def held(self, storage: str, boot: str, wheel: WheelId, prefix: int) -> None:
-        """A disk holds a wheel up to here."""
+        """Notes that a disk holds a wheel up to here."""
         place = storage, boot, wheel
         self.had[place] = max(self.had[place], prefix)
 
@@ -187,18 +186,18 @@ class Truth:
         return max((self.had[place] for place in places), default=0)
 
     def last_seq(self, wheel: WheelId) -> int:
-        """The last that was ever written."""
+        """The last seq that was ever written."""
         return self._last[wheel]
 
     def live(self, floor: int) -> Collection[FrameTruth]:
-        """Frames whose slots are not below the floor."""
+        """Yields frames whose slots are not below the floor."""
         finished = [name for name, frame in self._live.items() if frame.slot < floor]
         for name in finished:
             del self._live[name]
         return self._live.values()
 
     def of_wheel(self, wheel: WheelId) -> Iterator[FrameTruth]:
-        """Its frames, in order."""
+        """The frames of a wheel, in order."""
         for seq in range(1, self._last[wheel] + 1):
             frame = self.frames.get((wheel, seq))
             if frame is not None:

@@ -10,7 +10,7 @@ HALF_AN_HOUR_MS = 1_800_000
 
 
 def ahead_without_b(script: Script, at_ms: int, ms: int, *, step_ms: int = HALF_AN_HOUR_MS) -> None:
-    """The clocks of node a and of the brokers are ahead, and nobody hears b: so a leads ahead."""
+    """The clocks of node a and of the brokers are ahead, and b is not heard: so a leads ahead."""
     script.do(at_ms - 500, "absence", node="b", ms=script.about(6_000))
     script.do(at_ms, "clocks_ahead", nodes=("a",), step_ms=step_ms, ms=ms)
     script.do(at_ms, "kill_server", node="a")
@@ -30,10 +30,10 @@ def both(script: Script, *, delay_ms: int) -> tuple[int, int]:
     r"hears of a m1:acknowledged",
     r"hears of m2: already delivered",
     r"hears of b m\d+:acknowledged",
-    r"tells duplicate m1$",
+    r"reports duplicate m1$",
 )
 def set_back(script: Script) -> None:
-    """What was done ahead is sent again and cancelled; more is sent for the same time."""
+    """Messages handled ahead are sent again and cancelled; more are sent for the same time."""
     mine, other = both(script, delay_ms=45_000)
     ahead_without_b(script, 6_000, script.about(14_000))
     script.do(script.about(28_000), "set_back")
@@ -47,7 +47,7 @@ def set_back(script: Script) -> None:
 
 @CLOCKS(r"clocks_ahead", r"delivers m1 ", r"(server|cleaner) died", r"w is set back", r"delivers")
 def set_back_and_crash(script: Script) -> None:
-    """The same while processes die around the operator's word."""
+    """The same while processes die around the operator's command."""
     mine, other = both(script, delay_ms=45_000)
     ahead_without_b(script, 6_000, script.about(14_000))
     at_ms = script.about(28_000)
@@ -62,9 +62,9 @@ def set_back_and_crash(script: Script) -> None:
     script.until_ms = 56_000
 
 
-@CLOCKS(r"w is set back", r"clocks_ahead", r"w is set back", r"tells duplicate m1$", r"delivers")
+@CLOCKS(r"w is set back", r"clocks_ahead", r"w is set back", r"reports duplicate m1$", r"delivers")
 def set_back_twice(script: Script) -> None:
-    """A clock is ahead again before w has come to where the first one was."""
+    """A clock is ahead again before w has reached the first one's time."""
     mine, other = both(script, delay_ms=59_500)
     ahead_without_b(script, 6_000, script.about(14_000))
     script.do(script.about(28_000), "set_back")
@@ -79,7 +79,7 @@ def set_back_twice(script: Script) -> None:
 
 @CLOCKS(r"clocks_ahead", r"delivers m1 ", r"w is set back", r"delivers m\d+ b", r"delivers m\d+ a")
 def set_back_short(script: Script) -> None:
-    """It was not far ahead: w comes to what was done ahead, and beyond."""
+    """It was not far ahead: w reaches the time of what was done ahead, and passes it."""
     mine, other = both(script, delay_ms=32_000)
     ahead_without_b(script, 6_000, script.about(10_000), step_ms=script.about(25_000, 5_000))
     script.do(script.about(24_000), "set_back")
@@ -90,7 +90,9 @@ def set_back_short(script: Script) -> None:
     script.until_ms = 54_000
 
 
-@CLOCKS(r"clocks_ahead", r"delivers m\d+ ", r"w is set back", r"delivers m60 ", r"tells duplicate")
+@CLOCKS(
+    r"clocks_ahead", r"delivers m\d+ ", r"w is set back", r"delivers m60 ", r"reports duplicate"
+)
 def set_back_in_a_millisecond(script: Script) -> None:
     """A clock is corrected while the messages of one millisecond go out, some at a time."""
     script.cluster("ab", 2, first_cap_messages=4, cap_messages=8, max_frame_messages=3)

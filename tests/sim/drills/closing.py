@@ -1,4 +1,4 @@
-"""Drills about fences, closes and what was lost before them."""
+"""Drills about fences, closes and frames lost before them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def forgetful(script: Script) -> None:
 
 @CLOSING(r"c +left c\.1", r"c +-> a Promise")
 def self_fenced(script: Script) -> None:
-    """An origin hears that it is fenced, and then finds a mirror that does not."""
+    """An origin learns that it is fenced, and then finds a mirror that is not."""
     script.mute(12_800, "Gossip", "a", "b")
     script.mute(12_800, "Gossip", "c", "ab")
     script.cut(3_000, "c", "ab", ms=script.about(10_200, 200))
@@ -34,7 +34,7 @@ def self_fenced(script: Script) -> None:
 
 @CLOSING(r"a +does Save.*fenced=.*d: 2", r"closes d\.1 at")
 def third_party(script: Script) -> None:
-    """A frame that one member has not fenced is fetched by another one that has."""
+    """A member without the fence's promise fetches a frame from one that has promised."""
     script.cluster("abcd", 3)
     script.block(3_000, "d", "ab")
     script.block(3_000, "a", "d")
@@ -65,7 +65,7 @@ def left_behind(script: Script) -> None:
 
 @CLOSING(r"c +starts", r"closes c\.1 at")
 def last_frames(script: Script) -> None:
-    """An origin starts again; nobody else has its last frames, and it tells of them."""
+    """An origin starts again; no other node has its last frames, and it reports them."""
     at_ms = script.about(5_000, 400)
     script.flow(2_500, at_ms, 20, "c", delay_ms=30_000)
     script.mute(at_ms - 100, "Frames", "c", "ab", ms=2_500)
@@ -83,10 +83,10 @@ def last_frames(script: Script) -> None:
     r"d +does Acknowledge",
     r"init .* epoch 2",
 )
-def told_fill(script: Script) -> None:
-    """One leader has a member fill up a fenced wheel, the next one has that member's old answer.
+def sent_fill(script: Script) -> None:
+    """One leader has a member fill a fenced wheel, the next one has that member's old answer.
 
-    d writes frames that only c gets, and hears nobody's beats any more. a asks for promises, gets
+    d writes frames that only c gets, and receives no more heartbeats. a asks for promises, gets
     b's, and loses Kafka; c leads, and has b fill up from it; c loses Kafka, and a leads again.
     """
     script.cluster("abcd", 3)
@@ -114,7 +114,7 @@ def told_fill(script: Script) -> None:
 
 @CLOSING(r"c +does Acknowledge", r"b +starts .*all_incomplete", r"a +does Save.*fenced=.*c: 2")
 def crash_behind(script: Script) -> None:
-    """Interleaving 5: two hold what a third lacks; one loses it, the other is cut off."""
+    """Interleaving 5: a third member lacks frames of two; one loses them, one is cut off."""
     _two_hold(script)
     script.do(5_150, "crash_machine", node="b", ms=400)
     script.until_ms = 24_000
@@ -122,14 +122,14 @@ def crash_behind(script: Script) -> None:
 
 @CLOSING(r"c +does Acknowledge", r"operator +replaces b", r"a +does Save.*fenced=.*c: 2")
 def wiped_behind(script: Script) -> None:
-    """The same, and the one that loses it loses everything, and is replaced."""
+    """The same, but the one that loses frames loses everything, and is replaced."""
     _two_hold(script)
     script.do(5_150, "wipe", node="b", ms=400, replaced_ms=4_000)
     script.until_ms = 24_000
 
 
 def _two_hold(script: Script) -> None:
-    """With Kafka away, so that nothing of it is taken account of."""
+    """With Kafka away, so that none of it is taken."""
     script.do(2_500, "kafka_down", ms=4_500)
     script.do(2_600, "absence", node="a", ms=3_400)
     script.flow(2_700, 5_100, 20, "c", delay_ms=40_000)
@@ -138,7 +138,7 @@ def _two_hold(script: Script) -> None:
 
 @CLOSING(r"b +starts .*all_incomplete", r"c +does Acknowledge", r"a +does Save.*fenced=.*c: 2")
 def old_answers(script: Script) -> None:
-    """Interleaving 5a: a mirror's word outlives what it held, and the origin does not know."""
+    """Interleaving 5a: a mirror's report outlives its frames, and the origin does not know."""
     _lagging_third(script)
     script.block(3_090, "b", "c")
     script.cut(4_600, "c", "a")
@@ -175,7 +175,7 @@ def empty_disk(script: Script) -> None:
 
 @CLOSING(r"b +does Mirror", r"c +does Acknowledge")
 def slow_mirror(script: Script) -> None:
-    """A mirror whose disk takes its time is all that an origin has."""
+    """A slow mirror is all that an origin has."""
     script.block(2_500, "a", "c")
     script.do(4_000, "slow_disk", node="b", us=script.about(20_000, 80_000), ms=3_000)
     script.flow(3_000, 6_500, 60, "c")
@@ -212,7 +212,7 @@ def more_members(script: Script) -> None:
 
 @CLOSING(r"closes c\.1 at", r"c +starts", r"init .* epoch 1")
 def quick_restarts(script: Script) -> None:
-    """Interleaving 11: restarts, a leader that goes in between, and no wheel is left behind."""
+    """Interleaving 11: restarts, a leader that leaves in between, and no wheel is left behind."""
     at_ms = script.about(4_000)
     script.flow(2_500, 9_000, 60, "c", delay_ms=500, patience_ms=300)
     script.do(at_ms, "kill_server", node="c")
@@ -223,7 +223,7 @@ def quick_restarts(script: Script) -> None:
     script.until_ms = 10_000
 
 
-@CLOSING(r"closes a\.1 at", r"operator +replaces a", r"tells lost a\.1/")
+@CLOSING(r"closes a\.1 at", r"operator +replaces a", r"reports lost a\.1/")
 def nobody_left(script: Script) -> None:
     """A wheel is closed, and then the disk of the only node that had it is replaced."""
     script.cluster("a", 1)
@@ -236,7 +236,7 @@ def nobody_left(script: Script) -> None:
 
 @CLOSING(r"init .* epoch 1", r"operator +takes out a", r"closes b\.1 at")
 def taken_out(script: Script) -> None:
-    """With W = 1 every wheel waits for all members; one is taken out, as the leader's list says."""
+    """With W = 1 every wheel waits for all members; one is removed from the leader's list."""
     script.cluster("abc", 1)
     script.flow(3_000, 11_000, 100, "bc", delay_ms=1_500, patience_ms=4_000)
     script.do(script.about(2_500), "kill_server", node="a")

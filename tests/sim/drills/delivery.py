@@ -9,7 +9,7 @@ DELIVERY = Drills()
 
 @DELIVERY(r"clock_step node=c", r"client +hears of c .*acknowledged")
 def deaf_spare(script: Script) -> None:
-    """Interleaving 9: a wheel that nothing was written to, of a node that hears no leader."""
+    """Interleaving 9: an empty wheel of a node that hears no leader."""
     script.mute(2_600, "Gossip", "a", "c")
     script.mute(2_600, "Gossip", "b", "c")
     script.do(2_700, "clock_step", node="c", step_ms=-20_000, ms=FOREVER_MS)
@@ -21,7 +21,7 @@ def deaf_spare(script: Script) -> None:
 
 @DELIVERY(r"clock_step node=c", r"c +starts", r"client +hears of c .*DUE_TOO_OLD")
 def spare_after_a_step(script: Script) -> None:
-    """Interleaving 10: a spare has told its seal; it is opened under a clock set back."""
+    """Interleaving 10: a standby wheel's seal was reported; it is opened under a clock set back."""
     at_ms = script.about(12_000, 1_000)
     script.flow(2_500, 13_000, 500, "a", delay_ms=200)
     script.do(at_ms, "clock_step", node="c", step_ms=-20_000, ms=FOREVER_MS)
@@ -34,7 +34,7 @@ def spare_after_a_step(script: Script) -> None:
 
 @DELIVERY(r"clock_step node=c", r"client +hears of c .*acknowledged")
 def clock_ahead(script: Script) -> None:
-    """Interleaving 17: an origin's clock runs ahead of everybody's for a while."""
+    """Interleaving 17: an origin's clock runs ahead of all others for a while."""
     script.do(2_500, "clock_step", node="c", step_ms=60_000, ms=script.about(1_000, 3_000))
     script.flow(3_000, 9_000, 100, "c", delay_ms=2_000)
     script.until_ms = 10_000
@@ -50,7 +50,7 @@ def leader_ahead(script: Script) -> None:
 
 @DELIVERY(r"c +does Acknowledge", r"delivers")
 def slow_mirrors(script: Script) -> None:
-    """Frames that nobody but their origin holds until long after their due."""
+    """Frames that only their origin holds until long after their due."""
     script.mute(2_900, "Frames", "c", "ab", ms=script.about(10_000, 2_000))
     script.mute(2_900, "Fetch", "a", "bc", ms=12_000)
     script.mute(2_900, "Fetch", "b", "ac", ms=12_000)
@@ -60,7 +60,7 @@ def slow_mirrors(script: Script) -> None:
 
 @DELIVERY(r"delivers m\d+ c\.1", r"closes c\.1 at", r"delivers|wrote a")
 def sent_again(script: Script) -> None:
-    """The wheel that a message went out of is closed when its copy comes."""
+    """A wheel out of which a message was delivered is closed when its copy comes."""
     for at_ms in range(2_500, 4_000, 100):
         script.send(at_ms, "ca", delay_ms=script.random.randrange(100, 1_500), again=True)
     script.do(script.about(4_000, 300), "kill_server", node="c")
@@ -69,7 +69,7 @@ def sent_again(script: Script) -> None:
 
 @DELIVERY(r"delivers m\d+ a\.1", r"init .* epoch 1", r"wrote c\.1")
 def new_leader(script: Script) -> None:
-    """Interleaving 21: a new leader lacks what the last one has forwarded, and gets the copy."""
+    """Interleaving 21: a new leader lacks a forwarded message, and gets the copy."""
     at_ms = script.about(4_000)
     script.mute(at_ms, "Frames", "a", "c", ms=4_000)
     script.mute(at_ms, "Fetch", "c", "ab", ms=4_000)
@@ -110,7 +110,7 @@ def late_cancel(script: Script) -> None:
 
 @DELIVERY(r"client +cancels many", r"delivers", r"client +hears of many")
 def many_cancels(script: Script) -> None:
-    """Many cancels are written together while transactions take their messages apart."""
+    """Many cancels are written together while transactions take their messages separately."""
     script.do(2_500, "kafka_faults", changes={"way_us": (30_000, 60_000)}, ms=9_000)
     for at_ms in range(3_000, 10_000, 1_500):
         firsts = [script.send(at_ms, "cb", delay_ms=300 + 60 * n) for n in range(12)]
@@ -135,7 +135,7 @@ def other_dues(script: Script) -> None:
 
 @DELIVERY(r"client +reschedules", r"reschedule .*to_ms", r'reschedule .*"passed":\[\d', r"delivers")
 def passed_dues(script: Script) -> None:
-    """The new due passes before the copy is there: mirrors are slow when it is written."""
+    """The new due passes before the copy exists: mirrors are slow when it is written."""
     for at_ms in range(3_000, 10_000, 2_000):
         first = script.send(at_ms, "a", delay_ms=3_500)
         script.reschedule(script.about(at_ms + 200), first, 350, "a")
@@ -146,7 +146,7 @@ def passed_dues(script: Script) -> None:
 
 @DELIVERY(r"a bad sector in index", r"client +reschedules", r"reschedule .*settled", r"delivers")
 def other_dues_without_rows(script: Script) -> None:
-    """The leader's node cannot read index rows of what is rescheduled: it lies in its second."""
+    """The leader's node cannot read index rows of a rescheduled message in its second."""
     firsts = [script.send(at_ms, "a", delay_ms=6_000) for at_ms in range(2_500, 3_500, 100)]
     script.do(3_600, "bad_sector", node="a", what="index", choice=script.random.randrange(1 << 30))
     for number, first in enumerate(firsts):
@@ -155,12 +155,12 @@ def other_dues_without_rows(script: Script) -> None:
 
 
 @DELIVERY(
-    r"a bad sector in slot", r"reschedule .*to_ms", r'"passed":\[\d+,\d', r"tells lost a\.1/1"
+    r"a bad sector in slot", r"reschedule .*to_ms", r'"passed":\[\d+,\d', r"reports lost a\.1/1"
 )
 def unreadable_original(script: Script) -> None:
-    """A lone node can no longer read what it is to copy, though all of that was taken.
+    """A lone node can no longer read what it is to copy, though all of it was taken.
 
-    Where only its row is gone, the slot file still has it.
+    If only its row is gone, the slot file still has the frame.
     """
     script.cluster("a", 1)
     script.do(2_500, "kafka_faults", changes={"way_us": (20_000, 30_000)}, ms=12_000)
@@ -179,7 +179,7 @@ def unreadable_original(script: Script) -> None:
     r"client +hears of many: m2:wait",
 )
 def unreadable_marks(script: Script) -> None:
-    """What was rescheduled and delivered is cancelled where its mark cannot be read.
+    """A rescheduled, delivered message is cancelled while its mark cannot be read.
 
     m1 is finished and its slot file deleted, so its unreadable row may be that of any second.
     """
@@ -196,7 +196,7 @@ def unreadable_marks(script: Script) -> None:
 
 @DELIVERY(r"client +cancels m\d+", r"client +reschedules", r"client +hears of m\d+")
 def cancel_or_other_due(script: Script) -> None:
-    """Somebody withdraws what somebody else reschedules, at the same time."""
+    """One caller cancels what another reschedules, at the same time."""
     script.do(2_500, "kafka_faults", changes={"way_us": (20_000, 40_000)}, ms=12_000)
     for at_ms in range(3_000, 12_000, 500):
         first = script.send(at_ms, "abc", delay_ms=2_500)
@@ -219,9 +219,9 @@ def slow_cancel(script: Script) -> None:
 
 @DELIVERY(r"hears of c .*acknowledged", r"client +cancels m\d+ at a", r"client +hears of m\d+:")
 def unheard_of(script: Script) -> None:
-    """What the leader's node is asked to cancel, others have only just acknowledged without it.
+    """The leader's node is asked to cancel what others have just acknowledged without it.
 
-    It fetches everything, and holds what it hears of; but its origin waits for it no more.
+    It fetches everything, and holds what it learns of; but the origin no longer waits for it.
     """
     script.mute(2_500, "Frames", "c", "a")
     script.mute(2_500, "Applied Gossip", "a", "c")
@@ -234,7 +234,7 @@ def unheard_of(script: Script) -> None:
 
 @DELIVERY(r"delivers m1 ", r"does Sweep", r"client +cancels m1 at", r"hears of m1: too late")
 def long_done(script: Script) -> None:
-    """A cancel that comes when its message's second is deleted everywhere."""
+    """A cancel comes when its message's second is deleted everywhere."""
     for number in range(1, 4):
         script.send(2_000 + 200 * number, "abc", delay_ms=300)
         script.cancel(script.about(22_000, 2_000), number, script.random.choice("abc"))
@@ -257,7 +257,7 @@ def bad_copy(script: Script) -> None:
     r"crash_machine", r"a +does Repair", r"crash_machine", r"a +starts", r"delivers m\d+ c\.1"
 )
 def crashed_repair(script: Script) -> None:
-    """The machine of the next leader crashes again while what it had lost is put back in place."""
+    """The next leader's machine crashes again while lost frames are being restored."""
     for at_ms in range(3_000, 4_600, 20):
         due_ms = 9_000 + script.random.randrange(3_000)
         script.send(at_ms, "c", delay_ms=due_ms - at_ms)
@@ -270,7 +270,7 @@ def crashed_repair(script: Script) -> None:
 
 @DELIVERY(r"a bad sector in index", r"a +does Repair", r"a bad sector in slot", r"a +starts")
 def bad_sectors(script: Script) -> None:
-    """The medium of one node cannot read parts of indexes and slot files, before and in a start."""
+    """One node's medium cannot read parts of indexes and slot files, before and during a start."""
     script.flow(2_500, 4_400, 60, "c", delay_ms=5_000)
     script.flow(2_500, 4_400, 90, "a", delay_ms=5_000)
     for at_ms, what in ((3_600, "index"), (4_450, "index"), (4_500, "slot"), (4_550, "slot")):
@@ -282,7 +282,7 @@ def bad_sectors(script: Script) -> None:
 
 @DELIVERY(r"a +starts .*all_incomplete", r"closes a\.1 at")
 def lone(script: Script) -> None:
-    """A node alone loses what it has forwarded."""
+    """A lone node loses what it has forwarded."""
     script.cluster("a", 1)
     script.flow(1_500, 14_000, 100, "a", delay_ms=300)
     for at_ms in (4_000, 8_000, 12_000):
@@ -292,7 +292,7 @@ def lone(script: Script) -> None:
 
 @DELIVERY(r"absence node=c", r"delivers m\d+ c\.1", r"c +starts", r"c +does Sweep")
 def long_absence(script: Script) -> None:
-    """Interleaving 12: a node comes back with files of slots that are long finished."""
+    """Interleaving 12: a node returns with files of slots that are long finished."""
     script.flow(2_500, 4_000, 60, "cab", delay_ms=script.random.randrange(2_000, 9_000))
     script.do(script.about(4_000), "absence", node="c", ms=26_000)
     script.flow(5_000, 28_000, 500, "ab", delay_ms=200)
@@ -313,9 +313,9 @@ def deleted_slot(script: Script) -> None:
     script.until_ms = 12_000
 
 
-@DELIVERY(r"delivers m1 a\.1", r"a slot file is gone", r"tells lost a\.\d/")
+@DELIVERY(r"delivers m1 a\.1", r"a slot file is gone", r"reports lost a\.\d/")
 def deleted_open(script: Script) -> None:
-    """A node alone goes on in a slot file that is deleted while it is open, and loses that too."""
+    """A lone node continues in a slot file that is deleted while open, and loses that too."""
     script.cluster("a", 1)
     due_ms = script.about(11_000, 900)
     script.send(2_400, "a", delay_ms=300)
@@ -327,7 +327,7 @@ def deleted_open(script: Script) -> None:
 
 @DELIVERY(r"a slot file is gone", r"a +does Repair", r"delivers m\d+ c\.1")
 def deleted_copy(script: Script) -> None:
-    """The leader's copy of a slot file is deleted while it is open, and is put back."""
+    """The leader's copy of a slot file is deleted while it is open, and is restored."""
     due_ms = script.about(6_000, 900)
     for at_ms in range(2_500, 3_500, 100):
         script.send(at_ms, "c", delay_ms=due_ms - at_ms)
@@ -338,9 +338,9 @@ def deleted_copy(script: Script) -> None:
 
 @DELIVERY(r"a bit flipped in index", r"a slot file is gone", r"a +does Repair", r"delivers m1 c\.1")
 def row_and_file(script: Script) -> None:
-    """The leader's disk loses a frame's row and its slot file: nothing says of which second it is.
+    """The leader's disk loses a frame's row and its slot file: nothing shows its second.
 
-    Others in the same second may be told by their rows; the one frame must be missed all the same.
+    Other frames of the second may be found by their rows; this frame must be missed all the same.
     """
     due_ms = script.about(9_000, 900)
     for number in range(script.random.choice((1, 1, 3))):
@@ -351,16 +351,16 @@ def row_and_file(script: Script) -> None:
     script.until_ms = 14_000
 
 
-@DELIVERY(r"a bit flipped in index", r"server died", r"tells lost a\.1/", r"closes a\.1 at")
+@DELIVERY(r"a bit flipped in index", r"server died", r"reports lost a\.1/", r"closes a\.1 at")
 def torn_behind_a_loss(script: Script) -> None:
-    """A node alone lost a row of its index, and dies while it writes the rows of its last group."""
+    """A lone node loses a row of its index, and dies while it writes the rows of its last group."""
     script.cluster("a", 1, max_frame_messages=5)
     script.flow(3_500, 4_250, 25, "a", delay_ms=9_000)
-    for _ in range(4):  # one of them behind the checkpoint: a start looks at no other rows
+    for _ in range(4):  # one of them behind the checkpoint: a start reads no other rows
         choice = script.random.randrange(1 << 30)
         script.do(4_260, "bit_flip", node="a", what="index", choice=choice)
     at_ms = script.about(4_320, 60)
-    # It is announced which slot files are made and written; then the rows get through in part.
+    # Slot files are announced before they are made and written; then only some rows get through.
     script.do(at_ms, "kill_at_write", node="a", effects=5, torn=0.7)
     for delay_ms in (20_000, 24_000):
         script.send(at_ms, "a", delay_ms=delay_ms, patience_ms=100)
@@ -369,7 +369,7 @@ def torn_behind_a_loss(script: Script) -> None:
 
 @DELIVERY(r"disk_full", r"disk +DISK_OUT", r"does Sweep", r"does Sweep", r"does Sweep")
 def full_disk(script: Script) -> None:
-    """The disk of one node fills, and stays full: the others go on, and go on deleting."""
+    """One node's disk fills, and stays full: the others continue, and continue to delete."""
     node = script.random.choice("abc")
     others = "".join(other for other in "abc" if other != node)
     script.flow(2_500, 50_000, 300, others, delay_ms=script.about(300, 3_000))
@@ -381,7 +381,7 @@ def full_disk(script: Script) -> None:
 
 @DELIVERY(r"slow_files", r"does CloseWheel", r"does Sweep", r"does DeleteWheel")
 def slow_files(script: Script) -> None:
-    """Files take their time, on every node; callers are not held up by what is done beside."""
+    """File operations are slow on every node; callers are not held up by work beside them."""
     script.cluster("abc", 2, max_frame_messages=5)
     for node in "abc":
         script.flow(script.about(2_500), 24_000, 450, node, delay_ms=script.about(2_000, 4_000))

@@ -1,4 +1,4 @@
-"""Drills about records of the ingress topic: each taken in once, whoever dies between two steps."""
+"""Drills about ingress records: each is accepted once, even if processes die between two steps."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ INGRESS = Drills()
 
 
 def killed_at(script: Script, moment: str, what: str, *, within_us: int) -> None:
-    """Records come in, and now and then whoever leads dies a little after such a moment."""
+    """Records come in, and now and then the leader dies a little after such a moment."""
     script.stream(3_000, 11_000, 250)
     script.stream(3_100, 11_000, 400, delay_ms=300, asks="deliver_at")
     for at_ms in (4_000, 8_000):
@@ -26,19 +26,19 @@ def announced_alone(script: Script) -> None:
 
 @INGRESS(r"handed at a: kill_cleaner", r"wrote a", r"init .* epoch 1", r"delivers i\d+")
 def handed_over_alone(script: Script) -> None:
-    """Leaders die between a hand-over and its answer: another one has the same records written."""
+    """Leaders die between a hand-over and its answer: the next one has the same records written."""
     killed_at(script, "handed", "kill_cleaner", within_us=1_500)
 
 
 @INGRESS(r"answered at a: kill_cleaner", r"init .* epoch 1", r"delivers i\d+")
 def answered_alone(script: Script) -> None:
-    """Leaders die between an answer and the commit that settles what it was about."""
+    """Leaders die between an answer and the commit that settles its records."""
     killed_at(script, "answered", "kill_cleaner", within_us=3_000)
 
 
 @INGRESS(r"settled at a: kafka_cut", r"init .* epoch 1", r"delivers i\d+")
 def settled_unheard(script: Script) -> None:
-    """Leaders do not hear that what they have settled is committed."""
+    """Leaders do not learn that their settlements are committed."""
     killed_at(script, "settled", "kafka_cut", within_us=300)
 
 
@@ -50,7 +50,7 @@ def unanswered(script: Script) -> None:
 
 @INGRESS(r"hand-over broken", r"answers held", r"delivers i\d+")
 def hand_over_cut(script: Script) -> None:
-    """The server has records that the cleaner does not know it to have, when they are due."""
+    """The server has records without the cleaner's knowledge when they fall due."""
     script.stream(3_000, 14_000, 200, delay_ms=script.about(300, 400))
     script.do(2_500, "slow_handover", us=script.about(60_000, 200_000), ms=14_000)
     for at_ms in range(3_500, 14_000, 700):
@@ -60,7 +60,7 @@ def hand_over_cut(script: Script) -> None:
 
 @INGRESS(r"announced at a: kill_cleaner", r"init .* epoch 1", r"is handed", r"delivers i\d+")
 def handed_over_late(script: Script) -> None:
-    """What a dead leader has handed over comes to its server when the next one leads."""
+    """Records handed over by a dead leader reach its server while the next one leads."""
     for at_ms in (4_000, 10_000):
         script.do(at_ms, "slow_handover", us=script.about(1_800_000, 900_000), ms=500)
         script.do(at_ms, "at_moment", moment="announced", what="kill_cleaner", us=20_000)
@@ -70,7 +70,7 @@ def handed_over_late(script: Script) -> None:
 
 @INGRESS(r"is handed", r"init .* epoch 1", r"is handed", r"delivers i\d+")
 def long_unread(script: Script) -> None:
-    """Nobody leads for longer than the late window: what was announced before is in a wheel."""
+    """No node leads for longer than the late window: records announced before are in a wheel."""
     script.cluster("abc", 2, late_window_s=4)
     script.stream(3_000, 5_000, 100, delay_ms=script.about(2_000, 1_500))
     script.do(script.about(4_600, 300), "slow_handover", us=1_500_000, ms=1_000)
@@ -82,7 +82,7 @@ def long_unread(script: Script) -> None:
 
 @INGRESS(r"answered at a: kill_cleaner", r"init .* epoch 1", r"delivers m\d+", r"delivers i\d+")
 def out_of_reach(script: Script) -> None:
-    """A new leader cannot read what was announced, until long after its second."""
+    """A new leader cannot read the announced records until long after their second."""
     script.cluster("abc", 2, late_window_s=4)
     script.stream(3_000, 6_000, 120, delay_ms=script.about(600, 600))
     at_ms = script.about(4_500, 500)
@@ -108,7 +108,7 @@ def floor_waits(script: Script) -> None:
 
 @INGRESS(r"clocks_ahead", r"delivers i\d+", r"w is set back", r"delivers i\d+")
 def set_back_ingress(script: Script) -> None:
-    """What was taken in ahead goes out ahead; w is set back, and more comes for the same time."""
+    """Records accepted ahead are delivered ahead; w is set back, and more of that time come."""
     script.cluster("ab", 2)
     script.stream(3_000, 5_500, 200, delay_ms=45_000)
     ahead_without_b(script, 6_000, script.about(14_000))
@@ -120,7 +120,7 @@ def set_back_ingress(script: Script) -> None:
 
 @INGRESS(r"kafka_faults", r"init .* epoch 1", r"delivers i\d+")
 def unknown_ends(script: Script) -> None:
-    """The ends of transactions that announce, and settle, are not known to who leads."""
+    """The ends of transactions that announce, and settle, are unknown to the leader."""
     script.stream(3_000, 16_000, 150, delay_ms=script.about(300, 2_000))
     for at_ms in (4_000, 8_000, 12_000):
         kind = script.random.choice(("lost_end_reply", "retried_end", "late_end", "lost_reply"))
@@ -130,7 +130,7 @@ def unknown_ends(script: Script) -> None:
 
 @INGRESS(r"i\d+ is aborted", r"i\d+ is committed", r"init .* epoch 1", r"delivers i\d+")
 def gaps(script: Script) -> None:
-    """Transactions of senders commit, abort, or stay open, one among the other."""
+    """Transactions of senders commit, abort, or stay open, interleaved."""
     for turn, at_ms in enumerate(range(3_000, 14_000, 150)):
         ends = script.random.choice(("commit", "abort", "commit", None))
         script.records(
@@ -144,7 +144,7 @@ def gaps(script: Script) -> None:
 
 @INGRESS(r"kafka_cut", r"deletes ingress/0", r"ingress-deleted", r"delivers i\d+")
 def deleted_unread(script: Script) -> None:
-    """Retention is faster than whoever leads; some of it was announced, and is in a wheel."""
+    """Retention is faster than the leader; some records were announced, and are in a wheel."""
     script.stream(3_000, 16_000, 100, delay_ms=script.about(2_500, 1_000))
     for node in "abc":
         script.do(5_000, "kafka_cut", node=node, ms=6_000)
@@ -158,7 +158,7 @@ def deleted_unread(script: Script) -> None:
 
 @INGRESS(r"deletes the ingress topic", r"makes the ingress topic anew", r"delivers i\d+")
 def made_anew(script: Script) -> None:
-    """The topic is deleted, and made anew: its offsets begin again, and so does who reads it."""
+    """The topic is deleted and recreated: its offsets start again, and so does its reader."""
     script.stream(3_000, 9_000, 100, delay_ms=script.about(500, 3_000))
     script.do(script.about(8_000, 700), "ingress_anew", ms=script.about(1_500, 3_000))
     if script.random.random() < 0.5:
@@ -169,10 +169,10 @@ def made_anew(script: Script) -> None:
 
 @INGRESS(r"deletes the ingress topic", r"makes the ingress topic anew", r"delivers i\d+")
 def made_anew_and_filled(script: Script) -> None:
-    """The new one has more than was read of the former one before its leader can have looked."""
+    """The new topic has more than was read of the former one before its leader can have looked."""
     script.stream(3_000, 3_300, 100, delay_ms=300)
     script.do(script.about(8_000, 700), "ingress_anew", ms=script.about(1_500, 3_000))
-    # Senders wait until it is there again.
+    # Senders wait until it exists again.
     script.stream(9_000, 12_000, 50, delay_ms=-500)
     script.stream(9_000, 18_000, 200, delay_ms=script.about(700, 2_000))
     script.until_ms = 20_000
@@ -180,7 +180,7 @@ def made_anew_and_filled(script: Script) -> None:
 
 @INGRESS(r"loses ingress/0 from", r"delivers i\d+")
 def cut_off(script: Script) -> None:
-    """A partition ends before what was read of it; the other ones go on, and so does the floor."""
+    """A partition ends before what was read of it; others continue, and so does the floor."""
     script.stream(3_000, 9_000, 100, delay_ms=script.about(1_500, 1_000))
     script.do(script.about(7_000, 800), "ingress_cut_off", partition=0, lost=12)
     if script.random.random() < 0.5:
@@ -192,7 +192,7 @@ def cut_off(script: Script) -> None:
 
 @INGRESS(r"is handed", r"loses ingress/0 from", r"init .* epoch 1", r"delivers i\d+")
 def cut_off_unread(script: Script) -> None:
-    """A new leader finds that a partition ends before what was announced of it, and goes on."""
+    """A new leader finds that a partition ends before what was announced of it, and continues."""
     script.cluster("abc", 2, late_window_s=4)
     script.stream(3_000, 5_000, 40, delay_ms=script.about(2_000, 1_500))
     script.do(script.about(4_000, 500), "slow_handover", us=2_500_000, ms=2_000)
@@ -209,7 +209,7 @@ def cut_off_unread(script: Script) -> None:
 
 @INGRESS(r"loses ingress/0 from", r"init .* epoch 1", r"delivers i\d+")
 def cut_off_and_filled(script: Script) -> None:
-    """What comes where a partition was cut off is more than was lost when another leads."""
+    """After a cut-off, more new records come than were lost when another node leads."""
     script.stream(3_000, 7_000, 100, delay_ms=script.about(500, 500))
     script.do(script.about(7_500, 300), "ingress_cut_off", partition=0, lost=script.about(3, 6))
     script.stream(9_500, 13_000, 100, delay_ms=300, partition=0)
@@ -219,9 +219,9 @@ def cut_off_and_filled(script: Script) -> None:
     script.until_ms = 20_000
 
 
-@INGRESS(r"with_id", r"tells (duplicate|cancelled) i\d+", r"delivers i\d+")
+@INGRESS(r"with_id", r"reports (duplicate|cancelled) i\d+", r"delivers i\d+")
 def said_twice(script: Script) -> None:
-    """Ids given twice, and withdrawn, by producers that may send twice; leaders change."""
+    """Ids are given twice, and cancelled, by producers that may send twice; leaders change."""
     for turn, at_ms in enumerate(range(3_000, 12_000, 600)):
         first = script.records(at_ms, "with_id", delay_ms=2_500, partition=turn % 3)
         for asks in ("again", "cancel", "again")[: 1 + turn % 3]:
@@ -234,7 +234,7 @@ def said_twice(script: Script) -> None:
 
 @INGRESS(r"topic_trouble", r"dead letter", r"delivers i\d+")
 def held_up(script: Script) -> None:
-    """One topic takes nothing: what goes out directly to the other one does not wait for it."""
+    """One topic takes nothing: direct messages to the other topic do not wait for it."""
     script.do(4_000, "topic_trouble", topic="mails", trouble="leaderless", ms=FOREVER_MS)
     script.stream(3_000, 16_000, 150, delay_ms=-500)
     script.stream(3_000, 16_000, 350, delay_ms=800)

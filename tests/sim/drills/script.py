@@ -1,7 +1,7 @@
-"""Short plans that lead straight to one rare situation: how they are written.
+"""Writes short plans that lead straight to one rare situation.
 
-What varies from seed to seed is when things happen. Node a is the first leader in all of them,
-for it stands first.
+Only the times vary from seed to seed. Node a is the first leader in all of them,
+since it stands first.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FOREVER_MS = 120_000
 
 
 class Script:
-    """A plan while it is written."""
+    """A plan while it is being written."""
 
     def __init__(self, seed: int) -> None:
         self.random = Random(f"drill {seed}")
@@ -47,7 +47,7 @@ class Script:
         return in_order(self._steps)
 
     def cluster(self, nodes: str, min_insync: int, **settings: Any) -> None:
-        """Says who there is."""
+        """Sets the nodes."""
         self.settings = replace(
             self.settings, nodes=tuple(nodes), min_insync=min_insync, **settings
         )
@@ -57,22 +57,22 @@ class Script:
         return ms + self.random.randrange(by_ms)
 
     def do(self, at_ms: int, fault: str, /, **arguments: Any) -> None:
-        """A fault, of `faults.FAULTS`."""
+        """Adds a fault of `faults.FAULTS`."""
         self._steps.append(Action(at_ms, fault, arguments))
 
     def mute(self, at_ms: int, kinds: str, src: str, dsts: str, ms: int = FOREVER_MS) -> None:
-        """Messages of these types are lost."""
+        """Loses messages of these types."""
         for kind in kinds.split():
             for dst in dsts:
                 self.do(at_ms, "mute", src=src, dst=dst, kind=kind, ms=ms)
 
     def block(self, at_ms: int, src: str, dsts: str, ms: int = FOREVER_MS) -> None:
-        """Nothing gets through in one direction."""
+        """Blocks one direction."""
         for dst in dsts:
             self.do(at_ms, "block", src=src, dst=dst, ms=ms)
 
     def cut(self, at_ms: int, one: str, others: str, ms: int = FOREVER_MS) -> None:
-        """Nothing gets through in either."""
+        """Blocks both directions."""
         for other in others:
             self.do(at_ms, "cut", one=one, other=other, ms=ms)
 
@@ -87,7 +87,7 @@ class Script:
         ttl_s: int | None = None,
         **rest: Any,
     ) -> int:
-        """A request with some messages of one due; the number of the first."""
+        """Sends a request with some messages of one due; returns the number of the first."""
         first = self._messages + 1
         self._messages += count
         numbers = range(first, first + count)
@@ -106,7 +106,7 @@ class Script:
         of: int | None = None,
         **rest: Any,
     ) -> int:
-        """Records to the ingress topic; the number of the first."""
+        """Sends records to the ingress topic; returns the number of the first."""
         first = self._records + 1
         self._records += count
         drafts = tuple(
@@ -117,30 +117,30 @@ class Script:
         return first
 
     def stream(self, begin_ms: int, end_ms: int, every_ms: int, **rest: Any) -> None:
-        """One record after another, to each partition in turn."""
+        """Sends one record after another, to each partition in turn."""
         for turn, at_ms in enumerate(range(begin_ms, end_ms, every_ms)):
             self.records(at_ms, **{"delay_ms": 2_000, "partition": turn, **rest})
 
     def send_again(self, at_ms: int, first: int, nodes: str, *, count: int = 1) -> None:
-        """Messages of before once more, as by a caller who lost the answer."""
+        """Sends earlier messages again, as a caller who lost the answer does."""
         drafts = tuple(Draft(number, 0) for number in range(first, first + count))
         self._steps.append(Request(at_ms, drafts, tuple(nodes)))
 
     def flow(self, begin_ms: int, end_ms: int, every_ms: int, node: str, **rest: Any) -> None:
-        """One message after another."""
+        """Sends one message after another."""
         for at_ms in range(begin_ms, end_ms, every_ms):
             self.send(at_ms, node, **{"delay_ms": 20_000, "patience_ms": 500, **rest})
 
     def cancel(self, at_ms: int, number: int, node: str) -> None:
-        """A caller withdraws a message."""
+        """Cancels a message."""
         self._steps.append(CancelOrder(at_ms, number, (node,)))
 
     def cancel_many(self, at_ms: int, numbers: Iterable[int], node: str) -> None:
-        """A caller withdraws several messages with one call."""
+        """Cancels several messages with one call."""
         self._steps.append(CancelManyOrder(at_ms, tuple(numbers), (node,)))
 
     def reschedule(self, at_ms: int, number: int, delay_ms: int, node: str) -> None:
-        """A caller gives a message another due."""
+        """Gives a message another due."""
         self._steps.append(RescheduleOrder(at_ms, number, delay_ms, (node,)))
 
 
@@ -149,11 +149,11 @@ Drill = Callable[[Script], None]
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """A drill, and how to see that it led where it should.
+    """A drill, and how to see that it reached its situation.
 
     Attributes:
         drill: writes the plan.
-        reaches: regular expressions: of lines of the trace, in this order, before all heals.
+        reaches: regular expressions for lines of the trace, in this order, before all heals.
     """
 
     drill: Drill
@@ -171,7 +171,7 @@ class Drills(dict[str, Situation]):
     """Situations by name."""
 
     def __call__(self, *reaches: str) -> Callable[[Drill], Drill]:
-        """Takes a drill in."""
+        """Registers a drill."""
 
         def take(drill: Drill) -> Drill:
             self[drill.__name__] = Situation(drill, reaches)

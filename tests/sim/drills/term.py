@@ -1,4 +1,4 @@
-"""Drills about who leads, and Kafka."""
+"""Drills about leadership and Kafka."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def candidates(script: Script) -> None:
 
 @TERM(r"init .* epoch 0", r"delivers")
 def first_leader(script: Script) -> None:
-    """Interleaving 22: a candidate takes its time, and nobody disturbs it."""
+    """Interleaving 22: a candidate is slow, and no other disturbs it."""
     script.do(10, "slow_first_init", us=script.about(400_000, 300_000))
     script.flow(3_000, 4_000, 200, "abc", delay_ms=300, patience_ms=4_000)
     script.until_ms = 4_000
@@ -37,7 +37,7 @@ def repeated_ends(script: Script) -> None:
 
 @TERM(r"kafka_cut node=a", r"init .* epoch 1", r"delivers")
 def without_kafka(script: Script) -> None:
-    """Interleaving 14: a leader is cut from Kafka, and not from its peers."""
+    """Interleaving 14: a leader is cut off from Kafka, but not from its peers."""
     script.do(script.about(4_000), "kafka_cut", node="a", ms=12_000)
     script.flow(3_000, 12_000, 100, "abc", delay_ms=500)
     script.until_ms = 16_000
@@ -45,7 +45,7 @@ def without_kafka(script: Script) -> None:
 
 @TERM(r"block src=b dst=a", r"init .* epoch 1", r"delivers")
 def deaf_leader(script: Script) -> None:
-    """Interleaving 14: a leader is heard, and hears nobody."""
+    """Interleaving 14: a leader is heard, but hears no other node."""
     script.block(script.about(4_000), "b", "a", ms=12_000)
     script.block(script.about(4_000), "c", "a", ms=12_000)
     script.flow(3_000, 12_000, 100, "bc", delay_ms=500)
@@ -62,7 +62,7 @@ def through_another(script: Script) -> None:
 
 @TERM(r"pause node=a", r"init .* epoch 1", r"delivers")
 def dead_server(script: Script) -> None:
-    """Interleaving 16: the leader's server stands still, and its cleaner does not."""
+    """Interleaving 16: the leader's server is paused, and its cleaner is not."""
     script.do(script.about(4_000), "pause", node="a", part="server", ms=script.about(3_000, 6_000))
     script.flow(3_000, 10_000, 100, "bc", delay_ms=500)
     script.until_ms = 14_000
@@ -70,7 +70,7 @@ def dead_server(script: Script) -> None:
 
 @TERM(r"kafka_faults", r"init .* epoch 1", r"delivers")
 def slow_commits(script: Script) -> None:
-    """Interleaving 18: a commit takes longer than anybody waits for a leader at first."""
+    """Interleaving 18: a commit takes longer than nodes wait for a leader at first."""
     way_us = (550_000, 650_000)
     script.do(script.about(3_000), "kafka_faults", changes={"way_us": way_us}, ms=50_000)
     script.flow(4_000, 40_000, 1_000, "abc", delay_ms=500, patience_ms=6_000)
@@ -79,7 +79,7 @@ def slow_commits(script: Script) -> None:
 
 @TERM(r"clock_step node=a", r"init .* epoch 1", r"delivers")
 def clock_wrong_at_start(script: Script) -> None:
-    """A node alone starts with a clock that is ahead by half an hour, which is corrected later."""
+    """A lone node starts with a clock half an hour ahead, which is corrected later."""
     script.cluster("a", 1)
     script.do(1, "clock_step", node="a", step_ms=1_800_000, ms=script.about(15_000))
     script.flow(20_000, 24_000, 200, "a", delay_ms=3_000, patience_ms=4_000)
@@ -88,7 +88,7 @@ def clock_wrong_at_start(script: Script) -> None:
 
 @TERM(r"clock_step node=a", r"starts", r"delivers")
 def clock_wrong_at_a_restart(script: Script) -> None:
-    """The same when messages are pending: they would all go out at once."""
+    """The same with messages pending, which would all be delivered at once."""
     script.cluster("a", 1)
     script.flow(3_000, 6_000, 200, "a", delay_ms=40_000, patience_ms=4_000)
     script.do(8_000, "clock_step", node="a", step_ms=1_800_000, ms=script.about(15_000))
@@ -98,7 +98,7 @@ def clock_wrong_at_a_restart(script: Script) -> None:
 
 @TERM(r"kafka_faults", r"delivers")
 def slow_ends(script: Script) -> None:
-    """The brokers take so long for the end of a transaction that the leader's main thread waits."""
+    """The brokers end a transaction so slowly that the leader's main thread waits."""
     us = script.about(script.random.choice((1_300_000, 2_500_000, 4_000_000, 5_000_000)), 300_000)
     commit_us = (us, us + 150_000)
     script.do(script.about(3_000), "kafka_faults", changes={"commit_us": commit_us}, ms=FOREVER_MS)
@@ -108,7 +108,7 @@ def slow_ends(script: Script) -> None:
 
 @TERM(r"init .* epoch 1", r"kill_server node=c", r"kafka_cut node=a ms=3000", r"init .* epoch 3")
 def after_a_term(script: Script) -> None:
-    """A wheel is unregistered in a term so long that nothing is left of that, and a leads again.
+    """A wheel is unregistered in a term so long that no trace is left of it, and a leads again.
 
     The others are cut off from Kafka whenever a is to lead; it has read the wheel before.
     """
@@ -124,7 +124,7 @@ def after_a_term(script: Script) -> None:
 
 @TERM(r"kill_server node=c", r"kafka_cut node=b", r"kafka_cut node=a", r"init .* epoch 1")
 def long_cut_off(script: Script) -> None:
-    """A standby hears nothing of Kafka for so long, and then leads."""
+    """A standby node does not reach Kafka for long, and then leads."""
     script.flow(4_000, 8_000, 500, "c", delay_ms=1_000)
     script.do(script.about(8_000), "kill_server", node="c")
     script.do(script.about(11_000), "kafka_cut", node="b", ms=45_000)
@@ -141,7 +141,7 @@ def _only_a_reaches_kafka(script: Script, at_ms: int, ms: int) -> None:
 
 @TERM(r"loses the control topic", r"init .* epoch 1", r"has the control .*again", r"delivers")
 def lost_end(script: Script) -> None:
-    """The control topic loses less than a second: what was forwarded then would go out again."""
+    """The control topic loses less than a second: messages forwarded then would be repeated."""
     script.flow(2_500, 30_000, 40, "abc", delay_ms=script.about(300, 600), patience_ms=4_000)
     lost_ms = script.about(350, 500)
     script.do(script.about(8_000, 1_000), "lose_end", lost_ms=lost_ms, ms=script.about(12_000))
@@ -150,7 +150,7 @@ def lost_end(script: Script) -> None:
 
 @TERM(r"slow_start node=a", r"crash_machine node=a", r"a +starts", r"init .* epoch 1")
 def slow_starts(script: Script) -> None:
-    """A server takes its time to start, and all that its cleaner finds is from an earlier boot."""
+    """A server starts slowly, and its cleaner finds only files of an earlier boot."""
     script.cluster(*script.random.choice((("a", 1), ("ab", 1))))
     script.flow(2_500, 12_000, 300, "a", delay_ms=script.about(500, 2_000))
     script.do(4_000, "slow_start", node="a", ms=script.about(2_000, 1_500))

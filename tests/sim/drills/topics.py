@@ -24,7 +24,7 @@ def many_topics(script: Script) -> None:
 
 @TOPICS(r"topic_trouble", r"dead letter", r"delivers")
 def one_topic_after_another(script: Script) -> None:
-    """Each time others have waited for a topic, the next one gets into trouble."""
+    """Whenever others have waited for a topic, the next one gets into trouble."""
     for number, topic in enumerate(MORE_TOPICS):
         at_ms = 4_000 + 5_000 * number
         script.do(at_ms, "topic_trouble", topic=topic, trouble="leaderless", ms=FOREVER_MS)
@@ -35,7 +35,7 @@ def one_topic_after_another(script: Script) -> None:
 
 @TOPICS(r"init .* epoch 1", r"dead letter", r"delivers m\d+ a\.1")
 def silent_topics(script: Script) -> None:
-    """Only trials can tell which topics do not answer; one of them is well again, and is used."""
+    """Only trials can find which topics do not answer; one of them recovers, and is used."""
     for topic in MORE_TOPICS[:3]:
         script.do(4_000, "topic_trouble", topic=topic, trouble="silent", ms=14_000)
     for at_ms in range(4_000, 40_000, 500):
@@ -45,7 +45,7 @@ def silent_topics(script: Script) -> None:
 
 @TOPICS(r"dead letter", r"pause node=a", r"pause node=b", r"commit .* epoch [34] of a", r"delivers")
 def mended_meanwhile(script: Script) -> None:
-    """A leader knows of a topic in trouble, another one leads, and the topic is mended.
+    """A leader knows of a topic in trouble, another node leads, and the topic recovers.
 
     Nodes a and b both fail with it, then a finds the reason.
     """
@@ -60,7 +60,7 @@ def mended_meanwhile(script: Script) -> None:
 
 @TOPICS(r"dead letter", r"kafka_cut node=a", r"commit .* epoch 2 of a", r"delivers")
 def missing_for_a_moment(script: Script) -> None:
-    """A leader hears that a topic is missing, and hears no more when it is there again."""
+    """A leader learns that a topic is missing, but not that it exists again."""
     script.do(4_000, "topic_trouble", topic="mails", trouble="missing", ms=5_000)
     script.do(6_000, "kafka_cut", node="a", ms=18_000)
     script.flow(3_000, 5_000, 200, "abc", delay_ms=300)
@@ -73,9 +73,9 @@ def missing_for_a_moment(script: Script) -> None:
 
 @TOPICS(r"pause node=a", r"dead letter", r"delivers")
 def expired_meanwhile(script: Script) -> None:
-    """Nobody forwards for half a minute: what lives on is delivered then, the rest is not.
+    """Forwarding stops for half a minute: messages that have not expired are delivered then.
 
-    Some wait for longer than they live: that counts from the due.
+    Some expire while they wait: the time to live counts from the due.
     """
     for ttl_s in (None, 3, 600):
         script.send(script.about(4_000), "abc", delay_ms=6_000, count=3, ttl_s=ttl_s)

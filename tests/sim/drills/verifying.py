@@ -11,14 +11,14 @@ VERIFYING = Drills()
 
 
 def _refuse(script: Script, at_ms: int, node: str, wheel: str) -> None:
-    """The next try to make a wheel whole fails."""
+    """The next try to recover a wheel fails."""
     path_part = f"{wheel}/checkpoint"
     script.do(at_ms, "disk_error", node=node, operation="read", path_part=path_part, countdown=0)
 
 
 @VERIFYING(r"b +starts", r"client +cancels m\d+ at a", r"closes c\.1 at")
 def unverified_answer(script: Script) -> None:
-    """The only living holder of what was acknowledged is asked, and does not know it yet."""
+    """The only living holder of acknowledged frames is asked before it knows them itself."""
     script.mute(2_400, "Frames", "c", "a", ms=13_000)
     script.mute(2_400, "Fetch", "a", "bc", ms=13_000)
     numbers = [
@@ -39,7 +39,7 @@ def unverified_answer(script: Script) -> None:
     r"a +starts", r"a +failed VerifyWheel\(wheel=c\.1\)", r"init .* epoch 1", r"delivers m\d+ c\.1"
 )
 def unverified_leader(script: Script) -> None:
-    """What was taken account of falls due, and its leader's node does not know what it has lost."""
+    """Messages already taken fall due, and the leader's node does not know what it has lost."""
     for at_ms in range(4_000, 4_600, 25):
         due_ms = 9_000 + script.random.randrange(5_000)
         script.send(at_ms, "c", delay_ms=due_ms - at_ms, patience_ms=500)

@@ -1,1 +1,1 @@
-"""Kafka in memory: brokers, logs, topics, and the clients of it that nodes have."""
+"""Kafka in memory: brokers, logs, topics, and the nodes' clients of it."""

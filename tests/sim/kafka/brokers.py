@@ -1,4 +1,4 @@
-"""A transactional Kafka in memory: the brokers' side of it, as far as exactly-once hangs on it.
+"""A transactional Kafka in memory: the part of the brokers that exactly-once depends on.
 
 It speaks the transaction protocol without KIP-890, as librdkafka does. Per transactional id:
 
@@ -9,7 +9,7 @@ It speaks the transaction protocol without KIP-890, as librdkafka does. Per tran
 | PREPARE_* | CONCURRENT | CONCURRENT | CONCURRENT | INVALID_TXN_STATE |
 | COMPLETE_* | next epoch, EMPTY | ONGOING | OK, nothing happens | INVALID_TXN_STATE |
 
-* CONCURRENT_TRANSACTIONS: the client asks again. A request of an older epoch changes nothing of
+* CONCURRENT_TRANSACTIONS: the client retries. A request of an older epoch changes nothing of
   all this. So a late copy of an EndTxn, in the same epoch, ends whatever transaction is ongoing.
 * PREPARE_* becomes COMPLETE_* when the marker has reached every partition of the transaction.
 * A partition takes records of a transaction that is open in it, until its marker is there; for
@@ -19,7 +19,7 @@ It speaks the transaction protocol without KIP-890, as librdkafka does. Per tran
   is below it and committed is *visible*.
 * An ongoing transaction that takes too long is aborted under a new epoch.
 
-What cannot be, whatever the clients do, raises `SimKafkaError`: see `SimKafka.check`.
+A state that no client may cause raises `SimKafkaError`: see `SimKafka.check`.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ DOWN_RETRY_US = 100 * US_PER_MS
 
 
 class Code(StrEnum):
-    """What the brokers answer; names as librdkafka's."""
+    """The brokers' answers, with librdkafka's names."""
 
     OK = "NO_ERROR"
     TIMED_OUT = "_TIMED_OUT"
-    """No answer came in time; the client's own."""
+    """No answer came in time; the client's own error."""
     NOT_READY = "_STATE"
-    """There is no producer epoch; the client's own."""
+    """There is no producer epoch; the client's own error."""
     CONCURRENT = "CONCURRENT_TRANSACTIONS"
     FENCED = "INVALID_PRODUCER_EPOCH"
     INVALID_STATE = "INVALID_TXN_STATE"
@@ -54,11 +54,11 @@ class Code(StrEnum):
     REFUSED = "INVALID_RECORD"
     DENIED = "TOPIC_AUTHORIZATION_FAILED"
     NO_ANSWER = "no answer"
-    """Not of this request; the client's time-out says so."""
+    """The client's time-out was raised for another request."""
 
 
 class State(StrEnum):
-    """Of a transactional id."""
+    """The state of a transactional id."""
 
     EMPTY = "empty"
     ONGOING = "ongoing"
@@ -91,15 +91,15 @@ class SimKafka:
     """The brokers, and what an observer outside of the simulated world can see of them.
 
     Requests arrive by `init_producer`, `produce` and `end_transaction`, which take no time: the
-    way to here and back is the client's (ports.py).
+    client adds the time of the way (ports.py).
 
     Attributes:
         faults: What goes wrong now; replace or change it at any time.
         troubles: Topics that take nothing.
-        trace: Is told in words what happens, if set.
-        clock: Of the brokers.
+        trace: Called with descriptions of events, if set.
+        clock: The brokers' clock.
         has_wrong_clock: It was ever set.
-        has_lost_end: A compacted topic ever has.
+        has_lost_end: A compacted topic has ever lost its end.
     """
 
     def __init__(
@@ -110,12 +110,12 @@ class SimKafka:
         faults: KafkaFaults | None = None,
         transaction_timeout_ms: int = TRANSACTION_TIMEOUT_MS,
     ) -> None:
-        """Starts, with empty topics.
+        """Begins with empty topics.
 
         Args:
-            scheduler: Of true time.
+            scheduler: The source of true time.
             topics: Partitions by name. Own topics are created by the port's check.
-            faults: None at all, if absent.
+            faults: None: no faults at all.
             transaction_timeout_ms: How long a transaction may be ongoing.
         """
         self.scheduler = scheduler
@@ -133,14 +133,14 @@ class SimKafka:
         self._cut_since_us: dict[str, int] = {}
         self._visible: dict[str, list[Entry]] = {}
         self._made: Counter[str] = Counter()
-        self._told: dict[tuple[str, str, int], int] = {}
+        self._group_offsets: dict[tuple[str, str, int], int] = {}
         self._on_visible: list[OnVisible] = []
         self._on_decided: list[OnDecided] = []
         for name, partitions in topics.items():
             self.create(name, partitions)
 
     def create(self, topic: str, partitions: int = 1, *, compacted: bool = False) -> None:
-        """Creates a topic, unless it is there."""
+        """Creates a topic, unless it exists."""
         if topic not in self._topics:
             self._topics[topic] = [
                 Partition(topic, number, compacted=compacted) for number in range(partitions)
@@ -149,42 +149,42 @@ class SimKafka:
             self._made[topic] += 1
 
     def delete(self, topic: str) -> None:
-        """Deletes a topic; what is made anew under its name is another one."""
+        """Deletes a topic; a topic recreated under its name is another one."""
         del self._topics[topic]
 
     def topic_id(self, topic: str) -> str:
-        """Which of the topics that had this name is there now."""
+        """Returns the present incarnation of the topic with this name."""
         return f"{topic}-{self._made[topic]}"
 
     def has(self, topic: str) -> bool:
-        """Whether the topic is there."""
+        """Whether the topic exists."""
         return topic in self._topics
 
     def partitions(self, topic: str) -> list[Partition]:
-        """Of a topic; none when it is not there."""
+        """The partitions of a topic; none if it does not exist."""
         return self._topics.get(topic, [])
 
-    # Who can reach it.
+    # Which nodes can reach it.
 
     def stop(self) -> None:
-        """All brokers go down; what is stored stays."""
+        """Stops all brokers; stored records stay."""
         if self._down_since_us is None:
             self._down_since_us = self.scheduler.now_us
 
     def start(self) -> None:
-        """They are back."""
+        """Starts them again."""
         self._down_since_us = None
 
     def cut(self, node: str) -> None:
-        """One node's client reaches it no more."""
+        """Cuts one node's client off."""
         self._cut_since_us.setdefault(node, self.scheduler.now_us)
 
     def mend(self, node: str) -> None:
-        """It does again."""
+        """Reconnects the node's client."""
         self._cut_since_us.pop(node, None)
 
     def heal(self) -> None:
-        """Everybody reaches it and nothing goes wrong any more."""
+        """Reconnects every node, and ends all faults."""
         self.start()
         self._cut_since_us.clear()
         self.faults = KafkaFaults()
@@ -200,12 +200,12 @@ class SimKafka:
         return self._down_since_us is None and node not in self._cut_since_us
 
     def contact_us(self, node: str) -> int:
-        """When this node's client could hear from it last: now, if it can."""
+        """When this node's client could last hear from it: now, if it can."""
         now_us = self.scheduler.now_us
         down_us = now_us if self._down_since_us is None else self._down_since_us
         return min(down_us, self._cut_since_us.get(node, now_us))
 
-    # What clients ask for.
+    # Requests of clients.
 
     def init_producer(self, transactional_id: str) -> tuple[Code, int]:
         """InitProducerId: OK with the new epoch, which fences all older ones; or CONCURRENT."""
@@ -231,7 +231,7 @@ class SimKafka:
         records: Sequence[tuple[Partition, Record]],
         added: set[Partition],
     ) -> tuple[Code, int]:
-        """AddPartitionsToTxn where needed and Produce, one record after the other.
+        """AddPartitionsToTxn if needed, and Produce, one record after the other.
 
         Args:
             transactional_id: Of the producer.
@@ -260,7 +260,7 @@ class SimKafka:
         return Code.OK, len(records)
 
     def end_transaction(self, transactional_id: str, epoch: int, *, commit: bool) -> Code:
-        """EndTxn: of whatever is ongoing in this epoch."""
+        """EndTxn: ends the ongoing transaction of this epoch."""
         known = self._ids[transactional_id]
         if epoch < known.epoch:
             return Code.FENCED
@@ -280,14 +280,14 @@ class SimKafka:
         self._show(partition, partition.append_plain(record, transaction))
 
     def report_to_group(self, group: str, topic: str, partition: int, offset: int) -> None:
-        """OffsetCommit, of somebody who is no member of the group."""
-        self._told[group, topic, partition] = offset
+        """OffsetCommit, of a client that is no member of the group."""
+        self._group_offsets[group, topic, partition] = offset
 
-    # What observers see.
+    # Observers' views.
 
-    def told(self, group: str, topic: str, partition: int) -> int | None:
+    def group_offset(self, group: str, topic: str, partition: int) -> int | None:
         """The offset that a group shows; None: it shows none."""
-        return self._told.get((group, topic, partition))
+        return self._group_offsets.get((group, topic, partition))
 
     def last_epoch(self, ids: Collection[str]) -> int:
         """The greatest of these transactional ids; -1: none was ever inited."""
@@ -298,7 +298,7 @@ class SimKafka:
         self._on_visible.append(callback)
 
     def on_decided(self, callback: OnDecided) -> None:
-        """Calls back when a transaction has been decided, before anything of it is visible."""
+        """Calls back when a transaction has been decided, before any of it is visible."""
         self._on_decided.append(callback)
 
     def visible(self, topic: str) -> Sequence[Entry]:
@@ -306,11 +306,11 @@ class SimKafka:
         return self._visible.get(topic, ())
 
     def records_of_key(self, topic: str, key: bytes) -> list[Entry]:
-        """All visible records of one key, the oldest first, replaced ones too."""
+        """All visible records of one key, oldest first, including replaced ones."""
         return [entry for entry in self.visible(topic) if entry.key == key]
 
     def live(self, topic: str) -> dict[bytes, bytes]:
-        """What a compacted topic says now: the newest visible value of each key that has one."""
+        """The content of a compacted topic: the latest visible value of each key that has one."""
         return {
             key: stored.value
             for partition in self.partitions(topic)
@@ -324,7 +324,7 @@ class SimKafka:
         return [transaction for transaction in found if transaction is not None]
 
     def check(self) -> None:
-        """Looks through all logs for what cannot be.
+        """Checks all logs for contradictions.
 
         Raises:
             SimKafkaError: It is.
@@ -356,7 +356,7 @@ class SimKafka:
         self._decide(known, commit=False)
 
     def _decide(self, known: _Coordinated, *, commit: bool) -> None:
-        """The coordinator's log has it: from now on the end is known, and the markers follow."""
+        """Decides a transaction in the coordinator's log; the markers follow."""
         transaction = known.transaction
         assert transaction is not None
         now_us = self.scheduler.now_us

@@ -19,11 +19,11 @@ FETCH_RECORDS = 1_000
 class SimControl:
     """The control topic as a reader that starts at its beginning, as `ControlPort` wants it.
 
-    Between calls it fetches by itself, like a consumer: `poll` hands out what the node could have
-    heard of by now.
+    It fetches between calls, like a consumer: `poll` returns what has
+    arrived by now.
 
     Attributes:
-        position: The offset of the next record to be read.
+        position: The offset of the next record to read.
     """
 
     def __init__(self, line: KafkaLine) -> None:
@@ -34,7 +34,7 @@ class SimControl:
         self._read: list[StoredRecord] = []  # not yet handed out
 
     def poll(self) -> list[StoredRecord]:
-        """What arrived since the last call; does not wait."""
+        """Returns what arrived since the last call, without waiting."""
         partition = self._partition()
         if partition is not None:
             self._check(partition)
@@ -44,7 +44,7 @@ class SimControl:
         return self._hand_out()
 
     def read_to_end(self, timeout_s: float) -> list[StoredRecord]:
-        """Everything not handed out yet, up to the last stable offset of now."""
+        """Returns everything not returned yet, up to the present last stable offset."""
         line = self._line
         deadline_us = line.scheduler.now_us + round(timeout_s * US_PER_S)
         end = line.ask(self._end, timeout_s)
@@ -64,7 +64,7 @@ class SimControl:
         return self._hand_out()
 
     def close(self) -> None:
-        """Lets go of it."""
+        """Closes the reader."""
         self._read.clear()
 
     def _partition(self) -> Partition | None:
@@ -76,12 +76,12 @@ class SimControl:
         return -1 if partition is None else partition.last_stable_offset
 
     def _check(self, partition: Partition) -> None:
-        """Who has read on from a log of before is told so, by the epochs of its leaders."""
+        """Raises an error for a reader of a former log, as the leaders' epochs show."""
         if partition.elections != self._elections:
             raise ControlUnreadable("the control topic's log was cut off")
 
     def _fetch_next(self) -> tuple[list[StoredRecord], int]:
-        """At the brokers: the next records, and the position behind them."""
+        """Fetches at the brokers: the next records, and the position behind them."""
         partition = self._partition()
         assert partition is not None
         records = _fetch(partition, self.position, partition.last_stable_offset)
@@ -100,7 +100,7 @@ class SimControl:
 
 
 def _fetch(partition: Partition, position: int, end: int) -> list[StoredRecord]:
-    """What a compacted log still has of these offsets."""
+    """Returns what a compacted log still has of these offsets."""
     stored = partition.compacted
     assert stored is not None
     first = bisect_left(stored, position, key=lambda record: record.offset)

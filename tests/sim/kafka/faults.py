@@ -1,4 +1,4 @@
-"""What goes wrong between a client and the simulated Kafka, as switches and probabilities."""
+"""Faults between a client and the simulated Kafka, as switches and probabilities."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from random import Random
 from delaywheel_replica.cleaner.outside.ports import Record
 
 RangeUs = tuple[int, int]
-"""The least and the most, in microseconds; drawn uniformly."""
+"""The least and the greatest delay, in microseconds; drawn uniformly."""
 
 
 def draw_us(random: Random, span_us: RangeUs) -> int:
-    """A time from a range."""
+    """Draws a time from a range."""
     least, most = span_us
     return least + int(random.random() * (most - least))
 
 
 @dataclass(slots=True)
 class KafkaFaults:
-    """How Kafka answers. As made: in health, a commit then takes 3 to 8 ms.
+    """How Kafka answers. By default it is healthy: a commit then takes 3 to 8 ms.
 
-    Who reaches Kafka at all is told to `SimKafka` itself (`stop`, `cut`).
+    `SimKafka` itself decides which nodes reach Kafka at all (`stop`, `cut`).
     """
 
     way_us: RangeUs = (500, 1_300)
@@ -34,24 +34,24 @@ class KafkaFaults:
     marker_us: RangeUs = (300, 3_000)
     """How long until a marker is in its log: until then nothing behind it is visible."""
     check_us: int = 0
-    """How long the first question of a candidacy takes: it may have to make topics."""
+    """How long the first request of a candidacy takes: it may have to create topics."""
     init_us: RangeUs = (50_000, 75_000)
     """How long an InitProducerId takes before it counts."""
 
     lost_request: float = 0.0
     lost_reply: float = 0.0
     lost_init_reply: float = 0.0
-    """As `lost_reply`, of InitProducerId alone: it timed out, though older epochs are fenced."""
+    """As `lost_reply`, for InitProducerId only: it timed out, though older epochs are fenced."""
     lost_end_reply: float = 0.0
-    """As `lost_reply`, of EndTxn alone: it timed out, though the transaction has ended."""
+    """As `lost_reply`, for EndTxn only: it timed out, though the transaction has ended."""
 
     late_end: float = 0.0
-    """How likely an EndTxn is on its way for `late_us`."""
+    """How likely an EndTxn is under way for `late_us`."""
     retried_end: float = 0.0
-    """How likely that happens, and the library sends a second copy at once, which is in time."""
+    """How likely that happens while the library sends a second copy at once, which is in time."""
     late_us: RangeUs = (100_000, 5_000_000)
 
     refused_batch: float = 0.0
-    """How likely the brokers refuse what a flush sends: the transaction can only be aborted."""
+    """How likely the brokers refuse a flush: the transaction can then only be aborted."""
     refuse: Callable[[Record], str | None] | None = None
     """Why the client refuses a record at once, if it does."""

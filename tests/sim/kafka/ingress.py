@@ -1,8 +1,8 @@
 """The reader of the simulated ingress topics, as `IngressPort` wants it.
 
-As `cleaner/kafka/ingress_topics.py` does it: between calls it fetches by itself, and `poll` hands
-out what the node could have heard of by now, some of it. It reads a topic by its name: of one that
-was made anew nothing comes.
+As `cleaner/kafka/ingress_topics.py` does it: it fetches between calls, and `poll` returns some
+of what has arrived by now. It reads a topic by its name, and returns nothing of a topic that
+was recreated.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from sim.kafka.line import KafkaLine
 from sim.kafka.log import Entry, Partition
 from sim.machine.scheduler import US_PER_S
 
-TOLD_EVERY_US = US_PER_S
-"""So often the library tells of a topic that is missing."""
+REPORTED_EVERY_US = US_PER_S
+"""Interval at which the library reports a missing topic."""
 
 CALL_S = 5.0
 
 PART = 0.2
-"""How often not all is handed out that has come."""
+"""How often a poll returns only part of what has come."""
 
 
 class SimIngress:
@@ -40,7 +40,7 @@ class SimIngress:
         """Reads nothing yet.
 
         Args:
-            line: To the brokers.
+            line: The line to the brokers.
             on_news: Called when something has come.
         """
         self._line = line
@@ -53,7 +53,7 @@ class SimIngress:
         self._least_ends: dict[IngressPartition, int] = {}
         self._topic_ids: dict[str, str] = {}
         self._cut_off: dict[IngressPartition, int] = {}
-        self._told_us = -TOLD_EVERY_US
+        self._reported_us = -REPORTED_EVERY_US
 
     @property
     def cut_off(self) -> Mapping[IngressPartition, int]:
@@ -62,7 +62,7 @@ class SimIngress:
 
     @property
     def recreated(self) -> frozenset[str]:
-        """The topics that have another id by now: each fetch is followed by a look."""
+        """The topics whose id has changed: each fetch is followed by a check."""
         kafka = self._line.kafka
         return frozenset(
             topic
@@ -76,18 +76,18 @@ class SimIngress:
         least_ends: Mapping[IngressPartition, int] = NO_ENDS,
         topic_ids: Mapping[str, str] = NO_IDS,
     ) -> None:
-        """Reads these partitions from these offsets on, and those that it reads already go on."""
+        """Reads these partitions from these offsets on; those already being read continue."""
         self._topic_ids = {**topic_ids, **self._topic_ids}
         new = positions.keys() - self._positions.keys()
         self._least_ends |= {at: least_ends.get(at, 0) for at in new}
         self._positions = {**positions, **self._positions}
 
     def rest(self, partitions: AbstractSet[IngressPartition]) -> None:
-        """Reads no more of these for now, and of all others."""
+        """Pauses these partitions and resumes all others."""
         self._resting = partitions
 
     def poll(self, most: int, wait_s: float = 0) -> list[Fetched]:
-        """What came of each partition, at most so many records together.
+        """Returns the records of each partition, up to `most` in total.
 
         Raises:
             KafkaAway: A topic is missing.
@@ -109,7 +109,7 @@ class SimIngress:
         return found
 
     def lags(self) -> dict[IngressPartition, int]:
-        """How many offsets follow what was read, as far as was heard."""
+        """Returns the number of unread offsets of each partition, as last reported."""
         lags: dict[IngressPartition, int] = {}
         for at, position in self._positions.items():
             partition = self._partition(at)
@@ -118,7 +118,7 @@ class SimIngress:
         return lags
 
     def report_to_group(self, offsets: Mapping[IngressPartition, int]) -> None:
-        """Has the group show how far things are; nobody waits for the answer."""
+        """Shows progress in the group's offsets, without waiting for the answer."""
         kafka, group = self._line.kafka, self._line.names.ingress_group
 
         def commit() -> None:
@@ -128,17 +128,17 @@ class SimIngress:
         self._line.send_copy(commit, 0)
 
     def close(self) -> None:
-        """Lets go of it."""
+        """Closes the reader."""
         self._positions.clear()
 
     def _came(self, entries: list[Entry]) -> None:
-        """At the brokers: a little later the client has it, if it lives, and reaches them."""
+        """Fetches at the brokers: a little later the client has it, if it lives and is online."""
         line = self._line
         if any((entry.topic, entry.partition) in self._positions for entry in entries):
             line.scheduler.call_later(line.round_trip_us, self._on_news, owner=self._owner)
 
     def _in_turns(self) -> Sequence[IngressPartition]:
-        """The partitions, each of them first at times."""
+        """The partitions, in an order that varies."""
         known = sorted(self._positions.keys() - self._resting)
         begin = self._line.random.randrange(len(known)) if known else 0
         return known[begin:] + known[:begin]
@@ -180,16 +180,16 @@ class SimIngress:
 
     def _tell_missing(self) -> None:
         line = self._line
-        if line.scheduler.now_us - self._told_us < TOLD_EVERY_US:
+        if line.scheduler.now_us - self._reported_us < REPORTED_EVERY_US:
             return
         missing = sorted({topic for topic, _ in self._positions if not line.kafka.has(topic)})
         if missing and line.kafka.is_reachable(line.node):
-            self._told_us = line.scheduler.now_us
+            self._reported_us = line.scheduler.now_us
             raise KafkaAway(f"{missing[0]}: Broker: Unknown topic or partition")
 
 
 def partitions_of(line: KafkaLine, topics: Iterable[str]) -> dict[str, TopicPartitions]:
-    """Kafka's id and the number of partitions of each of these topics that there is.
+    """Returns Kafka's id and the number of partitions of each of these topics that exists.
 
     Raises:
         KafkaAway: It does not answer.
@@ -216,5 +216,5 @@ def _incoming(entry: Entry) -> Incoming:
 
 
 def _is_text(name: str) -> bool:
-    """Bytes that are no UTF-8 stand in a name as lone surrogates."""
+    """Decodes a name; bytes that are not UTF-8 become lone surrogates."""
     return name.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in name)

@@ -1,7 +1,7 @@
-"""How requests of one node reach the simulated Kafka, and how answers come back.
+"""Carries requests of one node to the simulated Kafka, and answers back.
 
 A call waits in the calling task, and no longer than it may. What it sent may take effect later,
-whether the caller has given up, or lives, or not:
+even if the caller has given up, or died:
 
     reachable? -> way_us -> reachable? -> time at the brokers -> up? -> effect
     effect -> way_us -> reachable? -> answer
@@ -24,7 +24,7 @@ CONNECT_RETRY_US = 100 * US_PER_MS
 
 
 class _Exchange:
-    """One request and its answer; None until that is there."""
+    """One request and its answer; None until it has come."""
 
     __slots__ = (
         "answer",
@@ -64,7 +64,7 @@ class KafkaLine:
         names: Of our topics and transactional ids.
         wall_ms: The node's clock: records without a timestamp get it.
         scheduler: Of true time.
-        random: What the client leaves to chance.
+        random: The client's random stream.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class KafkaLine:
 
     @property
     def round_trip_us(self) -> int:
-        """How long a request and its answer take, about."""
+        """The approximate time of a request and its answer."""
         return sum(self._way())
 
     def ask(
@@ -91,14 +91,14 @@ class KafkaLine:
         brokers_us: int = 0,
         lost_reply: float = 0.0,
     ) -> Any:
-        """Has the brokers carry a request out; their answer, or None when none came in time.
+        """Sends a request to the brokers; returns their answer, or None when none came in time.
 
         Args:
             request: What it does there.
             timeout_s: How long to wait for the answer.
-            late_us: How much longer than others it is on its way.
+            late_us: How much longer than others it is under way.
             brokers_us: How long it takes there before it has its effect.
-            lost_reply: How likely the answer is lost, beyond what all are.
+            lost_reply: How likely its answer is lost, beyond the general probability.
         """
         scheduler = self.scheduler
         timeout_s = max(0.0, timeout_s)
@@ -115,12 +115,12 @@ class KafkaLine:
         return exchange.answer
 
     def send_copy(self, request: Callable[[], Any], late_us: int) -> None:
-        """Sends a request for whose answer nobody waits."""
+        """Sends a request without waiting for an answer."""
         scheduler = self.scheduler
         self._send(_Exchange(request, Signal(scheduler), scheduler.now_us, late_us=late_us), None)
 
     def chance(self, probability: float) -> bool:
-        """Whether something happens."""
+        """Draws whether something happens."""
         return probability > 0.0 and self.random.random() < probability
 
     def _way_us(self) -> int:

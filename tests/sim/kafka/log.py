@@ -1,4 +1,4 @@
-"""The logs of the simulated Kafka: partitions, records, markers, and what of them is visible."""
+"""The logs of the simulated Kafka: partitions, records, markers, and which of them are visible."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from delaywheel_replica.cleaner.outside.ports import Record, StoredRecord
 from sim.machine.scheduler import US_PER_S
 
 COMPACT_EVERY = 512
-"""A compacted topic forgets what was replaced after so many records."""
+"""A compacted topic forgets replaced records after this many records."""
 
 TOMBSTONE_US = 30 * US_PER_S
-"""And which keys were removed, after so long."""
+"""The time after which it forgets removed keys."""
 
 
 class SimKafkaError(Exception):
@@ -24,7 +24,7 @@ class Entry:
     """One record in a log, or a marker.
 
     Attributes:
-        marker: None for a record; else whether it says "committed".
+        marker: None for a record; otherwise whether it says "committed".
         visible_us: When a read_committed reader could see it first; -1: not yet, or never.
     """
 
@@ -68,12 +68,12 @@ class Transaction:
 
     Attributes:
         node: Whose client began it.
-        entries: Its records, in the order of their arrival.
-        open_in: The partitions that have no marker of it yet, and its first offset in each.
+        entries: Its records, in order of arrival.
+        open_in: The partitions without its marker yet, and its first offset in each.
         committed: None while it is ongoing.
         decided_us: When that was decided, which is before it is visible.
         began_ms: When it began, by the clock of the brokers.
-        is_plain: It is none: one record of a producer without transactions.
+        is_plain: It stands for one record of a producer without transactions.
     """
 
     __slots__ = (
@@ -101,13 +101,13 @@ class Transaction:
 
     @classmethod
     def plain(cls, node: str, now_us: int, now_ms: int) -> Transaction:
-        """What stands for one where a record has none: it is committed when it is taken."""
+        """Stands for the transaction of a record without one: committed when it is taken."""
         made = cls("", -1, node, now_ms)
         made.committed, made.decided_us, made.is_plain = True, now_us, True
         return made
 
     def takes(self, epoch: int, partition: Partition) -> bool:
-        """Whether a record of that epoch is one of its own there.
+        """Whether a record of that epoch belongs to it there.
 
         One that is ending, perhaps under a newer epoch, is open until its marker is there.
         """
@@ -119,13 +119,13 @@ class Partition:
 
     Attributes:
         log: Every record and marker; the offset is the place.
-        first: The first offset that is kept; what came before has been deleted.
-        open: The transactions open here and their first offsets, the oldest first.
+        first: The first offset that is kept; earlier records have been deleted.
+        open: The transactions open here and their first offsets, oldest first.
         visible_to: Up to where everything committed has become visible.
         compacted: None, or what a reader of this compacted log still finds.
-        latest: Of a compacted log: the newest visible record of each key; not of those that were
-            removed so long ago that nothing is left of them.
-        elections: how often a broker came to lead it whose log was another one.
+        latest: For a compacted log: the latest visible record of each key, without keys that were
+            removed long ago.
+        elections: how often a broker with another log became its leader.
     """
 
     __slots__ = (
@@ -160,11 +160,11 @@ class Partition:
 
     @property
     def last_stable_offset(self) -> int:
-        """Below it every transaction has ended."""
+        """The offset below which every transaction has ended."""
         return next(iter(self.open.values()), len(self.log))
 
     def stable_at(self, at_us: int) -> int:
-        """What the last stable offset was then."""
+        """Returns the last stable offset of that time."""
         return self._stable[max(0, bisect_right(self._changed_us, at_us) - 1)]
 
     def append(self, transaction: Transaction, record: Record) -> None:
@@ -176,14 +176,14 @@ class Partition:
         self.log.append(entry)
 
     def append_plain(self, record: Record, transaction: Transaction) -> list[Entry]:
-        """Adds a record without a transaction; what becomes visible by it."""
+        """Adds a record without a transaction; returns what becomes visible by it."""
         entry = Entry(self, transaction, record)
         transaction.entries.append(entry)
         self.log.append(entry)
         return self._advance(transaction.decided_us)
 
     def mark(self, transaction: Transaction, now_us: int) -> list[Entry]:
-        """Adds a transaction's marker; what becomes visible by it."""
+        """Adds a transaction's marker; returns what becomes visible by it."""
         if transaction.committed is None or transaction not in self.open:
             raise SimKafkaError(f"{self.topic}: a marker of a transaction that is not ending here")
         self.log.append(Entry(self, transaction, None, marker=transaction.committed))
@@ -191,11 +191,11 @@ class Partition:
         return self._advance(now_us)
 
     def delete_before(self, offset: int) -> None:
-        """Retention deletes what lies below, as far as nothing is open there."""
+        """Lets retention delete records below an offset, as far as no transaction is open there."""
         self.first = max(self.first, min(offset, self.last_stable_offset))
 
     def cut_off(self, end: int) -> list[Entry]:
-        """A broker comes to lead that has nothing from this offset on; what is lost by that.
+        """Makes a broker without the records from this offset on the leader; returns the lost ones.
 
         It keeps no half of a transaction: what began before is lost as well where it ended behind.
         """
@@ -212,9 +212,9 @@ class Partition:
         return lost
 
     def lose_end(self, since_us: int) -> list[Entry]:
-        """A broker comes to lead that lacks what was appended since about then; the log of before.
+        """Makes a broker without the latest records the leader; returns the former log.
 
-        Only where no transaction is open: it has no half of one, so the coordinators need not know.
+        No transaction is open, so the broker has no half of one, and coordinators need not know.
         """
         if self.open or self.compacted is None:
             raise SimKafkaError(f"{self.topic}: what is open here would never end")
@@ -230,7 +230,7 @@ class Partition:
         return before
 
     def lead_again(self, log: list[Entry]) -> None:
-        """The broker is back that has what was lost; what was appended meanwhile is gone."""
+        """Brings back the broker with the lost records; records appended meanwhile are gone."""
         if self.open:
             raise SimKafkaError(f"{self.topic}: what is open here would never end")
         self._lead_with(log)
@@ -250,7 +250,7 @@ class Partition:
                 self._keep(self.compacted, [entry], entry.visible_us)
 
     def check(self) -> None:
-        """Looks through the log for what cannot be.
+        """Checks the log for contradictions.
 
         Raises:
             SimKafkaError: It is.
@@ -312,7 +312,7 @@ class Partition:
 
 
 def _begun(entries: Iterable[Entry]) -> set[Transaction]:
-    """The transactions of these records of which no marker is among them."""
+    """Returns the transactions of these records whose markers are not among them."""
     found: set[Transaction] = set()
     for entry in entries:
         if entry.marker is None and not entry.transaction.is_plain:
@@ -323,5 +323,5 @@ def _begun(entries: Iterable[Entry]) -> set[Transaction]:
 
 
 def _stored(key: bytes, entry: Entry) -> StoredRecord:
-    """With the time at which the brokers took its transaction's first record."""
+    """Pairs a record with the time at which the brokers took its transaction's first record."""
     return StoredRecord(key, entry.value, entry.offset, entry.transaction.began_ms)

@@ -16,12 +16,12 @@ from sim.kafka.producers import SimProducers
 
 
 class SimKafkaClient:
-    """One node's way to Kafka, as `KafkaPort` wants it."""
+    """One node's access to Kafka, as `KafkaPort` wants it."""
 
     def __init__(
         self, kafka: SimKafka, node: str, names: KafkaNames, wall_ms: Callable[[], int]
     ) -> None:
-        """Sends nothing yet.
+        """Begins with nothing sent.
 
         Args:
             kafka: The brokers.
@@ -32,7 +32,7 @@ class SimKafkaClient:
         self._line = KafkaLine(kafka, node, names, wall_ms)
 
     def check(self, *, has_wheels: bool) -> tuple[str, ...]:
-        """Makes sure that Kafka answers and can keep what we promise; creates our topics."""
+        """Makes sure that Kafka answers and can keep our promises; creates our topics."""
         kafka, names = self._line.kafka, self._line.names
 
         def ensure() -> bool:
@@ -51,17 +51,17 @@ class SimKafkaClient:
         return ()
 
     def find_ingress(self, also: AbstractSet[str] = frozenset()) -> IngressFound:
-        """Finds the ingress topic, which somebody else makes."""
+        """Finds the ingress topic, which another client creates."""
         return IngressFound(partitions_of(self._line, [self._line.names.ingress, *sorted(also)]))
 
     def ingress(self, on_news: Callable[[], None]) -> SimIngress:
-        """A new reader of the ingress topics."""
+        """Makes a new reader of the ingress topics."""
         return SimIngress(self._line, on_news)
 
     def producers(self) -> SimProducers:
-        """The producers of a new candidacy."""
+        """Makes the producers of a new candidacy."""
         return SimProducers(self._line)
 
     def control(self) -> SimControl:
-        """A new reader of the control topic."""
+        """Makes a new reader of the control topic."""
         return SimControl(self._line)

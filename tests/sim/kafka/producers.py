@@ -1,6 +1,6 @@
 """Transactional producers on the simulated Kafka, as `ProducersPort` wants them.
 
-What is written is sent by the next flush, in one request. What a report means is looked up in
+Records are sent by the next flush, in one request. The meaning of a report is looked up in
 `VERDICTS` when it is needed, so that a test may change it.
 """
 
@@ -20,7 +20,7 @@ from sim.kafka.log import Partition
 from sim.machine.scheduler import US_PER_MS, US_PER_S
 
 INIT_RETRY_S = 0.5
-"""How long librdkafka waits before it asks again for an id whose markers are being written."""
+"""The pause before librdkafka asks again for an id whose markers are being written."""
 
 BUSY_RETRY_S = 0.02
 """The same for a transaction that cannot begin yet."""
@@ -41,7 +41,7 @@ class SimProducers:
         return producer.init(timeout_ms)
 
     def begin(self, number: int) -> None:
-        """Opens a transaction; a failure is told by `commit`."""
+        """Opens a transaction; `commit` reports a failure."""
         self._producers[number].begin()
 
     def write(self, number: int, records: Iterable[Record]) -> list[RefusedRecord]:
@@ -67,7 +67,7 @@ class SimProducers:
         return found is not None
 
     def destroy(self) -> None:
-        """Lets go of all producers; the brokers are told nothing."""
+        """Closes all producers without notifying the brokers."""
         self._producers.clear()
 
 
@@ -108,11 +108,11 @@ class SimProducer:
         self._failed = self._fatal
         if self._epoch < 0:
             self._failed = _ended(Call.BEGIN, Code.NOT_READY)
-        self._queue = []  # what was sent keeps the old ones
+        self._queue = []  # records already sent keep the old ones
         self._added = set()
 
     def write(self, records: Iterable[Record]) -> list[RefusedRecord]:
-        """Hands records over; those that the client refuses are named."""
+        """Hands records over; returns those that the client refuses."""
         refused: list[RefusedRecord] = []
         for index, record in enumerate(records):
             if self._failed is not None:
@@ -129,7 +129,7 @@ class SimProducer:
             self._failed = Ended(verdict, refused.reason)
 
     def flush(self, timeout_ms: int) -> bool:
-        """Waits for the brokers' answers to what was written; whether all came."""
+        """Waits for the brokers' answers to what was written; returns whether all came."""
         if self._failed is None:
             self._failed = self._send_queue(Call.FLUSH, self._deadline_us(timeout_ms))
         return self._failed is None
@@ -149,7 +149,7 @@ class SimProducer:
         return self._end(Call.ABORT, self._deadline_us(ABORT_MS))
 
     def _take(self, record: Record) -> str | None:
-        """Queues one record; why not, if it alone is refused."""
+        """Queues one record; returns why not, if it alone is refused."""
         line = self._line
         refuse = line.kafka.faults.refuse
         reason = None if refuse is None else refuse(record)
@@ -175,7 +175,7 @@ class SimProducer:
         return self._send_queue(Call.FLUSH, deadline_us) or self._end(Call.COMMIT, deadline_us)
 
     def _send_queue(self, call: Call, deadline_us: int) -> Ended | None:
-        """Has the brokers take what was written; how the transaction ended, if they do not."""
+        """Sends what is written; returns how the transaction ended if brokers do not take it."""
         line = self._line
         while self._queue:
             if line.chance(line.kafka.faults.refused_batch):
@@ -202,7 +202,7 @@ class SimProducer:
         return None
 
     def _end(self, call: Call, deadline_us: int) -> Ended:
-        """Sends an EndTxn, if the brokers know of the transaction."""
+        """Sends an EndTxn if the brokers know of the transaction."""
         if not self._added:
             return _ended(call, Code.OK)
         line, faults = self._line, self._line.kafka.faults
@@ -239,7 +239,7 @@ class SimProducer:
         return (deadline_us - self._line.scheduler.now_us) / US_PER_S
 
     def _rest(self, seconds: float, deadline_us: int) -> bool:
-        """Waits before something is asked again; False: no time was left for that."""
+        """Waits before a retry; False: no time was left for that."""
         left_s = self._left_s(deadline_us)
         self._line.scheduler.sleep(max(0.0, min(seconds, left_s)))
         return left_s > seconds

@@ -45,7 +45,7 @@ class Leader:
         self._client = SimKafkaClient(kafka, node, NAMES, clock.wall_ms)
 
     def run(self) -> None:
-        """Stands again and again, when no leader was heard."""
+        """Stands again and again while no leader is heard."""
         while True:
             self._scheduler.sleep(self._random.uniform(0.0, 3.0))
             if self._scheduler.now_us - self._heard_us < HEARD_US:
@@ -54,7 +54,7 @@ class Leader:
                 self._stand()
 
     def hear(self, _src: str, _message: object) -> None:
-        """Another one leads."""
+        """Notes that another node leads."""
         self._heard_us = self._scheduler.now_us
 
     def _stand(self) -> None:
@@ -131,7 +131,7 @@ class Toy:
             self._live(node)
 
     def run(self, seconds: float) -> None:
-        """Runs; then all die, and what is left open comes to its end."""
+        """Runs; then all nodes die, and open transactions come to their end."""
         self.scheduler.run_for(seconds)
         for process in self._processes:
             process.kill()
@@ -141,15 +141,15 @@ class Toy:
         self.scheduler.close()
 
     def numbers(self) -> list[int]:
-        """What was counted, as it became visible."""
+        """The numbers, in the order in which they became visible."""
         return [int(entry.value or b"0") for entry in self.kafka.visible(TOPIC)]
 
     def progress(self) -> int:
-        """How far it was counted, as a control reader sees it."""
+        """How far it has counted, as a control reader sees it."""
         return int(self.kafka.live(NAMES.control).get(b"progress", b"0"))
 
     def story(self) -> str:
-        """All that happened, in short: the same for the same seed."""
+        """A short digest of all that happened: the same for the same seed."""
         seen = [(entry.visible_us, entry.value) for entry in self.kafka.visible(TOPIC)]
         return f"{self.scheduler.digest} {self.scheduler.events_run} {self.progress()} {seen}"
 
@@ -169,7 +169,7 @@ class Toy:
 
 
 def uneasy() -> KafkaFaults:
-    """A Kafka on which every fault happens now and then."""
+    """A Kafka on which every fault happens sometimes."""
     return KafkaFaults(
         commit_us=(0, 20_000),
         marker_us=(300, 60_000),

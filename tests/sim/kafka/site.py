@@ -40,14 +40,14 @@ class Site:
         return self.scheduler.spawn("call", call)
 
     def do(self, call: Callable[[], T]) -> T:
-        """Makes a blocking call, to its end."""
+        """Makes a blocking call, and runs it to its end."""
         found: list[T] = []
         self.start(lambda: found.append(call()))
         self.scheduler.run_until(predicate=lambda: bool(found))
         return found[0]
 
     def do_raising(self, call: Callable[[], object]) -> None:
-        """Makes a call, in a task of its own: what it raises comes out of the run as it is."""
+        """Makes a call in a separate task; its errors come out of the run unchanged."""
         task = self.start(call)
         self.scheduler.run_until(predicate=lambda: task.ended)
 
@@ -55,7 +55,7 @@ class Site:
         self.scheduler.run_for(seconds)
 
     def producers(self, client: KafkaPort) -> ProducersPort:
-        """All inited."""
+        """Inits all ids."""
 
         def init() -> ProducersPort:
             client.check(has_wheels=False)

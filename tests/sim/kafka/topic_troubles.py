@@ -41,29 +41,29 @@ class _Spell:
 
 
 class TopicTroubles:
-    """Which topics are in trouble, and were."""
+    """The topics that are or were in trouble."""
 
     def __init__(self) -> None:
         self._spells: dict[str, list[_Spell]] = {}
 
     def begin(self, topic: str, trouble: TopicTrouble, now_us: int) -> None:
-        """A topic is in trouble from now on, and no other."""
+        """Puts a topic into one trouble from now on."""
         self.end(topic, now_us)
         self._spells.setdefault(topic, []).append(_Spell(trouble))
 
     def end(self, topic: str, now_us: int) -> None:
-        """It is well."""
+        """Ends the trouble of a topic."""
         spells = self._spells.get(topic)
         if spells and spells[-1].ended_us is None:
             spells[-1].ended_us = now_us
 
     def end_all(self, now_us: int) -> None:
-        """All are."""
+        """Ends all troubles."""
         for topic in self._spells:
             self.end(topic, now_us)
 
     def of(self, topic: str) -> TopicTrouble | None:
-        """The trouble of a topic now."""
+        """The present trouble of a topic."""
         spells = self._spells.get(topic)
         return spells[-1].trouble if spells and spells[-1].ended_us is None else None
 

@@ -1,4 +1,4 @@
-"""What the simulated Kafka says of topics when it is asked, and producers of trials."""
+"""Answers queries about topics of the simulated Kafka, and provides producers for trials."""
 
 from __future__ import annotations
 
@@ -28,33 +28,33 @@ _STATES = {
 
 
 class SimTopicAdmin:
-    """What one node is told about topics: `TopicAdmin` of the cleaner."""
+    """Answers one node's queries about topics: the cleaner's `TopicAdmin`."""
 
     def __init__(self, line: KafkaLine) -> None:
         self._line = line
 
     def describe(self, names: Sequence[str]) -> Mapping[str, Described]:
-        """Of each topic what Kafka says now."""
+        """Returns Kafka's present description of each topic."""
         kafka = self._line.kafka
-        told = self._line.ask(lambda: {name: _described(kafka, name) for name in names}, CALL_S)
-        if told is None:
+        reply = self._line.ask(lambda: {name: _described(kafka, name) for name in names}, CALL_S)
+        if reply is None:
             raise KafkaAway("describing topics")
-        answers: Mapping[str, Described] = told
+        answers: Mapping[str, Described] = reply
         return answers
 
     def limits(self, names: Sequence[str]) -> Mapping[str, Limits | None]:
-        """What each topic asks of messages."""
-        told = self._line.ask(lambda: True, CALL_S)
-        limits = None if told is None else Limits(LARGEST_BYTES, min_insync=MIN_INSYNC)
+        """Returns the limits of each topic for messages."""
+        reply = self._line.ask(lambda: True, CALL_S)
+        limits = None if reply is None else Limits(LARGEST_BYTES, min_insync=MIN_INSYNC)
         return dict.fromkeys(names, limits)
 
     def create(self, names: Sequence[str], how: CreateTopics) -> None:
-        """Is not asked for."""
+        """Does nothing: it is never requested."""
         raise NotImplementedError
 
 
 class SimTrialProducer(SimProducer):
-    """One transactional id as trials use it."""
+    """One transactional id, as trials use it."""
 
     @property
     def abortable(self) -> bool:
@@ -62,7 +62,7 @@ class SimTrialProducer(SimProducer):
         return self._failed is not None and self._failed.verdict is Verdict.ABORT
 
     def cause(self) -> str | None:
-        """In Kafka's words, why the transaction failed."""
+        """Kafka's reason why the transaction failed."""
         return None if self._failed is None else self._failed.cause
 
     def warm(self, topics: Iterable[str], timeout_ms: int) -> bool:

@@ -1,1 +1,1 @@
-"""What a simulated machine has: time, clocks, disk, network, locks, and a trace of it all."""
+"""The parts of a simulated machine: time, clocks, disk, network, locks, and a trace."""

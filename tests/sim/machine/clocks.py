@@ -1,4 +1,4 @@
-"""The clocks of one node: what they show is not what time it is.
+"""The clocks of one node, which need not show true time.
 
 True time runs in the scheduler. A node's oscillator may run fast or slow (`drift`), which both its
 clocks follow; an operator or NTP may set its wall clock (`step`), which the monotonic one does not
@@ -16,7 +16,7 @@ MILLION = 1_000_000
 
 
 def true_wall_ms(scheduler: Scheduler) -> int:
-    """What a clock without fault shows: for checks, never for nodes."""
+    """What a perfect clock shows: for checks, never for nodes."""
     return EPOCH_MS + scheduler.now_us // US_PER_MS
 
 
@@ -24,7 +24,7 @@ class SimClock:
     """Wall and monotonic clock of one node.
 
     Attributes:
-        drift_ppm: How much faster than true time it runs; below 0: slower. Set by `drift`.
+        drift_ppm: How much faster than true time it runs; negative: slower. Set by `drift`.
     """
 
     __slots__ = ("_local_us", "_monotonic_us", "_scheduler", "_since_us", "_wall_us", "drift_ppm")
@@ -40,7 +40,7 @@ class SimClock:
         """Starts.
 
         Args:
-            scheduler: Of true time.
+            scheduler: The source of true time.
             offset_ms: How far the wall clock is ahead of true time.
             uptime_ms: What the monotonic clock shows.
             drift_ppm: How much faster than true time it runs.
@@ -57,7 +57,7 @@ class SimClock:
         return (self._wall_us + self._counted_us()) // US_PER_MS
 
     def monotonic_ms(self) -> int:
-        """Milliseconds since some moment; never goes back while the machine is up."""
+        """Milliseconds since an arbitrary moment; never goes back while the machine is up."""
         return (self._monotonic_us + self._counted_us()) // US_PER_MS
 
     def monotonic(self) -> float:
@@ -69,17 +69,17 @@ class SimClock:
         self._wall_us += ms * US_PER_MS
 
     def drift(self, ppm: int) -> None:
-        """From now on runs that much faster than true time."""
+        """Runs this much faster than true time from now on."""
         self._local_us = self._counted_us()
         self._since_us = self._scheduler.now_us
         self.drift_ppm = ppm
 
     def reboot(self) -> None:
-        """The machine starts: the monotonic clock begins at nothing."""
+        """Restarts the monotonic clock at zero, as a reboot does."""
         self._monotonic_us = -self._counted_us()
 
     def true_us(self, local_us: int) -> int:
-        """How long it truly takes until this node's clocks have moved on by so much."""
+        """Returns the true time until this node's clocks have advanced by this much."""
         return -(-local_us * MILLION // (MILLION + self.drift_ppm))
 
     def _counted_us(self) -> int:

@@ -1,4 +1,4 @@
-"""A disk in memory that loses, tears and fails as it is told.
+"""A disk in memory that loses, tears and fails writes on demand.
 
 What it can do to its user:
 
@@ -34,12 +34,12 @@ SECTOR_LENGTH_BYTES = 512
 
 
 class Crash(BaseException):
-    """The process ended here. No ``Exception``: nothing may catch it by the way."""
+    """The process ended here. Not an ``Exception``: no handler may catch it by accident."""
 
 
 @dataclass
 class Fault:
-    """Makes one operation fail: the ``countdown``-th that fits, counted from 0."""
+    """Makes one operation fail: the ``countdown``-th that matches, counted from 0."""
 
     operation: str  # write, sync, read, open, delete
     error: int = errno.EIO
@@ -56,12 +56,12 @@ class Fault:
 
 @dataclass
 class _Content:
-    """A file: what everybody reads, what the medium holds, and what lies between."""
+    """A file: what processes read, what the medium holds, and the writes in between."""
 
     now: bytearray = field(default_factory=bytearray)
     durable: bytes = b""
     unsynced: list[Callable[[bytearray, Random], None]] = field(default_factory=list)
-    # (begin, end) of writes since the last sync, and of those that a failed one dropped.
+    # (begin, end) of writes since the last sync, and of writes that a failed sync dropped.
     dirty: list[tuple[int, int]] = field(default_factory=list)
     dropped: list[tuple[int, int]] = field(default_factory=list)
 
@@ -79,7 +79,7 @@ class _Content:
         self.dropped = [(begin, min(end, length)) for begin, end in self.dropped if begin < length]
 
     bad_sectors: set[int] = field(default_factory=set)
-    holes: int = 0  # bytes that were never written, and take no room
+    holes: int = 0  # bytes that were never written, and take no space
 
     @property
     def used_bytes(self) -> int:
@@ -121,7 +121,7 @@ class _Content:
 
 
 def _without(part: tuple[int, int], begin: int, end: int) -> list[tuple[int, int]]:
-    """What is left of a part of a file when another is taken out of it."""
+    """Returns what is left of a part of a file when another is taken out of it."""
     left = [(part[0], min(part[1], begin)), (max(part[0], end), part[1])]
     return [(low, high) for low, high in left if low < high]
 
@@ -164,17 +164,17 @@ class SimulatedDisk:
         self.faults: list[Fault] = []
         self.effects = 0
         self.crash_at_effect: int | None = None
-        # Is told of every file before it is deleted.
+        # Called for every file before it is deleted.
         self.on_delete: Callable[[Path], None] | None = None
-        # Is told of every file before its content is synced.
+        # Called for every file before its content is synced.
         self.on_sync: Callable[[Path], None] | None = None
-        # How long each operation of a kind takes, and who waits for it.
+        # How long each operation of a kind takes, and which task waits for it.
         self.delays_us: dict[str, int] = {}
         self.wait: Callable[[int], None] = lambda _us: None
         # How many files each process has open, and which of them works now.
         self.open_files: Counter[str] = Counter()
         self.user: Callable[[], str] = lambda: ""
-        # Of the write at which it crashes, this share gets through first.
+        # At the write where it crashes, this share of the bytes is written first.
         self.torn_share = 0.0
         self._era = 0
         self._crashed = False
@@ -183,7 +183,7 @@ class SimulatedDisk:
         self._names: dict[str, set[str]] = {"/": set()}  # of all that lies in each folder
         self._arrays: dict[str, bytearray] = {}
         self._locked: set[Path] = set()
-        # What lost its name; whoever has it open writes on.
+        # Files without a name; processes that have them open can still write.
         self._unlinked: dict[str, _Content] = {}
         # Names that a crash of the machine may undo: path -> what was there before.
         self._unsynced_names: dict[str, _Content | None] = {}
@@ -191,12 +191,12 @@ class SimulatedDisk:
     # --- what tests do
 
     def crash_after(self, effects: int, *, torn_share: float = 0.0) -> None:
-        """Ends the process at the effect after so many more."""
+        """Ends the process at the effect after this many more."""
         self.crash_at_effect = self.effects + effects
         self.torn_share = torn_share
 
     def restart(self, machine_crash: Random | None = None) -> None:
-        """Starts a new process, or the machine anew, with this source of chance."""
+        """Starts a new process, or reboots the machine, with this source of chance."""
         self._era += 1
         self.open_files.clear()
         self._crashed = False
@@ -212,7 +212,7 @@ class SimulatedDisk:
         content.synced()
 
     def flip_somewhere(self, kind: str, chance: Random) -> Path | None:
-        """Damages one bit of some file of a kind: slot, index or dial; which, if there was one."""
+        """Flips a bit in a file of a kind: slot, index or dial; returns which, if there is one."""
         if kind == "dial":
             for name, array in self._arrays.items():
                 array[chance.randrange(len(array))] ^= 1 << chance.randrange(8)
@@ -231,7 +231,7 @@ class SimulatedDisk:
         self._files[str(path)].bad_sectors.update(sectors)
 
     def spoil_somewhere(self, kind: str, chance: Random) -> Path | None:
-        """One sector goes bad of some file of a kind: slot or index; which, if there was one."""
+        """Makes one sector bad in a file of a kind: slot or index; returns which, if any."""
         paths = [path for path in self.paths() if self._is_of(kind, path)]
         if not paths:
             return None
@@ -245,9 +245,9 @@ class SimulatedDisk:
         return is_kind and bool(self._files[str(path)].now)
 
     def unlink_somewhere(self, chance: Random) -> Path | None:
-        """Some slot file's name is gone, behind everybody's back; which, if there was one.
+        """Removes the name of some slot file unnoticed; returns which, if there was one.
 
-        Whoever has it open still reads and writes it, as on Linux.
+        Processes that have it open still read and write it, as on Linux.
         """
         paths = [path for path in self.paths() if path.suffix == ".slot"]
         if not paths:
@@ -259,7 +259,7 @@ class SimulatedDisk:
         return path
 
     def wipe(self) -> None:
-        """All that it held is lost; what was opened is dead."""
+        """Loses all contents; open files are dead."""
         self.restart()
         self._files.clear()
         self._folders = {"/"}
@@ -268,11 +268,11 @@ class SimulatedDisk:
         self._list_anew()
 
     def content(self, path: Path) -> bytes:
-        """What a file holds."""
+        """The content of a file."""
         return bytes(self._files[str(path)].now)
 
     def peek(self, path: Path) -> bytearray | None:
-        """What a file holds, without a copy; None: it is not there."""
+        """The content of a file, without a copy; None: it is missing."""
         content = self._files.get(str(path))
         return None if content is None else content.now
 
@@ -282,12 +282,12 @@ class SimulatedDisk:
         return content is None or not content.is_bad(begin, end - begin)
 
     def peek_unlinked(self, path: Path) -> bytearray | None:
-        """As `peek`, of the file that had this name until `unlink_somewhere` took it."""
+        """As `peek`, for the file that had this name until `unlink_somewhere` took it."""
         content = self._unlinked.get(str(path))
         return None if content is None else content.now
 
     def set_content(self, path: Path, content: bytes) -> None:
-        """Replaces what a file holds, behind everybody's back."""
+        """Replaces the content of a file, unnoticed."""
         self._files[str(path)] = _Content(now=bytearray(content), durable=content)
         self._list_anew()
 
@@ -296,7 +296,7 @@ class SimulatedDisk:
         return [Path(name) for name in self._sorted_files()]
 
     def file_names(self) -> list[str]:
-        """The last parts of all their paths."""
+        """The names of all files."""
         return [_split(name)[1] for name in self._sorted_files()]
 
     @property
@@ -434,7 +434,7 @@ class SimulatedDisk:
         self._locked.add(path)
         return SimulatedLock(self._locked, path)
 
-    # --- behind it
+    # --- inside
 
     def _alive(self, era: int | None = None) -> None:
         if self._crashed or era not in {None, self._era}:
@@ -459,7 +459,7 @@ class SimulatedDisk:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def _effect(self) -> None:
-        """Counts, and ends the process before the effect that was chosen."""
+        """Counts an effect, and ends the process before the chosen one."""
         if self.effects == self.crash_at_effect:
             self._crashed = True
             raise Crash
@@ -476,7 +476,7 @@ class SimulatedDisk:
         return content
 
     def _put(self, name: str, content: _Content) -> None:
-        """A name stands for this file from now on."""
+        """Lets a name stand for this file from now on."""
         self._name_changes(name)
         self._files[name] = content
         folder, last = _split(name)
@@ -486,7 +486,7 @@ class SimulatedDisk:
         self._unsynced_names.setdefault(name, self._files.get(name))
 
     def _names_synced(self, folder: str) -> None:
-        """Names in a folder are durable, and so is that a folder in it is gone with all it held."""
+        """Makes names in a folder durable, and deleted folders in it."""
         inside = folder if folder == "/" else f"{folder}/"
         for name in [name for name in self._unsynced_names if name.startswith(inside)]:
             part, _, rest = name[len(inside) :].partition("/")
@@ -515,7 +515,7 @@ class SimulatedDisk:
                 self._names.setdefault(folder, set()).add(last)
 
     def _sorted_files(self) -> list[str]:
-        """Their paths, in the order of paths: part by part."""
+        """Paths in order, compared part by part."""
         return sorted(self._files, key=_parts)
 
 
@@ -604,7 +604,7 @@ class SimulatedFile:
 
 
 class SimulatedManyFiles:
-    """Syncs one after another: what fails leaves those behind it as they are."""
+    """Syncs one file after another; a failure leaves the rest unsynced."""
 
     def __init__(self, disk: SimulatedDisk) -> None:
         self._disk = disk
@@ -622,7 +622,7 @@ class SimulatedManyFiles:
 
 
 class SimulatedFolder:
-    """``Folder`` in memory: its name, whatever became of what had it when it was opened."""
+    """``Folder`` in memory: its name, even if the folder was replaced since it was opened."""
 
     def __init__(self, disk: SimulatedDisk, path: Path) -> None:
         self._disk = disk

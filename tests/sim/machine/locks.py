@@ -1,6 +1,6 @@
 """Locks of the code under test, for tasks instead of threads.
 
-A real lock that one task holds while it waits would stop all others with it: they share a thread.
+A real lock held by a waiting task would stop all others: they share one thread.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from sim.machine.scheduler import Scheduler, Signal, SimulationError
 class SimLock:
     """As `threading.Lock`.
 
-    An event of the hub waits for nothing. One that comes upon a held lock is a thread that must
-    never wait for a disk, and would: that is a finding.
+    An event of the hub never waits. An event that finds the lock held stands for a thread that must
+    never wait for a disk, but would: that is a finding.
     """
 
     def __init__(self, scheduler: Scheduler) -> None:
@@ -23,7 +23,7 @@ class SimLock:
         self._freed: Signal | None = None
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        """Waits until nobody holds it."""
+        """Waits until the lock is free."""
         while self._held:
             if not blocking:
                 return False
@@ -37,13 +37,13 @@ class SimLock:
         return True
 
     def release(self) -> None:
-        """Lets the next one have it."""
+        """Lets the next task have it."""
         self._held = False
         if self._freed is not None:
             self._freed.set()
 
     def locked(self) -> bool:
-        """Whether somebody holds it."""
+        """Whether a task holds it."""
         return self._held
 
     def __enter__(self) -> bool:

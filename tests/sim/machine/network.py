@@ -1,21 +1,21 @@
-"""Messages between nodes: slow, lost, doubled, out of order, or not at all.
+"""Messages between nodes: delayed, lost, doubled, out of order, or never delivered.
 
-Each direction between two nodes is a `Link` of its own. Messages are handed over as they are, so
+Each direction between two nodes is a separate `Link`. Messages are handed over uncopied, so
 they must be immutable.
 
-What is modelled after connections:
+Modelled after connections:
 
-| what happens | messages under way | told to |
+| what happens | messages under way | notified |
 |---|---|---|
 | the receiver's process dies | lost | its peers (`on_disconnect`), unless the machine died |
 | the sender's process dies | still arrive | as above |
-| a type of message is muted | lost, as it may happen to any | nobody |
+| a type of message is muted | lost, as any may be | none |
 | a direction is blocked, the connection breaks | lost, as all while it is blocked | both ends |
-| a direction is blocked, it does not break | kept, and arrive late, when the block ends | nobody |
+| a direction is blocked, it does not break | kept, and arrive late, when the block ends | none |
 | the latter for `PATIENCE_US` | lost | both ends |
-| the receiver is paused | arrive when it is resumed | nobody |
+| the receiver is paused | arrive when it is resumed | none |
 
-A connection that broke is there again with the next message that gets through.
+A broken connection is restored by the next message that gets through.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from typing import Any
 from sim.machine.scheduler import US_PER_MS, US_PER_S, Process, Scheduler
 
 PATIENCE_US = 10 * US_PER_S
-"""How long a blocked connection keeps what was sent, before it breaks."""
+"""How long a blocked connection keeps messages before it breaks."""
 
 HELD = 512
-"""How many messages a blocked connection keeps; the rest is lost."""
+"""How many messages a blocked connection keeps; the rest are lost."""
 
 BREAK_NOTICED_US = 2 * US_PER_MS
 
 STRAY_US = 20 * US_PER_MS
-"""How much longer a message may take that is out of order."""
+"""How much longer an out-of-order message may take."""
 
 OnMessage = Callable[[str, Any], None]
 OnDisconnect = Callable[[str], None]
@@ -47,9 +47,9 @@ class Quality:
     """How good a link is."""
 
     delay_us: int = 150
-    """The least a message takes."""
+    """The minimum delay of a message."""
     jitter_us: int = 100
-    """What it takes more, on the average; exponentially distributed."""
+    """The mean of the additional delay, which is exponentially distributed."""
     loss: float = 0.0
     duplication: float = 0.0
     reordering: float = 0.0
@@ -65,12 +65,12 @@ class Link:
     """One direction between two nodes.
 
     Attributes:
-        quality: How good it is; replace it at any time.
-        blocks: How many reasons there are for which nothing gets through.
-        blocked_times: How often a first such reason came.
-        holds: While it is blocked: what is sent is kept.
-        held: What is kept.
-        connection: Which one it is; what was sent on an earlier one never arrives.
+        quality: Its quality; replace it at any time.
+        blocks: How many reasons keep it blocked.
+        blocked_times: How often it became blocked.
+        holds: While it is blocked: messages are kept.
+        held: The messages kept.
+        connection: The number of its connection; messages sent on an earlier one never arrive.
         last_us: When the last message arrives.
     """
 
@@ -113,16 +113,16 @@ class Network:
     """All links between all nodes.
 
     Attributes:
-        sent: How many messages were sent.
-        delivered: How many arrived, doubles included.
+        sent: The number of messages sent.
+        delivered: The number of messages that arrived, doubles included.
     """
 
     def __init__(self, scheduler: Scheduler, *, quality: Quality = HEALTHY) -> None:
-        """Nobody is there yet.
+        """Begins without nodes.
 
         Args:
-            scheduler: Of true time.
-            quality: Of links not used before.
+            scheduler: The source of true time.
+            quality: The quality of links not used before.
         """
         self.sent = 0
         self.delivered = 0
@@ -137,7 +137,7 @@ class Network:
     def attach(
         self, node: str, owner: Process, on_message: OnMessage, on_disconnect: OnDisconnect
     ) -> None:
-        """A process of this node begins to listen.
+        """Registers a process of this node as listening.
 
         Args:
             node: Its name.
@@ -148,11 +148,11 @@ class Network:
         self._ends[node] = _End(owner, on_message, on_disconnect)
 
     def detach(self, node: str, *, silently: bool = False) -> None:
-        """The node's process died.
+        """Notes that the node's process died.
 
         Args:
-            node: Which.
-            silently: Its whole machine died, so that nobody told its peers.
+            node: The node.
+            silently: Its whole machine died, so that its peers are not notified.
         """
         self._ends.pop(node, None)
         if silently:
@@ -162,7 +162,7 @@ class Network:
                 self._tell_broken(peer, node)
 
     def send(self, src: str, dst: str, message: Any) -> None:
-        """Sends one message; whether it arrives nobody can know."""
+        """Sends one message, which may be lost."""
         self.sent += 1
         if self._muted[src, dst, type(message).__name__] > 0:
             return
@@ -190,7 +190,7 @@ class Network:
         return self.link(src, dst).blocks > 0
 
     def block(self, src: str, dst: str) -> None:
-        """Lets nothing through in this direction, until `unblock` was called as often."""
+        """Blocks this direction until `unblock` was called as often."""
         link = self.link(src, dst)
         link.blocks += 1
         if link.blocks > 1:
@@ -214,7 +214,7 @@ class Network:
                 self._forward(link, message)
 
     def mute(self, src: str, dst: str, kind: str) -> None:
-        """Loses all messages of one type in this direction, until `unmute` was called as often."""
+        """Loses all messages of one type in this direction until `unmute` was called as often."""
         self._muted[src, dst, kind] += 1
 
     def unmute(self, src: str, dst: str, kind: str) -> None:
@@ -232,7 +232,7 @@ class Network:
         self.unblock(other, one)
 
     def partition(self, side: Collection[str], rest: Iterable[str]) -> None:
-        """Cuts everybody of one side off from everybody of the rest."""
+        """Cuts every node of one side off from all others."""
         for one in sorted(side):
             for other in sorted(set(rest) - set(side)):
                 self.cut(one, other)
@@ -242,7 +242,7 @@ class Network:
         self._turn(self.link(src, dst), period_us, until_us, self._healed)
 
     def heal(self) -> None:
-        """Ends all blocks and flapping, and makes all links as good as at the beginning."""
+        """Ends all blocks and flapping, and restores the initial quality of all links."""
         self._healed += 1
         self._muted.clear()
         for link in self._links.values():
@@ -251,7 +251,7 @@ class Network:
             self.unblock(link.src, link.dst)
 
     def _turn(self, link: Link, period_us: int, until_us: int, healed: int) -> None:
-        """Blocks a flapping link, and plans how that ends."""
+        """Blocks a flapping link, and schedules the end of the block."""
         now_us = self._scheduler.now_us
         if healed != self._healed or now_us >= until_us:
             return
@@ -285,7 +285,7 @@ class Network:
         self._scheduler.call_later(BREAK_NOTICED_US, end.on_disconnect, peer, owner=end.owner)
 
     def _forward(self, link: Link, message: Any) -> None:
-        """Puts one copy on its way."""
+        """Sends one copy on its way."""
         end = self._ends.get(link.dst)
         if end is None:
             return

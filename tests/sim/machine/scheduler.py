@@ -30,7 +30,7 @@ _DIGEST_MASK = (1 << 64) - 1
 
 
 class SimulationError(Exception):
-    """The simulation itself was used in a way that cannot be."""
+    """The simulation itself was used in an impossible way."""
 
 
 class Timer:
@@ -47,7 +47,7 @@ class Timer:
         self.owner = owner
 
     def cancel(self) -> None:
-        """Sees that it never runs; no harm when it has run."""
+        """Cancels it; no harm if it has run."""
         self.fn = None
 
 
@@ -79,9 +79,9 @@ class Process:
         return self._scheduler.spawn(name, fn, *args, owner=self)
 
     def kill(self) -> None:
-        """Ends it between two effects; may be called by a task of its own, which goes no further.
+        """Ends it between two effects; a task of its own that calls this runs no further.
 
-        An event of its own that calls this runs on to its end: the caller sees to that.
+        An event of its own that calls this still runs to its end.
         """
         self.alive = False
         self._deferred.clear()
@@ -90,26 +90,26 @@ class Process:
             self._scheduler.stop_here()
 
     def pause(self) -> None:
-        """From now on nothing of it runs; a task of its own that calls this stops on the spot."""
+        """Stops it from now on; a task of its own that calls this stops at once."""
         self.paused = True
         current = self._scheduler.current
         if current is not None and current.owner is self:
             self._scheduler.sleep(0)
 
     def resume(self) -> None:
-        """Everything that fell due meanwhile runs now, in order."""
+        """Resumes it: everything that fell due meanwhile runs now, in order."""
         self.paused = False
         deferred, self._deferred = self._deferred, []
         for timer in deferred:
             self._scheduler.push(timer)
 
     def defer(self, timer: Timer) -> None:
-        """Keeps an event for the time after the pause."""
+        """Keeps an event until the pause ends."""
         self._deferred.append(timer)
 
 
 class Task:
-    """Blocking code on a greenlet of its own.
+    """Blocking code on its own greenlet.
 
     Attributes:
         name: For traces.
@@ -161,17 +161,17 @@ class Task:
         return not (self.ended or self._killed) and (owner is None or owner.alive)
 
     def kill(self) -> None:
-        """Drops it: no line of it runs again, and nobody is told."""
+        """Drops it: no line of it runs again, and no other task is woken."""
         self._killed = True
         if self._scheduler.current is self:
             self._scheduler.stop_here()
 
     def join(self, timeout_s: float | None = None) -> bool:
-        """Waits, in another task, until it has ended; whether it has."""
+        """Waits in another task until it has ended; returns whether it has."""
         return self.ended or self._waiters.wait(timeout_s)
 
     def step(self) -> None:
-        """Goes on from where it waits, until it waits again. For the scheduler."""
+        """Resumes it until it waits again. For the scheduler."""
         if not self.alive:
             return
         scheduler = self._scheduler
@@ -187,9 +187,9 @@ class Task:
         self.on_error(error)
 
     def unwind(self) -> None:
-        """Frees its stack after the run; `finally` blocks run now, and can wait for nothing."""
+        """Frees its stack after the run; `finally` blocks run now, and cannot wait."""
         if self._greenlet and not self._greenlet.dead:
-            with suppress(BaseException):  # the run is over: nothing counts that it still says
+            with suppress(BaseException):  # the run is over: its errors no longer count
                 self._greenlet.throw(GreenletExit)
 
     def _run(self, call: Callable[[], object]) -> None:
@@ -204,7 +204,7 @@ class Task:
 
 
 class Signal:
-    """What tasks wait for; as threading.Event."""
+    """An event that tasks wait for, as threading.Event."""
 
     __slots__ = ("_scheduler", "_waiting", "is_set")
 
@@ -214,14 +214,14 @@ class Signal:
         self.is_set = False
 
     def set(self) -> None:
-        """Wakes all who wait; who comes later need not wait."""
+        """Wakes all waiting tasks; later ones need not wait."""
         self.is_set = True
         waiting, self._waiting = self._waiting, []
         for task in waiting:
             self._scheduler.wake(task)
 
     def clear(self) -> None:
-        """Who comes from now on waits."""
+        """Makes later tasks wait again."""
         self.is_set = False
 
     def wait(self, timeout_s: float | None = None) -> bool:
@@ -246,8 +246,8 @@ class Scheduler:
 
     Attributes:
         now_us: True time since the run began.
-        seed: Of this run.
-        random: For whoever has no stream of its own (see `stream`).
+        seed: The seed of this run.
+        random: For parts without a stream of their own (see `stream`).
         current: The task that is running; None while an event runs.
         events_run: How many events there were.
     """
@@ -278,11 +278,11 @@ class Scheduler:
 
     @property
     def digest(self) -> int:
-        """Two runs that differ in when anything happened differ here."""
+        """A digest that differs between runs in which anything happened at different times."""
         return self._digest
 
     def stream(self, name: str) -> Random:
-        """Random numbers of its own for one part, so that parts do not shift each other's."""
+        """Returns a random stream for one part, so that parts do not shift each other's numbers."""
         return Random(f"{self.seed}/{name}")
 
     def note(self, number: int) -> None:
@@ -290,7 +290,7 @@ class Scheduler:
         self._digest = (self._digest * 1_000_003 ^ number) & _DIGEST_MASK
 
     def process(self, name: str) -> Process:
-        """A new life of a process."""
+        """Creates a process."""
         return Process(self, name)
 
     def call_at(
@@ -301,7 +301,7 @@ class Scheduler:
         Args:
             at_us: True time.
             fn: Must not block; it may spawn a task.
-            args: Of the call.
+            args: The arguments of the call.
             owner: The process without which it does not run.
         """
         timer = Timer(max(at_us, self.now_us), fn, args, owner)
@@ -316,7 +316,7 @@ class Scheduler:
         return self.call_at(self.now_us + delay_us, fn, *args, owner=owner)
 
     def push(self, timer: Timer) -> None:
-        """Has an event that was kept back run now."""
+        """Runs an event that was kept back now."""
         self._count += 1
         timer.at_us = self.now_us
         heappush(self._heap, (timer.at_us, self._count, timer))
@@ -333,7 +333,7 @@ class Scheduler:
         return task
 
     def sleep(self, seconds: float) -> None:
-        """Waits in the calling task; others run meanwhile, also when `seconds` is 0."""
+        """Waits in the calling task; others run meanwhile, even if `seconds` is 0."""
         task = self.calling_task()
         delay_us = max(0, round(seconds * US_PER_S))
         task.wake = self.call_at(self.now_us + delay_us, task.step, owner=task.owner)
@@ -346,7 +346,7 @@ class Scheduler:
         task.wake = self.call_at(self.now_us, task.step, owner=task.owner)
 
     def park(self) -> None:
-        """Waits in the calling task until somebody wakes it."""
+        """Waits in the calling task until another wakes it."""
         self.calling_task()
         self._hub.switch()
         if self._closed:
@@ -371,8 +371,8 @@ class Scheduler:
         """Runs events, in the hub.
 
         Args:
-            until_us: Up to and with this time, which it then is.
-            predicate: Looked at before and after each event; ends the run when it holds.
+            until_us: Up to and including this time, which it then is.
+            predicate: Checked before and after each event; ends the run when true.
 
         Returns:
             Whether the predicate held; False when time or events ran out.
@@ -403,7 +403,7 @@ class Scheduler:
         return False
 
     def run_for(self, seconds: float, predicate: Callable[[], bool] | None = None) -> bool:
-        """As `run_until`, for that long from now."""
+        """As `run_until`, for this long from now."""
         return self.run_until(self.now_us + round(seconds * US_PER_S), predicate)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What happened in a run, for people: the last lines of it, made into text only when read."""
+"""Keeps the last events of a run for people, turned into text only when read."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ _STORAGE = re.compile("[0-9a-f]{32}")
 
 
 class Trace:
-    """The newest entries of a run."""
+    """The latest entries of a run."""
 
     def __init__(self, scheduler: Scheduler, *, capacity: int = CAPACITY) -> None:
         self._scheduler = scheduler
         self._entries: deque[tuple[int, str, str, tuple[object, ...]]] = deque(maxlen=capacity)
 
     def add(self, who: str, what: str, *details: object) -> None:
-        """Notes something; the details are values, and are not looked at now."""
+        """Notes an event; the details are values that are formatted later."""
         self._entries.append((self._scheduler.now_us, who, what, details))
 
     def lines(self, last: int | None = None) -> Iterator[str]:
-        """The newest entries, oldest first."""
+        """The latest entries, oldest first."""
         entries = list(self._entries)
         for at_us, who, what, details in entries[-last:] if last else entries:
             words = " ".join(map(_short, details))
@@ -45,7 +45,7 @@ def _short(detail: object) -> str:
 
 
 def _text(value: object) -> str:
-    """A value in few words: no defaults, no contents, and of storages only the beginning."""
+    """Formats a value briefly: no defaults, no contents, and only the beginning of storage ids."""
     for kind, say in _WORDS:
         if isinstance(value, kind):
             return say(value)
@@ -53,12 +53,12 @@ def _text(value: object) -> str:
 
 
 def _of_fields(value: Any) -> str:
-    told = (
+    shown = (
         f"{each.name}={_text(getattr(value, each.name))}"
         for each in fields(value)
         if getattr(value, each.name) not in (None, (), 0, False, "") or each.default is MISSING
     )
-    return f"{type(value).__name__}({', '.join(told)})"
+    return f"{type(value).__name__}({', '.join(shown)})"
 
 
 def _list(values: Iterable[object]) -> str:

@@ -1,1 +1,1 @@
-"""Exhaustive models of a few nodes, which call the real decision functions."""
+"""Exhaustive models of a few nodes that call the real decision functions."""

@@ -1,6 +1,6 @@
-"""The exhaustive models and their sizes: those of the tests, and the larger ones for a longer look.
+"""Lists the exhaustive models and their sizes: those of the tests, and larger ones.
 
-Each size is gone through whole; `scripts/sim --models` does all of them.
+Each size is explored completely; `scripts/sim --models` runs all of them.
 """
 
 from __future__ import annotations
@@ -55,16 +55,16 @@ ALL: list[Model] = [
     *WHEELS, *TERMS, *INGRESSES, *LARGER_WHEELS, *LARGER_TERMS, *LARGER_INGRESSES,
 ]  # fmt: skip
 WHEEL_STATES, TERM_STATES, INGRESS_STATES = 1_000_000, 2_000_000, 1_000_000
-"""More than these at most is a model that has grown."""
+"""Limit for the states; a model with more has grown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Exhausted:
-    """A model that was gone through.
+    """A model that was explored.
 
     Attributes:
         name: its kind and size.
-        found: what was found.
+        found: the result.
         took_s: how long that took.
     """
 
@@ -74,7 +74,7 @@ class Exhausted:
 
 
 def exhausted(model: Model) -> Exhausted:
-    """Every state of a model, until one is wrong."""
+    """Explores every state of a model, until one is wrong."""
     began = time.monotonic()
     found: Found
     if isinstance(model, WheelModel):
@@ -82,13 +82,13 @@ def exhausted(model: Model) -> Exhausted:
     elif isinstance(model, TermModel):
         found = explore(model.start, model.moves, model.wrong, at_most=TERM_STATES)
     else:
-        forgetful = replace(model)  # whatever another exploration has changed in the code
+        forgetful = replace(model)  # caches may be of code that another exploration has changed
         found = explore(forgetful.start, forgetful.moves, forgetful.wrong, at_most=INGRESS_STATES)
     return Exhausted(name_of(model), found, time.monotonic() - began)
 
 
 def exhaust(models: Sequence[Model], *, jobs: int) -> Iterator[Exhausted]:
-    """Goes through models on several processes; tells of each when it is done."""
+    """Explores models on several processes; yields each when it is done."""
     with multiprocessing.get_context("spawn").Pool(jobs) as pool:
         yield from pool.imap_unordered(exhausted, models)
 

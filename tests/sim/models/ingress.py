@@ -1,11 +1,11 @@
-"""A record or two of an ingress partition, two nodes that lead in turn or at once, and any trouble.
+"""Models one or two records of an ingress partition, two nodes that lead in turn or at once.
 
-The real `Intake` plans, with the real meaning of headers. Around it all is minimal: a wheel is the
-messages that W members hold, a second of it is done as a whole, and time goes by in seconds. What
-may happen at any time: a node takes the lead over one that does not know it yet; a transaction is
-committed and nobody hears of it, or is not; a server takes a record and its answer is lost, or
-never gets it, or takes nothing, upon which the announcement may be taken back; seals move with the
-clock, but for those of a node that leads.
+The real `Intake` plans, with the real parsing of headers. All else is minimal: a wheel is the
+messages that W members hold, its seconds are finished as a whole, and time advances in seconds. At
+any time a node takes the lead from one that does not know it yet; a transaction is committed
+unnoticed, or is not; a server takes a record and its answer is lost, or never gets it, or takes
+nothing, upon which the announcement may be withdrawn; seals move with the clock, except those of a
+node that leads.
 
 What could be wrong with a state:
 
@@ -39,25 +39,25 @@ T = TypeVar("T")
 NODES = ("a", "b")
 LATE_WINDOW = 1
 OFFSETS = (0, 2)
-"""What lies between them was aborted."""
+"""Records between them were aborted."""
 END = 3
 DUES = (1, 2)
 RULES = Rules({}, 1_000, frozenset())
 
 Message = tuple[int, int]
-"""The offset of the record that it was made of, and the slot of its due."""
+"""The offset of the record it was made of, and the slot of its due."""
 
 
 class Planned(NamedTuple):
-    """What a term's next transaction carries of its partition.
+    """What a term's next transaction carries for its partition.
 
     Attributes:
-        control: what is committed with it.
-        out: what goes out with it, and not through a wheel.
+        control: the control record that it commits.
+        out: messages that it forwards directly, not through a wheel.
         dead: offsets of its dead letters.
-        bound: of the floor.
-        takes_back: whether it takes announcements back.
-        term: what knows that it is committed.
+        bound: the bound of the floor.
+        takes_back: whether it withdraws announcements.
+        term: the term that knows it is committed.
     """
 
     control: tuple[int, SeqSet]
@@ -70,13 +70,13 @@ class Planned(NamedTuple):
 
 @dataclass(frozen=True)
 class Term:
-    """One leadership as a value: two that know the same are alike.
+    """One leadership as a value: two with the same knowledge are equal.
 
     Attributes:
-        epoch: of the leader.
+        epoch: the leader's epoch.
         intake: what it knows; never changed.
-        key: by what two are told apart.
-        found: what was found out of it, by what it depends on beside.
+        key: identifies the term's knowledge.
+        found: results computed from it, by the other inputs they depend on.
     """
 
     epoch: int
@@ -86,7 +86,7 @@ class Term:
 
     @classmethod
     def of(cls, epoch: int, intake: Intake) -> Term:
-        """A term with what it knows now."""
+        """A term with its present knowledge."""
         key = (
             intake.position,
             _committed(intake.record),
@@ -98,30 +98,30 @@ class Term:
 
     @cached_property
     def bound(self) -> int | None:
-        """Of the floor, and of the seals of its own wheel."""
+        """The bound of the floor, and of the seals of its own wheel."""
         return self.intake.bound()
 
     def once(self, what: Hashable, find: Callable[[], T]) -> T:
-        """Finds something out that depends on the term and on `what` alone, at the first time."""
+        """Computes something that depends on the term and on `what` alone; cached."""
         if what not in self.found:
             self.found[what] = find()
         return cast("T", self.found[what])
 
 
 class State(NamedTuple):
-    """Everything.
+    """The whole state.
 
     Attributes:
         now: the second that all clocks show.
-        control: what is committed of the partition: the next offset, and what is announced.
-        floor: seconds below are forgotten.
-        epoch: of the newest leader.
-        terms: of each node; None: it does not lead.
-        begins: so many terms may still begin.
-        wheels: of each node what W members hold.
-        seals: of each node's wheel.
-        done: what was delivered out of wheels, while it is not forgotten.
-        delivered: how often each record was.
+        control: what is committed of the partition: the next offset, and the announced ones.
+        floor: seconds below it are forgotten.
+        epoch: the latest leader's epoch.
+        terms: the term of each node; None: it does not lead.
+        begins: how many terms may still begin.
+        wheels: for each node, the messages that W members hold.
+        seals: the seal of each node's wheel.
+        done: messages delivered out of wheels, until they are forgotten.
+        delivered: how often each record was delivered.
         dead: offsets of dead letters.
         wrong: what went wrong.
     """
@@ -145,10 +145,10 @@ class IngressModel:
     """The model of one size.
 
     Attributes:
-        records: how many were sent.
-        begins: how many terms there are at most.
-        seconds: for how long time goes on.
-        due_by_clock: dues count from when a record is read, as they must not.
+        records: the number of records.
+        begins: limit for the number of terms.
+        seconds: how long time advances.
+        due_by_clock: dues count from when a record is read, which is wrong.
     """
 
     records: int = 1
@@ -161,7 +161,7 @@ class IngressModel:
 
     @property
     def start(self) -> State:
-        """Two records were sent, and nobody has read them."""
+        """Begins with unread records."""
         nothing: tuple[frozenset[Message], ...] = (frozenset(),) * len(NODES)
         return State(
             now=0,
@@ -175,7 +175,7 @@ class IngressModel:
         )
 
     def moves(self, state: State) -> Iterator[tuple[str, State]]:
-        """Everything that may happen next."""
+        """Yields every possible move."""
         if state.now < self.seconds:
             yield "a second passes", state._replace(now=state.now + 1)
         for index, name in enumerate(NODES):
@@ -191,7 +191,7 @@ class IngressModel:
                         yield f"{name} {move}", after
 
     def wrong(self, state: State) -> str | None:
-        """What is wrong with a state."""
+        """Returns what is wrong with a state."""
         if state.wrong is not None:
             return state.wrong
         held = {offset for wheel in state.wheels for offset, _ in wheel}
@@ -210,7 +210,7 @@ class IngressModel:
         return state._replace(terms=_put(state.terms, index, term))
 
     def _seals(self, state: State, index: int) -> State:
-        """As far as the clock lets it, and the term of the node itself, if it has one."""
+        """Moves seals as far as the clock and the node's own term allow."""
         term = state.terms[index]
         slot = state.now - LATE_WINDOW
         if term is not None:
@@ -256,7 +256,7 @@ class IngressModel:
         return term.once(("reads", base), read)
 
     def _hands(self, state: State, index: int, term: Term) -> Iterator[tuple[str, State]]:
-        """The first record that waits for it; a second one has its turn when that is held."""
+        """Hands over the first record that waits; a second one follows when that is held."""
 
         def answered(answer: Answer) -> State:
             return _with(state, index, self._answered(term, answer))
@@ -304,7 +304,7 @@ class IngressModel:
         return term.once(("plans", state.now, state.floor, bool(most)), planned)
 
     def _term(self, epoch: int, intake: Intake) -> Term:
-        """The same term for all that know the same, also of what two are not told apart by."""
+        """Merges terms with the same knowledge, also of details outside of their keys."""
         term = Term.of(epoch, intake)
         wishes = tuple((each.wish, each.record) for each in intake._taken)
         known = (term, intake._inherited, repr(wishes))
@@ -312,7 +312,7 @@ class IngressModel:
 
 
 def _transacted(state: State, planned: Planned) -> State:
-    """The state once a transaction is committed; what its leader does not know yet."""
+    """Returns the state once a transaction is committed, which its leader does not know yet."""
     counts, wrong = list(state.delivered), state.wrong
     due = {
         message

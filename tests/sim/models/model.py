@@ -1,4 +1,4 @@
-"""Every state that a small model can reach, breadth first: what is found is a shortest way.
+"""Explores every state that a small model can reach, breadth first, so that the way is shortest.
 
 A model is a start, its moves and a check. States are values: equal ones are the same state, so a
 model that normalises what does not matter (order of like nodes, values of which only the greatest
@@ -14,22 +14,22 @@ from typing import Generic, TypeVar
 S = TypeVar("S", bound=Hashable)
 
 Moves = Callable[[S], Iterable[tuple[str, S]]]
-"""What may happen next, each by a name for people, with the state that follows."""
+"""The possible next moves, each with a name for people, and the state that follows."""
 
 Check = Callable[[S], str | None]
-"""What is wrong with a state; None: nothing."""
+"""Returns what is wrong with a state; None: nothing."""
 
 
 class TooManyStatesError(Exception):
-    """The model has more states than it was meant to have."""
+    """The model has more states than expected."""
 
 
 @dataclass(frozen=True)
 class Explored(Generic[S]):
-    """What an exploration found.
+    """The result of an exploration.
 
     Attributes:
-        states: how many were seen.
+        states: the number of states seen.
         wrong: what is wrong with the last state of `way`; None: every state is right.
         way: the moves that lead there.
         last: the wrong state; None: there is none.
@@ -48,13 +48,13 @@ class Explored(Generic[S]):
 
 
 def explore(start: S, moves: Moves[S], check: Check[S], *, at_most: int) -> Explored[S]:
-    """Goes through every state that can be reached from `start`, until one is wrong.
+    """Visits every state that can be reached from `start`, until one is wrong.
 
     Args:
         start: the first state.
-        moves: what may follow a state.
-        check: what is wrong with one.
-        at_most: so many states are expected at most.
+        moves: the possible moves from a state.
+        check: returns what is wrong with a state.
+        at_most: limit for the number of states.
 
     Raises:
         TooManyStatesError: there are more.
@@ -65,7 +65,7 @@ def explore(start: S, moves: Moves[S], check: Check[S], *, at_most: int) -> Expl
 
 @contextmanager
 def without_collections() -> Iterator[None]:
-    """What keeps nearly all that it makes looks for garbage when it has ended."""
+    """Delays garbage collection, since nearly all objects are kept."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,6 +1,6 @@
-"""Some nodes that all want to lead, and brokers that take their time: does one of them come to it?
+"""Models some nodes that all want to lead, and slow brokers: does one of them succeed?
 
-Real election machines and real votes, in lockstep. Nothing is lost and nobody dies; what differs
+Real election machines and real votes, in lockstep. Nothing is lost and no node dies; what differs
 from run to run is when each node starts and how long Kafka takes.
 
 A leader's main thread stands still while it commits. All hear the leader as long as its row is
@@ -41,7 +41,7 @@ IDS = 2
 
 @dataclass
 class Candidate:
-    """One node: `busy` is what it asked of Kafka, with the time when that is done."""
+    """One node: `busy` is its request to Kafka, with the time when that is done."""
 
     name: str
     starts_ms: int
@@ -62,13 +62,13 @@ class Standing:
     def __init__(
         self, starts_ms: tuple[int, ...], *, init_ms: int, commit_ms: int, check_ms: int = 0
     ) -> None:
-        """Nobody has stood yet.
+        """Begins before any node has stood.
 
         Args:
-            starts_ms: of each node.
-            init_ms: so long the inits of a candidacy take; the second id follows the first.
-            commit_ms: so long a commit takes.
-            check_ms: so long it takes until Kafka has answered a candidate at all.
+            starts_ms: the start of each node.
+            init_ms: the duration of a candidacy's inits; the second id follows the first.
+            commit_ms: the duration of a commit.
+            check_ms: the time until Kafka first answers a candidate.
         """
         self.now_ms = 0
         self.lasted_ms = 0
@@ -89,7 +89,7 @@ class Standing:
         ]
 
     def run(self, seconds: int, *, lasting_ms: int) -> bool:
-        """Whether one node has led for so long without a break."""
+        """Whether one node has led for this long without a break."""
         while self.now_ms < seconds * 1000:
             self.now_ms += STEP_MS
             for candidate in self.candidates:
@@ -121,7 +121,7 @@ class Standing:
             votes=voting.votes,
             vote_round=voting.round,
         )
-        self._tell(candidate, tick)
+        self._notify(candidate, tick)
 
     def _vote(self, candidate: Candidate) -> None:
         voting = candidate.voting
@@ -146,7 +146,7 @@ class Standing:
         return candidate.election.phase in IN_TERM and is_fresh
 
     def _is_heard_to_stand(self, candidate: Candidate) -> bool:
-        """Kafka has answered it, and takes its time."""
+        """Carries out a request at Kafka, which takes its time."""
         is_answered = self.now_ms - candidate.stood_ms >= self._check_ms
         return candidate.election.phase in CANDIDATE and is_answered
 
@@ -159,23 +159,23 @@ class Standing:
                 if candidate.inited < IDS:
                     self._ask(candidate, effect, self._init_ms // IDS)
                 else:
-                    self._tell(candidate, InitsDone(self.now_ms, token))
+                    self._notify(candidate, InitsDone(self.now_ms, token))
             case CommitMark(index=index):
                 verdict = self._committed(index, token, MARK_MS)
                 if verdict is Verdict.COMMITTED:
                     self._marks[index] = token
-                self._tell(candidate, MarkReport(self.now_ms, token, index, verdict))
+                self._notify(candidate, MarkReport(self.now_ms, token, index, verdict))
             case ReadControl():
                 leaders = {i: LeaderRecord("", mark, 0) for i, mark in enumerate(self._marks)}
                 state = ControlState(progress=Progress(-1, None), leaders=leaders)
-                self._tell(candidate, ControlRead(self.now_ms, token, state))
+                self._notify(candidate, ControlRead(self.now_ms, token, state))
             case IdleCommit():
                 verdict = self._committed(0, token, candidate.given_ms)
                 report = TransactionReport(self.now_ms, token, verdict, self.commit_ms)
-                self._tell(candidate, report)
+                self._notify(candidate, report)
 
     def _given_ms(self, candidate: Candidate) -> int:
-        """How long a transaction may take that begins now."""
+        """Returns the duration of a transaction that begins now."""
         heard_ms = candidate.election.waits_until_ms - self.now_ms + CLEANER_FRESH_MS
         return min(max(MIN_CALL_MS, heard_ms), MAX_CALL_MS)
 
@@ -184,7 +184,7 @@ class Standing:
             return Verdict.FENCED
         return Verdict.COMMITTED if self.commit_ms < given_ms else Verdict.UNKNOWN
 
-    def _tell(self, candidate: Candidate, event: Event) -> None:
+    def _notify(self, candidate: Candidate, event: Event) -> None:
         for effect in candidate.election.step(event):
             match effect:
                 case InitProducers():

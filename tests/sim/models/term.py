@@ -1,19 +1,19 @@
-"""Two candidates, two transactional ids and brokers that do things whenever they like.
+"""Models two candidates, two transactional ids and brokers that act at any time.
 
 The candidates are the real election machine, with the real meaning of what the library reports
 (`VERDICTS`). Kafka is minimal: who inited each id last, and the log of the control topic with the
 messages in it. A leader moves progress on by one with each transaction, its ids taking turns: a
 message, and then the progress that takes account of it.
 
-What a node has asked of Kafka and no longer waits for lies around, to be carried out at any time
-or never: inits, and ends of transactions, be it that the node gave up, or that the library sent
-the end twice and the second was faster.
+Requests that a node no longer waits for stay around, to be carried out at any time
+or never: inits, and ends of transactions, because the node gave up, or because the library sent
+the end twice and the second copy was faster.
 
 What could be wrong with a state:
 
 - a message is visible without its progress: it will be forwarded again;
-- progress is committed by one who did not know of the progress before: both have forwarded what
-  lies between.
+- progress is committed by a leader that did not know the previous progress: both have forwarded
+  what lies between.
 """
 
 from collections.abc import Iterator
@@ -56,7 +56,7 @@ NAMES = ("a", "b")
 
 
 class Kind(Enum):
-    """What a record in the log is."""
+    """The kind of a record in the log."""
 
     MARK = "mark"
     MESSAGE = "message"
@@ -84,12 +84,12 @@ class Kafka(NamedTuple):
     """What Kafka knows.
 
     Attributes:
-        owners: of each id the token of the candidacy that inited it last.
-        marks: of each id the newest one that anybody can read.
-        newest: the index of the newest one of all.
-        progress: that anybody can read.
-        tail: the log from the first open transaction on: nobody can read it.
-        late: requests that nobody waits for.
+        owners: for each id, the token of the candidacy that inited it last.
+        marks: for each id, the latest readable mark.
+        newest: the index of the latest mark of all.
+        progress: the readable progress.
+        tail: the log from the first open transaction on, which no reader sees.
+        late: requests that no node waits for.
         wrong: what went wrong.
     """
 
@@ -102,7 +102,7 @@ class Kafka(NamedTuple):
     wrong: str | None = None
 
     def carry_out(self, request: Request) -> tuple["Kafka", Answer]:
-        """An init, or the end of a transaction."""
+        """Carries out an init, or the end of a transaction."""
         if request.call is Call.INIT:
             owners = _put(self.owners, request.number, request.token)
             left = tuple(r for r in self.tail if r.number != request.number or r.is_committed)
@@ -117,13 +117,13 @@ class Kafka(NamedTuple):
         return self._replace(tail=tail, wrong=wrong)._stable(), Answer.OK
 
     def produce(self, record: Record, token: str) -> tuple["Kafka", Answer]:
-        """A record of a transaction; it begins one if there is none."""
+        """Adds a record of a transaction; begins one if there is none."""
         if self.owners[record.number] != token:
             return self, Answer.FENCED
         return self._replace(tail=(*self.tail, record)), Answer.OK
 
     def _stable(self) -> "Kafka":
-        """What lies before the first open transaction can be read."""
+        """Makes everything before the first open transaction readable."""
         kafka = self
         while kafka.tail and kafka.tail[0].is_committed:
             kafka = kafka._replace(tail=kafka.tail[1:])._read(kafka.tail[0])
@@ -144,7 +144,7 @@ class Kafka(NamedTuple):
 
 @dataclass(frozen=True)
 class Machine:
-    """An election machine as a value: time apart, two that have come as far are alike."""
+    """An election machine as a value: times apart, two in the same state are equal."""
 
     election: Election = field(compare=False)
     now_ms: int = field(compare=False)
@@ -157,7 +157,7 @@ class Machine:
         return cls(election, now_ms, key)
 
     def step(self, event: Event) -> tuple["Machine", list[Effect]]:
-        """The machine after an event, and what it wants."""
+        """The machine after an event, and the effect that it wants."""
         election = copy(self.election)
         effects = election.step(event)
         return Machine.of(election, event.now_ms), effects
@@ -167,11 +167,11 @@ class Candidate(NamedTuple):
     """One node.
 
     Attributes:
-        machine: its election.
+        machine: its election machine.
         effect: what it is about to carry out; None: nothing.
         to_init: the ids that are not inited yet.
         produced: records of its transaction that Kafka has taken.
-        known: the progress that it knows of.
+        known: the progress that it knows.
         turn: the id of its next transaction.
     """
 
@@ -184,12 +184,12 @@ class Candidate(NamedTuple):
 
     @property
     def token(self) -> str:
-        """Of its candidacy."""
+        """The token of its candidacy."""
         return self.machine.election.token
 
     @property
     def records(self) -> tuple[Record, ...]:
-        """Those of its transaction."""
+        """The records of its transaction."""
         if isinstance(self.effect, CommitMark):
             return (Record(self.effect.index, Kind.MARK, self.token),)
         following = self.known + 1
@@ -200,7 +200,7 @@ class Candidate(NamedTuple):
 
 
 class State(NamedTuple):
-    """Everything. So many candidacies and late requests may still come."""
+    """The whole state, and how many candidacies and late requests may still come."""
 
     kafka: Kafka
     candidates: tuple[Candidate, ...]
@@ -213,10 +213,10 @@ class TermModel:
     """The model of one size.
 
     Attributes:
-        candidacies: how many there are at most, of both nodes together.
-        transactions: the progress at which nobody goes on.
-        late: how many requests are carried out late at most.
-        ids: with how many ids the machines commit their marks.
+        candidacies: limit for the candidacies of both nodes together.
+        transactions: the progress at which nodes stop.
+        late: limit for requests that are carried out late.
+        ids: the number of ids with which the machines commit their marks.
     """
 
     candidacies: int = 3
@@ -226,16 +226,16 @@ class TermModel:
 
     @property
     def start(self) -> State:
-        """Nobody has stood yet."""
+        """Begins before any node has stood."""
         candidates = []
         for name in NAMES:
-            # Each as if it were alone: they stand whenever they like.
+            # Each as if it were alone: they stand at any time.
             election = Election(ElectionConfig(run=name, ids=self.ids))
             candidates.append(Candidate(Machine.of(election, 0)))
         return State(Kafka(), tuple(candidates), self.candidacies, self.late)
 
     def moves(self, state: State) -> Iterator[tuple[str, State]]:
-        """Everything that may happen next."""
+        """Yields every possible move."""
         for request in state.kafka.late:
             kafka = state.kafka._replace(late=state.kafka.late - {request})
             kafka, _ = kafka.carry_out(request)
@@ -248,7 +248,7 @@ class TermModel:
                 yield f"{NAMES[index]} {move}", after
 
     def wrong(self, state: State) -> str | None:
-        """What is wrong with a state."""
+        """Returns what is wrong with a state."""
         return state.kafka.wrong
 
     def _moves_of(self, state: State, index: int) -> Iterator[tuple[str, State]]:
@@ -261,7 +261,7 @@ class TermModel:
             case ReadControl():
                 event = ControlRead(candidate.machine.now_ms, candidate.token, _seen(state.kafka))
                 known = candidate._replace(known=state.kafka.progress)
-                yield "reads", self._told(state, index, known, event)
+                yield "reads", self._notified(state, index, known, event)
             case CommitMark() | IdleCommit():
                 yield from self._transacts(state, index)
 
@@ -271,10 +271,10 @@ class TermModel:
         if phase is Phase.STANDBY and state.candidacies:
             fewer = state._replace(candidacies=state.candidacies - 1)
             event = _tick(now_ms + 10 * MAX_SILENCE_MS)
-            yield "stands", self._told(fewer, index, candidate, event)
+            yield "stands", self._notified(fewer, index, candidate, event)
         if phase in IN_TERM and candidate.known < self.transactions:
             event = _tick(now_ms + IDLE_COMMIT_MS)
-            yield "goes on", self._told(state, index, candidate, event)
+            yield "goes on", self._notified(state, index, candidate, event)
 
     def _inits(self, state: State, index: int) -> Iterator[tuple[str, State]]:
         candidate = state.candidates[index]
@@ -284,18 +284,18 @@ class TermModel:
             left = candidate._replace(to_init=candidate.to_init - {one})
             after = self._with(state._replace(kafka=kafka), index, left)
             if not left.to_init:
-                after = self._told(after, index, left, InitsDone(now_ms, token))
+                after = self._notified(after, index, left, InitsDone(now_ms, token))
             yield f"inits {one}", after
         verdict = VERDICTS[Call.INIT, Answer.TIMED_OUT]
         requests = [Request(Call.INIT, one, token) for one in sorted(candidate.to_init)]
         failed = InitFailed(now_ms, token, verdict)
-        yield "gives up its inits", self._told(state, index, candidate, failed)
+        yield "gives up its inits", self._notified(state, index, candidate, failed)
         for request in requests:
             if state.late:
                 late = self._late(state, request)
                 yield (
                     f"gives up, init {request.number} is late",
-                    self._told(late, index, candidate, failed),
+                    self._notified(late, index, candidate, failed),
                 )
 
     def _transacts(self, state: State, index: int) -> Iterator[tuple[str, State]]:
@@ -335,19 +335,19 @@ class TermModel:
         return state._replace(kafka=kafka, late=state.late - 1)
 
     def _ended(self, state: State, index: int, verdict: Verdict) -> State:
-        """A transaction has ended: a mark, or one of a leader."""
+        """Ends a transaction: of a mark, or of a leader."""
         candidate = state.candidates[index]
         now_ms, token = candidate.machine.now_ms, candidate.token
         if isinstance(candidate.effect, CommitMark):
             report = MarkReport(now_ms, token, candidate.effect.index, verdict)
-            return self._told(state, index, candidate, report)
+            return self._notified(state, index, candidate, report)
         if verdict is Verdict.COMMITTED:
             known, turn = candidate.known + 1, (candidate.turn + 1) % IDS
             candidate = candidate._replace(known=known, turn=turn)
-        return self._told(state, index, candidate, TransactionReport(now_ms, token, verdict))
+        return self._notified(state, index, candidate, TransactionReport(now_ms, token, verdict))
 
-    def _told(self, state: State, index: int, candidate: Candidate, event: Event) -> State:
-        """A candidate hears of something, and begins what it then wants."""
+    def _notified(self, state: State, index: int, candidate: Candidate, event: Event) -> State:
+        """Passes an event to a candidate, which begins what it then wants."""
         machine, effects = candidate.machine.step(event)
         candidate = candidate._replace(machine=machine, effect=None, produced=0)
         for effect in effects:
@@ -373,7 +373,7 @@ def _tick(now_ms: int) -> Tick:
 
 
 def _seen(kafka: Kafka) -> ControlState:
-    """What a reader makes of it; of the offsets only their order counts."""
+    """Returns what a reader sees; only the order of offsets counts."""
     leaders = {
         index: LeaderRecord(token.partition("-")[0], token, int(index == kafka.newest))
         for index, token in enumerate(kafka.marks)

@@ -1,9 +1,9 @@
-"""One wheel, a few members and everything that can befall them: is what is acknowledged closed in?
+"""Models one wheel and a few members: does its close cover every acknowledged frame?
 
-The origin writes frames 1 to F. Members take them one after another from anyone who holds them,
-promise a fence, lose what they like in a crash of their operating system, are replaced by an empty
-disk. Leaders come and go: a leader is nobody here, closing is decided by whatever one of all the
-answers ever given by each member happens to be known to it. What decides is the real code
+The origin writes frames 1 to F. Members take them one after another from any holder,
+promise a fence, lose any of them in a crash of their operating system, are replaced by an empty
+disk. Leaders are not modelled: closing is decided by any selection of all the
+answers ever given by each member. Decisions are made by the real code
 (`closing`, `high_watermark`, `ControlState`); the rest is a few lines for each move.
 
 Messages are never lost, late or doubled as such: what a receiver could make of a message at any
@@ -50,7 +50,7 @@ RULES = frozenset(
         "fenced members take no more",
         "promises outlive crashes",
         "who fences itself stops",
-        "a fill is committed before it is told",
+        "a fill is committed before it is sent",
         "a crash makes incomplete",
         "complete again by what the origin has written",
         "answers of an earlier boot do not count",
@@ -60,7 +60,7 @@ RULES = frozenset(
 
 
 class Answer(NamedTuple):
-    """What a member once answered to the fence."""
+    """A member's answer to the fence."""
 
     applied: int
     is_complete: bool
@@ -71,20 +71,20 @@ class Member(NamedTuple):
     """A node, and what the origin knows of it.
 
     Attributes:
-        applied: it holds frames 1 to this.
-        told: the origin knows, by an answer of the boot that it knows of.
-        boot_known: the origin has heard of its present boot.
-        end_told: what the origin had written when it had heard of the present boot; or UNKNOWN.
+        applied: it holds frames 1 to this one.
+        reported: the origin knows this, by an answer of the boot that it knows of.
+        boot_known: the origin knows of its present boot.
+        end_reported: what the origin had written when it had heard of the present boot; or UNKNOWN.
         is_complete: it holds all that it ever acknowledged, as far as it knows.
         is_fenced: it has promised.
-        is_replaced: it runs on another disk than the one registered.
-        answers: to the fence, all of them, in order.
+        is_replaced: it runs on another disk than the registered one.
+        answers: all its answers to the fence, in order.
     """
 
     applied: int = 0
-    told: int = 0
+    reported: int = 0
     boot_known: bool = True
-    end_told: int = UNKNOWN
+    end_reported: int = UNKNOWN
     is_complete: bool = True
     is_fenced: bool = False
     is_replaced: bool = False
@@ -100,14 +100,15 @@ class State(NamedTuple):
         written: the last seq.
         acknowledged: the greatest seq.
         taken: V.
-        fill: the greatest one that was ever told.
+        fill: the greatest fill that was ever sent.
         end: T, or OPEN.
         end_moved: a second close counted.
-        is_thin: a frame was acknowledged that fewer than W held, as the origin could know.
+        is_thin: a frame was acknowledged that fewer than W members held, as far as the origin could
+            know.
         held_at_end: what registered members held at the close; all that is to come, while the
             origin still writes.
-        crashes: that are still to come.
-        replacements: that are still to come.
+        crashes: how many are still to come.
+        replacements: how many are still to come.
     """
 
     members: tuple[Member, ...]
@@ -131,10 +132,10 @@ class WheelModel:
     Attributes:
         nodes: N.
         min_insync: W.
-        frames: how many the origin writes at most.
-        crashes: how many operating systems crash at most.
-        replacements: how many nodes get an empty disk at most.
-        rules: those that hold.
+        frames: limit for the frames that the origin writes.
+        crashes: limit for crashes of operating systems.
+        replacements: limit for nodes that get an empty disk.
+        rules: the rules that hold.
     """
 
     nodes: int
@@ -146,7 +147,7 @@ class WheelModel:
 
     @property
     def start(self) -> State:
-        """Nothing is written yet."""
+        """Begins with nothing written."""
         return State(
             members=(Member(),) * self.nodes,
             crashes=self.crashes,
@@ -154,7 +155,7 @@ class WheelModel:
         )
 
     def moves(self, state: State) -> Iterator[tuple[str, State]]:
-        """Everything that may happen next."""
+        """Yields every possible move."""
         if self._may_forward(state):
             yield f"{state.taken + 1} is forwarded", state._replace(taken=state.taken + 1)
         if state.end != OPEN and not state.is_open:
@@ -193,7 +194,7 @@ class WheelModel:
             yield f"{name} is replaced", self._replaced(state, index)
 
     def wrong(self, state: State) -> str | None:
-        """What is wrong with a state."""
+        """Returns what is wrong with a state."""
         if state.is_thin:
             return f"{state.acknowledged} is acknowledged, too few hold it"
         if state.end == OPEN:
@@ -225,19 +226,19 @@ class WheelModel:
         return self._with(state, index, state.members[index]._replace(is_fenced=True))
 
     def _heard(self, state: State, index: int) -> State:
-        """From now on only answers of this boot count: none is known yet."""
-        member = state.members[index]._replace(boot_known=True, end_told=state.written)
+        """Counts only answers of this boot from now on: none is known yet."""
+        member = state.members[index]._replace(boot_known=True, end_reported=state.written)
         if self._holds("answers of an earlier boot do not count"):
-            member = member._replace(told=0)
+            member = member._replace(reported=0)
         return self._with(state, index, member)
 
     def _crashed(self, state: State, index: int, left: int) -> State:
-        """An operating system crashed: a tail of what was written is gone."""
+        """Crashes an operating system: a tail of what was written is lost."""
         member = state.members[index]
         crashed = member._replace(
             applied=left,
             boot_known=False,
-            end_told=UNKNOWN,
+            end_reported=UNKNOWN,
             is_complete=not self._holds("a crash makes incomplete"),
             is_fenced=member.is_fenced and self._holds("promises outlive crashes"),
         )
@@ -246,9 +247,9 @@ class WheelModel:
         return self._with(state, index, crashed)
 
     def _replaced(self, state: State, index: int) -> State:
-        """A new disk knows of nothing, of no promise either."""
-        told, answers = state.members[index].told, state.members[index].answers
-        member = Member(told=told, boot_known=False, is_replaced=True, answers=answers)
+        """Gives a node a new disk, which has no promise either."""
+        reported, answers = state.members[index].reported, state.members[index].answers
+        member = Member(reported=reported, boot_known=False, is_replaced=True, answers=answers)
         still_open = state.is_open and index != 0
         state = state._replace(replacements=state.replacements - 1, is_open=still_open)
         return self._with(state, index, member)
@@ -261,7 +262,7 @@ class WheelModel:
         return state.taken < limit
 
     def _closed(self, state: State) -> Iterator[tuple[str, State]]:
-        """By any leader, at any end that it may find; then another one does it again."""
+        """Closes the wheel by any leader at any end that it may find; then again by another."""
         held = max((m.applied for m in state.members if not m.is_replaced), default=0)
         ends = self._ends(state)
         for first, second in product(sorted(ends), repeat=2):
@@ -278,8 +279,8 @@ class WheelModel:
         return self._settled(state._replace(members=members))
 
     def _settled(self, state: State) -> State:
-        """What may be known is known, what no longer matters is forgotten."""
-        members = [self._told(state, index) for index in range(self.nodes)]
+        """Lets everything knowable be known, and forgets what no longer matters."""
+        members = [self._reported(state, index) for index in range(self.nodes)]
         if state.is_open:
             acknowledged = max(state.acknowledged, self._acknowledged(members))
             is_thin = state.is_thin or any(
@@ -290,32 +291,32 @@ class WheelModel:
         members = [self._completed(member, state.acknowledged) for member in members]
         if state.end != OPEN:
             members = [
-                member._replace(answers=(), is_complete=True, end_told=UNKNOWN)
+                member._replace(answers=(), is_complete=True, end_reported=UNKNOWN)
                 for member in members
             ]
             state = state._replace(fill=0, crashes=0, replacements=0)
         members[1:] = sorted(members[1:])
         return state._replace(members=tuple(members))
 
-    def _told(self, state: State, index: int) -> Member:
-        """The member's answer to the origin, which counts what it may count."""
+    def _reported(self, state: State, index: int) -> Member:
+        """Returns the member after its answer to the origin, which counts what it may count."""
         member = state.members[index]
         if not state.is_open:
-            return member._replace(told=0, boot_known=False)
+            return member._replace(reported=0, boot_known=False)
         if index == 0:
-            return member._replace(told=state.written)
+            return member._replace(reported=state.written)
         strange = member.is_replaced and self._holds("replaced members do not count")
         if strange:
             return member._replace(boot_known=True)
-        if not member.boot_known or member.told >= member.applied:
+        if not member.boot_known or member.reported >= member.applied:
             return member
-        return member._replace(told=member.applied)
+        return member._replace(reported=member.applied)
 
     def _completed(self, member: Member, acknowledged: int) -> Member:
-        """Complete again, and the answer to the fence, if it has promised."""
+        """Returns the complete member, with its answer to the fence if it has promised."""
         end = acknowledged
         if self._holds("complete again by what the origin has written"):
-            end = member.end_told
+            end = member.end_reported
         is_complete = member.is_complete or (end != UNKNOWN and member.applied >= end)
         answers = member.answers
         if member.is_fenced:
@@ -327,29 +328,29 @@ class WheelModel:
         return member._replace(is_complete=is_complete, answers=answers)
 
     def _acknowledged(self, members: Sequence[Member]) -> int:
-        told = tuple(member.told for member in members)
-        return acknowledged_by(told, self.min_insync)
+        reported = tuple(member.reported for member in members)
+        return acknowledged_by(reported, self.min_insync)
 
     def _holders(self, members: Sequence[Member], seq: int) -> int:
-        """Who holds it; a loss of which the origin could not have heard does not count."""
+        """Returns the holders of a frame; a loss unknown to the origin does not count."""
         return sum(
             member.applied >= seq
-            or (member.told >= seq and (member.is_replaced or not member.boot_known))
+            or (member.reported >= seq and (member.is_replaced or not member.boot_known))
             for member in members
         )
 
     def _ends(self, state: State) -> frozenset[int]:
-        """Where it may be closed now: not below V, nor below a fill that is committed."""
-        fill = state.fill if self._holds("a fill is committed before it is told") else 0
+        """Returns where it may be closed now: not below V, nor below a committed fill."""
+        fill = state.fill if self._holds("a fill is committed before it is sent") else 0
         answers = tuple(member.answers for member in state.members)
         replaced = tuple(member.is_replaced for member in state.members)
         return ends(answers, replaced, self.min_insync, state.taken, fill)
 
 
 @cache
-def acknowledged_by(told: tuple[int, ...], min_insync: int) -> int:
-    """The greatest high watermark of any in-sync set that the origin is in."""
-    applied = dict(zip(NODES, told, strict=False))
+def acknowledged_by(reported: tuple[int, ...], min_insync: int) -> int:
+    """Returns the greatest high watermark of any in-sync set with the origin."""
+    applied = dict(zip(NODES, reported, strict=False))
     others = list(applied)[1:]
     in_sync = [set(chosen) for n in range(len(applied)) for chosen in combinations(others, n)]
     return max(high_watermark(applied, {"a", *chosen}, min_insync) or 0 for chosen in in_sync)
@@ -363,7 +364,7 @@ def takeable_by_any(
     acknowledged: int,
     end: int,
 ) -> int:
-    """Up to where one of the nodes may take the wheel, if it leads and has heard from all."""
+    """Returns up to where a node may take the wheel, if it leads and has all answers."""
     nodes = NODES[: len(applied)]
     heartbeats = {
         node: _heartbeat(node, SECOND if new else FIRST, held, acknowledged)
@@ -377,8 +378,8 @@ def takeable_by_any(
 
 
 def _heartbeat(node: str, storage: str, applied: int, high_watermark: int) -> Heartbeat:
-    told = replace(wheel_heartbeat(applied), high_watermark=high_watermark)
-    return heartbeat(node, storage=storage, wheels={WHEEL: told})
+    reported = replace(wheel_heartbeat(applied), high_watermark=high_watermark)
+    return heartbeat(node, storage=storage, wheels={WHEEL: reported})
 
 
 @cache
@@ -389,10 +390,10 @@ def ends(
     taken: int,
     fill: int,
 ) -> frozenset[int]:
-    """Every end at which a leader may close that has heard some of these answers.
+    """Returns every end at which a leader with some of these answers may close.
 
     That a node was replaced may be committed already, or not. That W members hold everything up
-    to the end is taken for granted: whether they do was perhaps told before a crash.
+    to the end is assumed: whether they do was perhaps reported before a crash.
     """
     nodes = NODES[: len(answers)]
     record = WheelRecord(dict.fromkeys(nodes, FIRST), min_insync, seal_slot=0, fill=fill)
@@ -405,12 +406,12 @@ def ends(
         }
         state = ControlState(nodes=known, wheels={WHEEL: record})
         for heard in product(*[(None, *of_member) for of_member in answers]):
-            told = [
+            reported = [
                 fence_answer(node, answer)
                 for node, answer in zip(nodes, heard, strict=True)
                 if answer is not None
             ]
-            result = closing(WHEEL, state, told, everyone, taken=taken)
+            result = closing(WHEEL, state, reported, everyone, taken=taken)
             if not isinstance(result, AnswersWanted):
                 found.add(result.final_seq)
     return frozenset(found)
@@ -427,14 +428,14 @@ def fence_answer(node: str, answer: Answer) -> FenceAnswer:
 
 
 def forget() -> None:
-    """Decisions are remembered; to be called when the code that decides was exchanged."""
+    """Forgets cached decisions; call it when the deciding code was exchanged."""
     for decision in (acknowledged_by, takeable_by_any, ends, committed_end):
         decision.cache_clear()
 
 
 @cache
 def committed_end(first: int, second: int) -> int:
-    """Where the wheel ends when one leader commits an end, and later another one another."""
+    """Returns the wheel's end when one leader commits an end, and later another leader another."""
     record = WheelRecord({"a": "first"}, 1, seal_slot=0)
     state = ControlState()
     for end in (first, second):

@@ -1,1 +1,1 @@
-"""Deliberate errors in the real code, each of which some run has to find."""
+"""Deliberate errors in the real code; some run has to find each of them."""

@@ -1,6 +1,6 @@
 """Deliberate errors of the protocol: ``scripts/sim --mutants`` has to find every one.
 
-An error that no seed finds is a check that is missing, or a fault that never happens.
+An error that no seed finds shows a missing check, or a fault that never happens.
 """
 
 from __future__ import annotations

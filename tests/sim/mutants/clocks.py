@@ -1,4 +1,4 @@
-"""Errors about w that is set back: what was done ahead of it, and who learns of it."""
+"""Errors about setting w back: what was done ahead of it, and which nodes learn of it."""
 
 from __future__ import annotations
 

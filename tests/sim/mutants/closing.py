@@ -1,4 +1,4 @@
-"""Errors of fencing, recovering and closing, as far as the leader decides them."""
+"""Errors in fencing, recovering and closing, as far as the leader decides them."""
 
 from __future__ import annotations
 
@@ -64,18 +64,18 @@ def replaced_members_count() -> list[Patch]:
 
 
 def fills_before_they_are_committed() -> list[Patch]:
-    told: dict[WheelId, int] = {}
+    sent: dict[WheelId, int] = {}
 
     def wanted(
         _state: ControlState, results: Mapping[WheelId, Closing]
     ) -> dict[WheelId, WheelRecord]:
-        told.clear()
-        told.update((w, r.final_seq) for w, r in results.items() if isinstance(r, HoldersWanted))
+        sent.clear()
+        sent.update((w, r.final_seq) for w, r in results.items() if isinstance(r, HoldersWanted))
         return {}
 
     return [
         everywhere(closing.fills_wanted, wanted),
-        everywhere(closing.committed_fills, lambda _state: dict(told)),
+        everywhere(closing.committed_fills, lambda _state: dict(sent)),
     ]
 
 
@@ -145,11 +145,11 @@ CLOSING = {
         "is closed at",
         ("wiped_behind",),
     ),
-    "fills are told before they are committed": Mutant(
+    "fills are sent before they are committed": Mutant(
         "members may fetch up to an end that another leader does not know of",
         fills_before_they_are_committed,
         "is closed at|acknowledges",
-        ("told_fill",),
+        ("sent_fill",),
     ),
     "closes what too few hold": Mutant(
         "T is committed although fewer than W members hold everything up to it",
@@ -178,7 +178,7 @@ CLOSING = {
     "a lost range is one too short": Mutant(
         "the last of several lost frames is not recorded",
         records_a_range_too_short,
-        "told as lost twice|not drained",
+        "reported lost twice|not drained",
         ("nobody_left",),
     ),
 }

@@ -1,4 +1,4 @@
-"""Errors of forwarding: what is taken, what is left out, what may be deleted."""
+"""Errors in forwarding: which messages are taken, left out, or deleted."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def cancels_beyond_v() -> list[Patch]:
 
 
 def position_as_a_count() -> list[Patch]:
-    """The count goes where the row was; wheel and seq stay those of the first message."""
+    """The count goes to the row's old place; wheel and seq stay those of the first message."""
     split, due = Draft._split, Second.due
 
     def split_by_count(self: Draft, records: Records, end: int) -> None:
@@ -223,7 +223,7 @@ FORWARDING = {
     "a cancel counts beyond V": Mutant(
         "a message is left out for a cancel that progress does not take account of",
         cancels_beyond_v,
-        "told to be delivered and is not|not finished|pending",
+        "reported delivered and is not|not finished|pending",
         ("late_cancel",),
     ),
     "position p is a count": Mutant(
@@ -245,19 +245,19 @@ FORWARDING = {
         ("calm",),
     ),
     "not found without asking": Mutant(
-        "what others have acknowledged since their last beats is told not to be found",
+        "what others have acknowledged since their last beats is reported not found",
         not_found_without_asking,
-        "told not to be found",
+        "reported not found",
         ("unheard_of",),
     ),
     "what is finished is not found": Mutant(
-        "a message whose second is deleted is told never to have been accepted",
+        "a message whose second is deleted is reported as never accepted",
         finished_is_not_found,
-        "told not to be found",
+        "reported not found",
         ("long_done",),
     ),
     "many cancels are answered as one": Mutant(
-        "of cancels that were written together all are told to be what the first is",
+        "cancels that were written together are all reported with the outcome of the first",
         many_cancels_as_one,
         "after it was (cancelled|delivered)",
         ("many_cancels",),
@@ -265,7 +265,7 @@ FORWARDING = {
     "what was rescheduled is not withdrawn": Mutant(
         "the record of another due does not keep the message from its old one",
         rescheduled_is_not_withdrawn,
-        "delivered twice, at several dues|told to be rescheduled after",
+        "delivered twice, at several dues|reported rescheduled after",
         ("other_dues", "passed_dues"),
     ),
     "unreadable originals are forgotten": Mutant(
@@ -280,7 +280,7 @@ FORWARDING = {
         "an older release would lead past",
         ("other_dues",),
     ),
-    "what was rescheduled is told to be cancelled": Mutant(
+    "what was rescheduled is reported cancelled": Mutant(
         "a cancel that counts is answered, wherever the message is by now",
         cancelled_though_rescheduled,
         "after it was (cancelled|delivered)",

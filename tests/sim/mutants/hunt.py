@@ -1,9 +1,9 @@
-"""Looks for mutants: runs seeds with each until a check fails.
+"""Hunts mutants: runs seeds with each until a check fails.
 
-A seed that fails without the mutant as well tells nothing of it.
+A seed that also fails without the mutant proves nothing about it.
 
-All get a little time, then those that were not found twice as much, and so on: the easy ones do
-not wait for the hard ones, and the hard ones get what is left.
+Each mutant gets a little time, then those not found get twice as much, and so on: easy ones do
+not wait for hard ones, and hard ones get the time that is left.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class Hunted:
     """How far the search for one mutant is.
 
     Attributes:
-        name: of `MUTANTS`.
-        seeds: how many were run.
-        took_s: all of them.
-        choice: of the seed that failed.
-        outcome: of it; None: none has failed.
+        name: one of `MUTANTS`.
+        seeds: the number of seeds that were run.
+        took_s: the time that they took.
+        choice: the seed that failed.
+        outcome: its result; None: none has failed.
     """
 
     name: str
@@ -43,25 +43,25 @@ class Hunted:
 
     @property
     def why(self) -> str:
-        """The check that failed, in a line."""
+        """The check that failed, as a line."""
         if self.outcome is None:
             return ""
         return self.outcome.violations[0].strip().splitlines()[-1]
 
     @property
     def is_as_expected(self) -> bool:
-        """Whether it was told by the check that is meant for it."""
+        """Whether the check that is meant for it has found it."""
         text = "\n".join(() if self.outcome is None else self.outcome.violations)
         return re.search(MUTANTS[self.name].symptom, text) is not None
 
 
 def hunt(names: Iterable[str], *, minutes: float, jobs: int) -> Iterator[Hunted]:
-    """Looks for mutants, and tells of each once: when it is found, or when time is up.
+    """Hunts mutants, and reports each once: when it is found, or when time is up.
 
     Args:
-        names: of `MUTANTS`.
-        minutes: for all of them.
-        jobs: processes.
+        names: names of `MUTANTS`.
+        minutes: the time for all of them.
+        jobs: the number of processes.
     """
     until = time.monotonic() + 60 * minutes
     waiting, round_s = [Hunted(name) for name in names], FIRST_ROUND_S
@@ -90,13 +90,13 @@ def look_on(
     until: float,
     fails_anyway: Callable[[Choice, int], bool] = fails,
 ) -> Hunted:
-    """Goes on with one mutant for so long: its own profiles in turns, now and then any.
+    """Continues to hunt one mutant: its own profiles in turns, sometimes any.
 
     Args:
         hunted: how far the search is.
-        seconds: for it.
-        until: on the clock, whatever it had.
-        fails_anyway: whether a seed fails without the mutant as well.
+        seconds: the time to spend.
+        until: the end by the clock, however much time is left.
+        fails_anyway: whether a seed also fails without the mutant.
     """
     mutant, began = MUTANTS[hunted.name], time.monotonic()
     choices = [Choice(profile=profile, nodes=mutant.nodes) for profile in mutant.profiles]
@@ -115,7 +115,7 @@ def look_on(
 
 @contextmanager
 def _mapper(jobs: int) -> Iterator[Callable[..., Iterator[Hunted]]]:
-    """Maps in processes, in the order in which they end; or here, with one job."""
+    """Maps in processes, yielding results as they end; with one job, in this process."""
     if jobs <= 1:
         yield map
         return

@@ -1,4 +1,4 @@
-"""Errors in how records of the ingress topic are taken in."""
+"""Errors in how ingress records are accepted."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def unknown_is_not_now() -> list[Patch]:
     return _answers_as(Answer.UNKNOWN, Answer.NOT_NOW)
 
 
-def _answers_as(told: Answer, taken_for: Answer) -> list[Patch]:
+def _answers_as(given: Answer, taken_for: Answer) -> list[Patch]:
     answered = Intake.answered
 
     def believe(self: Intake, taken: Taken, answer: Answer) -> None:
-        answered(self, taken, taken_for if answer is told else answer)
+        answered(self, taken, taken_for if answer is given else answer)
 
     return [instead(Intake, "answered", believe)]
 
@@ -141,7 +141,7 @@ def forgets_the_end() -> list[Patch]:
     return [everywhere(begun, begin)]
 
 
-def tells_nothing_of_what_is_deleted() -> list[Patch]:
+def reports_no_deletions() -> list[Patch]:
     def skip(self: Intake, first_kept: int) -> None:
         self.position = max(self.position, first_kept)
 
@@ -164,7 +164,7 @@ def settles_behind_what_waits() -> list[Patch]:
     return [instead(Intake, "_settle", skip)]
 
 
-def tells_the_group_nothing() -> list[Patch]:
+def reports_nothing_to_the_group() -> list[Patch]:
     return [instead(Ingress, "_report_to_group", lambda *_: None)]
 
 
@@ -241,7 +241,7 @@ INGRESS = {
     "a topic made anew is not noticed": Mutant(
         "a reader does not ask for a topic's id after a fetch",
         reads_on_in_one_made_anew,
-        r"delivered twice|is told to be deleted|WHEEL_LOST|is passed: it has no end|goes back",
+        r"delivered twice|is reported as deleted|WHEEL_LOST|is passed: it has no end|goes back",
         ("made_anew_and_filled", "made_anew"),
     ),
     "the end is forgotten": Mutant(
@@ -250,10 +250,10 @@ INGRESS = {
         r"was known to end before it",
         ("cut_off_and_filled",),
     ),
-    "what is deleted is not told": Mutant(
+    "what is deleted is not reported": Mutant(
         "a leader goes on behind records that Kafka has deleted, and says nothing",
-        tells_nothing_of_what_is_deleted,
-        "was never told",
+        reports_no_deletions,
+        "was never reported",
         ("deleted_unread",),
     ),
     "stops at what is unfit": Mutant(
@@ -268,9 +268,9 @@ INGRESS = {
         _LOSES,
         ("handed_over_alone",),
     ),
-    "the group is told nothing": Mutant(
+    "the group is sent nothing": Mutant(
         "nobody can see how far things are",
-        tells_the_group_nothing,
+        reports_nothing_to_the_group,
         "the group shows",
         ("gaps",),
     ),

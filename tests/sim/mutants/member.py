@@ -61,8 +61,8 @@ def answers_before_it_has_written() -> list[Patch]:
 
     def came(self: Mirrors, sender: str, frames: Frames) -> list[Effect]:
         effects = real(self, sender, frames)
-        told = replace(self._applied(frames.card.wheel), prefix=frames.frames.last_seq)
-        return [Send(sender, told), *effects] if frames.request == 0 else effects
+        applied = replace(self._applied(frames.card.wheel), prefix=frames.frames.last_seq)
+        return [Send(sender, applied), *effects] if frames.request == 0 else effects
 
     return [instead(Mirrors, "came", came)]
 
@@ -76,7 +76,7 @@ def promises_are_not_durable() -> list[Patch]:
     return [instead(Store, "save", save)]
 
 
-def promises_are_told_before_they_are_durable() -> list[Patch]:
+def promises_are_sent_before_they_are_durable() -> list[Patch]:
     real = promises.answer
 
     def answer(
@@ -174,7 +174,7 @@ def complete_again_by_the_high_watermark() -> list[Patch]:
 
 
 def replaced_members_count() -> list[Patch]:
-    """Nobody compares a member's storage with the one that was registered."""
+    """No check compares a member's storage with the registered one."""
     applied, booted = Replication.applied, Replication.booted
     real, members = mirroring.judge, Mirrors._members
 
@@ -308,7 +308,7 @@ MEMBER = {
         nodes=3,
     ),
     "a mirror answers before it has written": Mutant(
-        "frames are told as held when they come, not when they are written",
+        "frames are reported as held when they arrive, not when they are written",
         answers_before_it_has_written,
         "acknowledges .* alone",
         ("slow_mirror",),
@@ -319,9 +319,9 @@ MEMBER = {
         "closed at|beyond",
         ("forgetful",),
     ),
-    "promises are told before they are durable": Mutant(
+    "promises are sent before they are durable": Mutant(
         "a member promises first and saves then",
-        promises_are_told_before_they_are_durable,
+        promises_are_sent_before_they_are_durable,
         "closed at|beyond",
         ("forgetful",),
     ),
@@ -350,7 +350,7 @@ MEMBER = {
         ("churn",),
     ),
     "a spare's seal is not durable": Mutant(
-        "the seal of a spare is told and not saved",
+        "the seal of a spare is reported and not saved",
         spare_seal_is_not_durable,
         "below floor|SlotFinished|let through",
         ("spare_after_a_step",),

@@ -1,4 +1,4 @@
-"""What a mutant is: one deliberate error of the protocol, put into the real code for a while."""
+"""A mutant: one deliberate error of the protocol, put into the real code for a while."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Mutant:
     """A deliberate error.
 
     Attributes:
-        error: what is wrong with it, in a line.
-        patches: puts it in; made anew each time.
-        symptom: a regular expression: of the violations that tell of it.
+        error: what is wrong with it, in one line.
+        patches: makes its patches; called anew each time.
+        symptom: a regular expression for the violations that reveal it.
         profiles: those of `profiles.PROFILES` that are likely to find it, in turns.
-        nodes: how many it takes; None: as the seed says.
+        nodes: the number of nodes that it takes; None: chosen by the seed.
     """
 
     error: str
@@ -34,7 +34,7 @@ class Mutant:
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
-        """The code has the error while this lasts."""
+        """Puts the error into the code for the duration of the context."""
         with ExitStack() as stack:
             for each in self.patches():
                 stack.enter_context(each)
@@ -42,13 +42,13 @@ class Mutant:
 
 
 def instead(owner: Any, name: str, replacement: Any) -> Patch:
-    """A method or a module's own function becomes another one."""
+    """Replaces a method or a module's function."""
     patched: Patch = patch.object(owner, name, replacement)
     return patched
 
 
 def row(table: dict[Any, Any], key: Any, value: Any) -> Patch:
-    """A row of one of the code's own tables becomes another one."""
+    """Replaces a row of one of the code's tables."""
     assert key in table, key
     patched: Patch = patch.dict(table, {key: value})
     return patched
@@ -56,7 +56,7 @@ def row(table: dict[Any, Any], key: Any, value: Any) -> Patch:
 
 @contextmanager
 def everywhere(function: Callable[..., Any], replacement: Callable[..., Any]) -> Iterator[None]:
-    """A function becomes another one in every module that has imported it by name."""
+    """Replaces a function in every module that has imported it by name."""
     with ExitStack() as stack:
         for module in _modules():
             for name, value in list(vars(module).items()):

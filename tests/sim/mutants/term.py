@@ -1,4 +1,4 @@
-"""Errors of candidacies, of what reports mean, and of what a leader writes beside messages."""
+"""Errors in candidacies, in the meaning of reports, and in what a leader writes beside messages."""
 
 from __future__ import annotations
 
@@ -117,8 +117,8 @@ def believes_old_rows() -> list[Patch]:
 
 
 def compares_no_progress() -> list[Patch]:
-    tell = OwnHeartbeat.heartbeat
-    return [instead(OwnHeartbeat, "heartbeat", lambda self: replace(tell(self), reached=None))]
+    heartbeat = OwnHeartbeat.heartbeat
+    return [instead(OwnHeartbeat, "heartbeat", lambda self: replace(heartbeat(self), reached=None))]
 
 
 TERM = {
@@ -135,7 +135,7 @@ TERM = {
         ("clock_wrong_at_a_restart",),
     ),
     "believes the row of an earlier server": Mutant(
-        "the cleaner takes what a server has told before it died, or its machine, for its own's",
+        "the cleaner takes a dead server's status, or a dead machine's, for its own server's",
         believes_old_rows,
         "while its server starts",
         ("slow_starts",),

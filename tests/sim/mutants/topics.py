@@ -1,4 +1,4 @@
-"""Errors in what becomes of messages whose topics are in trouble, or that expire."""
+"""Errors in how messages are handled whose topics are in trouble, or that expire."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ VERIFYING: dict[str, Mutant] = {
     "complete while it verifies": Mutant(
         "a member that does not know its wheels yet counts as one that has nothing of them",
         complete_while_it_verifies,
-        "told not to be found",
+        "reported not found",
         ("unverified_answer",),
     ),
     "holds what it verifies": Mutant(

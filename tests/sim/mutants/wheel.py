@@ -1,4 +1,4 @@
-"""Errors of finding the frames of a second: what the slot table says, and what the index says."""
+"""Errors in finding the frames of a second by the slot table and the index."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Cancels at a simulated server: carries out what `core/leader/cancel.py` decides.
 
-As `delaywheel_replica.server.changing.cancels` does it, without threads: whoever waits for a
-committed progress is looked at again with every word of the cleaner.
+As `delaywheel_replica.server.changing.cancels` does it, without threads: a caller that waits for
+committed progress is reconsidered with every status of the cleaner.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ OnDecisions = Callable[[dict[Key, CancelDecision]], None]
 
 @dataclass(slots=True)
 class _Waiting:
-    """A cancel that was written, here or by somebody before."""
+    """A cancel that was written, here or before."""
 
     key: Key
     found: Found
@@ -61,10 +61,10 @@ class _WaitingMany:
 
 
 class Cancels:
-    """Withdraws messages at one server.
+    """Cancels messages at one server.
 
     Attributes:
-        scanner: Reads what callers ask for; one thread of a real server does.
+        scanner: Reads the frames that callers ask about; one thread of a real server does.
     """
 
     def __init__(self, server: SimServer) -> None:
@@ -74,7 +74,7 @@ class Cancels:
         self._waiting_many: list[_WaitingMany] = []
 
     def leading(self) -> CleanerStatus | None:
-        """The cleaner's row, if it lives and leads."""
+        """The cleaner's status, if it lives and leads."""
         status = self._server.cleaner_row
         if status is None or status.role is not Role.LEADING:
             return None
@@ -82,7 +82,7 @@ class Cancels:
         return status if fresh else None
 
     def ask(self, key: Key, on_answer: OnDecision) -> None:
-        """A caller withdraws a message."""
+        """Handles a caller's cancel."""
         found = self.find(key)
         decision = self.before_writing(key, found)
         if decision is CancelDecision.WRITE:
@@ -93,14 +93,14 @@ class Cancels:
             on_answer(decision)
 
     def before_writing(self, key: Key, found: Found) -> CancelDecision:
-        """Decides by what this node finds; others are asked before nobody is said to have it."""
+        """Decides by what this node finds; asks other nodes before answering that none has it."""
         decision = before_writing(self.sight(key, found))
         if decision is CancelDecision.NOT_FOUND and not self._others_have_none(key):
             return CancelDecision.UNKNOWN
         return decision
 
     def ask_many(self, keys: list[Key], on_answer: OnDecisions) -> None:
-        """A caller withdraws messages that are written together."""
+        """Handles a caller's cancels that are written together."""
         decisions = {key: before_writing(self.sight(key, self._find_one(key))) for key in keys}
         if CancelDecision.NO_LEADER in decisions.values():
             on_answer(dict.fromkeys(keys, CancelDecision.NO_LEADER))
@@ -152,7 +152,7 @@ class Cancels:
                 self._waiting_many.append(each)
 
     def look(self) -> None:
-        """Perhaps there is a new progress."""
+        """Called when there may be a new progress."""
         self._look_at_many()
         waiting, self._waiting = self._waiting, []
         for each in waiting:
@@ -167,7 +167,7 @@ class Cancels:
                 self._waiting.append(each)
 
     def _confirmed(self, key: Key) -> CancelDecision:
-        """Looks once more, if all is held that progress takes account of."""
+        """Looks again once everything is held that progress covers."""
         if not self._holds_progress():
             return CancelDecision.WAIT
         return after_writing(self.sight(key, self.find(key), confirmed=True))
@@ -201,7 +201,7 @@ class Cancels:
         self.look()
 
     def sight(self, key: Key, found: Found, *, confirmed: bool = False) -> CancelView:
-        """What this node knows of a message."""
+        """Returns what this node knows of a message."""
         status = self._server.cleaner_row
         return CancelView(
             due_ms=key[1],
@@ -218,7 +218,7 @@ class Cancels:
         )
 
     def _others_have_none(self, key: Key) -> bool:
-        """Whether enough others that can be asked now say that they find nothing either."""
+        """Whether enough other reachable nodes find nothing either."""
         server, status = self._server, self._server.cleaner_row
         assert status is not None
         wanted = others_to_ask(status.wheels.values())
@@ -234,21 +234,21 @@ class Cancels:
         return False not in answers and answers.count(True) >= wanted
 
     def has_none(self, key: Key) -> bool | None:
-        """What this node answers another one; None: it cannot say."""
+        """Returns this node's answer to another node; None: it cannot say."""
         if self._server.cleaner_row is None or self._server.row is None:
             return None
         found = self.find(key)
         return False if found.copies else found.complete or None
 
     def _find_one(self, key: Key) -> Found:
-        """One copy of a message and its cancels: of others nothing is known, as after a search."""
+        """One copy of a message and its cancels; other copies stay unknown, as after a search."""
         found = self.find(key)
         return replace(found, copies=found.copies[:1], complete=False)
 
     def find(self, key: Key) -> Found:
-        """Where a message and its cancels lie.
+        """Finds a message and its cancels.
 
-        What this node does not hold of a registered wheel could be the message, or a cancel.
+        Frames of a registered wheel that this node is missing could be the message, or a cancel.
         """
         id_, due_ms = key
         slot = due_ms // 1000

@@ -1,4 +1,4 @@
-"""A simulated cleaner process: all of the real one, on simulated clocks and Kafka."""
+"""A simulated cleaner process: the real cleaner on simulated clocks and Kafka."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ ANEW_AFTER_S = 10.0
 LETTER_BYTES = 1_048_588
 
 LEAST_REST_S = 0.000_5
-"""A turn takes its time."""
+"""The duration of a turn."""
 
 
 class Tasks:
-    """Background calls as tasks of one process: `Runner` of the cleaner."""
+    """Background calls as tasks of one process: the cleaner's `Runner`."""
 
     def __init__(self, scheduler: Scheduler, process: Process) -> None:
         self._scheduler = scheduler
@@ -60,7 +60,7 @@ class Tasks:
         self._last: Task | None = None
 
     def start(self, job: Callable[[], None]) -> None:
-        """Runs a job, behind those that were started before."""
+        """Runs a job after those that were started before."""
         before = self._last
 
         def run() -> None:
@@ -71,7 +71,7 @@ class Tasks:
         self._last = self._process.spawn("candidacy", run)
 
     def together(self, calls: Iterable[Callable[[], T]]) -> list[T]:
-        """Runs calls at the same time; returns when all have ended, their results in order."""
+        """Runs calls at the same time; returns their results in order when all have ended."""
         tasks = [self._process.spawn("init", call) for call in calls]
         for task in tasks:
             task.join()
@@ -82,17 +82,17 @@ class Tasks:
         self._scheduler.sleep(seconds)
 
     def close(self) -> None:
-        """What still runs is left alone."""
+        """Leaves running jobs alone."""
 
 
 class _OldRow:
-    """The row's file, as the last server left it."""
+    """The status file, as the last server left it."""
 
     def __init__(self, node: SimNode) -> None:
         self._node = node
 
     def read(self) -> ServerStatus | None:
-        """What it says."""
+        """The server's status."""
         row = self._node.old_row
         return None if row is None else from_json(ServerStatus, to_json(row))
 
@@ -101,10 +101,10 @@ class SimCleaner:
     """One life of a node's cleaner process.
 
     Attributes:
-        node: whose.
+        node: the node of the cleaner.
         process: what lives and dies with it.
-        leadership: what it does.
-        handover: its newest way to the server.
+        leadership: the real main object.
+        handover: its latest connection to the server.
     """
 
     def __init__(self, node: SimNode) -> None:
@@ -129,28 +129,28 @@ class SimCleaner:
         self._row_keeper = RowKeeper(node.cleaner_reported, lambda: self.leadership.waiting, self)
 
     def start(self) -> None:
-        """Begins to turn."""
+        """Starts to turn."""
         task = self.process.spawn(f"{self.node.name}-cleaner", self._run)
         task.on_error = self._failed
         self.process.spawn(f"{self.node.name}-topics", self._ask_for_topics)
         self.process.spawn(f"{self.node.name}-stamper", self._stamp)
 
     def end(self) -> None:
-        """The process is dead."""
+        """Notes that the process is dead."""
         self.process.kill()
 
     def wake(self) -> None:
-        """The server has told something."""
+        """Called when the server has a new status."""
         self._signal.set()
 
     def commit_soon(self) -> None:
-        """Somebody waits for a commit."""
+        """Called when a caller waits for a commit."""
         self._row_news.ask(self.monotonic())
         self.leadership.commit_soon()
         self._signal.set()
 
     def hear(self, word: RescheduleWish | RescheduleWritten) -> None:
-        """The server tells of a message that gets another due."""
+        """Called when the server reports a message that gets another due."""
         if isinstance(word, RescheduleWish):
             self.leadership.reschedule(word)
         else:
@@ -160,7 +160,7 @@ class SimCleaner:
     # --- the clock that the cleaner sees
 
     def wall_ms(self) -> int:
-        """The wall clock; what it showed within a turn bounds what may go out."""
+        """The wall clock; the time it shows within a turn bounds what may be delivered."""
         now_ms = self.node.clock.wall_ms()
         self._turn_wall_ms = max(now_ms, self._turn_wall_ms)
         return now_ms
@@ -173,7 +173,7 @@ class SimCleaner:
         """The same in seconds."""
         return self.node.clock.monotonic()
 
-    # --- behind it
+    # --- inside
 
     def _run(self) -> None:
         while True:
@@ -203,7 +203,7 @@ class SimCleaner:
             self._topics_wanted.wait(max(LEAST_REST_S, pause_s))
 
     def _server_row(self) -> ServerStatus | None:
-        """The living server's; what an earlier one has told goes through the real reader."""
+        """The living server's status; that of an earlier server goes through the real reader."""
         row = self.node.server_row()
         return self._old_row.read() if row is None else row
 
@@ -213,12 +213,12 @@ class SimCleaner:
         self.node.cleaner_died(error)
 
     def _write_row(self) -> None:
-        """Tells the server what it is to know now."""
+        """Sends the server the cleaner's current status."""
         view, now_ms = self.leadership.view(), self.monotonic_ms()
         is_time, _ = self._row_news.look(view, self.monotonic())
         if not is_time:
             return
-        self._world.checks.tells(self.node, view.error)
+        self._world.checks.reports(self.node, view.error)
         self._row_keeper.report(
             CleanerStatus(
                 node=self.node.name,
@@ -342,7 +342,7 @@ class SimCleaner:
         return None if server is None else SimHandover(self, server)
 
     def produces(self, records: Iterable[Record]) -> Iterable[Record]:
-        """Looks at what goes out."""
+        """Checks what is delivered."""
         for record in records:
             due_ms = next(int(value or 0) for name, value in record.headers if name == "dw-due")
             self._world.checks.produces(self.node, due_ms, self._turn_wall_ms)
@@ -354,7 +354,7 @@ def _own_topics(names: KafkaNames) -> frozenset[str]:
 
 
 class _WatchedProducers(SimProducers):
-    """Shows every message before it goes out."""
+    """Checks every message before it is delivered."""
 
     def __init__(self, line: KafkaLine, cleaner: SimCleaner) -> None:
         super().__init__(line)
@@ -366,7 +366,7 @@ class _WatchedProducers(SimProducers):
 
 
 class _WatchedClient(SimKafkaClient):
-    """Makes such producers."""
+    """Makes checked producers."""
 
     def __init__(self, cleaner: SimCleaner) -> None:
         node = cleaner.node

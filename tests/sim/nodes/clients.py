@@ -1,7 +1,7 @@
-"""Callers: producers that retry with the same id and due, and those who withdraw messages.
+"""Callers: producers that retry with the same id and due, and callers that cancel messages.
 
 As the SDK does it: a due is fixed before the first attempt; after an unknown outcome or a refusal
-that may pass, the same messages go to the next node; an answer that comes too late is not heard.
+that may pass, the same messages go to the next node; an answer that comes too late is ignored.
 """
 
 from __future__ import annotations
@@ -22,44 +22,44 @@ BACKOFF_MS = (50, 100, 200, 400)
 AGAIN_MS = 1_500
 
 Verdicts = list[Reason | None]
-"""Of each message why it was refused; None: it is acknowledged."""
+"""For each message why it was refused; None: it is acknowledged."""
 
 
 Decisions = dict[Key, CancelDecision]
-"""Of each message what became of its cancel."""
+"""For each message the outcome of its cancel."""
 
 
 class Frontend(Protocol):
     """The nodes as callers see them."""
 
     def send(self, node: str, entries: list[Entry], on_answer: Callable[[Verdicts], None]) -> None:
-        """Sends messages; there may be no answer."""
+        """Sends messages; the answer may be lost."""
 
     def cancel(self, node: str, key: Key, on_answer: Callable[[CancelDecision], None]) -> None:
-        """Asks to cancel; there may be no answer."""
+        """Requests a cancel; the answer may be lost."""
 
     def cancel_many(
         self, node: str, keys: list[Key], on_answer: Callable[[Decisions], None]
     ) -> None:
-        """Asks to cancel several; there may be no answer."""
+        """Requests several cancels; the answer may be lost."""
 
     def reschedule(
         self, node: str, key: Key, to_ms: int, on_answer: Callable[[CancelDecision], None]
     ) -> None:
-        """Asks for another due; there may be no answer."""
+        """Requests another due; the answer may be lost."""
 
 
 class Ears(Protocol):
-    """Who is told at once what callers heard."""
+    """Is notified at once of what callers learn."""
 
     def acknowledged(self, entry: Entry) -> None:
-        """A producer heard that its message is accepted."""
+        """A message was accepted."""
 
     def cancel_answered(self, entry: Entry, decision: CancelDecision) -> None:
-        """A caller heard what became of a cancel."""
+        """A cancel has this outcome."""
 
     def reschedule_answered(self, entry: Entry, decision: CancelDecision) -> None:
-        """A caller heard what became of the wish for another due."""
+        """A reschedule has this outcome."""
 
 
 class Clients:
@@ -76,26 +76,26 @@ class Clients:
         self.busy = 0
 
     def send(self, request: Request) -> None:
-        """A producer begins to send."""
+        """Starts a producer."""
         now_ms = self.scheduler.now_us // US_PER_MS
         entries = [self._entered(draft, now_ms) for draft in request.drafts]
         _Producer(self, request, entries).start()
 
     def cancel(self, order: CancelOrder) -> None:
-        """A caller begins to withdraw a message."""
+        """Starts a caller that cancels a message."""
         entry = self.book.entries.get(order.number)
         if entry is not None:
             _Canceller(self, order, entry).start()
 
     def cancel_many(self, order: CancelManyOrder) -> None:
-        """A caller begins to withdraw several messages."""
+        """Starts a caller that cancels several messages."""
         known = self.book.entries
         entries = [known[number] for number in order.numbers if number in known]
         if entries:
             _ManyCanceller(self, order, entries).start()
 
     def reschedule(self, order: RescheduleOrder) -> None:
-        """A caller begins to give a message another due."""
+        """Starts a caller that gives a message another due."""
         entry = self.book.entries.get(order.number)
         if entry is not None:
             _Rescheduler(self, order, entry).start()
@@ -105,7 +105,7 @@ class Clients:
 
 
 class _Caller:
-    """Attempts, one after another, until one is enough or patience ends."""
+    """Attempts, one after another, until one succeeds or patience ends."""
 
     def __init__(self, clients: Clients, nodes: tuple[str, ...], patience_ms: int) -> None:
         self.clients = clients
@@ -116,7 +116,7 @@ class _Caller:
 
     @property
     def node(self) -> str:
-        """Who is asked now."""
+        """The node to ask now."""
         return self._nodes[self.attempt % len(self._nodes)]
 
     def start(self) -> None:
@@ -129,15 +129,15 @@ class _Caller:
         raise NotImplementedError
 
     def give_up(self) -> None:
-        """No more attempts are made."""
+        """Makes no more attempts."""
 
     def end(self) -> None:
-        """It is done."""
+        """Ends: it succeeded."""
         self.attempt += 1
         self.clients.busy -= 1
 
     def try_later(self) -> None:
-        """Makes the next attempt, or none any more."""
+        """Makes the next attempt, unless patience has ended."""
         backoff_ms = BACKOFF_MS[min(self.attempt, len(BACKOFF_MS) - 1)]
         self.attempt += 1
         at_us = self.scheduler.now_us + backoff_ms * US_PER_MS
@@ -176,8 +176,8 @@ class _Producer(_Caller):
 
     def _answered(self, asked: list[Entry], verdicts: Verdicts) -> None:
         words = ("acknowledged" if verdict is None else verdict.value for verdict in verdicts)
-        told = [f"m{entry.number}:{word}" for entry, word in zip(asked, words, strict=True)]
-        self.clients.trace.add("client", f"hears of {self.node}", *told)
+        heard = [f"m{entry.number}:{word}" for entry, word in zip(asked, words, strict=True)]
+        self.clients.trace.add("client", f"hears of {self.node}", *heard)
         waiting = []
         for entry, verdict in zip(asked, verdicts, strict=True):
             if verdict is None:
@@ -268,8 +268,8 @@ class _ManyCanceller(_Caller):
         self.scheduler.call_later(2_500 * US_PER_MS, self._timed_out, attempt)
 
     def _answered(self, decisions: Decisions) -> None:
-        told = (f"m{self._waiting[key].number}:{d.value}" for key, d in decisions.items())
-        self.clients.trace.add("client", "hears of many:", *told)
+        heard = (f"m{self._waiting[key].number}:{d.value}" for key, d in decisions.items())
+        self.clients.trace.add("client", "hears of many:", *heard)
         unknown = {CancelDecision.NO_LEADER, CancelDecision.UNKNOWN, CancelDecision.WAIT}
         for key, decision in decisions.items():
             self.clients.ears.cancel_answered(self._waiting[key], decision)
@@ -306,8 +306,8 @@ class _Rescheduler(_Caller):
 
     def _answered(self, decision: CancelDecision) -> None:
         entry = self._entry
-        told = decision.value
-        self.clients.trace.add("client", f"hears of m{entry.number} rescheduled:", told)
+        heard = decision.value
+        self.clients.trace.add("client", f"hears of m{entry.number} rescheduled:", heard)
         self.clients.ears.reschedule_answered(entry, decision)
         if decision in {CancelDecision.NO_LEADER, CancelDecision.UNKNOWN}:
             self.try_later()

@@ -1,4 +1,4 @@
-"""The way between callers and nodes: short, and sometimes an answer is lost."""
+"""The connection between callers and nodes: short, and sometimes an answer is lost."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Frontend:
         self.lost_answers = 0.0
 
     def send(self, node: str, entries: list[Entry], on_answer: Callable[[Verdicts], None]) -> None:
-        """Sends messages; there may be no answer."""
+        """Sends messages; the answer may be lost."""
         count = len(entries)
 
         def arrive(server: SimServer, answer: Answer) -> None:
@@ -44,7 +44,7 @@ class Frontend:
         )
 
     def cancel(self, node: str, key: Key, on_answer: Callable[[CancelDecision], None]) -> None:
-        """Asks to cancel, wherever the leader is; there may be no answer."""
+        """Requests a cancel, wherever the leader is; the answer may be lost."""
         leader = self._leader_known_at(node)
 
         def arrive(server: SimServer, answer: Answer) -> None:
@@ -56,7 +56,7 @@ class Frontend:
     def cancel_many(
         self, node: str, keys: list[Key], on_answer: Callable[[Decisions], None]
     ) -> None:
-        """Asks to cancel several, wherever the leader is; there may be no answer."""
+        """Requests several cancels, wherever the leader is; the answer may be lost."""
         leader = self._leader_known_at(node)
 
         def arrive(server: SimServer, answer: Answer) -> None:
@@ -69,7 +69,7 @@ class Frontend:
     def reschedule(
         self, node: str, key: Key, to_ms: int, on_answer: Callable[[CancelDecision], None]
     ) -> None:
-        """Asks for another due, wherever the leader is; there may be no answer."""
+        """Requests another due, wherever the leader is; the answer may be lost."""
         leader = self._leader_known_at(node)
 
         def arrive(server: SimServer, answer: Answer) -> None:
@@ -79,7 +79,7 @@ class Frontend:
         self._call(leader or node, arrive, on_answer, (away, CancelDecision.UNKNOWN))
 
     def broke(self, node: str) -> None:
-        """The node's server died: whoever waits for an answer does not know what became of it."""
+        """Notes that the node's server died: waiting callers get UNKNOWN outcomes."""
         for on_answer, unknown in self._open.pop(node, {}).values():
             self._later(on_answer, unknown)
 
@@ -96,7 +96,7 @@ class Frontend:
         on_answer: Answer,
         away: tuple[Any, Any],
     ) -> None:
-        """Hands a call over, if there is a server; `away`: what is said if not, or if it dies."""
+        """Passes a call on to the server; `away` is the answer if it is dead, or dies."""
         server = self._server(node)
         if server is None:
             self._later(on_answer, away[0])

@@ -1,4 +1,4 @@
-"""The way of ingress records from a simulated cleaner to its server, as `HandoverPort` wants it.
+"""Passes ingress records from a simulated cleaner to its server, as a `HandoverPort`.
 
 The bytes are the real ones, and what an answer means; the two sockets are not. As there: batches of
 one connection arrive in order; a new one ends the one before; when one breaks, whatever is not
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from sim.nodes.server import SimServer
 
 REFUSED_US = US_PER_S // 10
-"""A whole batch that is refused is answered so much later."""
+"""The delay of the answer to a batch that is refused as a whole."""
 
 
 class SimHandover:
     """One connection: hands records over, and collects the answers."""
 
     def __init__(self, cleaner: SimCleaner, server: SimServer) -> None:
-        """The server lets go of the connection before."""
+        """Called when the server closes the previous connection."""
         self._cleaner = cleaner
         self._server = server
         self._world = cleaner.node.world
@@ -43,7 +43,7 @@ class SimHandover:
         self._batches = 0
         self._unanswered: dict[int, _Batch] = {}
         self._answers: list[tuple[Handed, Answer]] = []
-        self._arrives_us = 0  # when the last batch does
+        self._arrives_us = 0  # when the last batch arrives
         self._loses = False
         self._is_closed = False
         self.is_broken = False
@@ -52,7 +52,7 @@ class SimHandover:
         server.handover = cleaner.handover = self
 
     def fileno(self) -> int:
-        """The cleaner is woken instead."""
+        """No descriptor: the cleaner is woken instead."""
         return -1
 
     @property
@@ -62,7 +62,7 @@ class SimHandover:
         return 0 if self.is_broken else max(0, UNANSWERED_BYTES - unanswered)
 
     def hand(self, records: Sequence[Handed]) -> None:
-        """Hands records over; each is answered once."""
+        """Hands records over; each gets one answer."""
         self._world.ingress.hands(records)
         for batch in _batches(records):
             self._batches += 1
@@ -81,11 +81,11 @@ class SimHandover:
         return answers
 
     def close(self) -> None:
-        """Ends it; what was sent arrives, unless a new one is made before."""
+        """Closes it; batches under way arrive, unless a new connection is made before."""
         self._is_closed = True
 
     def cut(self) -> None:
-        """The connection breaks; what is under way may be lost."""
+        """Breaks the connection; batches under way may be lost."""
         if self.is_broken or self._is_closed:
             return
         self.is_broken, self._loses = True, self._random.random() < 0.5

@@ -1,10 +1,10 @@
-"""One simulated node: a machine with a disk and clocks, its two processes, and who restarts them.
+"""One simulated node: a machine with a disk and clocks, its two processes, and their supervisor.
 
 | what dies | what dies with it | what comes back |
 |---|---|---|
 | the cleaner | nothing | the cleaner, after `restart_ms` |
 | the server | the cleaner | both |
-| the machine | both, without a word; perhaps unsynced writes | both, under a new boot id |
+| the machine | both, at once; perhaps unsynced writes | both, under a new boot id |
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 SERVER, CLEANER = "server", "cleaner"
 
 START_AGAIN_MS = 1_000
-"""A server that could not start is started again."""
+"""Interval of starting a server again that could not start."""
 
 
 class SimNode:
@@ -45,13 +45,13 @@ class SimNode:
         boot: the boot id.
         server: None while it is dead.
         cleaner: None while it is dead.
-        is_up: its machine runs and is to run the two processes.
-        is_gone: it was taken out of the cluster for good.
-        disk_us: how long an effect on the disk takes.
-        recovery_us: the next start of the server takes so long; its cleaner runs already.
-        old_row: what the last server has told: its file outlives it, and the machine's boot.
+        is_up: its machine runs, and shall run the two processes.
+        is_gone: it was removed from the cluster for good.
+        disk_us: the duration of an effect on the disk.
+        recovery_us: the duration of the server's next start, while its cleaner runs already.
+        old_row: the last server's status: its file outlives the server and the machine's boot.
         recovered: the folder was recovered since the machine last crashed.
-        damaged: files of which its disk flipped a bit, or lost the name.
+        damaged: files in which its disk flipped a bit, or that lost their names.
     """
 
     def __init__(self, world: World, name: str) -> None:
@@ -82,14 +82,14 @@ class SimNode:
     # --- lives
 
     def start(self) -> None:
-        """Starts both processes; a server that cannot start is tried again."""
+        """Starts both processes; a server that cannot start is retried."""
         self.is_up = True
         self._restart = None
         if self.is_gone or self.server is not None:
             return
         self.disk.restart()
         if self.recovery_us:
-            # The supervisor starts both: the cleaner reads what an earlier server has told.
+            # The supervisor starts both: the cleaner reads the status of an earlier server.
             delay_us, self.recovery_us = self.recovery_us, 0
             self._start_cleaner()
             self._restart = self.scheduler.call_later(delay_us, self._start_server)
@@ -115,7 +115,7 @@ class SimNode:
         self._start_cleaner()
 
     def server_died(self) -> None:
-        """The server process has ended; so does the cleaner, and both are started again."""
+        """Called when the server has ended; the cleaner ends too, and both are restarted."""
         if self.server is not None:
             self.world.trace.add(self.name, "server died")
             self._end_server(silently=False)
@@ -123,14 +123,14 @@ class SimNode:
             self._start_later(self._restart_ms())
 
     def cleaner_died(self, error: BaseException | None = None) -> None:
-        """The cleaner process has ended and is started again."""
+        """Called when the cleaner has ended; it is restarted."""
         if self.cleaner is None:
             return
         self.world.trace.add(self.name, "cleaner died", error or "")
         self._end_cleaner()
         if self.server is not None:
             server = self.server
-            server.run(server.told, None)
+            server.run(server.take_cleaner_status, None)
             delay_us = self._restart_ms() * US_PER_MS
             server.process.call_later(delay_us, self._start_cleaner)
         else:
@@ -147,21 +147,21 @@ class SimNode:
         self._end_cleaner()
 
     def restart(self) -> None:
-        """Both processes end, and start again at once, with what is configured now."""
+        """Restarts both processes at once with the current configuration."""
         if self.is_up:
             self.kill()
             self.start()
 
     def leave(self) -> None:
-        """It is taken out of the cluster for good."""
+        """Removes the node from the cluster for good."""
         self.kill()
         self.is_gone = True
 
     def crash_machine(self, loses: Random | None) -> None:
-        """The machine dies, without a word; it stays dead until `start`.
+        """Crashes the machine without notice; it stays dead until `start`.
 
         Args:
-            loses: decides what becomes of unsynced writes; None: all were lucky.
+            loses: decides the fate of unsynced writes; None: all survive.
         """
         self.is_up = False
         if self._restart is not None:
@@ -178,7 +178,7 @@ class SimNode:
         self.world.checks.disturbed()
 
     def wipe(self) -> None:
-        """The machine gets a new, empty disk; it stays dead until `start`."""
+        """Gives the machine a new, empty disk; it stays dead until `start`."""
         self.crash_machine(None)
         self.disk.wipe()
         self.old_row = None
@@ -186,7 +186,7 @@ class SimNode:
         self.world.checks.disturbed()
 
     def pause(self, *, server: bool, cleaner: bool) -> Callable[[], None]:
-        """Stops processes for a while; returns what lets them go on."""
+        """Pauses processes; returns a call that resumes them."""
         lives = [
             life.process
             for life, wanted in ((self.server, server), (self.cleaner, cleaner))
@@ -210,37 +210,37 @@ class SimNode:
     def storage(self) -> str | None:
         """The uuid of its data folder; None: there is none yet.
 
-        It is read behind everybody's back: what a dying server still wrote counts for its disk.
+        It is read directly from the disk: what a dying server still wrote counts.
         """
         content = self.disk.peek(self.data / "node.json")
         return None if content is None else str(json.loads(bytes(content))["storage"])
 
     def server_row(self) -> ServerStatus | None:
-        """What the server told last."""
+        """The latest status of the server."""
         return None if self.server is None else self.server.row
 
     def cleaner_reported(self, status: CleanerStatus) -> None:
-        """The cleaner has written its row."""
+        """Called when the cleaner has a new status."""
         server = self.server
         if server is not None:
-            server.process.call_later(0, server.run, server.told, status)
+            server.process.call_later(0, server.run, server.take_cleaner_status, status)
 
     def wake_cleaner(self) -> None:
-        """There is a new row of the server."""
+        """Called when the server has a new status."""
         if self.cleaner is not None:
             self.cleaner.wake()
 
     def commit_soon(self) -> None:
-        """Somebody waits for a commit."""
+        """Called when a caller waits for a commit."""
         if self.cleaner is not None:
             self.cleaner.commit_soon()
 
-    def tell_cleaner(self, word: RescheduleWish | RescheduleWritten) -> None:
-        """The server tells of a message that gets another due."""
+    def send_to_cleaner(self, word: RescheduleWish | RescheduleWritten) -> None:
+        """Called when the server reports a message that gets another due."""
         if self.cleaner is not None:
             self.cleaner.hear(word)
 
-    # --- behind it
+    # --- inside
 
     def _start_cleaner(self) -> None:
         if self.is_up and self.cleaner is None:
@@ -264,7 +264,7 @@ class SimNode:
         self._end_cleaner()
 
     def _wait(self, us: int) -> None:
-        """Time goes by for the threads of the server; its start takes none, nor does reading."""
+        """Lets time pass for the server's threads; its start and reads take none."""
         task = self.scheduler.current
         if task is not None and self.server is not None and task.owner is self.server.process:
             self._wait_for_disk("file", us)
@@ -274,16 +274,16 @@ class SimNode:
         self._wait_for_disk("effect", self.disk_us)
 
     def _wait_for_disk(self, what: str, us: int) -> None:
-        """What has begun takes so long, also if the fault ends meanwhile."""
+        """A started effect takes its time even if the fault ends meanwhile."""
         self._disk_waits.append((self.scheduler.now_us + us, what, us))
         self.scheduler.sleep(us / US_PER_S)
 
     def paused_us(self, since_us: int) -> int:
-        """For how long processes were paused since then, of pauses that have ended."""
+        """How long processes were paused since then, counting pauses that have ended."""
         return sum(max(0, end - max(begin, since_us)) for begin, end in self._pauses_us)
 
     def longest_disk_wait_us(self, since_us: int) -> int:
-        """The longest that an effect and a file have taken which were not done by then."""
+        """The longest time of an effect and a file operation that were unfinished then."""
         self._disk_waits = [wait for wait in self._disk_waits if wait[0] >= since_us]
         longest: Counter[str] = Counter()
         for _, what, us in self._disk_waits:
@@ -298,7 +298,7 @@ class SimNode:
         return CLEANER
 
     def _note_written(self) -> None:
-        """What the dying server still wrote counts."""
+        """Counts what the dying server still wrote."""
         self.world.checks.looked(self)
 
     def _start_later(self, delay_ms: int) -> None:

@@ -1,6 +1,6 @@
 """Reschedules at a simulated server, as `delaywheel_replica.server.changing.reschedules` does them.
 
-A wish is told to the cleaner until it is decided; what is decided is written by whoever leads.
+The server sends a wish to the cleaner until it is decided; the leader writes the decision.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Reschedules:
         self._written: dict[Key, RescheduleWritten] = {}
 
     def ask(self, key: Key, to_ms: int, on_answer: OnDecision) -> None:
-        """A caller wants another due for a message."""
+        """Handles a caller's wish for another due."""
         found = self._cancels.find(key)
         decision = self._cancels.before_writing(key, found)
         if decision is not CancelDecision.WRITE:
@@ -64,14 +64,14 @@ class Reschedules:
         self.look()
 
     def look(self) -> None:
-        """Perhaps something is decided, or settled."""
+        """Called when something may be decided, or settled."""
         waiting, self._waiting = self._waiting, []
         for each in waiting:
             key = each.wish.key
             decision = self._cancels.before_writing(key, self._cancels.find(key))
             if decision is CancelDecision.WRITE:
-                self._server.node.tell_cleaner(each.wish)
-            # Once it was told, something may be done: what is said of it is to be certain.
+                self._server.node.send_to_cleaner(each.wish)
+            # Once the wish was sent, it may have had an effect: the answer must be certain.
             is_open = _is_open(decision) or decision is CancelDecision.TOO_LATE
             if is_open and self._server.now_ms() < each.until_ms:
                 self._waiting.append(each)
@@ -92,7 +92,7 @@ class Reschedules:
                 continue
             written = self._written.get(key)
             if written is not None and written.to_ms == stands.to_ms:
-                self._server.node.tell_cleaner(written)
+                self._server.node.send_to_cleaner(written)
             elif key not in self._busy:
                 self._busy.add(key)
                 self._write_copy(key, stands)
@@ -130,5 +130,5 @@ class Reschedules:
 
 
 def _is_open(decision: CancelDecision) -> bool:
-    """Whether nothing can be said of it yet."""
+    """Whether nothing is known of it yet."""
     return decision in {CancelDecision.WRITE, CancelDecision.WAIT, CancelDecision.CONFIRM}

@@ -1,6 +1,6 @@
 """Producers of other programs, which send records to the ingress topic.
 
-They go on until the brokers have taken a record, and heard of its transaction's end; or they die
+They retry until the brokers have taken a record, and until its transaction has ended; or they die
 before that, and the brokers abort it when it has been open for long.
 """
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from sim.nodes.world import World
 
 SENDER = "sender"
-"""What stands for a node in their transactions."""
+"""The name that stands for a node in their transactions."""
 
 AGAIN_US = 100 * US_PER_MS
 
@@ -32,7 +32,7 @@ Waits = Iterator[int]
 
 
 class Senders:
-    """All of a run.
+    """All senders of a run.
 
     Attributes:
         busy: how many are not done.
@@ -49,7 +49,7 @@ class Senders:
         world.kafka.on_decided(self._decided)
 
     def send(self, order: IngressOrder) -> None:
-        """Somebody begins to send."""
+        """Starts a sender."""
         now_ms = EPOCH_MS + self._world.scheduler.now_us // US_PER_MS + order.clock_ms
         entered = [self._book.enter(draft, now_ms, self._world.book) for draft in order.drafts]
         sents = [sent for sent in entered if sent is not None]
@@ -68,7 +68,7 @@ class Senders:
         self._world.scheduler.call_later(wait_us, self._go_on, waits)
 
     def _each(self, sents: list[Sent]) -> Waits:
-        """Each record by itself."""
+        """Sends each record alone."""
         for sent in sents:
             yield 0
             while (partition := self._partition(sent)) is None:
@@ -78,7 +78,7 @@ class Senders:
             self._kafka.produce_plain(partition, self._record(sent), SENDER)
 
     def _together(self, sents: list[Sent], order: IngressOrder) -> Waits:
-        """All of them in one transaction, each time with an id of its own."""
+        """Sends all records in one transaction, with a new id each time."""
         self._transactions += 1
         name = f"{SENDER}-{self._transactions}"
         yield 0
@@ -108,7 +108,7 @@ class Senders:
             yield AGAIN_US
 
     def _partition(self, sent: Sent) -> Partition | None:
-        """Where a record goes now; None: nobody takes it."""
+        """The partition for a record now; None: no broker takes it."""
         kafka, topic = self._kafka, self._world.names.ingress
         if not kafka.is_up or kafka.troubles.of(topic) is not None:
             return None

@@ -1,4 +1,4 @@
-"""A simulated server process: the real driver and store, and what surrounds them.
+"""A simulated server process: the real driver and store, and their environment.
 
 Jobs are done one after another: the effects of one step, or one group of requests to be written.
 Each takes `disk_us`; what comes meanwhile is stepped at once, and what cannot fail is done at
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 TICK_US = 100 * US_PER_MS
 CHECKPOINT_US = 1_000 * US_PER_MS
 LOOK_US = 1_000 * US_PER_MS
-# Few, so that slots have entries in the table, and rows behind it.
+# Few messages, so that slots have entries in the table, and rows behind it.
 TABLE_ROWS = 16
 LEDGER_US = 300 * US_PER_MS
 MESSAGE_BYTES = 1 << 16
@@ -67,25 +67,25 @@ TURN_AT_MOST = 2
 RESERVE_BYTES = 4_000
 BALLAST_BYTES = 4_000
 RECENT_BYTES = 1 << 10
-"""Mirrors are sent some frames from memory, and others from the disk."""
+"""Mirrors get some frames from memory, and others from the disk."""
 
 
 Work = Group | StepJob | deque[Effect]
 
 
 class SimServer:
-    """One life of a node's server process; what surrounds its driver (`jobs.Outside`).
+    """One life of a node's server process; the environment of its driver (`jobs.Outside`).
 
     Attributes:
-        node: whose.
+        node: the node of the server.
         process: what lives and dies with it.
-        pid: of it.
+        pid: its process id.
         store: the data folder.
         driver: the real one.
-        row: what it told last, as the cleaner reads it.
-        cleaner_row: what the cleaner told last.
-        effects_left: after so many it dies; None: it does not.
-        handover: of its cleaner, the newest.
+        row: its latest status, as the cleaner reads it.
+        cleaner_row: the latest status of the cleaner.
+        effects_left: it dies after this many effects; None: it does not.
+        handover: its cleaner's latest connection.
     """
 
     def __init__(self, node: SimNode) -> None:
@@ -117,7 +117,7 @@ class SimServer:
         self._reschedules = Reschedules(self, self._cancels)
 
     def start(self) -> None:
-        """Begins to listen and to tick."""
+        """Starts to listen and to tick."""
         name, network = self.node.name, self.world.network
         network.attach(
             name,
@@ -131,16 +131,16 @@ class SimServer:
 
     @property
     def machine(self) -> Member:
-        """What decides."""
+        """The deciding core."""
         return self.driver.machine
 
     @property
     def floor(self) -> int:
-        """The last that was swept."""
+        """The last wheel that was swept."""
         return self.driver.floor
 
     def run(self, work: Callable[..., None], *arguments: Any) -> None:
-        """Does something and what comes of it, unless the process is dead; it may die of it."""
+        """Runs a call and its effects, unless the process is dead; it may die of them."""
         if self._dead:
             return
         try:
@@ -150,18 +150,18 @@ class SimServer:
             self.node.server_died()
 
     def end(self) -> None:
-        """The process is dead."""
+        """Notes that the process is dead."""
         self._dead = True
         self.process.kill()
 
     def trace(self, what: str, *details: object) -> None:
-        """Notes something for people."""
+        """Notes an event for people."""
         self.world.trace.add(self.node.name, what, *details)
 
-    # --- what comes from outside
+    # --- calls from outside
 
     def send_messages(self, entries: list[Entry], on_answer: Callable[[Verdicts], None]) -> None:
-        """A caller's messages."""
+        """Handles a caller's messages."""
         verdicts = self._judge(entries)
         rows = np.array([row for row, said in enumerate(verdicts) if said is None], dtype=np.intp)
         if not len(rows):
@@ -176,40 +176,40 @@ class SimServer:
         self.write(Request(columns_of(entries).take(rows), Kind.MESSAGES, answered))
 
     def cancel(self, key: tuple[bytes, int], on_answer: Callable[[Any], None]) -> None:
-        """A caller withdraws a message."""
+        """Handles a caller's cancel."""
         self._cancels.ask(key, on_answer)
 
     def cancel_many(self, keys: list[tuple[bytes, int]], on_answer: Callable[[Any], None]) -> None:
-        """A caller withdraws several messages."""
+        """Handles a caller's cancels."""
         self._cancels.ask_many(keys, on_answer)
 
     def reschedule(
         self, key: tuple[bytes, int], to_ms: int, on_answer: Callable[[Any], None]
     ) -> None:
-        """A caller gives a message another due."""
+        """Handles a caller's reschedule."""
         self._reschedules.ask(key, to_ms, on_answer)
 
     def has_none(self, key: tuple[bytes, int]) -> bool | None:
-        """What is answered when another node asks whether it has nothing of a message."""
+        """Answers another node that asks whether this node has nothing of a message."""
         return self._cancels.has_none(key)
 
     def write(self, request: Request) -> None:
-        """Has a request written with the next group."""
+        """Writes a request with the next group."""
         self.driver.submit(request)
 
-    def told(self, status: CleanerStatus | None) -> None:
-        """The cleaner has written its row, or has died."""
+    def take_cleaner_status(self, status: CleanerStatus | None) -> None:
+        """Called when the cleaner has a new status, or has died."""
         self.cleaner_row = status
         self.driver.cleaner_reported(status)
         self._cancels.look()
         self._reschedules.look()
 
     def drain(self) -> None:
-        """The node is to stop cleanly."""
+        """Stops the node cleanly."""
         self.driver.drain()
 
     def _checkpoint(self) -> None:
-        """Puts what was written on the medium, in the background."""
+        """Syncs written frames in the background."""
         self.process.call_later(CHECKPOINT_US, self.run, self._checkpoint)
         if self._checkpointing:
             return  # the disk was slow when it began
@@ -253,7 +253,7 @@ class SimServer:
                 verdicts[row] = Reason.DUE_BEYOND_SPAN
         return verdicts
 
-    # --- what surrounds the driver
+    # --- the driver's environment
 
     def now_ms(self) -> int:
         """The monotonic clock."""
@@ -264,17 +264,17 @@ class SimServer:
         return self.node.clock.wall_ms()
 
     def enqueue(self, job: Job) -> None:
-        """Puts a job into the queue; a group after some time, in which others come."""
+        """Queues a job; a group is delayed so that others join it."""
         if isinstance(job, GroupJob):
             self.process.call_later(GROUP_US, self.run, self._jobs.append, job)
         else:
             self._jobs.append(job)
 
     def do_jobs(self, *, here: bool) -> None:
-        """The simulation has the jobs done in its own time."""
+        """Does nothing: the simulation runs jobs in its own time."""
 
     def happened(self, event: Event) -> None:
-        """Watches what the machine is told."""
+        """Checks the events that the machine gets."""
         match event:
             case Opened():
                 self.world.checks.opened(self.node, event.wheel)
@@ -301,7 +301,7 @@ class SimServer:
         self.world.network.send(self.node.name, peer, message)
 
     def write_status(self) -> None:
-        """Writes the row, and wakes the cleaner."""
+        """Writes the status, and wakes the cleaner."""
         self._live_on(WriteStatus())
         self._write_row()
 
@@ -326,7 +326,7 @@ class SimServer:
         group: WrittenGroup,
         accepted_at_ms: int,
     ) -> None:
-        """Frames are written."""
+        """Notes written frames."""
         del columns, accepted_at_ms
         self.world.checks.written(self.node, wheel)
         self.trace("wrote", wheel, f"up to {group.last_seq}")
@@ -338,7 +338,7 @@ class SimServer:
     # --- jobs
 
     def _work(self) -> None:
-        """Does what is queued, one after another; on a slow disk while time goes by."""
+        """Runs the queued jobs in order; on a slow disk, time passes."""
         if self._working:
             return
         self._working = True
@@ -352,7 +352,7 @@ class SimServer:
         return bool(self.node.disk_us or self.node.disk.delays_us)
 
     def _spawn(self, name: str, work: Callable[[], None]) -> None:
-        """Runs on a thread of its own what waits for the disk; the process may die of it."""
+        """Runs disk work on its own thread; the process may die of it."""
         task = self.process.spawn(f"{self.node.name}-{name}", work)
         task.on_error = self._thread_failed
 
@@ -383,7 +383,7 @@ class SimServer:
         self.driver.ends()
 
     def _next_work(self) -> Work | None:
-        """Of the first job, effects or a group that was let in; None: nothing is left of it."""
+        """Runs one step of the first job; None: nothing is left of it."""
         job = self._jobs[0]
         if isinstance(job, StepJob):
             self._jobs.popleft()
@@ -416,7 +416,7 @@ class SimServer:
             self.world.checks.written(self.node, group.admission.wheel)
 
     def _live_on(self, effect: Effect) -> None:
-        """Before each effect: whether it is the last."""
+        """Called before each effect: whether it is the last."""
         if self.effects_left is not None:
             self.effects_left -= 1
             if self.effects_left < 0:
@@ -431,7 +431,7 @@ class SimServer:
             ledger[wheel] = max(seq, ledger.get(wheel, 0))
 
     def _tell_published(self) -> None:
-        """Publishes the open wheel, and closed ones if this node leads; tells what is published."""
+        """Publishes the open wheel, and closed ones if this node leads; notes what is published."""
         row = self.row
         if row is None:
             return

@@ -9,14 +9,14 @@ from delaywheel_replica.server.commit.committer import Group, Request
 from delaywheel_replica.server.commit.driver import Driver
 
 GROUP_US = 400
-"""After a first request, others are waited for so long: they arrive while a group is written."""
+"""After a first request, a group waits so long for others: they arrive while a group is written."""
 
 HELD_FILES = 9
-"""No work between two groups opens, syncs and deletes more files: to make a copy takes the most."""
+"""No work between two groups opens, syncs and deletes more files; copying takes the most."""
 
 
 class WatchedDriver(Driver):
-    """The real one. It tells how long each group was held up."""
+    """The real driver, which also reports how long each group was held up."""
 
     def __init__(
         self,
@@ -28,10 +28,10 @@ class WatchedDriver(Driver):
         """As `Driver`.
 
         Args:
-            arguments: of `Driver`.
+            arguments: those of `Driver`.
             now_us: true time.
-            held_up: is told of each group.
-            options: of `Driver`.
+            held_up: called for each group.
+            options: those of `Driver`.
         """
         super().__init__(*arguments, **options)
         self._now_us = now_us
@@ -40,7 +40,7 @@ class WatchedDriver(Driver):
         self._groups_us = 0  # spent on groups while others waited
 
     def submit(self, request: Request) -> None:
-        """See `Driver`; who waits for a wheel to be opened is not held up."""
+        """See `Driver`; requests that wait for a wheel to be opened are not held up."""
         if self._waiting_since_us is None and self.refusal is None:
             self._waiting_since_us, self._groups_us = self._now_us(), 0
         super().submit(request)

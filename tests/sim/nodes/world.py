@@ -85,7 +85,7 @@ class Result:
 
 
 class World:
-    """Everything there is."""
+    """The whole simulated world."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -134,15 +134,15 @@ class World:
                 self.violation(traceback.format_exc())
             return self._result()
 
-    # --- what the parts need
+    # --- for the parts
 
     def violation(self, what: str) -> None:
-        """Something does not hold."""
+        """Reports a violation."""
         self.trace.add("CHECK", what)
         self.violations.append(f"{self.scheduler.now_us / US_PER_S:.3f} s: {what}")
 
     def next_pid(self) -> int:
-        """Of a new process."""
+        """A fresh process id."""
         self._pids += 1
         return self._pids
 
@@ -151,7 +151,7 @@ class World:
         return (node for _, node in sorted(self.nodes.items()) if not node.is_gone)
 
     def configured(self, node: str) -> tuple[tuple[str, ...], int]:
-        """The list of nodes and W of a node that starts now; who is to be taken out keeps its."""
+        """The list of nodes and W for a node that starts now; a node to be removed keeps its."""
         return self._last_lists.get(node, (self.members, self.min_insync))
 
     def member_config(self, node: str) -> MemberConfig:
@@ -175,7 +175,7 @@ class World:
         self.scheduler.call_later(ms * US_PER_MS, self._undo, number)
 
     def replace(self, node: str) -> None:
-        """The operator says that a node's new, empty disk is to stand for its id."""
+        """Lets the operator say that a node's new, empty disk stands for its id."""
         storage = self.nodes[node].storage
         if node in self.removals:
             return
@@ -186,14 +186,14 @@ class World:
         self.replacements[node] = storage
 
     def set_back(self) -> None:
-        """The operator has w set back to the clock; it is repeated until it is done."""
+        """Lets the operator set w back to the clock, repeatedly until it is done."""
         progress = self.checks.control.progress
         if progress is not None:
             self.trace.add("operator", "sets w back from", progress.due_ms - EPOCH_MS)
             self.set_back_from = progress.set_backs
 
     def change_members(self, nodes: tuple[str, ...], min_insync: int) -> None:
-        """The operator gives all nodes another list of nodes, and restarts them one by one."""
+        """Lets the operator give all nodes another list of nodes, and restart them one by one."""
         leaving = [node for node in self.living() if node.name not in nodes]
         for node in leaving:
             self._last_lists.setdefault(node.name, (self.members, self.min_insync))
@@ -209,25 +209,25 @@ class World:
                 self._add_node(name)
 
     def _leave(self, node: SimNode) -> None:
-        """A node is taken out for good: the operator says that nothing will come of it any more."""
+        """Removes a node for good: the operator says that it will not return."""
         node.leave()
         self.trace.add("operator", "takes out", node.name)
         self.replacements.pop(node.name, None)
         self.removals.add(node.name)
         self.checks.disturbed()
 
-    # --- what callers hear
+    # --- what callers learn
 
     def acknowledged(self, entry: Entry) -> None:
-        """A producer heard that its message is accepted."""
+        """Notes that a message was accepted."""
         self.checks.caller_acknowledged(entry)
 
     def reschedule_answered(self, entry: Entry, decision: CancelDecision) -> None:
-        """A caller heard what became of the wish for another due."""
+        """Notes the outcome of a reschedule."""
         self.checks.reschedule_answered(entry, decision)
 
     def cancel_answered(self, entry: Entry, decision: CancelDecision) -> None:
-        """A caller heard what became of a cancel."""
+        """Notes the outcome of a cancel."""
         self.checks.cancel_answered(entry, decision)
 
     # --- the run
@@ -251,7 +251,7 @@ class World:
             self.violation(what)
 
     def _drain(self) -> list[str]:
-        """Waits until nothing is left to do; what still is when time is up."""
+        """Waits until nothing is left to do; returns what still is when time is up."""
         until_s = self.scheduler.now_us / US_PER_S + DRAIN_S + self._ahead_s()
         while True:
             why = why_not_drained(self)
@@ -260,7 +260,7 @@ class World:
             self._go_on_until(self.scheduler.now_us / US_PER_S + LOOK_S)
 
     def _ahead_s(self) -> float:
-        """How far a leader with a wrong clock went ahead: everybody has to wait for that."""
+        """How far a leader with a wrong clock went ahead: all nodes have to wait that long."""
         progress = self.checks.control.progress
         if progress is None:
             return 0.0
@@ -297,9 +297,9 @@ class World:
             undo()
 
     def _heal(self) -> None:
-        """Everything works again, and every node runs."""
+        """Repairs everything, and starts every node."""
         self.trace.add("fault", "everything heals")
-        # What ends a fault may begin to end another (a drained node starts).
+        # Ending one fault may begin to end another (a drained node starts).
         while self._undos:
             self._undo(min(self._undos))
         self.network.heal()
@@ -330,7 +330,7 @@ class World:
 
 @contextmanager
 def _without_logs() -> Iterator[None]:
-    """What the code under test logs is left to its own tests."""
+    """Ignores the log of the code under test, which has its own tests."""
     before = structlog.get_config()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     try:
@@ -340,5 +340,5 @@ def _without_logs() -> Iterator[None]:
 
 
 def run(plan: Plan) -> Result:
-    """Runs a plan in a world of its own."""
+    """Runs a plan in a new world."""
     return World(plan).run()

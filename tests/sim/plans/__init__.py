@@ -1,1 +1,1 @@
-"""Runs as plans: how plans are drawn from seeds, carried out and shortened."""
+"""Runs as plans: draws them from seeds, carries them out and shortens them."""

@@ -1,4 +1,4 @@
-"""What a run does to the cluster: every kind of `Action` in a plan, by name.
+"""The faults and operator actions of a run: every kind of `Action` in a plan, by name.
 
 A fault that lasts is undone after its `ms`, or when everything heals, whichever comes first. A
 fault that finds nothing to break (the node is down already) does nothing.
@@ -29,7 +29,7 @@ FaultFunction = Callable[..., None]
 FAULTS: dict[str, FaultFunction] = {}
 
 QUIET_US = 100
-"""So often one looks whether a log is between two transactions."""
+"""Interval of looking whether a log is between two transactions."""
 
 
 def _fault(function: FaultFunction) -> FaultFunction:
@@ -38,7 +38,7 @@ def _fault(function: FaultFunction) -> FaultFunction:
 
 
 def perform(world: World, kind: str, arguments: dict[str, Any]) -> None:
-    """Does one action of a plan."""
+    """Carries out one action of a plan."""
     {**FAULTS, **INGRESS_FAULTS}[kind](world, **arguments)
 
 
@@ -47,7 +47,7 @@ def perform(world: World, kind: str, arguments: dict[str, Any]) -> None:
 
 @_fault
 def kill_server(world: World, node: str) -> None:
-    """As kill -9: between two effects."""
+    """Kills the server and the cleaner between two effects, as kill -9 does."""
     if world.nodes[node].server is not None:
         world.nodes[node].server_died()
 
@@ -60,7 +60,7 @@ def kill_cleaner(world: World, node: str) -> None:
 
 @_fault
 def kill_at_effect(world: World, node: str, effects: int) -> None:
-    """The server dies between two effects of its machine."""
+    """Kills the server between two effects of its machine."""
     server = world.nodes[node].server
     if server is not None:
         server.effects_left = effects
@@ -68,21 +68,21 @@ def kill_at_effect(world: World, node: str, effects: int) -> None:
 
 @_fault
 def kill_at_write(world: World, node: str, effects: int, torn: float) -> None:
-    """The server dies between two effects on its disk, or within a write."""
+    """Kills the server between two effects on its disk, or within a write."""
     if world.nodes[node].server is not None:
         world.nodes[node].disk.crash_after(effects, torn_share=torn)
 
 
 @_fault
 def kill_all(world: World) -> None:
-    """All servers at once."""
+    """Kills all servers at once."""
     for node in world.living():
         kill_server(world, node.name)
 
 
 @_fault
 def absence(world: World, node: str, ms: int) -> None:
-    """Both processes are dead for a while."""
+    """Keeps both processes dead for a while."""
     sim = world.nodes[node]
     if sim.is_up:
         sim.kill()
@@ -91,7 +91,7 @@ def absence(world: World, node: str, ms: int) -> None:
 
 @_fault
 def drain(world: World, node: str, ms: int) -> None:
-    """A clean stop, and a start after a while."""
+    """Stops a node cleanly, and starts it after a while."""
     sim = world.nodes[node]
     if sim.server is None:
         return
@@ -108,7 +108,7 @@ def drain(world: World, node: str, ms: int) -> None:
 
 @_fault
 def pause(world: World, node: str, part: str, ms: int) -> None:
-    """As SIGSTOP and SIGCONT, of the server, the cleaner, or both."""
+    """Pauses the server, the cleaner, or both, as SIGSTOP and SIGCONT do."""
     resume = world.nodes[node].pause(server=part != "cleaner", cleaner=part != "server")
     world.later(ms, resume)
 
@@ -118,7 +118,7 @@ def pause(world: World, node: str, part: str, ms: int) -> None:
 
 @_fault
 def crash_machine(world: World, node: str, ms: int, *, loses: bool = True) -> None:
-    """The operating system crashes: unsynced writes are kept, lost or torn."""
+    """Crashes the operating system: unsynced writes are kept, lost or torn."""
     sim = world.nodes[node]
     if sim.is_up:
         sim.crash_machine(_lossy(world, loses=loses))
@@ -127,14 +127,14 @@ def crash_machine(world: World, node: str, ms: int, *, loses: bool = True) -> No
 
 @_fault
 def crash_all(world: World, ms: int, *, loses: bool = True) -> None:
-    """A power cut of all."""
+    """Cuts the power of all machines."""
     for node in world.living():
         crash_machine(world, node.name, ms, loses=loses)
 
 
 @_fault
 def wipe(world: World, node: str, ms: int, replaced_ms: int) -> None:
-    """The data folder is lost; some time later the operator replaces the node."""
+    """Loses the data folder; some time later the operator replaces the node."""
     sim = world.nodes[node]
     if sim.is_gone:
         return
@@ -145,13 +145,13 @@ def wipe(world: World, node: str, ms: int, replaced_ms: int) -> None:
 
 @_fault
 def slow_start(world: World, node: str, ms: int) -> None:
-    """The next start takes its time for the wheels; the cleaner runs from its begin."""
+    """Makes the next start take long to recover wheels; the cleaner runs from its beginning."""
     world.nodes[node].recovery_us = ms * US_PER_MS
 
 
 @_fault
 def clock_step(world: World, node: str, step_ms: int, ms: int) -> None:
-    """The wall clock is set, and set right after a while."""
+    """Sets the wall clock, and corrects it after a while."""
     clock = world.nodes[node].clock
     clock.step(step_ms)
     world.later(ms, lambda: clock.step(-step_ms))
@@ -159,7 +159,7 @@ def clock_step(world: World, node: str, step_ms: int, ms: int) -> None:
 
 @_fault
 def clocks_ahead(world: World, nodes: tuple[str, ...], step_ms: int, ms: int) -> None:
-    """Clocks of nodes and of the brokers are set ahead together, and set right after a while."""
+    """Sets clocks of nodes and of the brokers ahead together, and corrects them after a while."""
     clocks = [world.kafka.clock, *(world.nodes[node].clock for node in nodes)]
     world.kafka.has_wrong_clock = True
     for clock in clocks:
@@ -174,13 +174,13 @@ def clocks_ahead(world: World, nodes: tuple[str, ...], step_ms: int, ms: int) ->
 
 @_fault
 def set_back(world: World) -> None:
-    """The operator has w set back to the clock."""
+    """Lets the operator set w back to the clock."""
     world.set_back()
 
 
 @_fault
 def clock_drift(world: World, node: str, ppm: int, ms: int) -> None:
-    """The clocks run fast or slow for a while."""
+    """Makes the clocks run fast or slow for a while."""
     clock = world.nodes[node].clock
     clock.drift(ppm)
     world.later(ms, lambda: clock.drift(0))
@@ -191,7 +191,7 @@ def clock_drift(world: World, node: str, ppm: int, ms: int) -> None:
 
 @_fault
 def disk_full(world: World, node: str, spare_bytes: int, ms: int) -> None:
-    """There is little room, for a while."""
+    """Leaves little room on the disk for a while."""
     disk = world.nodes[node].disk
     disk.capacity_bytes = disk.used_bytes + spare_bytes
 
@@ -203,7 +203,7 @@ def disk_full(world: World, node: str, spare_bytes: int, ms: int) -> None:
 
 @_fault
 def disk_error(world: World, node: str, operation: str, path_part: str, countdown: int) -> None:
-    """One operation fails with EIO."""
+    """Makes one operation fail with EIO."""
     disk = world.nodes[node].disk
     written_bytes = countdown * 37 % 90
     fault = Fault(operation, errno.EIO, path_part, countdown, written_bytes)
@@ -218,7 +218,7 @@ def disk_error(world: World, node: str, operation: str, path_part: str, countdow
 
 @_fault
 def slow_disk(world: World, node: str, us: int, ms: int) -> None:
-    """Each effect on the disk takes its time."""
+    """Makes each effect on the disk slow."""
     sim = world.nodes[node]
     sim.disk_us = us
 
@@ -230,11 +230,11 @@ def slow_disk(world: World, node: str, us: int, ms: int) -> None:
 
 @_fault
 def hung_disk(world: World, node: str, us: int) -> None:
-    """What the disk is asked for next takes as long as if it hung."""
+    """Makes the next disk operation take as long as if the disk hung."""
     sim = world.nodes[node]
     sim.disk_us = us
 
-    def fast() -> None:  # not as it was before: that may have been another one, which ends sooner
+    def fast() -> None:  # not the earlier value: it may be another fault's, which ends sooner
         sim.disk_us = 0
 
     world.later(us // US_PER_MS, fast)
@@ -242,7 +242,7 @@ def hung_disk(world: World, node: str, us: int) -> None:
 
 @_fault
 def slow_files(world: World, node: str, operations: tuple[str, ...], us: int, ms: int) -> None:
-    """To open, sync or delete a file takes its time, and others go on meanwhile."""
+    """Makes opening, syncing and deleting files slow, while other operations are not."""
     delays_us = world.nodes[node].disk.delays_us
     delays_us.update(dict.fromkeys(operations, us))
     world.later(ms, delays_us.clear)
@@ -250,7 +250,7 @@ def slow_files(world: World, node: str, operations: tuple[str, ...], us: int, ms
 
 @_fault
 def bit_flip(world: World, node: str, what: str, choice: int) -> None:
-    """The medium damages a file: of a slot, an index, or the dial."""
+    """Damages a file on the medium: of a slot, an index, or the dial."""
     sim = world.nodes[node]
     if path := sim.disk.flip_somewhere(what, Random(choice)):
         sim.damaged.add(path)
@@ -260,7 +260,7 @@ def bit_flip(world: World, node: str, what: str, choice: int) -> None:
 
 @_fault
 def bad_sector(world: World, node: str, what: str, choice: int) -> None:
-    """The medium cannot read a sector of a file any more: of a slot, or an index."""
+    """Makes a sector of a file unreadable: of a slot, or an index."""
     sim = world.nodes[node]
     if path := sim.disk.spoil_somewhere(what, Random(choice)):
         sim.damaged.add(path)
@@ -270,7 +270,7 @@ def bad_sector(world: World, node: str, what: str, choice: int) -> None:
 
 @_fault
 def slot_gone(world: World, node: str, choice: int) -> None:
-    """Somebody deletes a slot file."""
+    """Deletes a slot file."""
     sim = world.nodes[node]
     if path := sim.disk.unlink_somewhere(Random(choice)):
         sim.damaged.add(path)
@@ -283,19 +283,19 @@ def slot_gone(world: World, node: str, choice: int) -> None:
 
 @_fault
 def isolate(world: World, node: str, ms: int) -> None:
-    """A node is cut off from all others."""
+    """Cuts a node off from all others."""
     _partition(world, (node,), ms)
 
 
 @_fault
 def partition(world: World, side: tuple[str, ...], ms: int) -> None:
-    """Some nodes are cut off from the rest."""
+    """Cuts some nodes off from the rest."""
     _partition(world, side, ms)
 
 
 @_fault
 def block(world: World, src: str, dst: str, ms: int) -> None:
-    """One direction of one link lets nothing through."""
+    """Blocks one direction of a link."""
     network = world.network
     network.block(src, dst)
     world.later(ms, lambda: network.unblock(src, dst))
@@ -303,7 +303,7 @@ def block(world: World, src: str, dst: str, ms: int) -> None:
 
 @_fault
 def cut(world: World, one: str, other: str, ms: int) -> None:
-    """One link lets nothing through."""
+    """Blocks a link."""
     network = world.network
     network.cut(one, other)
     world.later(ms, lambda: network.mend(one, other))
@@ -311,14 +311,14 @@ def cut(world: World, one: str, other: str, ms: int) -> None:
 
 @_fault
 def flap(world: World, src: str, dst: str, period_ms: int, ms: int) -> None:
-    """One direction comes and goes."""
+    """Blocks and unblocks a direction in turns."""
     until_us = world.scheduler.now_us + ms * US_PER_MS
     world.network.flap(src, dst, period_us=period_ms * US_PER_MS, until_us=until_us)
 
 
 @_fault
 def bad_link(world: World, src: str, dst: str, quality: Quality, ms: int) -> None:
-    """One direction is slow, or loses, doubles and reorders messages."""
+    """Makes a direction slow, or lose, double and reorder messages."""
     link = world.network.link(src, dst)
     before = link.quality
     link.quality = quality
@@ -331,7 +331,7 @@ def bad_link(world: World, src: str, dst: str, quality: Quality, ms: int) -> Non
 
 @_fault
 def mute(world: World, src: str, dst: str, kind: str, ms: int) -> None:
-    """All messages of one type are lost in one direction."""
+    """Loses all messages of one type in one direction."""
     network = world.network
     network.mute(src, dst, kind)
     world.later(ms, lambda: network.unmute(src, dst, kind))
@@ -339,7 +339,7 @@ def mute(world: World, src: str, dst: str, kind: str, ms: int) -> None:
 
 @_fault
 def lost_answers(world: World, share: float, ms: int) -> None:
-    """Callers do not hear some of the answers."""
+    """Loses some answers to callers."""
     frontend = world.frontend
     frontend.lost_answers = share
 
@@ -349,26 +349,26 @@ def lost_answers(world: World, share: float, ms: int) -> None:
     world.later(ms, mend)
 
 
-# --- Kafka and the ledger's place
+# --- Kafka and the ledger
 
 
 @_fault
 def kafka_down(world: World, ms: int) -> None:
-    """All brokers are away."""
+    """Stops all brokers."""
     world.kafka.stop()
     world.later(ms, world.kafka.start)
 
 
 @_fault
 def kafka_cut(world: World, node: str, ms: int) -> None:
-    """One node does not reach the brokers."""
+    """Cuts one node off from the brokers."""
     world.kafka.cut(node)
     world.later(ms, lambda: world.kafka.mend(node))
 
 
 @_fault
 def kafka_faults(world: World, changes: dict[str, Any], ms: int) -> None:
-    """The brokers are slow, or lose requests and answers."""
+    """Makes the brokers slow, or lose requests and answers."""
     kafka = world.kafka
     before = kafka.faults
     kafka.faults = replace(before, **changes)
@@ -381,7 +381,7 @@ def kafka_faults(world: World, changes: dict[str, Any], ms: int) -> None:
 
 @_fault
 def lose_end(world: World, lost_ms: int, ms: int) -> None:
-    """The control topic is led by a broker that lacks its end, and whoever led the cluster dies."""
+    """Lets a broker without the control topic's end lead it, while the cluster's leader dies."""
     for partition in world.kafka.partitions(world.names.control):
         if partition.open:
             world.scheduler.call_later(QUIET_US, lose_end, world, lost_ms, ms)
@@ -397,7 +397,7 @@ def lose_end(world: World, lost_ms: int, ms: int) -> None:
 
 
 def _end_again(world: World, partition: Partition, log: list[Entry]) -> None:
-    """The broker is back that has it all."""
+    """Brings back the broker that has the whole topic."""
     if partition.open:
         world.scheduler.call_later(QUIET_US, _end_again, world, partition, log)
         return
@@ -407,14 +407,14 @@ def _end_again(world: World, partition: Partition, log: list[Entry]) -> None:
 
 @_fault
 def slow_first_init(world: World, us: int) -> None:
-    """What a candidacy asks first takes long, and then its inits: less than others wait for it."""
+    """Makes a candidacy's first request and its inits slow: less than other nodes wait for it."""
     kafka = world.kafka
     kafka.faults = replace(kafka.faults, check_us=us, init_us=(us, us))
 
 
 @_fault
 def topic_trouble(world: World, topic: str, trouble: str, ms: int) -> None:
-    """A topic takes nothing for a while."""
+    """Makes a topic take nothing for a while."""
     troubles, scheduler = world.kafka.troubles, world.scheduler
     troubles.begin(topic, TopicTrouble(trouble), scheduler.now_us)
     world.later(ms, lambda: troubles.end(topic, scheduler.now_us))
@@ -422,7 +422,7 @@ def topic_trouble(world: World, topic: str, trouble: str, ms: int) -> None:
 
 @_fault
 def ledger_away(world: World, ms: int) -> None:
-    """Nothing can be published."""
+    """Makes publishing fail."""
     world.ledger_away = True
 
     def back() -> None:
@@ -436,11 +436,11 @@ def ledger_away(world: World, ms: int) -> None:
 
 @_fault
 def change_members(world: World, nodes: tuple[str, ...], min_insync: int) -> None:
-    """The operator gives all nodes another list of nodes, and restarts them one by one."""
+    """Lets the operator give all nodes another list of nodes, and restart them one by one."""
     world.change_members(nodes, min_insync)
 
 
-# --- behind them
+# --- inside
 
 
 def _start(sim: SimNode) -> None:

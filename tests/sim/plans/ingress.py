@@ -1,6 +1,6 @@
-"""Draws what is sent to the ingress topic, and what breaks about it.
+"""Draws the records for the ingress topic, and its faults.
 
-From a stream of its own, so that all else of a seed is drawn as without it.
+It uses a separate random stream, so that all else of a seed is drawn as without it.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ ENDS = ("commit", "commit", "commit", "abort", "left")
 def sent(
     random: Random, settings: Settings, until_ms: int, others: Iterable[Step]
 ) -> Iterator[IngressOrder]:
-    """What all senders send.
+    """Draws what all senders send.
 
     Args:
-        random: of its own.
-        settings: of the cluster.
+        random: the separate stream.
+        settings: the cluster's.
         until_ms: when everything heals.
-        others: what callers send among it may be withdrawn here.
+        others: messages of callers, which records may cancel.
     """
     requests = [step for step in others if isinstance(step, Request)]
     messages = [draft.number for request in requests for draft in request.drafts]
     per_s = random.choice((0.3, 1.0, 2.0, 4.0))
     transactions = random.choice((0.0, 0.2, 0.6))
-    with_id: list[tuple[int, int]] = []  # with when it is due
+    with_id: list[tuple[int, int]] = []  # with the time when it is due
     number, at_ms = 1, 1_500.0
     while at_ms < until_ms:
         at_ms += random.expovariate(per_s) * 1_000
@@ -131,7 +131,7 @@ SELDOM: tuple[Draw, ...] = (_ingress_anew, _ingress_cut_off)
 
 
 def faults(random: Random, settings: Settings, until_ms: int) -> Iterator[Action]:
-    """What breaks about it."""
+    """Draws the faults of the ingress."""
     draws = list(random.choices(OFTEN, k=random.choice((0, 1, 2, 4))))
     if random.random() < 0.06:
         draws.append(random.choice(SELDOM))

@@ -1,6 +1,6 @@
-"""What a run does to ingress: to its topic, and to the way from a cleaner to its server.
+"""Faults of the ingress: of its topic, and of the connection from a cleaner to its server.
 
-What the topic loses is lost before anybody could see to it; only that is excused.
+Records that the topic loses before a leader could read them are excused, and no others.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ INGRESS_FAULTS: dict[str, FaultFunction] = {}
 CUT_MS = 6_000
 
 QUIET_US = 1 * US_PER_MS
-"""So often one looks whether a log is between two transactions."""
+"""Interval of looking whether a log is between two transactions."""
 
 
 def _fault(function: FaultFunction) -> FaultFunction:
@@ -33,7 +33,7 @@ def _fault(function: FaultFunction) -> FaultFunction:
 
 @_fault
 def ingress_deleted(world: World, partition: int, kept: int) -> None:
-    """Retention deletes all but the newest, whether they were read or not."""
+    """Lets retention delete all but the latest records, read or unread."""
     log = _partition(world, partition)
     if log is not None:
         log.delete_before(len(log.log) - kept)
@@ -43,7 +43,7 @@ def ingress_deleted(world: World, partition: int, kept: int) -> None:
 
 @_fault
 def ingress_anew(world: World, ms: int) -> None:
-    """Somebody deletes the topic, and makes it anew a while later."""
+    """Deletes the topic, and recreates it a while later."""
     kafka, topic = world.kafka, world.names.ingress
     if not kafka.has(topic):
         return
@@ -62,7 +62,7 @@ def _make(world: World) -> None:
 
 @_fault
 def ingress_cut_off(world: World, partition: int, lost: int) -> None:
-    """A broker comes to lead a partition that lacks its end: what comes then may go unread."""
+    """Lets a broker without a partition's end lead it: later records there may stay unread."""
     log = _partition(world, partition)
     if log is None:
         return
@@ -78,7 +78,7 @@ def ingress_cut_off(world: World, partition: int, lost: int) -> None:
 
 @_fault
 def slow_handover(world: World, us: int, ms: int) -> None:
-    """What is handed over, and the answers to it, take long."""
+    """Makes the hand-over and its answers slow."""
     before = world.handover_us
     world.handover_us = (us // 2, us)
 
@@ -90,7 +90,7 @@ def slow_handover(world: World, us: int, ms: int) -> None:
 
 @_fault
 def at_moment(world: World, moment: str, what: str, us: int, nth: int = 1) -> None:
-    """Kills a process, or cuts the hand-over, when something happens for the nth time, or soon."""
+    """Kills a process, or breaks the hand-over, at the nth moment of a kind, or soon."""
 
     def act(node: str) -> None:
         world.trace.add("fault", f"{moment} at {node}: {what} in {us} us")
@@ -103,7 +103,7 @@ def at_moment(world: World, moment: str, what: str, us: int, nth: int = 1) -> No
 
 @_fault
 def cut_handover(world: World, node: str) -> None:
-    """The connection between a cleaner and its server breaks; a new one is made."""
+    """Breaks the connection between a cleaner and its server; a new one is made."""
     cleaner = world.nodes[node].cleaner
     if cleaner is not None and cleaner.handover is not None:
         cleaner.handover.cut()

@@ -14,22 +14,22 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How the cluster is made.
+    """The cluster's settings.
 
     Attributes:
         nodes: the ids of all nodes at the beginning.
         min_insync: W.
         later_nodes: nodes that may be added.
         late_window_s: how long after its due a slot still takes frames.
-        span_s: so far ahead a due may lie.
-        max_frame_messages: a frame holds no more.
-        max_frame_bytes: the same in bytes of content.
-        first_cap_messages: a new leader's transactions hold no more than this at first.
-        cap_messages: no transaction ever holds more.
-        handles: open slot files at most, of one node.
-        batch_frames: at most so many frames in one message between nodes.
-        in_flight_frames: at most so many pushed frames wait for one mirror's answer.
-        sync_groups: what is written is on the medium before it is told.
+        span_s: how far ahead a due may be.
+        max_frame_messages: limit for a frame, in messages.
+        max_frame_bytes: limit for a frame, in bytes of content.
+        first_cap_messages: limit for a new leader's first transactions.
+        cap_messages: limit for any transaction.
+        handles: limit for open slot files of one node.
+        batch_frames: limit for frames in one message between nodes.
+        in_flight_frames: limit for pushed frames that wait for one mirror's answer.
+        sync_groups: frames are on the medium before they are acknowledged.
     """
 
     nodes: tuple[str, ...]
@@ -56,8 +56,8 @@ class Draft:
         delay_ms: its due, from the first attempt on.
         length_bytes: of its value; -1: null.
         keyed: it has a key, which may be empty.
-        topic: where it goes; None: as its number says.
-        ttl_s: its time to live; None: it does not expire.
+        topic: its topic; None: chosen by its number.
+        ttl_s: its time to live; None: unlimited.
     """
 
     number: int
@@ -70,15 +70,15 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Some messages that a producer sends together, and goes on sending.
+    """Messages that a producer sends together, and retries.
 
     Attributes:
         at_ms: when it is first sent.
         drafts: what is sent.
-        nodes: to whom, in turns.
-        patience_ms: how long after the first attempt another one is made.
-        timeout_ms: how long an answer is waited for.
-        again: it is sent once more after it was acknowledged, as by a caller who lost the answer.
+        nodes: the nodes to send to, in turns.
+        patience_ms: the interval between attempts.
+        timeout_ms: how long to wait for an answer.
+        again: it is sent again after the acknowledgement, as by a caller who lost the answer.
     """
 
     at_ms: int
@@ -91,13 +91,13 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class CancelOrder:
-    """A caller withdraws a message, and goes on trying.
+    """A caller cancels a message, and retries.
 
     Attributes:
         at_ms: when it begins.
         number: of the message.
-        nodes: who is asked, in turns.
-        patience_ms: how long it is tried.
+        nodes: the nodes to ask, in turns.
+        patience_ms: how long the caller retries.
     """
 
     at_ms: int
@@ -108,13 +108,13 @@ class CancelOrder:
 
 @dataclass(frozen=True, slots=True)
 class CancelManyOrder:
-    """A caller withdraws several messages with one call, and goes on trying.
+    """A caller cancels several messages with one call, and retries.
 
     Attributes:
         at_ms: when it begins.
         numbers: of the messages.
-        nodes: who is asked, in turns.
-        patience_ms: how long it is tried.
+        nodes: the nodes to ask, in turns.
+        patience_ms: how long the caller retries.
     """
 
     at_ms: int
@@ -125,14 +125,14 @@ class CancelManyOrder:
 
 @dataclass(frozen=True, slots=True)
 class RescheduleOrder:
-    """A caller gives a message another due, and goes on trying.
+    """A caller gives a message another due, and retries.
 
     Attributes:
         at_ms: when it begins.
         number: of the message.
         delay_ms: the new due, from then on.
-        nodes: who is asked, in turns.
-        patience_ms: how long it is tried.
+        nodes: the nodes to ask, in turns.
+        patience_ms: how long the caller retries.
     """
 
     at_ms: int
@@ -148,11 +148,11 @@ class IngressDraft:
 
     Attributes:
         number: of the record, apart from those of messages.
-        asks: what it asks for, and how: of `ingress_records.ASKS`.
-        partition: where it is sent to.
+        asks: the request and its form: one of `ingress_records.ASKS`.
+        partition: the partition to send it to.
         delay_ms: its due, from when it is sent.
         length_bytes: of its value; -1: null.
-        of: the record whose id and due it repeats, or withdraws; the message whose it withdraws.
+        of: the record or message whose id and due it repeats or cancels.
     """
 
     number: int
@@ -165,14 +165,14 @@ class IngressDraft:
 
 @dataclass(frozen=True, slots=True)
 class IngressOrder:
-    """Somebody sends records to the ingress topic.
+    """A sender's records for the ingress topic.
 
     Attributes:
         at_ms: when.
-        drafts: one after the other.
-        ends: None: each by itself. Else they are one transaction, which commits, aborts, or is left
-            alone until the brokers abort it.
-        open_ms: how long the transaction is open.
+        drafts: the records, in order.
+        ends: None: each record alone. Otherwise they form one transaction, which commits, aborts,
+            or is left open until the brokers abort it.
+        open_ms: how long the transaction stays open.
         clock_ms: how far the sender's clock is ahead.
     """
 
@@ -185,12 +185,12 @@ class IngressOrder:
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """A fault, or a deed of the operator.
+    """A fault, or an action of the operator.
 
     Attributes:
         at_ms: when.
-        kind: of `faults.FAULTS`.
-        arguments: of its function there.
+        kind: one of `faults.FAULTS`.
+        arguments: the arguments of that function.
     """
 
     at_ms: int
@@ -210,10 +210,10 @@ class Plan:
     """One run.
 
     Attributes:
-        seed: of all that the parts draw.
-        profile: which kind of run it is.
-        settings: how the cluster is made.
-        steps: what is done, in order of time.
+        seed: the seed of all random streams.
+        profile: the kind of run.
+        settings: the cluster's.
+        steps: what happens, in order of time.
         faults_end_ms: when everything heals.
     """
 
@@ -224,22 +224,22 @@ class Plan:
     faults_end_ms: int
 
     def first(self, count: int) -> Plan:
-        """The same, with no more steps than this."""
+        """The same plan with its first steps only."""
         return replace(self, steps=self.steps[:count])
 
     def only(self, steps: Iterable[Step]) -> Plan:
-        """The same, with these steps."""
+        """The same plan with other steps."""
         return replace(self, steps=tuple(steps))
 
     @property
     def text(self) -> str:
-        """For people: one line a step."""
+        """The plan for people: one line per step."""
         lines = [f"seed {self.seed}, profile {self.profile}", str(self.settings)]
         return "\n".join([*lines, *map(step_text, self.steps)])
 
 
 def step_text(step: Step) -> str:
-    """One step in a line."""
+    """One step as a line."""
     match step:
         case Request():
             drafts = " ".join(f"m{draft.number}+{draft.delay_ms}ms" for draft in step.drafts)
@@ -262,5 +262,5 @@ def step_text(step: Step) -> str:
 
 
 def in_order(steps: Iterable[Step]) -> tuple[Step, ...]:
-    """By time; steps of the same time stay as they are."""
+    """Sorts steps by time, stably."""
     return tuple(sorted(steps, key=lambda step: step.at_ms))

@@ -1,6 +1,6 @@
-"""Draws plans from seeds: which cluster, what callers send, what breaks, and when.
+"""Draws plans from seeds: the cluster, the callers' requests, and the faults.
 
-`mixed` draws from all faults; the other profiles provoke what would rarely come together.
+`mixed` draws from all faults; the other profiles provoke rare combinations.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def _clock_step(stage: Stage) -> list[Action]:
 
 
 def _clocks_ahead(stage: Stage) -> list[Action]:
-    """All clocks, those of the brokers too; who leads then is new, and the operator acts later."""
+    """All clocks, also the brokers'; the next leader is new, and the operator acts later."""
     step_ms, ms = stage.ms(15_000, HOUR_MS), stage.ms(3_000, 20_000)
     actions = stage.act("clocks_ahead", nodes=stage.nodes, step_ms=step_ms, ms=ms)
     actions += [
@@ -313,12 +313,12 @@ class Profile:
     """One kind of run.
 
     Attributes:
-        draws: the faults that happen.
-        faults: so many at least and at most.
-        nodes: how many nodes there are, drawn from these.
+        draws: the faults that may happen.
+        faults: the least and the greatest number of faults.
+        nodes: numbers of nodes to draw from.
         changes_members: the operator changes the list of nodes.
-        ingress: how likely something is sent to the ingress topic as well.
-        ingress_faults: and then something of that breaks.
+        ingress: the probability of records for the ingress topic.
+        ingress_faults: the probability of ingress faults in that case.
     """
 
     draws: tuple[Draw, ...]
@@ -364,8 +364,8 @@ def draw(seed: int, *, profile: str | None = None, nodes: int | None = None) -> 
     """The plan of a seed.
 
     Args:
-        seed: says everything that the other two do not.
-        profile: of `PROFILES`; without, the seed chooses, mostly `mixed`.
+        seed: determines everything that the other two do not.
+        profile: one of `PROFILES`; if absent, the seed chooses, mostly `mixed`.
         nodes: how many.
     """
     random = Random(f"plan {seed}")
@@ -377,7 +377,7 @@ def draw(seed: int, *, profile: str | None = None, nodes: int | None = None) -> 
     until_ms = random.randrange(20_000, 45_000)
     steps: list[Step] = [*_traffic(random, settings, until_ms)]
     steps += _faults(random, kind, settings, until_ms)
-    own = Random(f"ingress {seed}")  # of its own, so that all else is drawn as without it
+    own = Random(f"ingress {seed}")  # a separate stream, so that all else is drawn as without it
     if own.random() < kind.ingress:
         steps += ingress.sent(own, settings, until_ms, steps)
         if kind.ingress_faults:
@@ -417,9 +417,9 @@ def _faults(
 
 
 def _member_changes(random: Random, settings: Settings, until_ms: int) -> Iterator[Action]:
-    """Nodes join, and one leaves.
+    """Lets nodes join, and one leave.
 
-    Only one: a second must not leave before the wheels that name the first are done with.
+    Only one leaves: a second must not leave before the wheels that name the first are finished.
     """
     nodes, spare = list(settings.nodes), [name for name in NAMES if name not in settings.nodes]
     times_ms = sorted(random.sample(range(6_000, until_ms - 5_000), random.randint(1, 3)))
@@ -467,7 +467,7 @@ def _traffic(random: Random, settings: Settings, until_ms: int) -> Iterator[Step
         else:
             yield from orders
         for draft in drafts:
-            # Of its own, so that all else is drawn as without it.
+            # A separate stream, so that all else is drawn as without it.
             own = Random(f"{round(at_ms)} {draft.number}")
             if own.random() < 0.1:
                 begin_ms = round(at_ms) + own.randrange(10, max(draft.delay_ms, 300))

@@ -1,4 +1,4 @@
-"""Runs many seeds on several processes, and tells which failed and how to see why."""
+"""Runs many seeds on several processes, and reports which failed and how to see why."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from sim.plans.shrink import shrink
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Which plan a seed stands for.
+    """The plan that a seed stands for.
 
     Attributes:
-        nodes: how many there are; None: as the seed says.
-        steps: no more steps than these.
-        profile: of `PROFILES` or `DRILLS`; None: as the seed says.
+        nodes: the number of nodes; None: chosen by the seed.
+        steps: limit for the number of steps.
+        profile: one of `PROFILES` or `DRILLS`; None: chosen by the seed.
     """
 
     nodes: int | None = None
@@ -37,7 +37,7 @@ class Choice:
         return plan if self.steps is None else plan.first(self.steps)
 
     def command(self, seed: int) -> str:
-        """What runs this seed again."""
+        """The command that runs this seed again."""
         words = [f"scripts/sim --seeds {seed}..{seed}"]
         words += [
             f"--{name} {value}"
@@ -53,17 +53,17 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a seed led to.
+    """The result of a seed.
 
     Attributes:
-        seed: which.
+        seed: the seed.
         profile: of its plan.
-        violations: empty: all is well.
+        violations: empty: the run was good.
         digest: of the run.
-        simulated_s: how long it lasted there.
-        took_s: and here.
+        simulated_s: its simulated duration.
+        took_s: its real duration.
         delivered: how many messages became visible.
-        command: what runs it again.
+        command: the command that runs it again.
     """
 
     seed: int
@@ -93,7 +93,7 @@ def run_seed(choice: Choice, seed: int) -> Outcome:
 
 
 def run_seeds(runs: Iterable[tuple[Choice, int]], *, jobs: int) -> Iterator[Outcome]:
-    """Runs seeds, as many at a time as there are jobs; in the order in which they end."""
+    """Runs seeds, as many at a time as there are jobs; yields results as they end."""
     if jobs <= 1:
         yield from map(_run, runs)
         return
@@ -102,7 +102,7 @@ def run_seeds(runs: Iterable[tuple[Choice, int]], *, jobs: int) -> Iterator[Outc
 
 
 def shrunk(result: Result) -> Result:
-    """The run of the shortest plan found that fails like this one."""
+    """Runs the shortest plan found that fails like this one."""
 
     def fails(plan: Plan) -> bool:
         return bool(run(plan).violations)

@@ -1,4 +1,4 @@
-"""Makes a failing plan shorter, for as long as it still fails."""
+"""Shortens a failing plan for as long as it still fails."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ Fails = Callable[[Plan], bool]
 
 
 def shrink(plan: Plan, fails: Fails) -> Plan:
-    """Drops steps, many at a time, then fewer, while what is left still fails.
+    """Drops steps, many at a time, then fewer, while the rest still fails.
 
     Args:
-        plan: one that fails.
-        fails: runs a plan; whether it fails, too.
+        plan: a failing plan.
+        fails: runs a plan; returns whether it fails, too.
     """
     size = max(1, len(plan.steps) // 2)
     while size:
@@ -27,7 +27,7 @@ def shrink(plan: Plan, fails: Fails) -> Plan:
 
 
 def _without_some(plan: Plan, size: int, fails: Fails) -> Plan:
-    """Drops runs of so many steps, wherever it can."""
+    """Drops runs of this many steps, wherever possible."""
     begin = 0
     while begin < len(plan.steps):
         steps: tuple[Step, ...] = plan.steps[:begin] + plan.steps[begin + size :]

@@ -1,4 +1,4 @@
-"""What faults are drawn from."""
+"""The stage on which faults are drawn."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from sim.plans.plan import Action
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What a fault is drawn from.
+    """The stage on which a fault is drawn.
 
     Attributes:
-        random: of the plan.
-        nodes: who there is.
+        random: the plan's random stream.
+        nodes: the nodes.
         until_ms: when everything heals.
         at_ms: when the fault happens.
-        odd: whose clock may be wrong: two that agree would be right.
+        odd: the node whose clock may be wrong: with two, both would agree.
     """
 
     random: Random
@@ -31,15 +31,15 @@ class Stage:
 
     @property
     def node(self) -> str:
-        """Some node."""
+        """Draws a node."""
         return self.random.choice(self.nodes)
 
     def ms(self, least: int, most: int) -> int:
-        """Some time; short ones are as likely as long ones, by their logarithms."""
+        """Draws a time, uniformly by its logarithm."""
         return round(least * math.exp(math.log(most / least) * self.random.random()))
 
     def act(self, kind: str, **arguments: Any) -> list[Action]:
-        """One action of now."""
+        """Creates an action at this time."""
         return [Action(self.at_ms, kind, arguments)]
 
 

@@ -1,1 +1,1 @@
-"""The tests that run the simulation, and those of its parts."""
+"""Tests that run the simulation, and tests of its parts."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from sim.kafka.scenario import Toy, uneasy
 
 TESTS = Path(__file__).parents[2]
-TELL = """
+PRINT_DIGEST = """
 from sim.kafka.scenario import Toy, uneasy
 toy = Toy(7, uneasy())
 toy.run(30.0)
@@ -20,7 +20,7 @@ print(toy.story())
 
 def _told_with(hash_seed: str) -> str:
     environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(TESTS)}
-    return subprocess.check_output([sys.executable, "-c", TELL], env=environment, text=True)
+    return subprocess.check_output([sys.executable, "-c", PRINT_DIGEST], env=environment, text=True)
 
 
 def test_a_seed_is_one_run_in_every_process() -> None:

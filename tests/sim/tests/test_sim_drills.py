@@ -1,4 +1,4 @@
-"""Every drill leads where it should, and nothing goes wrong there.
+"""Every drill reaches its situation, and nothing goes wrong there.
 
 ``scripts/sim --drills --seeds 2..9`` runs them at other times.
 """
@@ -26,7 +26,7 @@ INTERLEAVINGS = {
     "10": ("spare_after_a_step",),
     "11": ("quick_restarts", "left_behind"),
     "12": ("long_absence",),
-    "13": ("told_fill", "last_frames"),
+    "13": ("sent_fill", "last_frames"),
     "14": ("without_kafka", "deaf_leader"),
     "15": ("through_another",),
     "16": ("dead_server",),
@@ -37,7 +37,7 @@ INTERLEAVINGS = {
     "21": ("new_leader",),
     "22": ("first_leader",),
 }
-"""What once broke a draft of the protocol: what it is, and what must save us, is in the drills."""
+"""What once broke a draft of the protocol: the drills name the danger and what must save us."""
 
 FOUND = {
     "crashed_repair",
@@ -110,7 +110,7 @@ INGRESS = {
     "said_twice",
     "held_up",
 }
-"""Between which steps somebody dies, and what a topic may do, when records are taken in."""
+"""Crashes between the steps of accepting ingress records, and topic faults."""
 
 
 def run(name: str, seed: int) -> tuple[Result, list[str]]:

@@ -1,4 +1,4 @@
-"""The quorum and fencing rules against every interleaving of a few nodes."""
+"""Checks the quorum and fencing rules against every interleaving of a few nodes."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -19,7 +19,7 @@ from sim.models.wheel import RULES, WheelModel
 
 @pytest.fixture
 def anew() -> Iterator[None]:
-    """What the exchanged code decides is not remembered."""
+    """Forgets cached decisions of exchanged code."""
     model_wheel.forget()
     yield
     model_wheel.forget()
@@ -40,7 +40,7 @@ BROKEN = {
     "fenced members take no more": WheelModel(2, 2),
     "promises outlive crashes": WheelModel(2, 2),
     "who fences itself stops": WheelModel(2, 1),
-    "a fill is committed before it is told": WheelModel(3, 3, crashes=0, replacements=0),
+    "a fill is committed before it is sent": WheelModel(3, 3, crashes=0, replacements=0),
     "a crash makes incomplete": WheelModel(2, 2),
     "complete again by what the origin has written": WheelModel(3, 3, replacements=0),
     "answers of an earlier boot do not count": WheelModel(3, 3, replacements=0),
@@ -91,7 +91,7 @@ def test_a_second_close_that_counts_is_found() -> None:
         assert exhausted(WheelModel(2, 1)).found.wrong == "the end has moved"
 
 
-def test_a_way_is_told() -> None:
+def test_a_way_is_reported() -> None:
     found = explore(
         0, lambda n: [("one more", n + 1)], lambda n: "too many" if n > 1 else None, at_most=9
     )

@@ -1,4 +1,4 @@
-"""Taking records in exactly once, against every interleaving of two leaders."""
+"""Checks exactly-once acceptance of ingress records against every interleaving of two leaders."""
 
 from unittest.mock import patch
 
@@ -19,11 +19,11 @@ unfit = partition._unfit
 
 
 def unbound(_self: Intake, _step: IntakeStep | None = None) -> None:
-    """The floor, and seals, go where they like."""
+    """Floor and seals advance without limit."""
 
 
 def doubtless(taken: Taken, wish: Wish, moment: Moment) -> Unfit | None:
-    """Who may have a record is forgotten."""
+    """Which server may have a record is forgotten."""
     taken.perhaps_held = False
     return unfit(taken, wish, moment)
 
@@ -62,7 +62,7 @@ def test_a_record_handed_over_before_it_is_announced_is_found() -> None:
 
 
 def test_a_floor_past_an_uncommitted_offset_is_found() -> None:
-    """What nobody can tell any more is a dead letter, and only without that rule it comes twice."""
+    """An undecidable record is a dead letter, and only without that rule it is delivered twice."""
     with patch.object(Intake, "bound", unbound):
         assert exhausted(IngressModel()).found.wrong == "a dead letter"
         with patch.object(partition, "_unfit", doubtless):
@@ -95,7 +95,7 @@ def test_an_announcement_taken_back_of_what_a_server_may_have_is_found() -> None
 
 
 def test_announcements_are_taken_back_in_the_model() -> None:
-    """Or it would prove nothing of them."""
+    """Otherwise it would prove nothing about them."""
     back = set[int]()
     committed = Intake.committed
 

@@ -1,4 +1,4 @@
-"""Every mutant changes the code that there is, and leaves nothing behind."""
+"""Every mutant changes existing code, and leaves nothing behind."""
 
 import re
 import sys
@@ -18,7 +18,7 @@ Place = tuple[str, ...]
 
 @pytest.fixture(scope="module")
 def before() -> dict[Place, Any]:
-    """What there is as long as every mutant leaves nothing behind."""
+    """The code as it stays if every mutant leaves nothing behind."""
     return dict(code())
 
 

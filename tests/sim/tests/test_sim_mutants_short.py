@@ -1,4 +1,4 @@
-"""Some mutants for real; ``scripts/sim --mutants`` looks for all of them."""
+"""Hunts some mutants; ``scripts/sim --mutants`` hunts all of them."""
 
 import time
 
@@ -16,14 +16,14 @@ QUICK = (
     "an end before V",
     "boots are ignored by the origin",
     "closes a wheel that is named",
-    "fills are told before they are committed",
+    "fills are sent before they are committed",
     "promises are not durable",
     "takes before it holds V",
     "the floor ignores spares",
     "unregisters what is above the floor",
     "what was rescheduled is not withdrawn",
     "older releases are not kept from leading",
-    "what was rescheduled is told to be cancelled",
+    "what was rescheduled is reported cancelled",
     "due from the clock",
     "handed over before it is announced",
     "what is unknown counts as held",
@@ -32,7 +32,7 @@ QUICK = (
 )
 
 PATIENCE_S = 300
-"""Each takes some seconds at rest."""
+"""Each takes some seconds on an idle machine."""
 
 
 @pytest.mark.parametrize("name", QUICK)
@@ -46,7 +46,7 @@ def test_a_mutant_is_found_by_the_check_that_is_meant_for_it(name: str) -> None:
 
 
 def fails_without_a_mutant(choice: Choice, seed: int) -> bool:
-    """Drills do not with the first seed: test_sim_drills.py runs each of them with that one."""
+    """Drills pass with the first seed without mutants: test_sim_drills.py shows it."""
     is_known = choice.profile in DRILLS and choice.steps is None and seed == 1
     return not is_known and fails(choice, seed)
 

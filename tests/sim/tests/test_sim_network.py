@@ -16,7 +16,7 @@ BREAKS = Quality(delay_us=1_000, jitter_us=0, break_chance=1.0)
 
 
 class Party:
-    """Nodes on one network, and what each of them has heard."""
+    """Nodes on one network, and what each of them has received."""
 
     def __init__(self, quality: Quality, nodes: str = "abc") -> None:
         self.scheduler = Scheduler(1)
@@ -78,7 +78,7 @@ def test_messages_keep_their_order(delay_us: int, jitter_us: int) -> None:
     assert [message for _, message in party.heard["b"]] == list(range(50))
 
 
-def test_messages_overtake_each_other_when_told_to() -> None:
+def test_messages_overtake_each_other_on_demand() -> None:
     party = Party(Quality(reordering=0.3))
     party.send("a", "b", *range(100))
     party.run()
@@ -87,7 +87,7 @@ def test_messages_overtake_each_other_when_told_to() -> None:
     assert set(found) == set(range(100))
 
 
-def test_messages_are_lost_and_doubled_when_told_to() -> None:
+def test_messages_are_lost_and_doubled_on_demand() -> None:
     party = Party(Quality(loss=0.2))
     party.network.link("a", "c").quality = Quality(duplication=0.2)
     party.send("a", "b", *range(1_000))
@@ -118,7 +118,7 @@ def test_a_connection_that_lasts_brings_late_what_was_sent(steady: Party) -> Non
     assert steady.broken == {"a": [], "b": [], "c": []}
 
 
-def test_a_connection_that_breaks_loses_it_and_both_are_told(breaks: Party) -> None:
+def test_a_connection_that_breaks_loses_it_and_notifies_both_ends(breaks: Party) -> None:
     breaks.send("b", "a", "under way")
     breaks.network.block("a", "b")
     breaks.send("a", "b", "held")
@@ -161,7 +161,7 @@ def test_blocks_are_counted_and_healing_ends_them_all(steady: Party) -> None:
     network.heal()
     assert not network.is_blocked("a", "b")
     assert network.link("b", "c").quality == STEADY
-    network.unblock("a", "b")  # of a fault that healing has ended
+    network.unblock("a", "b")  # the end of a fault that healing has ended already
     network.block("a", "b")
     assert network.is_blocked("a", "b")
 

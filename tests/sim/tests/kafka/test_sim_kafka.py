@@ -161,7 +161,7 @@ def test_what_is_ongoing_is_aborted_by_the_next_init(brokers: Brokers) -> None:
     old = brokers.init()
     brokers.produce(old, b"1")
     assert brokers.kafka.init_producer(ID) == (Code.CONCURRENT, -1)
-    # Until the abort's marker is written, its partition still takes what will not be seen.
+    # Until the abort's marker is written, its partition still takes records that stay invisible.
     assert brokers.produce(old, b"2") == (Code.OK, 1)
     brokers.settle()
     assert brokers.produce(old, b"3") == (Code.FENCED, 0)
@@ -217,7 +217,7 @@ def test_markers_wait_for_brokers_that_are_down(brokers: Brokers) -> None:
     assert brokers.values() == [b"1"]
 
 
-def test_observers_are_told_at_once(brokers: Brokers) -> None:
+def test_observers_are_called_at_once(brokers: Brokers) -> None:
     seen: list[tuple[str, int]] = []
     brokers.kafka.on_decided(lambda t: seen.append(("decided", t.decided_us)))
     brokers.kafka.on_visible(lambda e: seen.append((str(len(e)), e[0].visible_us)))

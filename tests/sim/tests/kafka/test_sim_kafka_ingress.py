@@ -1,4 +1,4 @@
-"""The simulated ingress topics: what becomes readable when, what Kafka loses, and who is told."""
+"""The simulated ingress topics: when records become readable, what Kafka loses and reports."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ AT = TOPIC, 0
 
 
 class Ingress(Site):
-    """A reader on node a, and a partition that others produce to."""
+    """A reader on node a, and a partition that other clients produce to."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class Ingress(Site):
         return [each.value for fetched in self.reader.poll(most) for each in fetched.records]
 
     def read_all(self, most: int = 100) -> list[bytes | None]:
-        """Some polls: one does not hand out all that there is."""
+        """Polls several times: one poll does not return everything."""
         self.settle()
         return [value for _ in range(20) for value in self.read(most)]
 
@@ -134,14 +134,14 @@ def test_a_topic_that_is_made_anew_is_another_one(ingress: Ingress) -> None:
     assert len(set(ids)) == 2
 
 
-def test_a_missing_topic_is_told_now_and_then(ingress: Ingress) -> None:
+def test_a_missing_topic_is_reported_at_intervals(ingress: Ingress) -> None:
     ingress.kafka.delete(TOPIC)
     with pytest.raises(KafkaAway, match=TOPIC):
         ingress.reader.poll(1)
     assert ingress.reader.poll(1) == []
 
 
-def test_the_group_shows_what_it_was_told(ingress: Ingress) -> None:
+def test_the_group_shows_the_committed_offset(ingress: Ingress) -> None:
     ingress.reader.report_to_group({AT: 5})
     ingress.settle()
-    assert ingress.kafka.told(NAMES.ingress_group, *AT) == 5
+    assert ingress.kafka.group_offset(NAMES.ingress_group, *AT) == 5

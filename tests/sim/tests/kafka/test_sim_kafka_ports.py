@@ -1,4 +1,4 @@
-"""The clients of the simulated Kafka: what calls report, and what took effect nevertheless."""
+"""The clients of the simulated Kafka: what calls report, and what took effect all the same."""
 
 from __future__ import annotations
 
@@ -344,7 +344,7 @@ def test_the_check_creates_our_topics_and_refuses_a_lost_control_topic(site: Sit
     site.do(lambda: site.a.check(has_wheels=True))
 
 
-# All of it together: a toy leader on a Kafka where everything goes wrong now and then.
+# All of it together: a toy leader on a Kafka with all kinds of faults.
 
 
 def _counts_right(seed: int, faults: KafkaFaults) -> bool:
