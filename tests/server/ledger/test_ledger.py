@@ -25,11 +25,6 @@ from support.wheels.books import ACCEPTED_AT_MS, WHEEL, Bench
 from support.wheels.messages import BASE_SLOT, columns_of, message
 
 
-@pytest.fixture
-def bench(tmp_path: Path) -> Bench:
-    return Bench(tmp_path)
-
-
 def as_rows(block: Block) -> list[tuple[bytes, int, str, int]]:
     return [
         (id_.tobytes(), due_ms, block.topics[topic], seq)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -20,11 +21,13 @@ from delaywheel_replica.server.ledger.place import Place
 from delaywheel_replica.server.ledger.publisher import Books, BooksConfig
 from delaywheel_replica.server.ledger.rows import Ledger, rows_folder
 from support.wheels.copies import rows_by_seq
-from support.wheels.messages import Message, columns_of
+from support.wheels.messages import BASE_SLOT, Message, columns_of, message
 
 WHEEL = WheelId("n1", 1)
 ACCEPTED_AT_MS = 1_763_699_999_000
 """21 November 2025, 04:39:59 UTC."""
+HOUR_MS = 3_600_000
+FOUR, FIVE = (f"date=2025-11-21/hour=0{hour}" for hour in (4, 5))
 
 Row = tuple[bytes, int, int, str, str, int]
 
@@ -215,3 +218,16 @@ class Bench:
     def all_written(self) -> list[Row]:
         """What the ledger is to have of every frame."""
         return [row for frame in self.written for row in frame]
+
+
+def three(first: int) -> list[Message]:
+    """Messages of three seconds and two topics."""
+    return [
+        replace(message(first + number, slot=BASE_SLOT + number), topic="ab"[number % 2])
+        for number in range(3)
+    ]
+
+
+def file_name(first: int, last: int, folder: str = FOUR) -> str:
+    """The name of a published file with these frames."""
+    return f"{folder}/n1.1-{first:019}-{last:019}.parquet"
