@@ -27,14 +27,15 @@ def code() -> Iterator[tuple[Place, Any]]:
     for name, module in sorted(sys.modules.items()):
         if name.partition(".")[0] in PACKAGES and isinstance(module, ModuleType):
             for attribute, value in vars(module).items():
-                yield (name, attribute), _content(value)
+                yield (name, attribute), _content(attribute, value)
                 if isinstance(value, type) and value.__module__ == name:
                     for method, inner in vars(value).items():
-                        yield (name, attribute, method), _content(inner)
+                        yield (name, attribute, method), _content(method, inner)
 
 
-def _content(value: Any) -> Any:
-    if isinstance(value, dict):
+def _content(name: str, value: Any) -> Any:
+    # What Python keeps, such as __builtins__, nobody changes in place.
+    if isinstance(value, dict) and not name.startswith("__"):
         return tuple(map(repr, value.items()))
     if isinstance(value, FunctionType):
         return id(value), id(value.__code__)

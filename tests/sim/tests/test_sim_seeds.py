@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from itertools import cycle
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,13 @@ TESTS = Path(__file__).parents[2]
 PRINT_DIGEST = "from sim.plans.run import *; print(run_seed(Choice(), int(sys.argv[1])).digest)"
 
 
-@pytest.mark.parametrize(("seed", "profile"), list(enumerate(sorted(PROFILES), 1)))
+SHORT = (3, 4, 5)
+"""Seeds whose plans are among the shorter ones, in every profile."""
+
+
+@pytest.mark.parametrize(
+    ("seed", "profile"), list(zip(cycle(SHORT), sorted(PROFILES), strict=False))
+)
 def test_all_checks_hold(seed: int, profile: str) -> None:
     choice = Choice(profile=profile)
     outcome = run_seed(choice, seed)
