@@ -49,6 +49,9 @@ CONSUMERS = ("tests/consumer", "tests/wheel")
 CORE = ("tests/core", *CONSUMERS)
 """What computes longest of all that needs neither a broker nor the simulation."""
 
+UNTIED = ("tests/client", "tests/docs", "tests/handover")
+"""Needs no broker, as neither do the server and the core: to collect it would take seconds."""
+
 # What pytest ends with; a library's words about a broker that has ended may come behind it.
 _SUMMARY = re.compile(r"=+ .+ in \d[\d.]*s")
 _PYTEST = (sys.executable, "-m", "pytest")
@@ -105,7 +108,7 @@ def queues(*, fast: bool, scratch: Path) -> list[Queue]:
 
 def _waiting(and_not_slow: str, *, fast: bool) -> tuple[Step, ...]:
     pytest = (*_PYTEST, "-m", "(kafka or spark)" + and_not_slow)
-    elsewhere = _ignored(NODES, SCRIPTS, AUDIT, SIMULATION, *CONSUMERS)
+    elsewhere = _ignored(NODES, SCRIPTS, AUDIT, SIMULATION, *SERVER, *CORE, *UNTIED)
     # All of these are slow, and pytest fails if it has nothing to do.
     slow = () if fast else (Step("pytest scripts", (*pytest, SCRIPTS)),)
     slower = () if fast else (Step("pytest outages", (*pytest, OUTAGES)),)

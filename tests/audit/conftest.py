@@ -14,6 +14,7 @@ from pyspark.sql import SparkSession
 from local.loopback.kafka import KafkaBroker
 from local.loopback.kafka_jars import find_java
 from support.kafka.audit_topic import AuditTopic
+from support.process.spark import FEW_ROWS
 
 _JAVA = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xss2m"
 
@@ -48,12 +49,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         .config("spark.driver.extraJavaOptions", f"{_JAVA} -Dderby.system.home={folder}")
         .config("spark.local.dir", str(folder / "local"))
         .config("spark.sql.warehouse.dir", str(folder / "warehouse"))
-        .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.default.parallelism", "2")
-        # A query over a few rows costs more to compile than to interpret. Compiled, as users have
-        # it, test_audit_doc.py and the demo run the job.
-        .config("spark.sql.codegen.wholeStage", "false")
-        .config("spark.sql.codegen.factoryMode", "NO_CODEGEN")
+        .config(map=FEW_ROWS)
         .getOrCreate()
     )
     session.sparkContext.setLogLevel("ERROR")

@@ -30,15 +30,16 @@ from local.loopback.node import PROCESSES, Node, send_signal
 from support.consumer.killed import Consumers, check_histories
 from support.consumer.plan import Plan
 from support.kafka.read_committed import CommittedReader, create_topic, read_all
+from support.process.spark import environment_for_few_rows
 from support.services.ingress import IngressLoad, faults_of
 from support.services.service import wait_until
 from support.services.trio import seen_by
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
-RECORDS = int(os.environ.get("DELAYWHEEL_INGRESS_RECORDS", "4000"))
+RECORDS = int(os.environ.get("DELAYWHEEL_INGRESS_RECORDS", "2000"))
 SEED = int(os.environ.get("DELAYWHEEL_INGRESS_SEED", "1"))
-PER_TURN = max(60, RECORDS // 2_000)
+PER_TURN = max(30, RECORDS // 2_000)
 AHEAD_MS = 8_000
 WORK_PER_TURN = 2
 """Records for the consumers, in each tenth of a second."""
@@ -137,7 +138,10 @@ def reconciled(broker: KafkaBroker, folder: Path) -> dict[str, Any]:
             *("--cluster", "storm", "--ledger", str(folder / "ledger"), "--kafka", broker.address),
             *("--output", str(folder / "books"), "--late-tolerance", "600s"),
         ],
-        env={**os.environ, "JAVA_HOME": str(Path(find_java()).resolve().parent.parent)},
+        env={
+            **environment_for_few_rows(folder),
+            "JAVA_HOME": str(Path(find_java()).resolve().parent.parent),
+        },
         capture_output=True,
         text=True,
         check=False,

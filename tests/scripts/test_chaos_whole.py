@@ -24,7 +24,8 @@ def test_every_message_is_accounted_for_across_two_disturbances(tmp_path: Path) 
     figures = tmp_path / "figures.json"
     hows = ("--how", "transaction", "--how", "server")
     chaos = start_script(
-        "chaos.run", "--plain", "--kills", "1", "--calm", "2", *hows, "--json", str(figures)
+        *("chaos.run", "--plain", "--kills", "1", "--calm", "2", *hows),
+        *("--rate", "20", "--json", str(figures)),
     )
     reported, _ = chaos.communicate(timeout=360)
     assert chaos.returncode == 0, reported

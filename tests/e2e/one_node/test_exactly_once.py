@@ -31,13 +31,13 @@ def test_killed_under_load(
     new_topic: Callable[..., str],
     which: tuple[str, ...],
 ) -> None:
-    """Three kills of each kind while transactions are open, acks and records are on their way."""
+    """Two kills of each kind while transactions are open, acks and records are on their way."""
     topic, of_records = new_topic(), new_topic()
     with (
         Load(service.client(timeout=30.0), topic) as load,
         IngressLoad(kafka.address, service.cluster_id, of_records) as records,
     ):
-        for _ in range(3):
+        for _ in range(2):
             load.wait_for_more()
             records.wait_for_more()
             service.kill_and_wait(*which)

@@ -63,8 +63,8 @@ class Load(Caller):
         self._random = random.Random(7)
 
     def wait_for_more(self) -> None:
-        """Returns when 100 more are acknowledged than now: after a second, if all is well."""
-        enough = len(self.acknowledged) + 100
+        """Returns when 40 more are acknowledged than now: after a second, if all is well."""
+        enough = len(self.acknowledged) + 40
         wait_until("more are acknowledged", lambda: len(self.acknowledged) > enough, timeout_s=120)
 
     def _call(self) -> None:
@@ -76,7 +76,7 @@ class Load(Caller):
                 uuid.uuid4().bytes,
                 deliver_at=now + timedelta(milliseconds=self._random.randint(20, LATEST_S * 1_000)),
             )
-            for _ in range(10)
+            for _ in range(4)
         ]
         for message, result in zip(batch, self._client.produce_many(batch), strict=True):
             if result.error is not None:
