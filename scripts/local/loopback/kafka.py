@@ -38,6 +38,7 @@ from local.loopback.child import interrupt_on_signals, start_child
 from local.loopback.kafka_jars import (
     KAFKA_VERSION,
     KafkaError,
+    cache_folder,
     class_archive,
     fetch_kafka,
     find_java,
@@ -51,6 +52,9 @@ PORTS = range(20_000, 32_000)
 JVM_VARIABLE = "DELAYWHEEL_BROKER_JVM"
 """The environment variable for other options of the broker's JVM, for whatever starts one."""
 JVM_OPTIONS = "-XX:+UseSerialGC -Xshare:auto"
+
+BOOTSTRAP = "bootstrap.checkpoint"
+"""Which features a new broker begins with."""
 
 _claiming = threading.Lock()
 _claimed: set[int] = set()
@@ -293,13 +297,23 @@ class KafkaBroker:
         return [f"-XX:SharedArchiveFile={archive}"] if archive else []
 
     def _format(self, config: Path) -> None:
-        cluster = "-"
-        while cluster.startswith("-"):  # the tool would take it for an option
-            cluster = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        """Prepares an empty folder as Kafka's own tool does, which starts a JVM for that.
+
+        What the tool leaves is the same for each of our brokers, but for the ids; so it runs once.
+        """
+        checkpoint = cache_folder() / f"kafka-{KAFKA_VERSION}-{BOOTSTRAP}"
+        data = self.folder / "data"
+        if checkpoint.exists():
+            data.mkdir(exist_ok=True)
+            shutil.copyfile(checkpoint, data / BOOTSTRAP)
+            ids = {"cluster.id": _new_id(), "directory.id": _new_id(), "node.id": 1, "version": 1}
+            written = "".join(f"{name}={value}\n" for name, value in ids.items())
+            (data / "meta.properties").write_text(written)
+            return
         done = subprocess.run(
             [
                 *self._java("-Xmx256m", "-XX:TieredStopAtLevel=1", *self._archive_in_use()),
-                *("kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(config)),
+                *("kafka.tools.StorageTool", "format", "-t", _new_id(), "-c", str(config)),
             ],
             capture_output=True,
             text=True,
@@ -307,6 +321,9 @@ class KafkaBroker:
         )
         if done.returncode != 0:
             raise KafkaError(f"formatting the broker's storage failed:\n{done.stdout}{done.stderr}")
+        half = checkpoint.with_name(f"{checkpoint.name}.{os.getpid()}")
+        shutil.copyfile(data / BOOTSTRAP, half)
+        half.rename(checkpoint)
 
     def _wait_until_ready(self) -> None:
         deadline = time.monotonic() + START_TIMEOUT_S
@@ -319,6 +336,14 @@ class KafkaBroker:
             self.kill()
             why = "did not start in time" if code is None else f"ended with code {code}"
             raise KafkaError(f"the broker {why}; its log ends with:\n{tail}")
+
+
+def _new_id() -> str:
+    """Returns an id as Kafka writes them; its tools take a dash at the beginning for an option."""
+    written = "-"
+    while written.startswith("-"):
+        written = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+    return written
 
 
 def _archive_classes(archive: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 FEW_ROWS: dict[str, Any] = {
     "spark.sql.shuffle.partitions": "2",
     "spark.default.parallelism": "2",
+    "spark.sql.adaptive.enabled": "false",
     # To generate and compile code for each query costs more than to interpret it.
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
