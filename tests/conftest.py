@@ -26,7 +26,7 @@ os.environ.setdefault(JVM_VARIABLE, f"{JVM_OPTIONS} -XX:TieredStopAtLevel=1")
 os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:+UseSerialGC -XX:TieredStopAtLevel=1")
 
 # No deadlines: the machine that runs this is shared. `long` is for a night, not for a push.
-settings.register_profile("short", deadline=None, max_examples=60)
+settings.register_profile("short", deadline=None, max_examples=40)
 settings.register_profile("long", deadline=None, max_examples=2_000)
 settings.load_profile(os.environ.get("DELAYWHEEL_HYPOTHESIS", "short"))
 

@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(600)]
 def options(kafka: KafkaBroker, cluster_id: str, tmp_path: Path) -> Options:
     ledger = tmp_path / "ledger"
     topics = (f"{cluster_id}-orders", f"{cluster_id}-bills")
-    make(6_000, ledger, kafka.address, cluster=cluster_id, topics=topics, rows_per_file=400)
+    make(1_500, ledger, kafka.address, cluster=cluster_id, topics=topics, rows_per_file=100)
     return Options.parse(
         [
             *("--kafka", kafka.address, "--cluster", cluster_id, "--ledger", str(ledger)),
@@ -61,12 +61,12 @@ def test_books_that_balance_and_books_with_a_file_lost(
     assert summary.findings == {}
     assert elsewhere in summary.topics, "only an outcome names it"
     assert any("not final: the floor" in note for note in summary.notes)
-    expected = {"accepted": 6_000, "acknowledged": 6_000, "forwarded": 5_940, "cancelled": 60}
+    expected = {"accepted": 1_500, "acknowledged": 1_500, "forwarded": 1_485, "cancelled": 15}
     assert summary.counts == dict.fromkeys((*COUNTS, "unpublished", "unbooked"), 0) | expected
     assert Summary.from_json((tmp_path / "output" / "summary.json").read_text()) == summary
     assert "balance" in (tmp_path / "output" / "page.html").read_text().lower()
     written = spark.read.parquet(str(tmp_path / "output" / "buckets")).collect()
-    assert sum(row["accepted"] for row in written) == 6_000
+    assert sum(row["accepted"] for row in written) == 1_500
     assert {row["lateness_max_ms"] for row in written} == {8}
 
     files = sorted((tmp_path / "ledger").rglob("n2.1-*.parquet"))
@@ -78,8 +78,8 @@ def test_books_that_balance_and_books_with_a_file_lost(
     assert summary.counts["not_verifiable"] == deleted
     (gap,) = summary.ledger_gaps
     assert gap["wheel"] == "n2.1"
-    assert gap["last_seq"] - gap["first_seq"] == 19
-    assert gap["messages"] == summary.counts["unbooked"] == 396
+    assert gap["last_seq"] - gap["first_seq"] == 4
+    assert gap["messages"] == summary.counts["unbooked"] == 99
     assert summary.counts["missing"] == summary.counts["unexpected"] == 0
 
 

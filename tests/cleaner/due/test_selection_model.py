@@ -325,8 +325,8 @@ class SelectionWhileLoading(Selection):
 
 
 TestSelection = Selection.TestCase
-TestSelection.settings = settings(deadline=None, max_examples=60, stateful_step_count=30)
+TestSelection.settings = settings(deadline=None, max_examples=40, stateful_step_count=30)
 TestSelectionOfCollidingKeys = SelectionOfCollidingKeys.TestCase
 TestSelectionOfCollidingKeys.settings = settings(TestSelection.settings, max_examples=30)
 TestSelectionWhileLoading = SelectionWhileLoading.TestCase
-TestSelectionWhileLoading.settings = settings(TestSelection.settings, max_examples=60)
+TestSelectionWhileLoading.settings = settings(TestSelection.settings, max_examples=40)
