@@ -15,7 +15,7 @@ from delaywheel.consumer.settings import read_settings
 
 
 class FakeProducer:
-    """Its offsets are taken once it is told so, or are refused."""
+    """Its offsets are taken once it learns of that, or are refused."""
 
     def __init__(self, refusal: Exception | None = None) -> None:
         self.goes_on = threading.Event()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import Consumer, TopicPartition
-from confluent_kafka.admin import ResourceType  # type: ignore[attr-defined] # as they are told
+from confluent_kafka.admin import ResourceType  # type: ignore[attr-defined] # missing in its stubs
 
 from delaywheel import Client, ingress
 from delaywheel_replica.kafka_settings import KafkaNames
@@ -95,8 +95,8 @@ def sender(broker: AuthorizingBroker, node: Node) -> Sender:
 
 def faults(node: Node) -> list[str]:
     """What the node says of ingress."""
-    told = wait_until("it answers", lambda: described(node.address, details=True))
-    return [fault for member in told.members for fault in member.report.ingress_faults]
+    answer = wait_until("it answers", lambda: described(node.address, details=True))
+    return [fault for member in answer.members for fault in member.report.ingress_faults]
 
 
 def values(reader: CommittedReader, count: int) -> set[bytes]:
@@ -127,9 +127,11 @@ def shown(broker: AuthorizingBroker) -> int:
     """Offsets of the ingress topic that its group has passed."""
     group = Consumer({"bootstrap.servers": broker.address, "group.id": NAMES.ingress_group})
     partitions = group.list_topics(INGRESS, timeout=PATIENCE_S).topics[INGRESS].partitions
-    told = group.committed([TopicPartition(INGRESS, n) for n in partitions], timeout=PATIENCE_S)
+    committed = group.committed(
+        [TopicPartition(INGRESS, n) for n in partitions], timeout=PATIENCE_S
+    )
     group.close()
-    return sum(max(one.offset, 0) for one in told)
+    return sum(max(one.offset, 0) for one in committed)
 
 
 def test_an_ingress_topic_that_is_closed_is_named_and_stops_nothing_else(
@@ -150,7 +152,7 @@ def test_an_ingress_topic_that_is_closed_is_named_and_stops_nothing_else(
     assert values(reader, 1) == {b"by ingress"}
 
 
-def test_a_group_that_is_closed_is_told_and_stops_nothing(
+def test_a_group_that_is_closed_is_reported_and_stops_nothing(
     broker: AuthorizingBroker, node: Node, sender: Sender, reader: CommittedReader
 ) -> None:
     broker.deny(ResourceType.GROUP, NAMES.ingress_group, "READ")
@@ -158,6 +160,6 @@ def test_a_group_that_is_closed_is_told_and_stops_nothing(
     sender.flush()
     assert values(reader, 1) == {b"by ingress"}
     # It has the ingress topic's name.
-    told = "not allowed to show how far ingress is"
-    wait_until("it is told", lambda: told in node.log.read_text())
+    fault = "not allowed to show how far ingress is"
+    wait_until("it is logged", lambda: fault in node.log.read_text())
     broker.give_back(ResourceType.GROUP, NAMES.ingress_group)

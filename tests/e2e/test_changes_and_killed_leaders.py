@@ -40,12 +40,12 @@ def cluster(kafka: KafkaBroker, tmp_path: Path, cluster_id: str) -> Iterator[Loc
 
 
 class Changing:
-    """Sends messages, and changes them at once, on a thread until told to stop.
+    """Sends messages, and changes them at once, on a thread until stopped.
 
     Attributes:
-        rescheduled: value -> Unix seconds from which on it may be there, once that was told.
-        cancelled: values that were told to be withdrawn, by a call for many.
-        others: values of which something else was told, or nothing.
+        rescheduled: value -> Unix seconds from which on it may be there, once that was answered.
+        cancelled: values reported cancelled by a call for many.
+        others: values with another answer, or none.
     """
 
     def __init__(self, client: Client, topic: str) -> None:
@@ -67,7 +67,7 @@ class Changing:
         self._client.close()
 
     @property
-    def told(self) -> int:
+    def answered(self) -> int:
         """How many were changed."""
         return len(self.rescheduled) + len(self.cancelled)
 
@@ -84,9 +84,9 @@ class Changing:
         to = datetime.now(UTC) + timedelta(seconds=3 if nearer else AHEAD_S + FARTHER_S)
         try:
             handle = self._client.produce(self._topic, value, deliver_at=due)
-            told = self._client.reschedule(handle, to=to)
-            if told.outcome is RescheduleOutcome.RESCHEDULED and told.due_ms is not None:
-                self.rescheduled[value] = told.due_ms / 1000
+            answer = self._client.reschedule(handle, to=to)
+            if answer.outcome is RescheduleOutcome.RESCHEDULED and answer.due_ms is not None:
+                self.rescheduled[value] = answer.due_ms / 1000
                 return
         except DelaywheelError:
             pass
@@ -102,15 +102,15 @@ class Changing:
             by_handle = {
                 str(result.handle): value for result, value in zip(results, values, strict=True)
             }
-            told = self._client.cancel_many(self._topic, key=key)
-            self.cancelled |= {by_handle[str(handle)] for handle in told.cancelled}
+            answer = self._client.cancel_many(self._topic, key=key)
+            self.cancelled |= {by_handle[str(handle)] for handle in answer.cancelled}
         except DelaywheelError:
             pass
         self.others |= set(values) - self.cancelled
 
 
 def _has_more(changing: Changing, than: int) -> bool:
-    return changing.told > than
+    return changing.answered > than
 
 
 def _is_led(cluster: LocalCluster) -> bool:
@@ -124,13 +124,13 @@ def test_never_both_never_none_though_leaders_are_killed(
 ) -> None:
     with Changing(Client(cluster.nodes[0].address, timeout=30.0), topic) as changing:
         for _ in range(KILLS):
-            enough = changing.told + 20
+            enough = changing.answered + 20
             wait_until("some are changed", partial(_has_more, changing, enough), timeout_s=120)
             leader = wait_until("somebody leads", cluster.leader)
             leader.kill()
             wait_until("another leads", partial(_is_led, cluster), timeout_s=120)
             cluster.wait_until_accepting()
-        enough = changing.told + 20
+        enough = changing.answered + 20
         wait_until("some are changed", partial(_has_more, changing, enough), timeout_s=120)
     last_s = max(changing.rescheduled.values())
     expected = set(changing.rescheduled)

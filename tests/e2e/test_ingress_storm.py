@@ -148,9 +148,9 @@ def reconciled(broker: KafkaBroker, folder: Path) -> dict[str, Any]:
         timeout=3 * PATIENCE_S,
     )
     assert done.returncode in {0, 1}, done.stderr
-    told = json.loads(done.stdout)
+    report = json.loads(done.stdout)
     counts = ("accepted", "acknowledged", "forwarded", "duplicates_dropped")
-    return {"findings": told["findings"], **{name: told["counts"][name] for name in counts}}
+    return {"findings": report["findings"], **{name: report["counts"][name] for name in counts}}
 
 
 class Work:

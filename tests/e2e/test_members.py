@@ -69,8 +69,8 @@ def test_a_fourth_node_joins_and_leaves_under_load(
         wait_for_more(callers)
     assert not load.errors
     assert not cancelling.errors
-    # Where a node waits for one that restarts, callers are told after 2 s, and go elsewhere. Three
-    # attempts that nobody answered, of 5 s each, would be an error; all below is a busy machine.
+    # If a node waits for one that restarts, callers get an answer after 2 s, and try another node.
+    # Three unanswered attempts of 5 s each would be an error; anything less is a busy machine.
     assert load.longest_s < 15
     trio.wait("all copies are the same", trio.same_bytes)
     assert slot_file(three[0], handle) == content
@@ -91,10 +91,10 @@ def wait_for_more(callers: Callers) -> None:
 def roll(trio: Trio, callers: Callers, nodes: list[Node], *, members: list[Node]) -> None:
     """Gives nodes another list one by one; those that have it and those that do not work together.
 
-    Both tell that they differ, until they do no more.
+    Both report that they differ, until they no longer do.
     """
     first, *_, last = nodes
-    told = {node.id: len(node.log.read_text()) for node in nodes}
+    log_ends = {node.id: len(node.log.read_text()) for node in nodes}
     for node in nodes:
         trio.stop(node)
         wait_for_more(callers)
@@ -103,12 +103,12 @@ def roll(trio: Trio, callers: Callers, nodes: list[Node], *, members: list[Node]
         trio.wait_accepting(*nodes)
         trio.wait_in_sync(*nodes)
         if node is first:
-            text = trio.wait("both tell the same", lambda: difference(trio, first, last))
+            text = trio.wait("both report the same", lambda: difference(trio, first, last))
             assert f"{','.join(sorted(node.id for node in members))} at {first.id}" in text
         wait_for_more(callers)
     trio.wait("they agree", lambda: not any_differ(trio, nodes))
     for node in (first, last):
-        assert text in node.log.read_text()[told[node.id] :]
+        assert text in node.log.read_text()[log_ends[node.id] :]
 
 
 def difference(trio: Trio, one: Node, other: Node) -> str:
@@ -118,7 +118,7 @@ def difference(trio: Trio, one: Node, other: Node) -> str:
 
 
 def any_differ(trio: Trio, nodes: list[Node]) -> bool:
-    """Whether one of these nodes tells of another that it has other settings."""
+    """Whether one of these nodes reports that another has other settings."""
     return any(trio.member(seer, node).settings_differ for seer in nodes for node in nodes)
 
 
@@ -127,9 +127,9 @@ def refusals(node: Node) -> str:
     return "".join(line for line in node.log.read_text().splitlines() if "peer refused" in line)
 
 
-def at_risk(told: str) -> int:
+def at_risk(described: str) -> int:
     """How many frames no other member is known to hold, as `node remove` shows it."""
-    return sum(int(wheel["frames_at_risk"]) for wheel in json.loads(told)["wheels"])
+    return sum(int(wheel["frames_at_risk"]) for wheel in json.loads(described)["wheels"])
 
 
 def is_rid_of(seer: Node, node: Node) -> bool:

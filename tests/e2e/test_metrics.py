@@ -105,7 +105,7 @@ def test_a_cleaner_that_dies_begins_anew(watched: tuple[Service, Watch], topic: 
         before = watch.until("three are out", forwarded_messages_total=3)
         service.kill("cleaner_pid")
         began = before[f"{STARTS}/cleaner"]
-        after = watch.until("the next one tells", **{f"{STARTS}/cleaner": began + 0.001})
+        after = watch.until("the next one reports", **{f"{STARTS}/cleaner": began + 0.001})
         assert {after[name] for name in FORWARDING} == {0}
         assert after["acknowledged_messages_total"] == 3, "the server lives on"
         service.wait_accepting()

@@ -1,4 +1,4 @@
-"""A node whose data folder is lost: refused by name, replaced by the operator, told as lost."""
+"""A node whose data folder is lost: refused by name, replaced by the operator, reported lost."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ def test_an_emptied_node_is_replaced(kafka: KafkaBroker, service: Service, topic
         assert [m.value() for m in reader.read_to_end()] == [b"after"]
     with CommittedReader(kafka.address, KafkaNames(service.cluster_id).outcomes) as outcomes:
         outcomes.wait_for(1)
-        told = [json.loads(m.value() or b"") for m in outcomes.read_to_end()]
-    (lost,) = [row for row in told if row["outcome"] == "lost"]
+        reported = [json.loads(m.value() or b"") for m in outcomes.read_to_end()]
+    (lost,) = [row for row in reported if row["outcome"] == "lost"]
     assert (lost["wheel"], lost["seq"], lost["last_seq"]) == (wheel, 1, at_risk[wheel])
 
 

@@ -1,4 +1,4 @@
-"""Records come out of a batch as they went in, and what is no batch is told as that."""
+"""Records come out of a batch as they went in, and malformed bytes are rejected."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def committed(kafka: KafkaBroker, topic: str, count: int) -> list[Message]:
         return reader.wait_for(count)
 
 
-def told(message: Message) -> dict[str, bytes]:
+def headers_in(message: Message) -> dict[str, bytes]:
     return dict(message.headers() or [])  # type: ignore[arg-type]
 
 
@@ -72,11 +72,11 @@ def test_records_go_through_a_wheel_directly_or_to_the_dead_letters(
     assert [(each.key(), each.value()) for each in (now, later)] == [
         (b"key", b"now"), (b"key", b"later"),
     ]  # fmt: skip
-    assert (told(now)["trace"], told(now)["dw-wheel"]) == (b"1", b"ingress")
-    assert told(later)["dw-wheel"].startswith(b"n1.")
-    assert later.timestamp()[1] >= int(told(later)["dw-due"])
+    assert (headers_in(now)["trace"], headers_in(now)["dw-wheel"]) == (b"1", b"ingress")
+    assert headers_in(later)["dw-wheel"].startswith(b"n1.")
+    assert later.timestamp()[1] >= int(headers_in(later)["dw-due"])
     (letter,) = committed(kafka, KafkaNames(cluster_id).dead, 1)
-    assert told(letter)["dw-dead-reason"] == b"DUE_MISSING"
+    assert headers_in(letter)["dw-dead-reason"] == b"DUE_MISSING"
     status = world.wait_for("all is settled", lambda s: s.ingress is not None and not s.ingress.lag)
     assert status.ingress is not None
     assert status.ingress.partitions == 3
@@ -131,14 +131,16 @@ def test_a_cleaner_that_is_started_again_goes_on(
     ]
 
 
-def test_a_compacted_topic_is_told_and_keeps_nothing_from_leading(
+def test_a_compacted_topic_is_reported_and_keeps_nothing_from_leading(
     kafka: KafkaBroker, cluster_id: str, wheels: Wheels
 ) -> None:
     name = KafkaNames(cluster_id).ingress
     create_topic(kafka.address, name, config={"cleanup.policy": "compact"})
     with World(kafka.address, wheels.data, cluster_id, wheels) as world:
         world.wait_leading()
-        status = world.wait_for("told", lambda s: s.ingress is not None and bool(s.ingress.faults))
+        status = world.wait_for(
+            "reported", lambda s: s.ingress is not None and bool(s.ingress.faults)
+        )
         assert status.ingress is not None
         assert f"{name} has cleanup.policy=compact" in status.ingress.faults[0]
         assert (status.ingress.partitions, status.kafka_error) == (0, None)

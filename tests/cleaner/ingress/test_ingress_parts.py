@@ -131,7 +131,7 @@ def test_headers_that_no_client_can_read_are_left_out_of_the_letter() -> None:
     ]
 
 
-def test_a_name_that_would_be_cut_off_is_told_whole() -> None:
+def test_a_name_that_would_be_cut_off_is_reported_whole() -> None:
     record = Incoming(Place("in", 0, 1), -1, None, None, [("a\0b", b"1")])
     unfit = Unfit(UnfitReason.HEADER_INVALID, "The name 'a\\x00b'")
     made, _ = letter(NAMES, Dies(Taken(1, unfit, record), unfit), 4_000)
@@ -143,7 +143,7 @@ class Way:
 
     def __init__(self) -> None:
         self.handed: list[Handed] = []
-        self.told: list[tuple[Handed, Answer]] = []
+        self.ready: list[tuple[Handed, Answer]] = []
         self.room_bytes = 1_000
         self.is_broken = False
         self.is_closed = False
@@ -152,8 +152,8 @@ class Way:
         self.handed += records
 
     def answers(self) -> list[tuple[Handed, Answer]]:
-        told, self.told = self.told, []
-        return told
+        answers, self.ready = self.ready, []
+        return answers
 
     def fileno(self) -> int:
         return 7
@@ -183,13 +183,13 @@ def test_what_is_in_vain_is_tried_again_later_and_later(clock: ManualClock) -> N
             handing.hand(lambda _: [record])
         pauses.append(waited_ms / 1000)
         way.handed.clear()
-        way.told = [(record, Answer.NOT_NOW)]
+        way.ready = [(record, Answer.NOT_NOW)]
         assert handing.answers() == [(record, Answer.NOT_NOW)]
     assert pauses[1] == pytest.approx(FIRST_PAUSE_S, abs=0.011)
     assert pauses[-1] == pytest.approx(LAST_PAUSE_S, abs=0.011)
     clock.now_ms += 2_000
     handing.hand(lambda _: [record])
-    way.told = [(record, Answer.HELD)]
+    way.ready = [(record, Answer.HELD)]
     handing.answers()
     way.handed.clear()
     handing.hand(lambda _: [record])
@@ -205,7 +205,7 @@ def test_a_full_or_sealed_second_is_a_reason_to_wait_where_the_record_comes_agai
     record.taken.perhaps_held = perhaps_held
     handing = Handing(lambda: way, clock)
     handing.hand(lambda _: [record])
-    way.told = [(record, answer)]
+    way.ready = [(record, answer)]
     handing.answers()
     assert handing.hand(lambda _: [one(1)]) is not perhaps_held
     clock.now_ms += 100
@@ -221,7 +221,7 @@ def test_of_a_broken_one_everything_is_unknown_and_late_answers_are_not_heard(
     records = [one(0), one(1)]
     handing.hand(lambda _: records)
     assert (handing.fileno, handing.unanswered) == (7, 2)
-    ways[0].told = [(records[0], Answer.HELD), (one(2), Answer.HELD)]
+    ways[0].ready = [(records[0], Answer.HELD), (one(2), Answer.HELD)]
     ways[0].is_broken = True
     assert handing.answers() == [(records[0], Answer.HELD), (records[1], Answer.UNKNOWN)]
     assert (ways[0].is_closed, handing.fileno, handing.unanswered) == (True, None, 0)
@@ -243,7 +243,7 @@ def test_a_record_of_which_the_server_never_says_whether_it_has_it_is_a_fault(
     def hand_over(answer: Answer) -> None:
         clock.now_ms += 2_000
         handing.hand(lambda _: [stuck, other])
-        way.told = [(stuck, answer), (other, Answer.HELD)]
+        way.ready = [(stuck, answer), (other, Answer.HELD)]
         handing.answers()
 
     with capture_logs() as logs:

@@ -1,4 +1,4 @@
-"""What is told of a reader that is refused: while it is, and not for ever."""
+"""A refused reader is reported while it is refused, and no longer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from support.due.wheels import Wheels
 PATIENCE_S = 60
 
 
-def test_a_fault_that_is_over_is_told_no_more_though_no_record_comes(wheels: Wheels) -> None:
+def test_a_fault_that_is_over_is_no_longer_reported_even_without_records(wheels: Wheels) -> None:
     site = Site(wheels)
     site.topics.make()
     site.topics.refuses = "denied"
@@ -45,12 +45,12 @@ class Refused:
 
     def __init__(self, _: object) -> None:
         type(self).made += 1
-        self._is_told = False
+        self._is_reported = False
 
     def poll(self, _most: int, _wait_s: float) -> list[object]:
         time.sleep(0.001)
-        if not self._is_told:
-            self._is_told = True
+        if not self._is_reported:
+            self._is_reported = True
             raise KafkaAway("denied")
         return []
 
@@ -68,7 +68,7 @@ class Refused:
     def close(self) -> None: ...
 
 
-def test_a_refusal_that_lasts_is_told_again() -> None:
+def test_a_refusal_that_lasts_is_reported_again() -> None:
     assert RENEW_S + 10 < FAULT_KEPT_S
     woken = threading.Semaphore(0)
     settings = KafkaSettings(KafkaNames("c"), {"bootstrap.servers": "127.0.0.1:1"})

@@ -38,7 +38,7 @@ def test_a_delayed_record_is_announced_then_handed_over_then_settled(site: Site)
     site.transact()
     assert site.offsets[AT] == 1
     assert site.slot() is None
-    assert site.topics.told[AT] in {0, 1}
+    assert site.topics.group_offsets[AT] in {0, 1}
     site.pass_ms(5_000)
     site.rest()
     (record,) = site.delivered()
@@ -57,14 +57,14 @@ def test_the_group_comes_to_show_the_last_offsets(site: Site) -> None:
         site.topics.send(*asked(0))
         site.turn()
     assert site.offsets[AT] == 2
-    assert not site.topics.told.get(AT)
+    assert not site.topics.group_offsets.get(AT)
     site.pass_ms(1_000)
     site.take_in()
-    assert site.topics.told[AT] == 2
-    site.topics.told = {}  # it did not arrive
+    assert site.topics.group_offsets[AT] == 2
+    site.topics.group_offsets = {}  # it did not arrive
     site.pass_ms(30_000)
     site.take_in()
-    assert site.topics.told[AT] == 2
+    assert site.topics.group_offsets[AT] == 2
 
 
 def test_what_is_due_goes_out_in_the_transaction_that_settles_it(site: Site) -> None:
@@ -158,7 +158,7 @@ def test_what_cannot_be_delayed_becomes_a_dead_letter_and_the_next_ones_go_on(si
         (10, 10, 5_000, ()),
     ],
 )
-def test_a_letter_that_is_too_large_is_told_without_its_content(
+def test_a_letter_that_is_too_large_is_reported_without_its_content(
     site: Site, value_bytes: int, header_bytes: int, key_bytes: int, left: tuple[str, ...]
 ) -> None:
     """What the topic of the letters does not take must not stop anything."""
@@ -376,7 +376,7 @@ def test_rows_of_wheels_and_direct_ones_share_a_transaction(wheels: Wheels, site
     assert all(count == 1 for count in site.out().values())
 
 
-def test_what_kafka_deleted_is_told(site: Site) -> None:
+def test_what_kafka_deleted_is_reported(site: Site) -> None:
     for _ in range(3):
         site.topics.send(*asked())
     site.topics.first_kept[AT] = 2
@@ -452,13 +452,13 @@ def test_other_levels_count_for_what_comes_then(site: Site) -> None:
     assert handed.taken.slot == NOW + 61
 
 
-def test_faults_are_told_and_stop_nothing_else(site: Site) -> None:
+def test_faults_are_reported_and_stop_nothing_else(site: Site) -> None:
     site.topics.faults = ("the ingress topic x is compacted",)
     site.topics.refuses = "denied"
     site.take_in()
-    told = site.ingress.faults
-    assert told[0] == "the ingress topic x is compacted"
-    assert "denied" in told[1]
+    faults = site.ingress.faults
+    assert faults[0] == "the ingress topic x is compacted"
+    assert "denied" in faults[1]
     assert site.transact().verdict is Verdict.COMMITTED
     site.topics.faults, site.topics.refuses = (), None
     site.topics.send(*asked())

@@ -81,7 +81,7 @@ def site(wheels: Wheels, kafka: Kafka) -> Iterator[Site]:
     made.close()
 
 
-def test_a_partition_that_lost_its_end_is_told_by_every_leader_and_holds_up_nothing(
+def test_a_partition_that_lost_its_end_is_reported_by_every_leader_and_holds_up_nothing(
     site: Site,
 ) -> None:
     for _ in range(3):
@@ -107,8 +107,12 @@ def test_a_partition_that_lost_its_end_is_told_by_every_leader_and_holds_up_noth
         assert "ends before what was read" in status.faults[0]
         site.topics.send(*asked(5_000))  # under an offset that was given before
     (outcome,) = site.written_to(NAMES.outcomes)
-    told = json.loads(outcome.value or b"")
-    assert (told["outcome"], told["first_offset"], told["last_offset"]) == ("ingress-cut-off", 1, 2)
+    report = json.loads(outcome.value or b"")
+    assert (report["outcome"], report["first_offset"], report["last_offset"]) == (
+        "ingress-cut-off",
+        1,
+        2,
+    )
     assert (counted["ingress_cut_off"], counted["ingress_deleted"]) == (2, 0)
 
 

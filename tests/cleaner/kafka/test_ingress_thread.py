@@ -89,7 +89,7 @@ def test_it_wakes_and_reads_on_once_that_was_taken(
     assert not woken.acquire(timeout=0.7)
 
 
-def test_a_partition_that_is_cut_off_is_told(
+def test_a_partition_that_is_cut_off_is_reported(
     kafka: KafkaBroker, settings: KafkaSettings, topic: str
 ) -> None:
     send(kafka, topic, b"0")
@@ -112,16 +112,16 @@ def test_nothing_is_read_of_a_topic_that_was_made_anew(
     send(kafka, topic, b"other", b"other", b"other")
     read: list[bytes | None] = []
 
-    def is_told() -> bool:
+    def is_reported() -> bool:
         with contextlib.suppress(KafkaAway):  # while it is gone
             read.extend(values(reader))
         return reader.recreated == {topic}
 
-    until(is_told)
+    until(is_reported)
     send(kafka, topic, b"other")
     deadline = time.monotonic() + 1
     while time.monotonic() < deadline:
-        assert is_told()
+        assert is_reported()
     assert read == []
     reader.close()
 
@@ -155,7 +155,7 @@ def test_what_came_of_a_topic_that_may_be_another_is_read_again(
     reader.close()
 
 
-def test_topics_are_found_made_and_checked(kafka: KafkaBroker, settings: KafkaSettings) -> None:
+def test_topics_are_found_created_and_checked(kafka: KafkaBroker, settings: KafkaSettings) -> None:
     admin = AdminClient(settings.admin())
     name, compacted = settings.names.ingress, f"{settings.names.ingress}-compacted"
     create_topic(kafka.address, compacted, config={"cleanup.policy": "compact,delete"})
@@ -170,7 +170,7 @@ def test_topics_are_found_made_and_checked(kafka: KafkaBroker, settings: KafkaSe
     assert (again.topics, again.faults) == (found.topics, (is_compacted,))
 
 
-def test_a_topic_that_cannot_be_made_is_told(settings: KafkaSettings) -> None:
+def test_a_topic_that_cannot_be_created_is_reported(settings: KafkaSettings) -> None:
     admin = AdminClient(settings.admin())
     name = settings.names.ingress
     found = find_ingress(admin, IngressTopics(frozenset([name]), replication_factor=9))
@@ -179,7 +179,7 @@ def test_a_topic_that_cannot_be_made_is_told(settings: KafkaSettings) -> None:
     assert "ingress = false" in found.faults[0]
 
 
-def test_a_kafka_that_does_not_answer_is_told() -> None:
+def test_a_kafka_that_does_not_answer_is_reported() -> None:
     admin = AdminClient({"bootstrap.servers": "127.0.0.1:1", "log_level": 0})
     with pytest.raises(KafkaAway):
         find_ingress(admin, IngressTopics(frozenset(["a"])))

@@ -159,7 +159,7 @@ def test_headers_that_the_client_cannot_read_stop_nothing(
     assert read.values == [b"v", b"behind"]
 
 
-def test_what_kafka_deleted_is_told_and_what_follows_is_read(
+def test_what_kafka_deleted_is_reported_and_what_follows_is_read(
     kafka: KafkaBroker, topic: str, reader: IngressReader, admin: AdminClient
 ) -> None:
     send(kafka, topic, b"0", b"1", b"2")
@@ -183,7 +183,7 @@ def test_a_partition_that_ends_too_early_is_not_read(
     assert reader.cut_off == {(topic, 0): 1}
 
 
-def test_a_partition_that_ends_before_what_was_announced_is_read_and_told(
+def test_a_partition_that_ends_before_what_was_announced_is_read_and_reported(
     kafka: KafkaBroker, topic: str, reader: IngressReader
 ) -> None:
     send(kafka, topic, b"0", b"1")

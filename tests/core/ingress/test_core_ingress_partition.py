@@ -72,7 +72,7 @@ def hand(intake: Intake, answer: Answer) -> list[int]:
     return [taken.offset for taken in handed]
 
 
-def told(settled: Iterable[Settled]) -> list[tuple[int, object]]:
+def reasons_of(settled: Iterable[Settled]) -> list[tuple[int, object]]:
     """Offsets, with the reason of those that are dead letters, and None of those that go out."""
     return [
         (each.taken.offset, each.unfit.reason if isinstance(each, Dies) else None)
@@ -120,7 +120,7 @@ def test_between_late_ones_others_are_announced() -> None:
     assert (step.settled, step.record.announced) == ((), SeqSet.of([0, 2, 4]))
     hand(intake, Answer.HELD)
     step = transact(intake, LATER)
-    assert told(step.settled) == [(1, None), (3, None), (5, None)]
+    assert reasons_of(step.settled) == [(1, None), (3, None), (5, None)]
     assert step.record == replace(NEW, next_offset=6)
 
 
@@ -137,7 +137,7 @@ def test_announced_ones_are_few_spans() -> None:
 def test_nothing_is_handed_over_while_the_node_takes_nothing() -> None:
     intake = reading(record(0, (ingress.TOPIC, b"t")), record(1))
     step = transact(intake, replace(NOW, least_slot=None))
-    assert told(step.settled) == [(0, UnfitReason.DUE_MISSING)]
+    assert reasons_of(step.settled) == [(0, UnfitReason.DUE_MISSING)]
     assert not step.announced
 
 
@@ -145,12 +145,12 @@ def test_what_is_due_needs_no_server_to_go_out() -> None:
     """Unless one may have it: also where it was announced, but not taken."""
     away = replace(LATER, least_slot=None)
     intake = reading(delayed(0, 1_000), delayed(1, 700_000))
-    assert told(transact(intake, away).settled) == [(0, None)]
+    assert reasons_of(transact(intake, away).settled) == [(0, None)]
     for answer, goes in ((Answer.NOT_NOW, [(0, None)]), (Answer.UNKNOWN, [])):
         intake = reading(record(0))
         transact(intake)
         hand(intake, answer)
-        assert told(intake.plan(away, room=9).settled) == goes
+        assert reasons_of(intake.plan(away, room=9).settled) == goes
         assert intake.plan(NOW, room=9).settled == ()  # before its due
 
 
@@ -214,9 +214,9 @@ def test_what_goes_to_a_topic_that_takes_nothing_waits_with_what_follows() -> No
     intake = reading(delayed(0, 1), to_u, delayed(2, 1), delayed(3, 700_000))
     blocked = replace(LATER, blocked=frozenset(["u"]))
     step = transact(intake, blocked)
-    assert told(step.settled) == [(0, None)]
+    assert reasons_of(step.settled) == [(0, None)]
     assert [taken.offset for taken in step.announced] == [3]
-    assert told(transact(intake, LATER).settled) == [(1, None), (2, None)]
+    assert reasons_of(transact(intake, LATER).settled) == [(1, None), (2, None)]
 
 
 def test_no_more_bytes_go_out_than_there_is_room_for() -> None:
@@ -243,7 +243,7 @@ def test_what_is_read_again_is_left_out() -> None:
 
 def test_no_more_goes_out_than_there_is_room_for() -> None:
     intake = reading(*[delayed(n, 0) for n in range(5)])
-    assert told(transact(intake, LATER, room=2).settled) == [(0, None), (1, None)]
+    assert reasons_of(transact(intake, LATER, room=2).settled) == [(0, None), (1, None)]
     assert intake.record.next_offset == 2
 
 
@@ -252,7 +252,7 @@ def test_nothing_stops_behind_what_cannot_be_delayed() -> None:
     intake = reading(record(0, ("dw-x", b"")), beyond, record(2))
     step = transact(intake)
     reasons = [(0, UnfitReason.HEADER_RESERVED), (1, UnfitReason.DUE_BEYOND_SPAN)]
-    assert told(step.settled) == reasons
+    assert reasons_of(step.settled) == reasons
     assert [taken.offset for taken in step.announced] == [2]
 
 
@@ -271,7 +271,7 @@ def test_what_no_server_has_goes_out_though_it_was_announced() -> None:
     hand(intake, Answer.NOT_NOW)
     hand(intake, Answer.SEALED)
     assert transact(intake).settled == ()  # it is not due
-    assert told(transact(intake, LATER).settled) == [(0, None)]
+    assert reasons_of(transact(intake, LATER).settled) == [(0, None)]
 
 
 FORGOTTEN = replace(LATER, floor=SENT + 61)
@@ -295,20 +295,20 @@ def test_what_an_earlier_leader_announced_never_goes_out() -> None:
     assert hand(intake, Answer.HELD) == [0, 1]
 
 
-def test_what_cannot_be_known_any_more_is_told() -> None:
+def test_what_cannot_be_known_any_more_is_reported() -> None:
     """Only a leader that does not know the rules lets the floor pass."""
     intake = reading(record(0), record(1), of=ANNOUNCED)
     reasons = [(0, UnfitReason.WHEEL_LOST), (1, UnfitReason.WHEEL_LOST)]
-    assert told(intake.plan(FORGOTTEN, room=9).settled) == reasons
+    assert reasons_of(intake.plan(FORGOTTEN, room=9).settled) == reasons
     hand(intake, Answer.HELD)
-    assert told(transact(intake, FORGOTTEN).settled) == []
+    assert reasons_of(transact(intake, FORGOTTEN).settled) == []
 
 
-def test_a_full_second_is_told() -> None:
+def test_a_full_second_is_reported() -> None:
     intake = reading(record(0))
     transact(intake)
     hand(intake, Answer.FULL)
-    assert told(transact(intake).settled) == [(0, UnfitReason.SLOT_FULL)]
+    assert reasons_of(transact(intake).settled) == [(0, UnfitReason.SLOT_FULL)]
 
 
 def test_a_cancel_is_handed_over_or_comes_too_late() -> None:
@@ -318,7 +318,7 @@ def test_a_cancel_is_handed_over_or_comes_too_late() -> None:
     transact(intake)
     assert hand(intake, Answer.HELD) == [0]
     late = [(0, UnfitReason.DUE_TOO_OLD)]
-    assert told(transact(reading(cancel), LATER).settled) == late
+    assert reasons_of(transact(reading(cancel), LATER).settled) == late
 
 
 def test_floor_and_seals_rest_until_what_was_announced_is_read() -> None:
@@ -351,10 +351,10 @@ def test_limits_of_today_do_not_judge_what_was_announced() -> None:
     strict = Rules(RULES.levels_ms, 0, frozenset({"t"}))
     intake = reading(record(0), record(1), record(2), of=ANNOUNCED, rules=strict)
     assert hand(intake, Answer.HELD) == [0, 1]
-    assert told(transact(intake).settled) == [(2, UnfitReason.TOPIC_INVALID)]
+    assert reasons_of(transact(intake).settled) == [(2, UnfitReason.TOPIC_INVALID)]
 
 
-def test_what_kafka_deleted_is_told() -> None:
+def test_what_kafka_deleted_is_reported() -> None:
     intake = Intake(ANNOUNCED, RULES)
     intake.deleted(1)
     intake.read([record(1)], 2)
@@ -371,7 +371,7 @@ CUT = replace(ANNOUNCED, next_offset=1, announced=SeqSet([(2, 3), (6, 8)]))
 """Of it Kafka had offsets up to 3, when a leader looked."""
 
 
-def test_a_partition_that_lost_its_end_is_read_to_it_and_the_rest_is_told() -> None:
+def test_a_partition_that_lost_its_end_is_read_to_it_and_the_rest_is_reported() -> None:
     intake = Intake(CUT, RULES)
     assert (intake.least_end, intake.is_done) == (9, False)
     intake.read([record(1)], 2)
@@ -400,11 +400,11 @@ def test_the_end_that_was_found_is_known_to_the_next_leader() -> None:
     assert intake.cut_off == 2
 
 
-def test_what_was_deleted_behind_the_end_that_was_found_is_told_with_it() -> None:
+def test_what_was_deleted_behind_the_end_that_was_found_is_reported_with_it() -> None:
     intake = Intake(replace(CUT, cut_off=2), RULES)
     intake.deleted(7)
-    told_ = [each.deleted for each in transact(intake).settled if isinstance(each, Gone)]
-    assert told_ == [Deleted(1, 1), Deleted(2, 8, is_cut_off=True)]
+    deleted = [each.deleted for each in transact(intake).settled if isinstance(each, Gone)]
+    assert deleted == [Deleted(1, 1), Deleted(2, 8, is_cut_off=True)]
 
 
 def test_a_topic_that_was_made_anew_begins_anew() -> None:

@@ -157,11 +157,11 @@ REASONS = [
 
 
 @pytest.mark.parametrize(("expected", "headers"), REASONS, ids=str)
-def test_what_cannot_be_delayed_is_told(expected: UnfitReason, headers: Headers) -> None:
+def test_what_cannot_be_delayed_is_reported(expected: UnfitReason, headers: Headers) -> None:
     assert reason(*headers) is expected
 
 
-def test_headers_that_cannot_be_read_are_told() -> None:
+def test_headers_that_cannot_be_read_are_reported() -> None:
     found = read(Incoming(PLACE, SENT_MS, b"key", b"value", None), RULES)
     assert isinstance(found, Unfit)
     assert found.reason is UnfitReason.HEADER_INVALID

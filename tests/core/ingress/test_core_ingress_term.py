@@ -66,7 +66,7 @@ def test_a_partition_that_nobody_finds_is_waited_for() -> None:
     assert term.bound() is None
 
 
-def test_what_a_former_topic_announced_is_told_once() -> None:
+def test_what_a_former_topic_announced_is_reported_once() -> None:
     announced = IngressRecord("id", 7, SeqSet.of([8]))
     term = Term({AT: announced}, RULES)
     assert term.found("in", "another", 1) == {AT: 0}
@@ -78,7 +78,7 @@ def test_what_a_former_topic_announced_is_told_once() -> None:
 
 
 def test_a_topic_made_anew_may_have_fewer_partitions() -> None:
-    """What the former one had announced of the others is told, and holds up nothing."""
+    """Announced records of the former topic are reported, and hold up nothing."""
     announced = IngressRecord("id", 7, SeqSet.of([8]))
     term = Term({AT: announced, THIRD: announced}, RULES)
     assert term.found("in", "another", 2) == {AT: 0, BESIDE: 0}
@@ -203,7 +203,7 @@ def test_while_little_is_held_a_partition_may_have_more_than_its_share() -> None
     assert THIRD not in term.full()
 
 
-def test_what_was_deleted_is_told() -> None:
+def test_what_was_deleted_is_reported() -> None:
     term = reading()
     term.read(AT, [record(AT, 5)], 6, first_kept=5)
     (gone,) = transact(term).settled

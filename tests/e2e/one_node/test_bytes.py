@@ -54,7 +54,7 @@ def test_bytes_come_out_as_they_went_in(service: Service, kafka: KafkaBroker, to
         assert split_headers(got)[0] == headers
 
 
-def test_own_headers_tell_where_a_message_comes_from(
+def test_own_headers_say_where_a_message_comes_from(
     service: Service, kafka: KafkaBroker, topic: str
 ) -> None:
     due = datetime.now(UTC) + timedelta(seconds=5)
@@ -92,7 +92,7 @@ def test_explicit_partition_and_timestamp(
         (got,) = reader.wait_for(1)
     assert got.partition() == 3
     assert got.timestamp()[1] == 1_700_000_000_123
-    # The record's time is the caller's: when it was forwarded is told beside.
+    # The timestamp is the caller's: a header has the time of forwarding.
     *others, (name, forwarded_ms) = headers_of(got)
     assert [own for own, _ in others] == OWN_HEADERS
     assert name == "dw-forwarded"

@@ -1,4 +1,4 @@
-"""A cancelled message is never delivered; who comes too late is told so."""
+"""A cancelled message is never delivered; a late cancel is answered as late."""
 
 from __future__ import annotations
 

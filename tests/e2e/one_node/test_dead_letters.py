@@ -126,11 +126,11 @@ def test_a_timestamp_that_no_topic_takes(service: Service, kafka: KafkaBroker, t
             (MessageState.DELIVERED, None),
         ]
 
-        def is_told() -> bool:
+        def is_known() -> bool:
             found = [client.get(handle) for handle in (refused, fine)]
             return [each and (each.state, each.dead_reason) for each in found] == expected
 
-        wait_until("the node tells what became of both", is_told)
+        wait_until("the node knows the fate of both", is_known)
     assert int(headers["dw-dead-timestamp"] or b"") == int(ahead.timestamp() * 1000)
 
 
@@ -180,12 +180,12 @@ def test_a_message_that_has_expired(service: Service, kafka: KafkaBroker, topic:
             arrived = {m.value(): headers_of(m) for m in good.wait_for(2, timeout_s=40)}
         (letter,) = letters_of(kafka, service, topic, 1)
 
-        def is_told() -> bool:
+        def is_known() -> bool:
             stored = client.get(late)
-            told = stored and (stored.state, stored.dead_reason)
-            return told == (MessageState.DEAD_LETTERED, "EXPIRED")
+            fate = stored and (stored.state, stored.dead_reason)
+            return fate == (MessageState.DEAD_LETTERED, "EXPIRED")
 
-        wait_until("what became of it is told", is_told)
+        wait_until("its fate is known", is_known)
     assert arrived.keys() == {b"lives", b"other"}
     assert arrived[b"lives"][:2] == ttl
     headers = dict(headers_of(letter))

@@ -1,4 +1,4 @@
-"""What the documents tell a new user to do is done, as it stands there: cut out of the text.
+"""Runs what the documents ask a new user to do, cut out of the text.
 
 Only the address of the node is another: several clusters may run on this machine. In the place of
 grpcurl and Go stand programs that are fetched by nobody: the one that makes the call is ours.
@@ -101,8 +101,8 @@ def test_the_first_example(service: Service, kafka: KafkaBroker) -> None:
         exec(code.replace(HERE, service.address), {})
         reader.wait_for(1000)
         # What each line prints stands behind it.
-        told = re.findall(r"  # (.*)$", code, re.MULTILINE)
-        assert printed.getvalue().splitlines() == told
+        promised = re.findall(r"  # (.*)$", code, re.MULTILINE)
+        assert printed.getvalue().splitlines() == promised
         assert len(reader.read_to_end()) == 1000
 
 
@@ -111,9 +111,9 @@ def test_the_quick_start(shell: Callable[[str], str]) -> None:
     options = argument_parser().parse_args(shlex.split(cluster)[1:])
     assert options.topic == ["orders"], "the topic that this service was started with"
     (commands,) = blocks("README.md", "sh", "delaywheel produce")
-    told = shell(commands)
-    assert "cancelled" in told.lower()
-    assert "pending" in told.lower()
+    output = shell(commands)
+    assert "cancelled" in output.lower()
+    assert "pending" in output.lower()
 
 
 def test_what_the_cluster_prints_can_be_pasted(
@@ -150,5 +150,5 @@ def test_the_settings_with_tls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
 
 def test_the_cleaners_row(service: Service, shell: Callable[[str], str]) -> None:
     (commands,) = blocks("docs/OPERATIONS.md", "", "RowReader")
-    told = json.loads(shell(commands.replace("/var/lib/delaywheel", service.node()["data"])))
-    assert told
+    output = json.loads(shell(commands.replace("/var/lib/delaywheel", service.node()["data"])))
+    assert output

@@ -43,7 +43,7 @@ def test_killed_under_load(
             service.kill_and_wait(*which)
         load.wait_for_more()
         records.wait_for_more()
-    # Also of what was accepted, and its caller was not told.
+    # Also messages that were accepted without an answer to the caller.
     service.wait_done(time.time() * 1000 + LATEST_S * 1000)
     with CommittedReader(kafka.address, topic) as reader:
         assert_arrived(reader, load.acknowledged)

@@ -169,7 +169,7 @@ UNFIT: dict[str, list[tuple[str, bytes | None]]] = {
 }
 
 
-def test_what_cannot_be_delivered_is_told_and_holds_up_nothing(
+def test_what_cannot_be_delivered_is_reported_and_holds_up_nothing(
     sender: Sender, kafka: KafkaBroker, topic: str
 ) -> None:
     values = {f"{reason} {uuid.uuid4()}".encode(): reason for reason in UNFIT}
@@ -183,17 +183,17 @@ def test_what_cannot_be_delivered_is_told_and_holds_up_nothing(
         assert_delivered(reader, sender.sent)
     letters = letters_of(kafka, sender, set(values))
     for value, letter in letters.items():
-        told = dict(headers_of(letter))
-        assert told["dw-dead-reason"] == values[value].encode()
-        assert told["dw-dead-detail"]
-        name, partition, offset = (told["dw-dead-origin"] or b"").decode().split("/")
+        dead_headers = dict(headers_of(letter))
+        assert dead_headers["dw-dead-reason"] == values[value].encode()
+        assert dead_headers["dw-dead-detail"]
+        name, partition, offset = (dead_headers["dw-dead-origin"] or b"").decode().split("/")
         assert name == sender.topic
         assert value_at(kafka, TopicPartition(name, int(partition), int(offset))) == value
         assert letter.key() == b"k"
         assert headers_of(letter)[0] == ("own", b"1")
     reasons = [json.loads(m.value() or b"{}") for m in outcomes(kafka, sender)]
-    told_reasons = {each.get("reason") for each in reasons}
-    assert {*UNFIT, "MESSAGE_TOO_LARGE"} <= told_reasons
+    reported_reasons = {each.get("reason") for each in reasons}
+    assert {*UNFIT, "MESSAGE_TOO_LARGE"} <= reported_reasons
 
 
 def outcomes(kafka: KafkaBroker, sender: Sender) -> list[KafkaMessage]:
@@ -250,11 +250,11 @@ def test_how_far_it_is_shows_where_people_look(
 
     def is_level() -> bool:
         ends = {p.partition: consumer.get_watermark_offsets(p, timeout=10)[1] for p in places}
-        told = consumer.committed(places, timeout=PATIENCE_S)
-        return all(max(each.offset, 0) == ends[each.partition] for each in told)
+        committed = consumer.committed(places, timeout=PATIENCE_S)
+        return all(max(each.offset, 0) == ends[each.partition] for each in committed)
 
-    wait_until("the group has told all", is_level)
+    wait_until("the group shows everything as read", is_level)
     consumer.close()
     wait_until(
-        "the lag is told", lambda: "0 offsets not settled" in service.run_cli("status").stdout
+        "the lag is reported", lambda: "0 offsets not settled" in service.run_cli("status").stdout
     )

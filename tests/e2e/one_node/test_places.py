@@ -1,4 +1,4 @@
-"""`get` tells where a message lies in Kafka, whoever forwarded it and however long ago."""
+"""`get` finds where a message lies in Kafka, for any leader and any age."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def test_levels_and_what_is_logged(service: Service, settings: Settings, topic: 
         wait_until("levels", lambda: [level.name for level in service.status().levels] == ["7h"])
         assert service.status().limits.span_seconds == 604_800
         assert client.get(handle) is not None
-    with service.client() as another:  # that was not told of the levels before
+    with service.client() as another:  # that did not know the levels before
         assert another.produce(topic, b"2", level="7h")
     assert service.node() == processes
 

@@ -69,7 +69,7 @@ def test_a_node_that_was_away_catches_up(
     pending += send(other, *[row(topic, b"%d" % n, delay_s=first_s + 100 + n) for n in range(40)])
     assert not any(slot_file(away, handle) for handle in pending)
     wait_for_copies(trio, other, pending[0], in_sync=[origin, other])
-    trio.wait("it is told as away", lambda: is_told_away(trio, other, pending[0], away))
+    trio.wait("it is reported as away", lambda: is_reported_away(trio, other, pending[0], away))
     wait_for_count(trio, other, pending[0], copies=2)
     if is_long:
         # What was finished in the second of the kill is deleted everywhere else.
@@ -88,15 +88,15 @@ def test_a_node_that_was_away_catches_up(
         assert [m.value() for m in reader.read_to_end()] == [b"soon"]
 
 
-def is_told_away(trio: Trio, seer: Node, handle: str, away: Node) -> bool:
-    """Whether a node is told to be away, and to lack something of a wheel."""
+def is_reported_away(trio: Trio, seer: Node, handle: str, away: Node) -> bool:
+    """Whether a node is reported as away, and as missing frames of a wheel."""
     gone = trio.copies(seer, handle).get(away.id, pb.Replica())
     is_behind = gone.lag_frames > 0 and gone.lag_ms > 0
     return gone.state == pb.REPLICA_STATE_AWAY and is_behind
 
 
 def wait_for_copies(trio: Trio, seer: Node, handle: str, *, in_sync: list[Node]) -> None:
-    """Waits until exactly these are told to be in sync with a wheel, and to lack nothing."""
+    """Waits until exactly these nodes are reported in sync with a wheel, and as missing nothing."""
     wanted = {node.id for node in in_sync}
 
     def found() -> bool:

@@ -99,7 +99,7 @@ def test_the_leader_is_paused_with_an_open_transaction(proxied: Proxied, topic: 
     trio = proxied.trio
     trio.wait_settled()
     leader = trio.leader()
-    told = len(leader.log.read_text())
+    log_end = len(leader.log.read_text())
     with proxied.proxy.open_transactions(topic) as held:
         proxied.open_transaction(leader, topic, held)
         trio.wait("it has asked for the commit", lambda: held.late)
@@ -109,7 +109,7 @@ def test_the_leader_is_paused_with_an_open_transaction(proxied: Proxied, topic: 
     trio.wait("so long a pause", lambda: time.monotonic() - paused_at > PAUSE_S)
     assert proxied.proxy.end_txn_error(held.late[0]) in REFUSALS
     trio.resume(leader)
-    trio.wait("it stands down", lambda: "leadership lost" in leader.log.read_text()[told:])
+    trio.wait("it stands down", lambda: "leadership lost" in leader.log.read_text()[log_end:])
     trio.wait_accepting()
     proxied.assert_delivered(topic)
 

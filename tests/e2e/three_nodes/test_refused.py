@@ -35,7 +35,7 @@ def assert_two_go_on(kafka: KafkaBroker, topic: str, two: list[Node]) -> None:
 
 def test_settings_that_disagree(trio: Trio, kafka: KafkaBroker, topic: str) -> None:
     *two, wrong = trio.nodes
-    told = {node.id: len(node.log.read_text()) for node in trio.nodes}
+    log_ends = {node.id: len(node.log.read_text()) for node in trio.nodes}
     trio.stop(wrong)
     setting = "late_window_seconds"
     changed = {f"{setting} = {LATE_WINDOW_S}": f"{setting} = {LATE_WINDOW_S + 1}"}
@@ -43,12 +43,12 @@ def test_settings_that_disagree(trio: Trio, kafka: KafkaBroker, topic: str) -> N
     trio.start(wrong)
     text = f"{setting} is {LATE_WINDOW_S} at {{}}, {LATE_WINDOW_S + 1} at {wrong.id}"
 
-    def is_told(by: Node, about: Node) -> bool:
-        log = by.log.read_text()[told[by.id] :]
+    def is_logged(by: Node, about: Node) -> bool:
+        log = by.log.read_text()[log_ends[by.id] :]
         return "SETTINGS_DISAGREE" in log and text.format(about.id) in log
 
     for node in two:
-        trio.wait("both sides say it", lambda: is_told(node, node) and is_told(wrong, node))  # noqa: B023
+        trio.wait("both sides log it", lambda: is_logged(node, node) and is_logged(wrong, node))  # noqa: B023
         assert not trio.member(node, wrong).reachable
     trio.await_leader(two)
     assert not trio.member(wrong, wrong).accepting
@@ -69,7 +69,7 @@ def test_a_wiped_node_is_refused_until_it_is_replaced(
     wiped.data.mkdir()
     trio.start(wiped)
     trio.wait("it is known", lambda: trio.member(two[0], wiped).storage_replaced)
-    refusing = trio.wait("it says why", lambda: told_by(wiped))
+    refusing = trio.wait("it says why", lambda: reason_of(wiped))
     assert "STORAGE_REPLACED" in refusing
     assert not trio.member(two[0], wiped).accepting
     trio.await_leader(two)
@@ -88,7 +88,7 @@ def test_a_wiped_node_is_refused_until_it_is_replaced(
         assert slot_file(two[0], handle) == slot_file(two[1], handle)
 
 
-def told_by(node: Node) -> str:
+def reason_of(node: Node) -> str:
     """Why a node takes nothing; empty while it does not say so by name."""
     message = seen_by(node).refusing.message
     return message if "STORAGE_REPLACED" in message else ""

@@ -106,7 +106,7 @@ class PretendedTopics:
         first_kept: of partitions of which something was deleted.
         faults: of topics that cannot be read.
         refuses: why Kafka refuses to be read.
-        told: what the group was told last.
+        group_offsets: the offsets last committed for the group.
         readers: how many were made.
     """
 
@@ -115,7 +115,7 @@ class PretendedTopics:
     first_kept: dict[IngressPartition, int] = field(default_factory=dict)
     faults: tuple[str, ...] = ()
     refuses: str | None = None
-    told: Mapping[IngressPartition, int] = field(default_factory=dict)
+    group_offsets: Mapping[IngressPartition, int] = field(default_factory=dict)
     readers: int = 0
     asked_for: list[AbstractSet[str]] = field(default_factory=list)
 
@@ -208,7 +208,7 @@ class PretendedReader:
         }
 
     def report_to_group(self, offsets: Mapping[IngressPartition, int]) -> None:
-        self._topics.told = dict(offsets)
+        self._topics.group_offsets = dict(offsets)
 
     def close(self) -> None:
         """Nothing is open."""
@@ -275,7 +275,7 @@ class PretendedServer:
 
 
 class Producers(CommittingProducers):
-    """Commits everything unless it is told otherwise.
+    """Commits everything unless configured otherwise.
 
     Attributes:
         verdict: how the next transactions end.
@@ -295,7 +295,7 @@ class Producers(CommittingProducers):
     def commit(self, number: int, last: Record, timeout_ms: int) -> Ended:
         if self.verdict is Verdict.COMMITTED or (self.verdict is Verdict.UNKNOWN and self.commits):
             super().commit(number, last, timeout_ms)
-        return Ended(self.verdict, None if self.verdict is Verdict.COMMITTED else "as told")
+        return Ended(self.verdict, None if self.verdict is Verdict.COMMITTED else "as configured")
 
 
 class AllGoes(DeadLetters):
@@ -460,7 +460,7 @@ class Site:
     def _heartbeats(self) -> dict[str, Heartbeat]:
         seqs = self.wheels.last_seqs()
         seal = (self.clock.now_ms // 1000 - LATE_WINDOW_S - 5, 0)
-        told = {
+        wheels = {
             WheelId(node, 1): wheel_heartbeat(seqs.get(WheelId(node, 1), 0), seal=seal)
             for node in "ab"
         }
@@ -470,7 +470,7 @@ class Site:
                     node,
                     open_=WheelId(node, 1) if self.takes else None,
                     spare=WheelId(node, 2),
-                    wheels=told,
+                    wheels=wheels,
                     draining=not self.takes,
                 ),
                 control_version=self.control_versions[node],

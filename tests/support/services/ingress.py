@@ -107,7 +107,7 @@ class Sender:
             due_ms = number if name == ingress.DELIVER_AT else sent_ms + number
             self.sent[value] = Sent(due_ms, key, tuple(headers))
 
-        self.put(value, [*headers, *ours], key=key, timestamp_ms=sent_ms, told=on_delivery)
+        self.put(value, [*headers, *ours], key=key, timestamp_ms=sent_ms, on_delivery=on_delivery)
 
     def put(
         self,
@@ -116,14 +116,14 @@ class Sender:
         *,
         key: bytes | None = None,
         timestamp_ms: int | None = None,
-        told: Any = None,
+        on_delivery: Any = None,
     ) -> None:
         """Sends a record as it stands."""
         given: dict[str, Any] = {} if timestamp_ms is None else {"timestamp": timestamp_ms}
         while True:
             try:
                 self._producer.produce(
-                    self.topic, value, key, headers=list(headers), on_delivery=told, **given
+                    self.topic, value, key, headers=list(headers), on_delivery=on_delivery, **given
                 )
             except BufferError:
                 self._producer.poll(0.1)
@@ -241,12 +241,14 @@ def faults_of(arrived: Sequence[KafkaMessage], sent: Mapping[bytes, Sent]) -> Fa
         if record is None:
             faults.strange += 1
             continue
-        told = dict(headers_of(message))
+        headers = dict(headers_of(message))
         faults.early += message.timestamp()[1] < record.due_ms
         is_same = message.key() == record.key and passed_on(message) == record.headers
-        if not is_same or told.get("dw-due") != b"%d" % record.due_ms:
+        if not is_same or headers.get("dw-due") != b"%d" % record.due_ms:
             faults.altered += 1
-            faults.examples.append(f"{message.value()!r}: {message.key()!r}, {told}; sent {record}")
+            faults.examples.append(
+                f"{message.value()!r}: {message.key()!r}, {headers}; sent {record}"
+            )
     return faults
 
 
