@@ -199,8 +199,8 @@ def _sources(file: Path | None, without: frozenset[str] = frozenset()) -> type[_
 
     Args:
         file: The TOML file.
-        without: What is said of these counts as not said; those without a default get one, so
-            that what is said of the others can be checked.
+        without: These settings count as not given; those without a default get one, so
+            that the others can be checked.
     """
 
     class OfFile(_Checked):

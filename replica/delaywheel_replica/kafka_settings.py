@@ -49,8 +49,9 @@ DEAD_ROOM_BYTES = 2_048
 """How much larger than the greatest message a dead letter may be, with all our headers."""
 
 MAX_REQUEST_BYTES = 90_000_000
-"""What the client accepts: a message accepted under a larger limit than today's must still go out,
-or become a dead letter. Topics and brokers (100 MiB a request, by default) judge sizes."""
+"""What the client accepts: a message accepted under a larger limit than today's must still be
+delivered, or become a dead letter. Topics and brokers (100 MiB a request by default) judge the
+size."""
 
 INGRESS_FETCHED_KBYTES = 16_384
 """How much of the ingress topics is fetched before it is taken in."""

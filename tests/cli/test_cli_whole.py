@@ -64,7 +64,7 @@ def test_refusals_of_a_real_node_have_names(service: Service, topic: str) -> Non
     assert refused.stderr.startswith("error: DUE_BEYOND_SPAN: ")
 
     def is_unknown() -> bool:
-        """In doubt, while Kafka does not say in time that there is none, it is accepted."""
+        """In doubt, while Kafka does not say in time that the topic is missing, it is accepted."""
         said = service.run_cli("produce", "no-such-topic", "v", "--delay", "1h", check=False).stderr
         return said.startswith("error: TOPIC_UNKNOWN: ")
 

@@ -125,7 +125,7 @@ class TestFinding:
             wait_until("all are found", finds(client, cluster))
             gone = cluster.advertised.pop()
             cluster.kill(2)
-            cluster.kill(1)  # whoever was stayed with, a failure makes the client ask
+            cluster.kill(1)  # after a failure the client asks, whichever node it stayed with
             cluster.revive(1)
             client.endpoints._refresh_at_s = 0.0
 
@@ -201,7 +201,7 @@ class TestMovingOn:
         with FakeCluster() as cluster, make(cluster.addresses[0]) as client:
             cluster.behave(0, hang)
             client.produce("t", b"", delay=SOON, timeout=8.0)
-            # Again only while nobody else is found, and the same message.
+            # Again only while no other node is found, and the same message.
             assert len({row.id for row in cluster.sent(0)}) == 1
 
     def test_a_given_address_that_swallows_everything_leaves_time(self, make: Make) -> None:
@@ -362,7 +362,7 @@ class TestNeverSent:
 
 
 class TestNobodyThere:
-    """Where nothing listens, a client that has met nobody does not wait for its whole timeout."""
+    """Where nothing listens, a client without any node does not wait for its whole timeout."""
 
     def test_it_is_reported_soon_with_the_addresses(self, make: Make) -> None:
         with make("127.0.0.1:1,127.0.0.1:2") as client:

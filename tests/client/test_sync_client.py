@@ -36,7 +36,7 @@ from support.clients.fake_service import (
 
 SOON = timedelta(seconds=5)
 GIVE_UP_S = 2.0
-"""Of a call that is to end so; until then its first attempt must have arrived."""
+"""The timeout of a call that shall expire; its first attempt must have arrived by then."""
 
 
 @pytest.fixture

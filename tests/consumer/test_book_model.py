@@ -96,7 +96,7 @@ class Group(RuleBasedStateMachine):
 
     @invariant()
     def what_is_written_is_passed(self) -> None:
-        """An outcome in Kafka and the offset behind it came together."""
+        """An outcome in Kafka and the next offset came together."""
         for partition in self.partitions:
             passed = self.kafka.offsets.get(partition, 0)
             log = self.kafka.logs.get(partition, [])

@@ -100,7 +100,7 @@ def faults(node: Node) -> list[str]:
 
 
 def values(reader: CommittedReader, count: int) -> set[bytes]:
-    """Of the messages that came, once these are so many more."""
+    """Returns the messages that came, once there are this many more."""
     before = len(reader.messages)
     return {one.value() or b"" for one in reader.wait_for(before + count)[before:]}
 

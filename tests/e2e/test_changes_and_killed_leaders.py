@@ -114,7 +114,7 @@ def _has_more(changing: Changing, than: int) -> bool:
 
 
 def _is_led(cluster: LocalCluster) -> bool:
-    """Whether somebody leads; nodes that died are started again meanwhile."""
+    """Whether a node leads; nodes that died are started again meanwhile."""
     cluster.watch()
     return cluster.leader() is not None
 

@@ -1,4 +1,4 @@
-"""Three real nodes on a real broker: whoever leads is killed; nothing is lost, or left behind."""
+"""Three real nodes on a real broker: leaders are killed; nothing is lost, or left behind."""
 
 from __future__ import annotations
 

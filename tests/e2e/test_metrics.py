@@ -1,4 +1,4 @@
-"""What a whole node says of itself over HTTP while messages go through it, and processes die."""
+"""A whole node's metrics over HTTP while messages pass through it, and processes die."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from support.services.service import Service, wait_until
 pytestmark = pytest.mark.kafka
 
 STARTS = "process_start_time_seconds"
-# Of the cleaner: they begin anew with it.
+# Counters of the cleaner, which restart with it.
 FORWARDING = ("forwarded_messages_total", "cancelled_messages_total", "lateness_seconds_count")
 
 

@@ -1,4 +1,4 @@
-"""Kafka goes and comes back: acceptance goes on, and everything is delivered once."""
+"""Kafka goes and comes back: acceptance continues, and everything is delivered once."""
 
 from __future__ import annotations
 

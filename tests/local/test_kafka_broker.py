@@ -1,4 +1,4 @@
-"""The broker of scripts and tests: comes back where it was, and leaves nobody behind."""
+"""The broker of scripts and tests comes back where it was, and leaves no process behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ports that are chosen now and taken seconds later are nobody else's meanwhile."""
+"""Ports chosen now and taken seconds later are no other process' meanwhile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Patience: on a busy machine whoever is kept waiting is not to be taken for dead or refused."""
+"""Patience: on a busy machine a waiting peer must not be taken for dead or refused."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SILENCE_S, _UNTAKEN_MS = sockets.SILENCE_S, sockets._UNTAKEN_MS
 
 @pytest.fixture(autouse=True, scope="module")
 def _patience() -> Iterator[None]:
-    """Nobody is found out by silence, and no refusal is over by itself."""
+    """Silence reveals no peer, and no refusal ends on its own."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sockets, "SILENCE_S", _PATIENCE_S)
         patch.setattr(sockets, "_UNTAKEN_MS", _PATIENCE_S * 1_000)
@@ -26,6 +26,6 @@ def _patience() -> Iterator[None]:
 
 @pytest.fixture
 def pings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever is silent, or takes nothing, is found out, as between real nodes."""
+    """Peers that are silent, or take nothing, are detected, as between real nodes."""
     monkeypatch.setattr(sockets, "SILENCE_S", _SILENCE_S)
     monkeypatch.setattr(sockets, "_UNTAKEN_MS", _UNTAKEN_MS)

@@ -22,7 +22,7 @@ from support.peers.wire import Wire
 from support.wheels.copies import bundled, copy_of
 
 WHEEL = WheelId("n1", 1)
-# More than it takes until the pause between them grows no more.
+# More than it takes until the pause between them is at its longest.
 MANY_ATTEMPTS = 10
 CARD = WheelCard(WHEEL, {"n1": "disk-n1", "n2": "disk-n2"}, 2, 7200)
 
@@ -262,7 +262,7 @@ def test_who_lives_and_reads_no_more_is_found_out_and_does_not_fill_the_memory(
             one.network.send("n2", Vote(1))
             return Vote(1) in other.from_("n1")
 
-        # It is dialled anew, and heartbeats never stopped.
+        # It is dialled again, and heartbeats never stopped.
         other.wait("heard", is_heard)
         one.wait("again", lambda: one.state("n2").counters.connects > before)
         slow.set()

@@ -452,7 +452,7 @@ def test_a_stop_waits_for_the_message_that_is_being_taken() -> None:
 def test_what_a_message_raises_comes_out_of_its_thread_and_its_stream_comes_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of a real node's threads each ends the process by that: defects.py."""
+    """In a real node this ends the process from any thread: defects.py."""
     failed: list[type[BaseException]] = []
     monkeypatch.setattr(threading, "excepthook", lambda reported: failed.append(reported.exc_type))
     members = members_of(2)

@@ -42,7 +42,7 @@ class Taking:
 
     @property
     def messages(self) -> list[bytes]:
-        """As whoever reads them has them."""
+        """The messages as their reader gets them."""
         left = memoryview(bytes(self.took))
 
         def receive_into(view: memoryview) -> int:

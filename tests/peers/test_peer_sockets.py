@@ -33,7 +33,7 @@ def test_an_invalid_address_is_reported_as_one_where_nothing_listens(address: st
 
 
 def test_a_connection_that_leads_to_itself_is_none() -> None:
-    """Where nobody listens, the kernel may choose that very port for the end that dials."""
+    """While nothing listens, the kernel may choose that very port for the end that dials."""
     with socket.socket() as both:
         both.bind(("127.0.0.1", 0))
         both.connect(both.getsockname())

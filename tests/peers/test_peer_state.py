@@ -26,7 +26,7 @@ THEIRS = identity("n2")
 
 
 def outbox() -> Outbox:
-    """Of a connection that is none."""
+    """The state without a connection."""
     channel = Channel(cast("socket.socket", Mock()), "a:1")
     return Outbox(channel, 100, Tally(), wake=lambda: None)
 
@@ -181,7 +181,7 @@ def test_a_refusal_ends_with_its_stream_being_opened_and_is_news_after_that() ->
             peer.came(stream, THEIRS, lambda: None)
         assert peer.state().refusal is None
         peer.refused(Way.OUT, Stream.DATA, refusal)
-        # Shown beside the connection: somebody else claims to be that node, for instance.
+        # Shown beside the connection: another node claims to be that node, for instance.
         assert peer.state().refusal == refusal
         assert peer.state().connection is Connection.CONNECTED
     assert len([log for log in logs if log["event"] == "peer refused"]) == 2

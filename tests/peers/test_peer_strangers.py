@@ -1,4 +1,4 @@
-"""Who is no node, at the port for peers; real sockets over loopback."""
+"""Connections to the peer port that are no nodes; real sockets over loopback."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_who_begins_otherwise_is_closed_unanswered_and_logged_once(
 
 @pytest.mark.usefixtures("one")
 def test_a_node_of_before_is_reported_in_the_log(members: dict[str, str]) -> None:
-    """Its gRPC sees a connection that is closed; of what it wants nobody here can read anything."""
+    """Its gRPC sees a closed connection; the port cannot read its request."""
     with (
         structlog.testing.capture_logs() as logs,
         grpc.insecure_channel(members["n1"]) as channel,
@@ -176,7 +176,7 @@ def test_many_that_are_silent_keep_no_node_out(members: dict[str, str], one: Sit
     most = one.network._listener._most_strangers
     with ExitStack() as stack:
         silent = [stack.enter_context(Raw(members["n1"])) for _ in range(5 * most)]
-        # Not always the last are left: beyond all threads who comes is closed at once.
+        # Not always the last are left: with all threads busy, new connections are closed at once.
         one.wait("all but some are ended", lambda: sum(map(Raw.has_ended, silent)) >= 4 * most)
         two = stack.enter_context(Site(identity("n2"), members))
         one.wait_connected("n2")

@@ -34,7 +34,7 @@ def test_a_second_process_with_a_node_id_waits_until_the_first_is_gone() -> None
 
 
 def test_a_copied_folder_never_takes_the_place_of_the_first() -> None:
-    """Two nodes with one storage would go on replacing each other's streams."""
+    """Two nodes with one storage would keep replacing each other's streams."""
     members = members_of_two()
     elsewhere = members | {"n2": f"127.0.0.1:{free_ports(1)[0]}"}
     copied = identity("n2", boot="elsewhere")

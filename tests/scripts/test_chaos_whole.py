@@ -39,7 +39,7 @@ def test_every_message_is_accounted_for_across_two_disturbances(tmp_path: Path) 
     assert done.keys() == {"transaction", "server"}
     # By a later election: on a busy machine a second one may bring the same node back.
     assert done["transaction"]["open_records"] > 0
-    # Nothing goes on without a new leader, which takes at least some heartbeats to find.
+    # Nothing continues without a new leader, which takes at least some heartbeats to find.
     assert all(row["silence_ms"] > 100 for row in done.values())
 
 

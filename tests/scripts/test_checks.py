@@ -103,7 +103,7 @@ def test_an_interrupt_reaches_the_steps_of_all_lanes(
     steps = [Step("one", python(there)), Step("two", python(there)), Step("next", python(""))]
     monkeypatch.setattr(checks, "queues", lambda **_: [Queue(2, tuple(steps))])
 
-    # Open for both, it never ends: who writes always has a reader.
+    # Open for both, it never ends: a writer always has a reader.
     reported_there = os.open(pipe, os.O_RDWR)
 
     def interrupt() -> None:
@@ -146,7 +146,7 @@ def test_who_has_ended_a_step_takes_the_next_of_its_queue(
 def test_who_finds_its_queue_empty_takes_from_the_other_one(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """The long step ends when somebody has come to the one behind it, and it has one lane."""
+    """The long step ends when the next one has begun, and it has one lane."""
     pipe = tmp_path / "last"
     os.mkfifo(pipe)
     long = Step("long", python(f"print(open({str(pipe)!r}).read())"))

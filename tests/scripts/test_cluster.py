@@ -28,7 +28,7 @@ from local.loopback.node import Node, to_toml
 
 ROOT = Path(__file__).parents[2]
 
-# Stands in for `delaywheel serve`: says who runs, as the supervisor does, and waits.
+# Stands in for `delaywheel serve`: reports its processes, as the supervisor does, and waits.
 NODE = """
 import json, os, pathlib, signal, sys, time, tomllib
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
@@ -266,6 +266,6 @@ def _lives(pid: int) -> bool:
         return False
     status = Path(f"/proc/{pid}/stat")
     try:
-        return status.read_text().rpartition(")")[2].split()[0] != "Z"  # nobody may reap it here
+        return status.read_text().rpartition(")")[2].split()[0] != "Z"  # no other may reap it here
     except FileNotFoundError:
         return False

@@ -9,7 +9,7 @@ here, and its inputs are gathered here:
 | BecomeLeader | a new `Forwarder` on the committed state |
 | StartForwarding | the forwarder reads what is due |
 | IdleCommit | the next transaction, with or without messages |
-| DestroyProducers | forwarder and producers are closed; the control topic is followed anew |
+| DestroyProducers | forwarder and producers are closed; the control topic is followed again |
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Reads the server's status, ignoring what an earlier server process wrote.
 
 The file outlives the processes and the machine's boot. A row of an earlier boot may even look fresh
-for days, because the monotonic clock begins anew. A server ends with its cleaner (the supervisor
+for days, because the monotonic clock restarts. A server ends with its cleaner (the supervisor
 ensures that), so rows stamped after this cleaner began are its own server's.
 """
 

@@ -109,7 +109,7 @@ class Parser(argparse.ArgumentParser):
         return [str(choice) for choice in action.choices or ()]
 
     def read(self, arguments: Sequence[str]) -> dict[str, Any]:
-        """Returns the arguments by name; options may stand before, between or behind them.
+        """Returns the arguments by name; options may stand before, between or after them.
 
         Raises:
             Failure: USAGE, and what is wrong.

@@ -1,4 +1,4 @@
-"""Accepts streams from peers: checks who connects, and reads each stream to its end."""
+"""Accepts streams from peers: checks which node connects, and reads each stream to its end."""
 
 import contextlib
 import threading

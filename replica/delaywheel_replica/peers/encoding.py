@@ -1,6 +1,6 @@
 """Encodes the protocol's messages as protobuf, as delaywheel_proto/v1/peer.proto says.
 
-A bundle of frames is a few columns and one buffer, which is appended by itself in protobuf's wire
+A bundle of frames is a few columns and one buffer, which is appended separately in protobuf's wire
 format: generated code would copy it twice. Readers see no difference.
 """
 

@@ -1,4 +1,4 @@
-"""The handshake: who a node claims to be, and whether two nodes may connect.
+"""The handshake: which node the other side claims to be, and whether both may connect.
 
 Both ends check: the dialled node by the Hello, the dialling node by the Welcome.
 
@@ -40,7 +40,7 @@ _STREAMS: Final = {pb.Hello.Stream.Value(stream.name): stream for stream in Stre
 
 @dataclass(frozen=True, slots=True)
 class PeerIdentity:
-    """What a node reports of itself before anything else.
+    """A node's report about itself, sent before anything else.
 
     Attributes:
         cluster_id: Its cluster.
@@ -84,7 +84,7 @@ def judge(mine: PeerIdentity, theirs: PeerIdentity, members: Collection[str]) ->
 
     Args:
         mine: This node.
-        theirs: What the other node reports of itself.
+        theirs: The other node's report about itself.
         members: The ids of all nodes, as configured here.
     """
     for reason, name, own, others in (

@@ -26,7 +26,7 @@ class Listener:
     """Accepts connections, and serves each on its own thread.
 
     The threads are daemons: at its end the interpreter waits for others, which wait for their
-    peers, and a server whose main thread failed would stay, say nothing, and never be started anew.
+    peers, and a server whose main thread failed would stay, say nothing, and never be restarted.
     """
 
     def __init__(self, serve: Serve, *, peers: int) -> None:

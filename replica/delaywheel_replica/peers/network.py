@@ -28,7 +28,7 @@ from delaywheel_replica.peers.states import PeerState, Stream
 
 DATA_QUEUE_BYTES: Final = 32 << 20
 CONTROL_QUEUE_BYTES: Final = 1 << 20
-"""How much waits for one peer at most; more is dropped and, being level-triggered, sent anew."""
+"""Limit of the queue for one peer; more is dropped and, being level-triggered, sent again."""
 
 # The setting that bounds frames; all connected nodes have the same.
 _FRAME_BYTES: Final = "transaction_bytes"

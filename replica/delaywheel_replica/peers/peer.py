@@ -134,7 +134,7 @@ class Peer:
 
         Args:
             stream: The kind of stream.
-            theirs: What the peer reports of itself.
+            theirs: The peer's report about itself.
             cancel: Ends the stream when the peer opens another instead; on any thread.
         """
         with self._lock:
@@ -221,7 +221,7 @@ class Peer:
     def _other_process(self, theirs: PeerIdentity) -> PeerRefusal | None:
         """Refuses a second process with the same id: two would replace each other forever.
 
-        A machine that died and was booted anew waits until its old connection is found to be dead,
+        A machine that died and was rebooted waits until its old connection is found to be dead,
         see options.py: three seconds, which a boot takes as well.
         """
         if self._identity is None or not (self._out or self._in):

@@ -155,7 +155,7 @@ class _Messages:
     def headers(self) -> Any:
         """Returns the headers as a `pa.ListArray`."""
         given: Any = pa.array([headers_of(message) for message in self._messages], _HEADERS)
-        # Kafka does not know null headers, only that there are none.
+        # Kafka has no null for headers, only empty headers.
         return pa.ListArray.from_arrays(given.offsets, given.values, type=_HEADERS)
 
     def own(self, name: str) -> _OwnHeader:

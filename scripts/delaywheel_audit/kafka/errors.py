@@ -22,7 +22,7 @@ class Reason(StrEnum):
     CLIENT_REFUSED = "CLIENT_REFUSED"
     """The Kafka client does not take the `kafka.` settings."""
     KAFKA_FAILED = "KAFKA_FAILED"
-    """Anything else that Kafka or its client says and that does not pass by itself."""
+    """Any other error of Kafka or its client that does not pass on its own."""
     OFFSETS_GONE = "OFFSETS_GONE"
     """Records of the range were deleted, by retention or otherwise, before they were read."""
     OFFSETS_NOT_THERE = "OFFSETS_NOT_THERE"

@@ -19,7 +19,7 @@ MAX_SLICES = 10_000
 """Of one plan: more tasks would only be overhead."""
 
 ASSUMED_RECORD_BYTES = 1024
-"""Of a record, where none could be looked at."""
+"""Size of a record, where none could be examined."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ BATCH_BYTES = 16 * 1024 * 1024
 _PARTITION_EOF = KafkaError._PARTITION_EOF  # noqa: SLF001 - the client's own codes begin so
 _WAIT_S = 0.1
 _LOOK_AGAIN_S = 2.0
-"""How long nothing may come before the topic is looked at."""
+"""How long nothing may come before the topic is checked."""
 
 _SAMPLE_RECORDS = 100
 _SAMPLE_S = 5.0

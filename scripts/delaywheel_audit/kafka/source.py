@@ -36,7 +36,7 @@ Timestamps choose *offsets*, by Kafka's index; they are no filter. With LogAppen
 same. With CreateTime records stand in the order in which they came: some in the range may have
 other timestamps, and some with timestamps of the range may stand outside of it.
 
-**Every action of Spark plans anew**, and a later plan sees a later end. A job that reads more than
+**Every action of Spark plans again**, and a later plan sees a later end. A job that reads more than
 once pins the ranges first: `plan = pin(options)`, then `.option("ranges", plan.to_json())`.
 
 What is hard, and what is done about it (errors by name: `kafka_errors.Reason`):
@@ -45,7 +45,7 @@ What is hard, and what is done about it (errors by name: `kafka_errors.Reason`):
 |---|---|
 | the last offsets of a range are markers, aborted or compacted away: none is ever seen | at the \
 end when a record behind it comes or Kafka reports the partition's end there or behind it |
-| nothing comes for a while | never an end; the topic is looked at every 2 s, after `timeoutMs` \
+| nothing comes for a while | never an end; the topic is checked every 2 s, after `timeoutMs` \
 without progress BROKER_AWAY. Fetching aborted records is progress |
 | a transaction is open | the range ends where it begins (last stable offset); what is behind is \
 not read, and reported: `Plan.remarks`, log |
@@ -58,14 +58,14 @@ Nothing else is lost |
 | topic deleted | TOPIC_GONE |
 | topic deleted and made again | TOPIC_RECREATED: topic ids are compared when a slice was read to \
 its end, before its last records are given |
-| partition or topic added since planning | not read; added partitions are said in the log |
+| partition or topic added since planning | not read; added partitions are logged |
 | the partition's end went back (unclean election) | OFFSETS_NOT_THERE |
 | a partition is empty; a timestamp behind the end | no task for it |
 | Kafka away, or a name that does not resolve | BROKER_AWAY after `timeoutMs` |
 | wrong credentials, TLS | AUTHENTICATION_FAILED at once; no right to the topic: ACCESS_DENIED |
 | a topic that is not there | TOPIC_MISSING at planning, unless `missingTopics=skip` |
 | null keys, values, header values; repeated header names | as they are |
-| a damaged batch | RECORD_UNREADABLE: checksums are looked at |
+| a damaged batch | RECORD_UNREADABLE: checksums are verified |
 | large records | a batch is 16 MiB or 10,000 records, beside it the client's queue (8 MiB) |
 | forks | clients of Kafka are made inside of `partitions` and `read` |
 

@@ -129,7 +129,7 @@ def with_ingress(
         F.coalesce("asked.offset", F.lit(0)).alias("seq"),
     )
     known = ledger.unionByName(rows)
-    if terms.by != "due":  # of what left no trace nobody can say when it would have been accepted
+    if terms.by != "due":  # a record that left no trace has no known time of acceptance
         return known
     traces = [part.select(*KEY) for part in (ledger, ours, outcomes.where("id is not null"))]
     seen = traces[0].unionByName(traces[1]).unionByName(traces[2]).distinct()

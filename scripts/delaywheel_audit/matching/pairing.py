@@ -77,7 +77,7 @@ def _others(judged: DataFrame, ledger: DataFrame, missing: DataFrame) -> DataFra
     """Returns other messages with ids of missing ones, whose copies do not count.
 
     What some acceptance has sent is no other message changed. What may be sent by one that the
-    ledger does not show (`is_doubtful`) is so only where it says of itself that it is the missing
+    ledger does not show (`is_doubtful`) is so only where it identifies itself as the missing
     one.
     """
     has_rows = F.col("rows") > 0
@@ -94,7 +94,7 @@ def _others(judged: DataFrame, ledger: DataFrame, missing: DataFrame) -> DataFra
 def _at_hand(few: DataFrame) -> DataFrame:
     """Persists the rows on the executors, instead of recomputing them.
 
-    Each step behind plans what is before it anew: of few rows that costs more than the rows.
+    Each later step plans the earlier ones again: with few rows that costs more than the rows.
     """
     return few.localCheckpoint()
 

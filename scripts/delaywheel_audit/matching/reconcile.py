@@ -27,7 +27,7 @@ in files that were not read                               looked up: they are re
 ========================================================  ======================================
 
 The last of these is so where the cluster accepted farther ahead, or later, than its settings say
-now: by due, the files to read are chosen by these. Then all is read anew, with every file: what is
+now: by due, the files to read are chosen by these. Then all is read again, with every file: what is
 missing may have been accepted still earlier than what is found.
 
 Every acceptance gets exactly one fate: forwarded, cancelled, duplicate dropped, dead, lost,
@@ -140,7 +140,7 @@ def reconcile(
     """Reconciles ledger, outcomes and Kafka.
 
     Args:
-        read: Gives the rows; asked once more, for all times of acceptance, if Kafka has records
+        read: Gives the rows; asked again, for all times of acceptance, if Kafka has records
             that were accepted outside of `Terms.accepted_range`.
         terms: What is asked.
         facts: What was known before Kafka was read.

@@ -32,7 +32,7 @@ _NO_TIME_MS = 253_402_300_800_000
 """The year 10,000: a forged header may say more."""
 
 _FIRST_LOOK = 10_000
-"""Offsets of each partition that are looked at first: with others' records between, more."""
+"""Offsets of each partition that are examined first: with others' records between, more."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ _STEPS = (
     *(number * HOUR for number in (1, 2, 3, 6, 12)),
     *(number * DAY for number in (1, 2, 7, 14, 28, 91, 364)),
 )
-# Of spans, where powers of ten say little: nobody thinks in 10,000,000 ms.
+# For spans, where powers of ten say little: no reader thinks in 10,000,000 ms.
 _MARKS = (1, 10, 100, SECOND, 10 * SECOND, MINUTE, 10 * MINUTE, HOUR, 10 * HOUR)
 _DAY_MARKS = tuple(10**power * DAY for power in range(10))
 

@@ -251,7 +251,7 @@ class LedgerFolder:
     def listing(self) -> Listing:
         """Returns all names, as of a single moment.
 
-        While a folder is looked through, nodes publish and delete: a name may be seen and not the
+        While a folder is listed, nodes publish and delete: a name may be seen and not the
         one before it. Names of a wheel come and go in order of their seqs, so a second look, no
         further than the first one saw, has all that was there before it.
 

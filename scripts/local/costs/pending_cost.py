@@ -55,7 +55,7 @@ _NOW_MS = _START_SLOT * 1000
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Times until a message is written, and of the work behind it; in milliseconds."""
+    """Times until a message is written, and of the work after it; in milliseconds."""
 
     cpu_ms: float
     elapsed_ms: float

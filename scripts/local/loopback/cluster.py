@@ -277,7 +277,7 @@ class LocalCluster:
         """Checks every process once: restarts dead nodes, updates the ready file.
 
         Raises:
-            ClusterError: The broker is gone; nothing goes on without it.
+            ClusterError: The broker is gone; nothing can continue without it.
         """
         if self._broker is not None and not self._broker.running:
             raise ClusterError(f"the broker ended; see {self._broker.log_path}")

@@ -218,7 +218,7 @@ class KafkaBroker:
         os.kill(self.pid, signal.SIGCONT)
 
     def wait(self, timeout_s: float | None = None) -> int:
-        """Waits until the broker ends by itself; returns its exit code."""
+        """Waits until the broker ends on its own; returns its exit code."""
         return self._running().wait(timeout_s)
 
     def close(self) -> None:

@@ -24,7 +24,7 @@ class Replayed(NamedTuple):
     Attributes:
         reason: Why it became a dead letter.
         first: Letters that the first replay sent.
-        second: Letters that the same replay sent once more.
+        second: Letters that the same replay sent again.
         arrived: Messages that consumers of its topic see.
     """
 

@@ -42,7 +42,7 @@ class NodeCost:
         cpu_s: CPU time by process.
         elections: Times that it began to lead.
         in_sync_changes: Times that the members in sync with its wheel changed.
-        restarts: Processes that were started anew; what they did before is not counted.
+        restarts: Processes that were restarted; what they did before is not counted.
     """
 
     accepted: int

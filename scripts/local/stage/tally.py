@@ -60,7 +60,7 @@ class Verdict:
         duplicated: Copies beyond the first, of any message.
         early: Records visible before their due.
         altered: Acknowledged messages that arrived with other bytes.
-        strangers: Records that nobody sent.
+        strangers: Records that no caller sent.
         acks: From handing a message to the SDK to its acknowledgement.
         in_health: Lateness apart from the disturbance.
         across_kill: Lateness of what the disturbance touched; absent without one.

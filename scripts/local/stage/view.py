@@ -100,7 +100,7 @@ class Sample:
         try:
             rows = DialView(PosixDisk(), data).rows(first, first + len(counts))
         except (OSError, ValueError):
-            return self.dial  # just being made anew
+            return self.dial  # just being rebuilt
         counts[rows["slot"] - first] = rows["messages"]
         return [int(count) for count in counts]
 

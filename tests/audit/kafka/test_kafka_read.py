@@ -232,7 +232,7 @@ def test_a_broker_that_comes_back_is_waited_for(kafka: KafkaBroker) -> None:
     rest: list[int | None] = []
     reader = threading.Thread(target=lambda: rest.extend(offsets(batches)))
     reader.start()
-    reader.join(1)  # nobody listens meanwhile: it goes on for as long as that
+    reader.join(1)  # nothing listens meanwhile: it continues for that long
     assert reader.is_alive()
     with KafkaProxy(kafka):
         reader.join(60)

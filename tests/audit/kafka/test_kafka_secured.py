@@ -27,7 +27,7 @@ TOPIC = "secured"
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Key and certificate of the broker, signed by itself, in one file."""
+    """Key and self-signed certificate of the broker, in one file."""
     folder = tmp_path_factory.mktemp("tls")
     key, certificate = folder / "key.pem", folder / "certificate.pem"
     subprocess.run(

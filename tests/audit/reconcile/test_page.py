@@ -68,7 +68,7 @@ class Page(HTMLParser):
 
 
 def bucket(at: int, topic: str = "orders", **values: int) -> dict[str, Any]:
-    """One of 100 forwarded, and what else is said; the sums agree."""
+    """One of 100 forwarded, with other figures; the sums agree."""
     row: dict[str, Any] = dict.fromkeys(SUMS, 0) | {"topic": topic, "bucket_ms": at}
     row |= dict(zip(GREATEST, (12, 40, 90, 60_010, 60_500, 61_000), strict=True))
     row |= {"forwarded": 100} | values
@@ -232,7 +232,7 @@ def test_lost_messages_are_an_error_although_the_numbers_balance() -> None:
     assert said.look == "bad"
     assert said.headline == "Not balanced: 1 lost"
     assert said.remarks == ["101 accepted = 100 forwarded + 1 lost."]
-    # What was found counts, whatever else is said.
+    # Findings count, whatever else is shown.
     assert verdict(summary_of(buckets, findings, balanced=True)) == said
 
 

@@ -365,7 +365,7 @@ TERMS = Terms(from_ms=NOW - 3_600_000, to_ms=NOW + 3_600_000, span_ms=7_200_000)
 
 
 def run(spark: SparkSession, world: World, terms: Terms = TERMS, *, first_offset: int = 0) -> Books:
-    """Reconciles; records before `first_offset` are of a time that is not looked at first."""
+    """Reconciles; records before `first_offset` are of a time that is not read first."""
     kafka = spark.createDataFrame(world.kafka, KAFKA)
     inputs = Inputs(
         spark.createDataFrame(world.ledger, LEDGER),

@@ -164,7 +164,7 @@ def ledger_seen_in_part(
     seen: list[tuple[int, int]],
     then: list[tuple[int, int]],
 ) -> LedgerFolder:
-    """A first look sees some files; behind it there are others."""
+    """A first listing sees some files; more exist by then."""
     look = LedgerFolder._look
     for seqs in then:
         write(folder, *seqs, [1_800_000_000_000 + seq for seq in seqs])

@@ -75,7 +75,7 @@ def run(kafka: KafkaBroker, tmp_path_factory: pytest.TempPathFactory) -> SeededR
 
 @pytest.fixture(scope="module")
 def clean(run: SeededRun, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Result:
-    """Of the topic without faults, before anything is taken from the ledger."""
+    """The report of the topic without faults, before anything is taken from the ledger."""
     return reconciled(run, run.clean_topic, spark, tmp_path_factory.mktemp("clean"))
 
 
@@ -86,7 +86,7 @@ def faulty(
     spark: SparkSession,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Result:
-    """Of the topic with all of them."""
+    """The report of the topic with all faults."""
     run.delete_ledger_files()
     return reconciled(run, run.topic, spark, tmp_path_factory.mktemp("faulty"))
 

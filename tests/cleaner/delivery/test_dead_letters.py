@@ -1,4 +1,4 @@
-"""What Kafka will not take goes to the dead letters; everything else goes out on time."""
+"""Messages that Kafka will not take become dead letters; all others are delivered on time."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_a_missing_topic_and_an_illegal_partition(
 def test_sizes_are_judged_to_the_byte(
     kafka: KafkaBroker, world: World, good: str, cluster_id: str
 ) -> None:
-    """Exactly what the broker takes goes out; one byte more is a dead letter, without a try."""
+    """Exactly what the broker takes is delivered; one byte more is a dead letter, without a try."""
     small = f"small-{cluster_id}"
     create_topic(kafka.address, small, config={"max.message.bytes": "2000"})
     rows = [sent(small, 900, b"x" * length) for length in range(1_700, 1_900)]
@@ -200,7 +200,7 @@ def test_a_topic_deleted_while_messages_are_pending(
     first = [sent(doomed, 100, b"1"), sent(good, 100, b"1")]
     world.server.write(first)  # now the clients know the topic
     wait_done(world, first)
-    # The first may still go out: how many is up to the broker.
+    # The first may still be delivered: how many is up to the broker.
     rows = [sent(doomed, 300 + 200 * n, b"%d" % n) for n in range(30)]
     fine = [sent(good, 300 + 200 * n, b"%d" % n) for n in range(30)]
     world.server.write(rows + fine)
@@ -252,7 +252,7 @@ def test_an_unavailable_topic_holds_up_the_others_once(
         with capture_logs() as logs:
             second = [sent(stuck, 300, b"2"), sent(good, 300, b"2")]
             world.server.write(second)
-            wait_done(world, second, timeout_s=patience_s - 2)  # nobody waits for it any more
+            wait_done(world, second, timeout_s=patience_s - 2)  # no message waits for it any more
             release()
             world.wait_for("it is back", lambda s: not s.unavailable_topics)
             third = [sent(stuck, 300, b"3"), sent(good, 300, b"3")]

@@ -1,4 +1,4 @@
-"""What the server hears of dead letters, through a link that may be full."""
+"""How the server learns of dead letters, through a link that may be full."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class Producers(CommittingProducers):
 
 
 class Everything(DeadLetters):
-    """All that is due can go out."""
+    """Everything due can be delivered."""
 
     def __init__(self) -> None:
         """Nothing is known."""
@@ -173,7 +173,7 @@ def test_among_others_it_waits_until_all_lack_it_or_it_is_repaired(wheels: Wheel
 
 
 def test_what_was_done_is_given_up_without_an_outcome(wheels: Wheels) -> None:
-    """Only a retry asks for it: it may be a copy, and nobody can say."""
+    """Only a retry asks for it: it may be a copy, which cannot be decided."""
     wheels.write(A1, [Sent(DUE_MS - 1000, (1).to_bytes(16, "big"))])
     leader = Leader(wheels, wheel_record_of(), {A1: 4})
     leader.forwarder.state = replace(

@@ -52,7 +52,7 @@ BAD = "bad"
 
 
 class OneBadTopic(DeadLetters):
-    """Everything can go out but what is for `BAD`."""
+    """Everything can be delivered except messages for `BAD`."""
 
     def __init__(self) -> None:
         """Nothing is known."""
@@ -188,7 +188,7 @@ class Leader:
         return Account(self.wheels, self.producers)
 
     def lacks(self) -> tuple[FrameSet, dict[str, FrameSet]]:
-        """Nobody has what cannot be read here."""
+        """No node has what cannot be read here."""
         return looked_for(dict.fromkeys(self.forwarder.unreadable, "ab"))
 
 
@@ -289,7 +289,7 @@ def test_a_frame_that_is_lost_in_part_is_reported_and_what_was_done_of_it_is_not
     (frame,) = wheels.write(A1, rows)
     leader.turn()
     assert leader.turn(250).totals()["forwarded"] == 2
-    # The leader changes: the next one cannot read it, and nobody else.
+    # The leader changes: only the next one cannot read it.
     wheels.damage(frame)
     after = Leader(wheels)
     after.forwarder.state, after.now_ms = leader.forwarder.state, leader.now_ms

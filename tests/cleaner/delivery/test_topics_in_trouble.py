@@ -85,7 +85,7 @@ def judge(kafka: Kafka) -> DeadLetters:
 
 
 def turn(kafka: Kafka, judging: DeadLetters, rows: DueRows) -> Plan | None:
-    """One turn of a leader; None: nothing goes out."""
+    """One turn of a leader; None: nothing is delivered."""
     kafka.now += TURN_S
     plan = judging.plan(rows)
     if isinstance(plan, Hold):
@@ -95,7 +95,7 @@ def turn(kafka: Kafka, judging: DeadLetters, rows: DueRows) -> Plan | None:
 
 
 def fates(kafka: Kafka, judging: DeadLetters, rows: DueRows) -> tuple[int, list[DeadReason]]:
-    """In a turn in which something goes out: how much, and why other messages do not."""
+    """In a turn with deliveries: how many, and why other messages wait."""
     plan = turn(kafka, judging, rows)
     assert plan is not None
     return len(plan.rows), [each.reason for each in plan.dead]

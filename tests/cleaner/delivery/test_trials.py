@@ -127,7 +127,7 @@ def test_a_message_that_is_refused_is_found() -> None:
 
 
 def test_the_trials_of_another_leader_say_nothing_of_a_message() -> None:
-    """Ids of trials are the cluster's: whoever led before may still search, and fence us."""
+    """Ids of trials belong to the cluster: the previous leader may still search, and fence us."""
     brokers = Brokers()
     brokers.causes["good"] = FENCED
     findings = brokers.search("good")

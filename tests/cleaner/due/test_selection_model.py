@@ -204,7 +204,7 @@ class Selection(RuleBasedStateMachine):
         return reader
 
     def note(self, frames: list[Written]) -> None:
-        """Frames that come below the floor were never acknowledged: nobody looks at them."""
+        """Frames below the floor were never acknowledged, and are not read."""
         self.skipped |= {place(frame) for frame in frames if frame.slot < self.progress.floor}
 
     def look(self, cap_messages: int, cap_bytes: int) -> Step:

@@ -1,4 +1,4 @@
-"""w is set back: what was done ahead of it is done, and all else goes out at its due."""
+"""w is set back: what was done ahead of it stays done, and all else is delivered at its due."""
 
 from collections.abc import Iterator
 from dataclasses import replace

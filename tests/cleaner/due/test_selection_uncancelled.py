@@ -33,7 +33,7 @@ def look_of(sent: Sent) -> CancelLook:
 def is_uncancelled(
     leader: Leader, sent: Sent = SENT, look: CancelLook | None = None, *, forward: bool = True
 ) -> bool:
-    """What is said once everything that can be read is admitted."""
+    """The answer once everything readable is admitted."""
     if forward:
         leader.forward(START_MS + 1_000)
     look = look or look_of(sent)

@@ -79,7 +79,7 @@ def test_a_wheel_rests_in_front_of_a_bad_frame_and_no_other_does(wheels: Wheels)
         )
         wheels.repair(wheels.frames[1])
         assert look_at_lost(leader, A1, 2) is None
-        leader.forward(START_MS + 2000)  # nobody looked again yet
+        leader.forward(START_MS + 2000)  # not looked again yet
         assert leader.progress.seqs[A1] == 1
         leader.forward(START_MS + 2100)
         assert leader.progress.seqs[A1] == 3

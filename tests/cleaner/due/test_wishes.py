@@ -1,4 +1,4 @@
-"""Wishes for other dues: looked at together, in pieces, and those of no second before others."""
+"""Wishes for other dues: examined together, in pieces, and those without a second first."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Counting:
     def __init__(self, leader: Leader) -> None:
         self._leader = leader
         self.frames: list[int] = []
-        """Of each turn: how many were read."""
+        """For each turn, how many were read."""
         self.looks = 0
 
     def turn(self, wishes: Wishes, wished: list[RescheduleWish]) -> list[RescheduleWish]:

@@ -45,7 +45,7 @@ def goes(
     headers: Sequence[tuple[str, bytes | None]] = (),
     partition: int = 3,
 ) -> Goes:
-    """A message that goes out directly."""
+    """A message that is forwarded directly."""
     place = Place("in", partition, number)
     message = Delayed(
         IDS[number], NOW_MS + number, topic, ABSENT, ABSENT, key, value, encode_headers(headers)

@@ -83,7 +83,7 @@ class Story:
                 site.pass_ms(chance.choice([10, 100, 1_000]))
 
     def _lead(self) -> None:
-        """Another one leads, or the same one anew; what was handed over may be written or not."""
+        """Another node leads, or the same one again; handed-over records may be written or not."""
         server = self._site.server
         if server is not None and self._chance.random() < 0.5:
             server.answer(Answer.HELD)

@@ -103,7 +103,7 @@ def test_the_first_record_keeps_older_releases_from_leading(site: Site) -> None:
     assert site.ingress.faults == ()
     keys = [record.key for record in site.written_to(NAMES.control)]
     assert keys.index(NEEDS_KEY.encode()) + 1 == keys.index(f"ingress/{TOPIC}/0".encode())
-    site.control_versions["b"] = 1  # it leads no more, wherever it is started
+    site.control_versions["b"] = 1  # it no longer leads, wherever it is started
     site.topics.send(*asked())
     assert site.turn() is not None
 

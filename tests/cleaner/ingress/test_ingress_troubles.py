@@ -173,7 +173,7 @@ def test_a_message_for_a_missing_topic_becomes_a_dead_letter(kafka: Kafka, site:
 def test_while_messages_of_wheels_wait_for_a_topic_records_are_announced(
     wheels: Wheels, kafka: Kafka, site: Site
 ) -> None:
-    """And nothing goes out directly that would be settled without having gone out."""
+    """And no direct message is settled without having been forwarded."""
     kafka.topics["bad"] = LEADERLESS
     wheels.write(A1, [sent(1, "bad")], now_ms=NOW_MS - 200)
     site.topics.send(*asked(0, "orders"))

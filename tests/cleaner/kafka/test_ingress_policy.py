@@ -11,7 +11,7 @@ from delaywheel_replica.cleaner.kafka.ingress_finding import IngressTopics, find
 
 
 class Admin:
-    """Of a Kafka with one topic of that configuration."""
+    """A client of a Kafka with one topic of that configuration."""
 
     def __init__(self, config: dict[str, object]) -> None:
         self._config = config

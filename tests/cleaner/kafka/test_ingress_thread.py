@@ -80,7 +80,7 @@ def test_it_wakes_and_reads_on_once_that_was_taken(
     assert not woken.acquire(timeout=0.7)  # what waits is not taken
     assert values(reader) == [b"0"]
     assert woken.acquire(timeout=PATIENCE_S)
-    reader.assign({at: 0})  # it goes on where it is
+    reader.assign({at: 0})  # it continues where it is
     assert values(reader) == [b"1"]
     until(lambda: reader.lags() == {at: 0})
     assert (values(reader), reader.cut_off) == ([], {})

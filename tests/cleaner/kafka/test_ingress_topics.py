@@ -49,7 +49,7 @@ def admin(settings: KafkaSettings) -> AdminClient:
 
 
 def found(admin: AdminClient, topic: str) -> TopicPartitions:
-    """What Kafka says of a topic that there is."""
+    """Kafka's description of an existing topic."""
     return find_ingress(admin, IngressTopics(), {topic}).topics[topic]
 
 
@@ -233,7 +233,7 @@ def test_the_group_shows_how_far_things_are(
 def test_of_a_partition_that_rests_nothing_comes_and_nothing_is_lost(
     kafka: KafkaBroker, topic: str, reader: IngressReader
 ) -> None:
-    """Neither what the client had fetched of it already; and others go on."""
+    """Not even records that the client had prefetched; and other partitions continue."""
     values = [b"%d" % number for number in range(500)]
     send(kafka, topic, *values)
     reader.assign({(topic, 0): 0, (topic, 1): 0})

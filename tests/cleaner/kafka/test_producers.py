@@ -105,7 +105,7 @@ def test_what_the_broker_refuses_ends_the_transaction_alone(
     assert ended.verdict is Verdict.ABORTED
     assert ended.cause is not None
     assert ended.cause.startswith("MSG_SIZE_TOO_LARGE")
-    producers.begin(0)  # the same producer goes on
+    producers.begin(0)  # the same producer continues
     producers.write(0, [message(topic, b"after it")])
     assert producers.commit(0, progress(settings, b"2"), PATIENT_MS).verdict is Verdict.COMMITTED
     assert values(kafka, topic, 1) == [b"after it"]

@@ -126,7 +126,7 @@ def test_what_a_call_was_not_prepared_for_is_raised_where_it_is_heard() -> None:
 
 
 class Clock:
-    """Moves when somebody pauses."""
+    """A clock that moves when a caller pauses."""
 
     def __init__(self) -> None:
         self.now_s = 100.0

@@ -1,4 +1,4 @@
-"""The whole cleaner on the real broker: what is due goes out once, the rest is accounted for."""
+"""The whole cleaner on the real broker: due messages are delivered once, and all is counted."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def test_takeover_over_an_open_transaction(
     settings = KafkaSettings(KafkaNames(cluster_id), {"bootstrap.servers": kafka.address})
     old = LeaderProducers(settings)
     with monkeypatch.context() as longer:
-        # The broker would end it by itself after the test: it is the new leader that does.
+        # The broker would end it on its own after the test: the new leader does it earlier.
         longer.setattr(transactional, "TRANSACTION_TIMEOUT_MS", 300_000)
         for number in range(IDS):
             assert old.init(number, PATIENT_MS).verdict is Verdict.CONTINUE
@@ -333,7 +333,7 @@ def test_a_control_topic_that_goes_while_the_node_runs_is_refused(
         world.server.write([sent(topic, 60_000, b"x")])
         delete_topic(kafka.address, control)
         world.wait_for("refused", lambda s: f"{control} is missing" in (s.kafka_error or ""))
-        # Somebody makes it anew, empty: brokers may do so by themselves.
+        # It is recreated, empty: brokers may do so on their own.
         create_topic(kafka.address, control, config={"cleanup.policy": "compact"})
         refused = world.wait_for(
             "refused", lambda s: "knows of none above 0" in (s.kafka_error or "")

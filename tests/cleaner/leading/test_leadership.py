@@ -182,7 +182,7 @@ def test_who_is_heard_by_too_few_leaves_term(place: Place) -> None:
 
 
 def test_what_it_committed_is_still_reported_though_kafka_is_away(place: Place) -> None:
-    """It has not read that back: while it led, nobody else could commit."""
+    """It has not read that back: while it led, no other node could commit."""
     place.lead()
     place.give_wheel("b")
     state = place.view.state
@@ -366,7 +366,7 @@ def test_silent_is_whom_fewer_than_r_hear(tmp_path: Path) -> None:
 
 
 def test_a_new_leader_first_listens_for_as_long_as_a_node_has_to_be_silent(place: Place) -> None:
-    """It has just started, and has heard nobody for that reason."""
+    """It has just started, and has heard no node for that reason."""
     place.lead()
     place.give_wheel("c")
     place.heard = set()

@@ -279,7 +279,7 @@ def end(election: Election, reason: Reason, now_ms: int) -> None:
 
 
 def stands_at(election: Election, from_ms: int, **reported: Any) -> int:
-    """When a machine, ticked every 10 ms, stands again; who is asked agrees at once."""
+    """When a machine, ticked every 10 ms, stands again; the nodes it asks agree at once."""
     for now_ms in range(from_ms, from_ms + 5 * MAX_SILENCE_MS, 10):
         wish = election.vote_wish
         if wish is not None:

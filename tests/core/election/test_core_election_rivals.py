@@ -1,10 +1,10 @@
 """Rivals: several election machines over a model of Kafka's fencing, in any interleaving.
 
-The model keeps who inited each transactional id last; a transaction is committed only for that
-one. Requests lie around for as long as they like and are carried out at any time, even after
-their node has given up; replies come late or get lost; nodes restart. However it goes: a
-progress record is committed only by the candidate that last read the control topic with its own
-marks newest, and nobody else comes to lead.
+The model keeps the last candidate to init each transactional id; a transaction is committed only
+for that candidate. Requests are carried out at any time, even after their node has given up;
+replies come late or get lost; nodes restart. In every case a progress record is committed only by
+the candidate that last read the control topic with its own marks newest, and no other node comes to
+lead.
 
 Walks are random and seeded: five steps in a row make a leader, and hypothesis, which draws its
 rules evenly, hardly ever gets there twice.

@@ -281,7 +281,7 @@ def test_a_broken_connection_does_not_shorten_the_wait_after_an_own_failure() ->
     assert again_ms >= at_ms + 2 * MIN_SILENCE_MS
 
 
-# --- those who should not lead
+# --- nodes that should not lead
 
 
 @pytest.mark.parametrize("unfit", [Reason.CLOCK_OFF, Reason.HANDED_OVER, Reason.TAKEN_OUT])

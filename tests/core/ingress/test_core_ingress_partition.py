@@ -73,7 +73,7 @@ def hand(intake: Intake, answer: Answer) -> list[int]:
 
 
 def reasons_of(settled: Iterable[Settled]) -> list[tuple[int, object]]:
-    """Offsets, with the reason of those that are dead letters, and None of those that go out."""
+    """Offsets, with the reasons of dead letters, and None for forwarded records."""
     return [
         (each.taken.offset, each.unfit.reason if isinstance(each, Dies) else None)
         for each in settled
@@ -368,7 +368,7 @@ def test_what_kafka_deleted_is_reported() -> None:
 
 
 CUT = replace(ANNOUNCED, next_offset=1, announced=SeqSet([(2, 3), (6, 8)]))
-"""Of it Kafka had offsets up to 3, when a leader looked."""
+"""Kafka had offsets up to 3 when a leader looked."""
 
 
 def test_a_partition_that_lost_its_end_is_read_to_it_and_the_rest_is_reported() -> None:

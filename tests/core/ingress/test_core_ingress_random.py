@@ -36,7 +36,7 @@ SAID = [
     [(ingress.TOPIC, b"t"), (ingress.DELAY_MS, b"-")],
 ]
 Copy = tuple[Place, bytes, int]
-"""Of which record, and what a wheel knows it by: id and due."""
+"""The record it belongs to, and its key in a wheel: id and due."""
 
 
 @dataclass
@@ -128,7 +128,7 @@ class World:
             return  # aborted, and known to be
         fate = self.random.random() if trouble else 1.0
         if node.epoch != self.epoch or fate < 0.05:
-            node.term = None  # fenced, or not committed, and nobody knows
+            node.term = None  # fenced, or not committed, and no one is notified
             return
         self.committed |= step.records
         for each in step.settled:
@@ -142,7 +142,7 @@ class World:
                     self.dead[record.place] += 1
         self.forward(term.bound(step))
         if fate < 0.1:
-            node.term = None  # committed, and nobody knows
+            node.term = None  # committed, and no one is notified
         else:
             term.committed(step)
 

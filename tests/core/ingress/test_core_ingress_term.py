@@ -181,7 +181,7 @@ def test_one_of_all_partitions_asks_a_server_that_takes_nothing() -> None:
 
 
 def test_what_is_held_is_bounded_for_each_partition() -> None:
-    """One that is stuck stops no other, and goes on at half its share."""
+    """A stuck partition stops no other, and continues at half its share."""
     quarter = HELD_BYTES_MOST // 4
     term = reading(*[record(AT, n, 0, quarter) for n in range(2)])
     assert term.full() == {AT}

@@ -77,7 +77,7 @@ def floor_of(found: Duties) -> int:
 
 
 def test_the_floor_waits_for_announced_ingress_records() -> None:
-    """And rests where nobody reads them."""
+    """And rests while it is not read."""
     due_ms = NOW_MS + 700_000
     state = committed((A1, None), (A2, None), due_ms=due_ms, a1=5)
     wheels = {A1: wheel_heartbeat(5, seal=(1_400, 5)), A2: wheel_heartbeat(0, seal=(1_400, 0))}
@@ -86,7 +86,7 @@ def test_the_floor_waits_for_announced_ingress_records() -> None:
     partition, announced = ("in", 0), IngressRecord("id", 3, SeqSet.of([4]))
     found = look(state, reported, ingress={partition: announced}, ingress_slot=1_300)
     assert floor_of(found) == 1_300
-    # Releases that know nothing of it come to lead no more.
+    # Releases that do not know it no longer come to lead.
     assert keys(found)[:2] == [NEEDS_KEY, "ingress/in/0"]
     after = state.apply_all(found.all_records)
     assert (after.ingress, after.needs) == ({partition: announced}, KNOWN_SINCE)
@@ -204,7 +204,7 @@ def test_members_are_all_nodes_and_nothing_is_registered_until_each_was_heard() 
 
 
 def test_a_member_that_is_given_no_wheel_is_entered_with_its_storage() -> None:
-    """Else it could come back with an empty disk, and nobody would see that."""
+    """Otherwise it could come back with an empty disk unnoticed."""
     found = look_at(committed(), heartbeat("a"), heartbeat("b"), heartbeat("c", draining=True))
     assert keys(found) == ["node/a", "wheel/a.10", "node/b", "wheel/b.1", "node/c"]
     after = committed().apply_all(found.records)
@@ -282,7 +282,7 @@ def test_a_replaced_node_keeps_its_number_and_its_wheels_are_closed() -> None:
     # Every node is given a wheel of which the new storage is a member.
     assert new == {WheelId(node, 10) for node in "abc"}
     assert found.fences == [Fence("c", 9)]
-    # Then the others have to leave theirs; and nothing is said twice.
+    # Then the others have to leave theirs; and nothing is announced twice.
     found = look_at(state, *reported, replacements={"c": "disk-new"})
     assert found.fences == [Fence("a", 9), Fence("b", 9), Fence("c", 9)]
     assert keys(found) == []
@@ -408,7 +408,7 @@ def test_with_one_member_its_own_word_is_enough() -> None:
 
 
 def test_what_is_rescheduled_is_lost_with_a_frame_whose_wheel_goes_at_once() -> None:
-    """Nobody knows later that it was: the floor would wait for its copy for ever."""
+    """No node would know it later: the floor would wait for its copy for ever."""
     state = committed((A1, 4), (A2, None))
     state = replace(state, progress=Progress(NOW_MS, None, {A1: 4, A2: 1}, floor=10))
     key, stands = (b"i" * 16, NOW_MS + 5_000), Reschedule(NOW_MS + 9_000, Position(A1, 3, 0))

@@ -100,7 +100,7 @@ class World:
         self.check()
 
     def check(self) -> None:
-        """All below the floor is due, in its late window no more, taken and published."""
+        """Everything below the floor is due, past its late window, taken and published."""
         floor = self.progress.floor
         assert (floor + LATE_S) * 1000 <= max(self.progress.due_ms, (90 + LATE_S) * 1000)
         for wheel, slots in self.frames.items():
@@ -261,7 +261,7 @@ def test_wholly_below_needs_one_who_holds_all_of_it() -> None:
     hole = wheel_heartbeat(5, top_slot=99, missing=(3,))
     assert not below(hole)
     assert below(hole, state=replace(MEMBERS, lost=FrameSet.of({(A1, 3)})))
-    # Whoever still has files of it above the floor holds it up, though it is no member.
+    # A node that still has files of it above the floor holds the floor, even as no member.
     whole = wheel_heartbeat(5, top_slot=99)
     for partly in (wheel_heartbeat(3, top_slot=100), wheel_heartbeat(9, top_slot=100)):
         assert not below(whole, partly)
@@ -283,13 +283,13 @@ def test_wholly_below_when_every_member_was_replaced() -> None:
     replaced = replace(MEMBERS, nodes={node: NodeRecord("disk-new", 9) for node in "ab"})
     nothing = heartbeat("a", storage="disk-new")
     assert not wholly_below(A1, replaced, 100, {"a": nothing})
-    # Who has copies of it by now holds it for everyone.
+    # A node with copies of it by now holds it for every node.
     for applied, is_below in ((5, True), (4, False)):
         copy = heartbeat(
             "a", storage="disk-new", wheels={A1: wheel_heartbeat(applied, top_slot=99)}
         )
         assert wholly_below(A1, replaced, 100, {"a": copy}) is is_below
-    # Nobody has: each frame has to be reported as lost first.
+    # None has: each frame has to be reported as lost first.
     for last, is_below in ((5, True), (4, False)):
         reported = replace(replaced, lost=FrameSet.of((A1, seq) for seq in range(1, last + 1)))
         assert wholly_below(A1, reported, 100, {"a": nothing}) is is_below

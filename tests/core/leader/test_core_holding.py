@@ -134,12 +134,12 @@ def test_lost_frames_are_not_missing() -> None:
         (reported("b", 7), [reported("c", 8, missing=(3,))], 2, False),
         (reported("b", 7), [heartbeat("c")], 2, True),
         (heartbeat("b"), [reported("c", 1)], 2, False),
-        # Who may have forgotten, or is none of the members, says nothing.
+        # A node that may have forgotten, or is no member, proves nothing.
         (reported("b", 7), [replace(reported("c", 7), complete=False)], 2, False),
         (reported("b", 7), [replace(reported("c", 7), storage="disk-new")], 2, False),
         (reported("b", 7), [reported("d", 7)], 2, False),
         (reported("d", 7), [reported("b", 7), reported("c", 7)], 2, True),
-        # With W = 1 anyone may have what nobody else has: R = 3.
+        # With W = 1 any node may have what no other has: R = 3.
         (reported("b", 7), [reported("c", 7)], 1, False),
         (reported("b", 7), [reported("a", 7), reported("c", 7)], 1, True),
         # With W = 3 everybody has it all.

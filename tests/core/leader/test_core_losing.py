@@ -96,7 +96,7 @@ def test_what_was_never_written_may_still_come() -> None:
 
 
 def test_a_committed_fill_says_that_it_was_written() -> None:
-    """Who held it is gone, and no end was committed: the wheel could never be closed."""
+    """Its holder is gone, and no end was committed: the wheel could never be closed."""
     lacks = {(A1, 5): ALL, (A1, 6): ALL}
     heartbeats = [holder(node, applied=3) for node in "abc"]
     assert frames_lost(STATE, {}, sought(*heartbeats, lacks=lacks)) == NO_FRAMES
@@ -148,7 +148,7 @@ def test_of_many_ranges_so_many_are_sought_and_lost_at_once() -> None:
 
 
 def test_no_beat_but_the_origins_says_what_was_written() -> None:
-    """One wrong number of anybody else would give up all that is still to come."""
+    """One wrong number of another node would give up all that is still to come."""
     lacks = {(A1, 10): ALL}
     at_b, at_a = holder("b", *range(1, 99), applied=99), holder("a", 10, applied=10)
     assert frames_lost(STATE, {}, sought(holder("a"), at_b, lacks=lacks)) == NO_FRAMES

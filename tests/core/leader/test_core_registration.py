@@ -84,7 +84,7 @@ def test_one_node_that_starts_again_and_again_leaves_room_for_the_others() -> No
         state = state.apply_all(answer.records)
     again = register(state, "a", "disk-a", share, members=members, min_insync=2, floor=0)
     assert again is Refusal.TOO_MANY_WHEELS
-    # What was given and not heard of is given again all the same.
+    # What was assigned without an answer is assigned again all the same.
     reported = register(state, "a", "disk-a", share - 1, members=members, min_insync=2, floor=0)
     assert reported == Registered(WheelId("a", share), [])
     other = register(state, "b", "disk-b", 0, members=members, min_insync=2, floor=0)

@@ -176,7 +176,7 @@ def test_nothing_is_decided_before_every_node_knows_the_record(
     keys = [NEEDS_KEY, reschedule_record(WISH.key, None)[0]]
     assert [key for key, _ in records] == ([] if behind else keys)
     if not behind:
-        # From the mark on nobody is asked, and it is not written again.
+        # From the mark on no node is asked, and it is not written again.
         marked = state.apply_all(records[:1])
         again = reschedule_records(marked, NOW, reported, by(a=1), 10_000)
         assert [key for key, _ in again] == keys[1:]

@@ -32,9 +32,9 @@ def server(own: str, hearing: Hearing) -> ServerStatus:
 @pytest.mark.parametrize(
     ("hearing", "silent"),
     [
-        # All hear all.
+        # All nodes hear all.
         ({"a": {"b": FRESH, "c": FRESH}, "b": {"a": 0, "c": 0}, "c": {"a": 0, "b": 0}}, ""),
-        # c hears, and is heard by nobody.
+        # c hears, but no node hears it.
         ({"a": {"b": FRESH, "c": OLD}, "b": {"a": 0, "c": OLD}, "c": {"a": 0, "b": 0}}, "c"),
         ({"a": {"b": FRESH}, "b": {"a": 0}}, "c"),
         # The leader hears b, not c; b hears c: relayed.
@@ -51,7 +51,7 @@ def test_who_is_silent_among_three(hearing: Hearing, silent: str) -> None:
 
 
 def test_fewer_than_r_is_silent_though_somebody_hears_it() -> None:
-    """Five nodes, W = 2, R = 4: who is heard by two others cannot be heard by R."""
+    """Five nodes, W = 2, R = 4: a node heard by two others cannot be heard by R."""
     hearing = {
         "a": {"b": FRESH, "c": FRESH, "d": FRESH},
         "b": {"a": 0, "c": 0, "d": 0, "e": 0},

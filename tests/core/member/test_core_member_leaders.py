@@ -1,4 +1,4 @@
-"""The member machine and leaders: who is heard, their clocks, the own cleaner's term, votes."""
+"""The member machine and leaders: reachability, clocks, the own cleaner's term, votes."""
 
 from dataclasses import replace
 

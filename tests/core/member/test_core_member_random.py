@@ -114,7 +114,7 @@ class Members(RuleBasedStateMachine):
     @precondition(lambda self: self.crashes < 1)
     @rule(name=names, lost=st.integers(0, 3))
     def crash(self, name: str, lost: int) -> None:
-        """One machine crashes: with N = 3 and W = 2, no more than one may lose something."""
+        """One machine crashes: with N = 3 and W = 2, only one may lose something."""
         self.crashes += 1
         self.boots += 1
         store = self.world[name].store

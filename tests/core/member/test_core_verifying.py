@@ -57,7 +57,7 @@ def looking(node: FakeNode) -> list[VerifyWheel]:
 
 @pytest.fixture
 def node() -> FakeNode:
-    """Of three; it was killed while it wrote a.1, holds two frames of b.1, and has a spare."""
+    """One of three nodes; it was killed while writing a.1, has two frames of b.1, and a spare."""
     store = FakeStore(state_of("a", last_number=2, open=A1, spare=spare_of(A2)))
     for wheel in (A1, B1):
         store.cards[wheel] = held_of(wheel, 0).card

@@ -1,4 +1,4 @@
-"""Votes: who agrees with whom that nobody leads."""
+"""Votes: when a node agrees that no leader is heard."""
 
 from delaywheel_replica.core.member.prevote import Prevote
 from delaywheel_replica.core.protocol.messages import Vote, VoteAsk

@@ -1,4 +1,4 @@
-"""What a node hears: newest heartbeats, who is heard, the leader's clock."""
+"""What a node hears: latest heartbeats, reachability, the leader's clock."""
 
 from dataclasses import replace
 

@@ -193,7 +193,7 @@ def test_who_does_not_answer_is_followed_by_the_next_and_asked_again_after_a_rou
         found = fetcher.asks(want)
         asked.append(found[0] if found else "-")
         fetcher.after(TIMEOUT_MS)
-    # First who shows it, then who does not; and once more around.
+    # First nodes that show it, then the others; and the round starts again.
     assert "".join(asked) == "bcabca"
 
 
@@ -238,7 +238,7 @@ def test_who_is_no_member_is_not_asked() -> None:
     assert Fetcher().asks(want, reachable="d") is None
 
 
-# --- who lacks what
+# --- which node lacks what
 
 
 def test_what_nobody_shows_is_asked_of_every_other_member_once() -> None:

@@ -83,7 +83,7 @@ def test_missing_frames_are_put_in_their_places() -> None:
     assert seqs_of(verdict.mirror) == [5]
 
 
-# --- who may not take
+# --- nodes that may not take
 
 
 @pytest.mark.parametrize("request_number", [PUSHED, FETCHED])

@@ -1,4 +1,4 @@
-"""An origin's view of its mirrors, against who really holds what, and against Kafka's rule."""
+"""An origin's view of its mirrors, against what members really hold, and Kafka's rule."""
 
 from dataclasses import dataclass, field
 
@@ -11,7 +11,7 @@ from delaywheel_replica.core.protocol.seal import Seal
 from delaywheel_replica.core.wheels.replication import Replication
 from support.core.origin_line import A1, INSYNC_MS, START_MS, Line, config_of
 
-# --- against who really holds what
+# --- against what members really hold
 
 mirrors = st.sampled_from("bc")
 

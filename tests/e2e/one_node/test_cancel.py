@@ -15,7 +15,7 @@ from support.services.service import Service
 pytestmark = pytest.mark.kafka
 
 AHEAD_S = 10
-"""A cancel takes some milliseconds; on a busy machine it may take until somebody leads again."""
+"""A cancel takes some milliseconds; on a busy machine it may take until a node leads again."""
 
 
 def test_before_the_due(service: Service, kafka: KafkaBroker, topic: str) -> None:
@@ -47,7 +47,7 @@ def test_after_the_due(service: Service, kafka: KafkaBroker, topic: str) -> None
     with service.client() as client, CommittedReader(kafka.address, topic) as reader:
         handle = client.produce(topic, b"v", delay=timedelta(milliseconds=200))
         reader.wait_for(1)
-        # The node hears of what was delivered within a tenth of a second.
+        # The node learns of deliveries within a tenth of a second.
         too_late = {CancelOutcome.TOO_LATE, CancelOutcome.ALREADY_DELIVERED}
         answers = [client.cancel(handle).outcome]
         while answers[-1] is not CancelOutcome.ALREADY_DELIVERED:

@@ -1,4 +1,4 @@
-"""One bad topic or message holds up nobody else for long, and is itself never lost."""
+"""One bad topic or message does not hold up others for long, and is itself never lost."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def test_a_message_larger_than_the_limit_is_now(
 
 
 def test_a_message_that_has_expired(service: Service, kafka: KafkaBroker, topic: str) -> None:
-    """Whatever else was due at that moment goes out, with its own time to live."""
+    """All other due messages are delivered, with their own times to live."""
     old = datetime.now(UTC) - timedelta(minutes=2)
     ttl = [("a", b"1"), ("ttl", (60).to_bytes(8, "big"))]
     with service.client() as client:

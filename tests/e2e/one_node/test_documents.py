@@ -1,7 +1,7 @@
 """Runs what the documents ask a new user to do, cut out of the text.
 
 Only the address of the node is another: several clusters may run on this machine. In the place of
-grpcurl and Go stand programs that are fetched by nobody: the one that makes the call is ours.
+grpcurl and Go our own programs stand in, so that nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def test_the_first_example(service: Service, kafka: KafkaBroker) -> None:
     with CommittedReader(kafka.address, "orders") as reader, contextlib.redirect_stdout(printed):
         exec(code.replace(HERE, service.address), {})
         reader.wait_for(1000)
-        # What each line prints stands behind it.
+        # The output of each line is in the comment behind it.
         promised = re.findall(r"  # (.*)$", code, re.MULTILINE)
         assert printed.getvalue().splitlines() == promised
         assert len(reader.read_to_end()) == 1000

@@ -1,4 +1,4 @@
-"""SIGHUP has a node read its settings anew: it lives, and takes over what it can."""
+"""SIGHUP makes a node reload its settings: it keeps running, and applies those that it can."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.kafka
 
 
 class Settings:
-    """The node's own file, which is read anew."""
+    """The node's own file, which is reloaded."""
 
     def __init__(self, service: Service) -> None:
         self._service = service

@@ -1,4 +1,4 @@
-"""Nodes that are away: what W of them can do goes on, what they cannot is refused, nothing lost."""
+"""Nodes are away: what W of them can do continues, what they cannot is refused, nothing lost."""
 
 from __future__ import annotations
 

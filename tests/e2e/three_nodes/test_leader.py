@@ -1,4 +1,4 @@
-"""Whoever leads is killed or paused while a transaction is open: all is delivered once."""
+"""Leaders are killed or paused while a transaction is open: all is delivered once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.kafka
 
 PAUSE_S = 5
 PRODUCER_FENCED = 90
-# What a broker answers to a producer of before: of another epoch, or fenced.
+# A broker's answers to an earlier producer: of another epoch, or fenced.
 REFUSALS = {KafkaError.INVALID_PRODUCER_EPOCH, PRODUCER_FENCED}
 
 
@@ -87,7 +87,7 @@ def test_one_process_of_the_leader_is_killed(
         load.wait_for_more()
         after = leader.row()
         changed = {name for name in before if after[name] != before[name]}
-        # A cleaner without its server could not go on; a server without its cleaner can.
+        # A cleaner without its server cannot continue; a server without its cleaner can.
         assert changed == {which, "cleaner_pid"}
     assert not load.errors
     with CommittedReader(kafka.address, topic) as reader:

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.kafka
 
 
 def test_an_acknowledged_message_is_in_three_identical_slot_files(trio: Trio, topic: str) -> None:
-    """Looked at right after the answer: nobody waits for the mirrors."""
+    """Checked right after the answer: no caller waits for the mirrors."""
     for origin in trio.nodes:
         trio.wait("all were there", partial(are_identical, trio, origin, topic))
     trio.wait("everything is the same on all", trio.same_bytes)
@@ -37,7 +37,7 @@ def are_identical(trio: Trio, origin: Node, topic: str) -> bool:
         assert value in own
     if all(len(set(contents)) == 1 for contents in found):
         return True
-    # A node that stands still for a second is waited for no more: nothing else excuses it.
+    # A node that is paused for a second is no longer waited for: nothing else excuses it.
     trio.wait("others were in sync then", lambda: in_sync_changes(origin) > changes)
     return False
 

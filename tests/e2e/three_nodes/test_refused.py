@@ -1,4 +1,4 @@
-"""A node that may not take part is refused by name, and the two others go on."""
+"""A node that may not take part is refused by name, and the two others continue."""
 
 from __future__ import annotations
 

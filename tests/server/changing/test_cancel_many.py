@@ -1,4 +1,4 @@
-"""Many messages are withdrawn with one call, each by itself, and again means the same."""
+"""Many messages are cancelled with one call, each separately; a retry has the same effect."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_what_is_found_is_cancelled_once_progress_says_so(server: ServerProcess)
     take_everything(server)
     cancelled = dict.fromkeys(handles, pb.CANCEL_OUTCOME_CANCELLED)
     assert outcomes(waiting.result()) == cancelled
-    # Whoever never heard that asks again: the same, and nothing more is written.
+    # A caller that did not get the answer retries: the same, and nothing more is written.
     seqs = {wheel.wheel: wheel.applied_seq for wheel in server.describe().wheels}
     assert outcomes(server.stub.CancelMany(asked(b"all"), timeout=20)) == cancelled
     assert outcomes(server.stub.CancelMany(asked(b"all", dry_run=True), timeout=20)) == cancelled
@@ -126,7 +126,7 @@ def test_nothing_is_withdrawn_while_nobody_leads(server: ServerProcess) -> None:
 
 
 async def test_only_so_many_calls_hold_a_page_each() -> None:
-    """Who is let in is answered: none of them is refused once its cancels are written."""
+    """Admitted callers are answered: none is refused once its cancels are written."""
     goes_on, let_in = asyncio.Event(), list[object]()
 
     async def page(asked: object) -> Page:

@@ -65,7 +65,7 @@ def test_a_message_is_found_where_it_went_and_its_old_handle_says_so(server: Ser
     written = [m for m in server.cleaner.received if isinstance(m, RescheduleWritten)]
     assert written[-1].to_ms == to_ms
     wait_until("the record is gone", lambda: not server.cleaner.state.reschedules)
-    # Whoever asks once more, or for another due, hears where it is; and so does who cancels it.
+    # A retry, a wish for another due, and a cancel all get the present due.
     for again_ms in (to_ms, to_ms + 5_000):
         again = reschedule(server, handle, again_ms)
         assert (again.outcome, again.due_ms) == (reported.outcome, to_ms)
@@ -88,7 +88,7 @@ def test_a_new_due_in_the_same_second_is_named_by_the_handle_that_is_reported(
     assert (reported.outcome, reported.due_ms) == (pb.RESCHEDULE_OUTCOME_RESCHEDULED, to_ms)
     found = server.stub.GetMessage(pb.GetMessageRequest(message=named(reported.handle))).message
     assert (found.due_ms, found.state) == (to_ms, pb.MESSAGE_STATE_PENDING)
-    # Whoever never heard the answer asks again, for the same due.
+    # A caller that did not get the answer retries, for the same due.
     again = reschedule(server, handle, to_ms)
     assert (again.outcome, again.due_ms, again.handle) == (reported.outcome, to_ms, reported.handle)
     later = reschedule(server, reported.handle, second_ms + 950)
@@ -109,7 +109,7 @@ def test_what_is_due_then_already_is_there(server: ServerProcess) -> None:
 
 
 def refused(server: ServerProcess, handle: str, reason: Reason) -> None:
-    """At once: well before a caller hears that nothing is known."""
+    """At once: well before a caller gets an unknown outcome."""
     began_s = time.monotonic()
     with pytest.raises(grpc.RpcError) as caught:
         reschedule(server, handle, in_ms(90_000))
@@ -161,7 +161,7 @@ def test_while_a_node_may_have_an_older_release_it_is_refused_and_that_node_name
     assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
     assert Reason.RELEASE_TOO_OLD.advice in str(caught.value)
     assert [m for m in server.cleaner.received if isinstance(m, RescheduleWish)] == wishes
-    # Once no such release can lead, it does not matter who is away.
+    # Once no such release can lead, it does not matter which nodes are away.
     server.cleaner.commit(lambda state: replace(state, needs=KNOWN_SINCE))
     assert reschedule(server, handle, to_ms).due_ms == to_ms
 

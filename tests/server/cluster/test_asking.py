@@ -1,4 +1,4 @@
-"""What a node reports of itself and of all: long lists delay nothing else."""
+"""A node's reports about itself and all nodes: long lists delay nothing else."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class NobodyElse:
 
 @pytest.fixture
 def queries(tmp_path: Path) -> Iterator[Queries]:
-    """Of a node that holds two seconds."""
+    """The state of a node that holds two seconds."""
     disk = PosixDisk()
     wheel = new_wheel(disk, tmp_path, dial=Dial(disk, tmp_path, 100))
     append(wheel, [message(1), message(2, slot=BASE_SLOT + 1)])
@@ -65,7 +65,7 @@ def asking_of(queries: Queries) -> Asking:
 
 
 class Held:
-    """Work that goes on for as long as the event loop does not say so.
+    """Work that continues until the event loop says otherwise.
 
     Attributes:
         most: so many at once, at most.
@@ -173,7 +173,7 @@ async def test_seconds_are_joined_beside_the_event_loop(
 async def test_the_disk_is_looked_at_once_for_all_who_ask(
     queries: Queries, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Anybody may ask for details, without end: the node looks for a tenth of its time at most."""
+    """Any caller may ask for details, without end: the node spends up to a tenth of its time."""
     asking = asking_of(queries)
     held = Held(lambda answer, _status: setattr(answer.pending, "messages", 5))
     monkeypatch.setattr(asking, "_details", Mock(add_to=held))

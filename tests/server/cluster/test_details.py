@@ -1,4 +1,4 @@
-"""What a node says of itself: since its processes started, of its ledger, of what is pending."""
+"""A node's report: since its processes started, about its ledger, about pending messages."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def said(
     leader: str = "n1",
     elections: int = 0,
 ) -> pb.DescribeClusterResponse:
-    """A node's own answer with details; of the others it says what it hears."""
+    """A node's own answer with details; about the others it reports what it hears."""
     answer = pb.DescribeClusterResponse(
         cluster_id="c",
         node=node,
@@ -93,7 +93,7 @@ def test_of_a_silent_node_the_reason_is_reported(
 
 
 def test_of_a_wheel_in_use_its_own_nodes_word_counts() -> None:
-    """Whatever the leader or the answering node hears of it."""
+    """Whatever the leader or the answering node hears from it."""
     others = {
         "n2": said("n2", wheel("n2.1", OPEN, 9, "n2", "n3"), wheel("n2.2", SPARE, 0, *NODES)),
         "n3": said("n3", wheel("n2.1", OPEN, 8, *NODES), epoch=5, leader="n3"),
@@ -185,7 +185,7 @@ def test_where_no_node_holds_all_there_may_be_more() -> None:
 def slots(
     node: str, *rows: tuple[int, int, int], next_slot: int | None = None
 ) -> pb.ListSlotsResponse:
-    """Of each row the slot, frames and messages."""
+    """The slot, frames and messages of each row."""
     return pb.ListSlotsResponse(
         node=node,
         slots=[pb.SlotRow(slot=slot, frames=f, messages=m, copies=1) for slot, f, m in rows],

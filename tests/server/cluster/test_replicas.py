@@ -1,4 +1,4 @@
-"""Who holds how much of each wheel, and how far behind the others are, as one node reports it."""
+"""How much each member holds of each wheel, and its lag, as one node reports it."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_frames_that_cannot_be_read_or_may_be_lost_are_incomplete() -> None:
     row = reported(of_b(20, missing=(5, 9)))
     assert (row.state, row.held_seq, row.lag_frames) == (INCOMPLETE, 4, 16)
     assert reported(of_b(18, complete=False)).state == INCOMPLETE
-    # What is known to be lost, nobody lacks.
+    # Frames known to be lost are missing nowhere.
     lost = ControlState(lost=FrameSet.of({(A1, 5), (A1, 9)}))
     assert reported(of_b(20, missing=(5, 9)), control=lost).lag_frames == 0
 

@@ -1,4 +1,4 @@
-"""Group commit on a simulated disk: who is acknowledged, and when."""
+"""Group commit on a simulated disk: which callers are acknowledged, and when."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_group_steps_the_machine_once(node: Driven) -> None:
 def test_a_group_has_its_bounds(node: Driven) -> None:
     asked = [node.ask(message(n, value=bytes(mib << 20))) for n, mib in enumerate((3, 3, 3, 9, 1))]
     node.work()
-    # 8 MiB; what is longer is a group by itself.
+    # 8 MiB; a longer request is a group of its own.
     assert [each.committed.seq for each in asked] == [1, 1, 2, 3, 4]
 
 
@@ -183,7 +183,7 @@ def test_only_what_is_due_soon_is_reported_before_the_next_beat(node: Driven) ->
     assert node.words == 0
     node.produce(message(2, slot=BASE_SLOT + 1), far)
     assert node.words == 1
-    # Who cancels waits for the next commit: the cleaner is not to find out by chance.
+    # A cancel waits for the next commit: the cleaner must not find out by chance.
     node.produce(far, kind=Kind.CANCELS)
     assert node.words == 2
 
@@ -233,7 +233,7 @@ def test_finished_seconds_refuse_their_messages_alone(node: Driven) -> None:
 
 
 def test_a_request_that_cannot_be_encoded_is_refused_alone(node: Driven) -> None:
-    """Whatever let it through: the process of whoever writes must not end by it."""
+    """Whatever let it through: it must not end the writing process."""
     poison = node.ask(replace(message(1), topic="x" * 70_000), message(2))
     sound = [node.ask(message(3)), node.ask(message(4), message(5))]
     node.work()

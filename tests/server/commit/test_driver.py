@@ -396,7 +396,7 @@ def test_callers_of_a_wheel_that_is_left_hear_that_the_outcome_is_unknown(
 def test_an_acknowledgement_that_comes_late_is_of_its_own_wheel(
     ready: Driven, script: Script
 ) -> None:
-    """Two threads step one after the other, and overtake each other behind it."""
+    """Two threads step one after the other, and overtake each other afterwards."""
     waits = ready.produce(message(1))
     script.effects = [Acknowledge(TWO, 9), WriteStatus()]
     ready.driver.tick()

@@ -56,7 +56,7 @@ def nine_seconds() -> list[Message]:
 
 
 def test_what_is_pushed_is_sent_as_a_whole_in_messages_of_bounded_size(pair: Driven) -> None:
-    """What is pushed counts as under way: a part that is not sent would be waited for in vain."""
+    """Pushed frames count as under way: a part that is not sent would be waited for forever."""
     pair.produce(*nine_seconds())
     pushed = [reported for _, reported in pair.sent if isinstance(reported, Frames)]
     assert [seq for reported in pushed for seq in reported.frames.seqs.tolist()] == list(
@@ -117,7 +117,7 @@ def test_a_mirror_answers_when_it_has_written(disk: SimulatedDisk) -> None:
 
 
 def is_out(node: Driven) -> bool:
-    """Whether others hear that the disk takes no frames."""
+    """Whether other nodes know that the disk takes no frames."""
     return node.row.heartbeat.disk_out
 
 

@@ -20,7 +20,7 @@ from support.wheels.messages import Message, columns_of, message
 
 ONE = WheelId("n1", 1)
 MOVES, MESSAGES = 75, 50
-"""Of seals, and accepted in all, at least: with fewer the run says nothing."""
+"""Minimum number of seals, and of accepted messages: with fewer the run proves nothing."""
 ENOUGH_WITHIN_S = 60
 TICK_S = 0.004
 WRITING_S = 0.003

@@ -248,7 +248,7 @@ def test_many_lost_frames_are_gone_through_once(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_million_lost_frames_in_a_row_are_a_few_numbers() -> None:
-    """Of each there is a row of the index, which is looked at a segment at a time."""
+    """Each has a row in the index, which is read a segment at a time."""
     million = 1_000_000
     disk = SimulatedDisk()
     store = opened(disk)

@@ -258,7 +258,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(name=NODES, number=st.integers(0, 9), chance=st.randoms(use_true_random=False))
     def flip_bit(self, name: str, number: int, chance: Random) -> None:
-        """The medium damages a frame; whoever reads it sees that, and has it mended."""
+        """The medium damages a frame; a reader finds that, and has it repaired."""
         node, other = self._pair(name)
         wheel = self.wheels[-1 - number % len(self.wheels)]
         places = sorted(
@@ -389,9 +389,9 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule()
     def everything_is_mended(self) -> None:
-        """Both fetch and mend until they hold the same; what nobody has is lost."""
+        """Both fetch and repair until they hold the same; what neither has is lost."""
         for node in self.nodes.values():
-            list(node.store.sweep(node.floor))  # after a restart it hears of the floor again
+            list(node.store.sweep(node.floor))  # after a restart it learns of the floor again
         for wheel in self.wheels:
             for _ in range(200):
                 before = self._state_of(wheel)

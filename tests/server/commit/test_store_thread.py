@@ -1,4 +1,4 @@
-"""Jobs are done in order, each once, by one thread at a time, whoever puts them."""
+"""Jobs are done in order, each once, by one thread at a time, whichever thread puts them."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_a_job_put_while_another_works_is_done_after_it(
     worker.start()
     assert doing.entered.wait(PATIENCE_S)
     store.put(behind)
-    store.do_jobs(here=here)  # returns: somebody is at it
+    store.do_jobs(here=here)  # returns: another thread is at it
     assert doing.done == []
     doing.released.set()
     worker.join(PATIENCE_S)

@@ -39,7 +39,7 @@ SECONDS = 40
 
 
 class SlowDisk(SimulatedDisk):
-    """To open, sync or delete a file takes its time; meanwhile somebody may act."""
+    """Opening, syncing or deleting a file takes its time; meanwhile other nodes may act."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class Callers:
         disk.meanwhile = self.come
 
     def come(self) -> None:
-        """Whoever was answered meanwhile is noted."""
+        """Callers answered meanwhile are noted."""
         self.operations += 1
         self.look()
         if self.operations % 3 == 0:
@@ -79,7 +79,7 @@ class Callers:
             self.asked.append((self.node.clock_ms, asked))
 
     def look(self) -> None:
-        """How long those waited who are answered."""
+        """How long the answered callers waited."""
         done = [each for each in self.asked if each[1].outcome is not None]
         self.asked = [each for each in self.asked if each[1].outcome is None]
         assert all(each.said == self.wheel for _, each in done)
@@ -100,7 +100,7 @@ def alone(disk: SlowDisk) -> Driven:
 
 
 def frames_of(node: Driven, number: int = 1) -> tuple[WheelCard, Frames]:
-    """Of another node's wheel, of which this one is to have a copy."""
+    """A frame of another node's wheel, of which this node is to have a copy."""
     wheel = WheelId(OTHER.node, number)
     card = WheelCard(wheel, {"n1": node.state.storage, "n2": "s2"}, 1, 7200)
     elsewhere = SimulatedDisk()
@@ -133,7 +133,7 @@ def slowly(node: Driven, disk: SlowDisk, wheel: str = "n1.1") -> Callers:
 
 
 def assert_not_held(node: Driven, callers: Callers, *, held_ms: int = HELD_MS) -> None:
-    """Nobody has waited for more than he may, beside his own group's work."""
+    """No caller has waited longer than allowed, beside its own group's work."""
     node.work()
     callers.look()
     assert len(callers.held_ms) > SECONDS // 4

@@ -1,4 +1,4 @@
-"""Looking after the disk: whoever ends it does not wait for a checkpoint, unless it asks to."""
+"""Looks after the disk: ending it does not wait for a checkpoint, unless asked to."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ async def test_an_answer_is_counted_until_its_caller_has_it() -> None:
     admission = Admission(max_bytes=50, max_caller_bytes=30)
     with admission.admit("a", 30):
         end = admission.hold_answer("a", 20)
-    # Nobody waits with its end for those who do not read.
+    # The end does not wait for clients that do not read.
     await admission.wait_idle()
     assert admission.in_flight_bytes == 20
     with pytest.raises(RefusedError, match="BACKPRESSURE"):

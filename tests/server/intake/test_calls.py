@@ -29,7 +29,7 @@ _OPTIONS = (
 
 @dataclass
 class Site:
-    """A server whose GetMessage answers a lot, and whose Cancel waits until it may go on."""
+    """A server whose GetMessage answers a lot, and whose Cancel waits until it may continue."""
 
     address: str = ""
     counts: Counts = field(default_factory=Counts)
@@ -47,7 +47,7 @@ class Site:
         return pb.CancelResponse()
 
     def __getattr__(self, name: str) -> object:
-        """The other calls, which nobody makes."""
+        """The other calls, which no test makes."""
         if name[0].isupper():
             return None
         raise AttributeError(name)

@@ -121,7 +121,7 @@ async def test_what_kafka_would_not_take_is_refused(known: KnownTopics) -> None:
 async def test_what_was_reported_long_ago_refuses_nothing_unasked(
     known: KnownTopics, asked: Asked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Partitions are added, limits raised; only a leader's cleaner would hear of it by itself."""
+    """Partitions are added, limits raised; only a leader's cleaner would notice on its own."""
     limit = FORWARD_ROOM_BYTES + 10
     known.learn(Topics({"a": TopicInfo(2, limit)}, checked_at_ms=NOW_MS))
     later = NOW_MS + topics_module.FRESH_FOR_MS

@@ -288,7 +288,7 @@ def test_columns_that_nobody_uses_may_be_left_out() -> None:
 
 @pytest.mark.parametrize("in_columns", [False, True])
 def test_topics_of_refused_messages_go_no_further(*, in_columns: bool) -> None:
-    """A name longer than a frame's dictionary can hold would end whoever encodes it."""
+    """A name longer than a frame's dictionary can hold would end the encoding process."""
     long = "x" * 70_000
     messages = [replace(ONE[0], topic=topic) for topic in (long, "orders", long)]
     make = column_request if in_columns else row_request

@@ -39,7 +39,7 @@ def test_an_audit_never_stops_the_business(tmp_path: Path) -> None:
         wait_until("status says so", lambda: "mount" in report(server).failure)
         assert report(server).failing_since_ms
         assert ledger_seq(server) == 0
-        # The disk comes to its reserve: nothing is accepted, and the floor must go on.
+        # The disk reaches its reserve: nothing is accepted, but the floor must advance.
         server.kill()
         server.config = config_for(
             server.data, ledger_uri=str(books), disk_reserve_bytes=str(1 << 60)

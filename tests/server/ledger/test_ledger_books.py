@@ -243,7 +243,7 @@ def test_a_lost_frame_whose_row_is_there_is_no_gap(bench: Bench) -> None:
     assert bench.gaps() == []
 
 
-# --- two who might publish
+# --- two nodes that might publish
 
 
 def test_who_comes_back_looks_at_the_names_before_it_publishes(bench: Bench) -> None:
@@ -258,7 +258,7 @@ def test_who_comes_back_looks_at_the_names_before_it_publishes(bench: Bench) -> 
     assert leaders.work()
     assert bench.files() == [file_name(1, 1), file_name(2, 2)]
     bench.high_watermark = 3
-    assert bench.books.work()  # of the node that was away, and goes on with what it knew
+    assert bench.books.work()  # of the node that was away, and continues with what it knew
     assert bench.files() == [file_name(1, 1), file_name(2, 2), file_name(3, 3)]
     bench.restart()
     assert leaders.work()

@@ -47,7 +47,7 @@ LIFE: tuple[Callable[[Bench], object], ...] = (
     lambda bench: bench.write(message(9), at_ms=LATER_MS),
     lambda bench: bench.books.work(),
 )
-"""Of a wheel and its books; the process may end in each part of it."""
+"""The steps of a wheel and its books; the process may end in each of them."""
 
 
 def ranges(folder: Path) -> dict[str, list[tuple[int, int]]]:

@@ -104,13 +104,13 @@ MINE = {THEIRS: Publishable(9, reported_seq=4, born_ms=70_000, is_sole=False)}
         (status_of(LEADER), LOST_MS, True),
         # It runs on another folder: the wheel's is gone, or elsewhere.
         (status_of(LEADER, heartbeat_of("n2", "other")), 0, True),
-        # One link is down, and somebody else hears it.
+        # One link is down, and another node hears it.
         (
             status_of(LEADER, replace(heartbeat_of("n3"), heard={"n2": Heard("b", 100)})),
             LOST_MS,
             False,
         ),
-        # What others heard long ago says nothing of what this one could hear itself.
+        # What others heard long ago proves nothing about what this node could hear itself.
         (
             status_of(LEADER, replace(heartbeat_of("n3"), heard={"n2": Heard("b", 2 * LOST_MS)})),
             LOST_MS - 1,

@@ -111,7 +111,7 @@ def test_what_is_written_beside_is_no_file_until_it_is_put(place: Place, tmp_pat
 def test_folders_and_files_that_the_service_never_made_are_left_alone(
     place: Place, tmp_path: Path
 ) -> None:
-    """Whoever made them ends no node."""
+    """No node ends by them, whichever made them."""
     put(place, WHEEL, 1, 4, HOUR)
     for folder in ("date=2026-02-30/hour=03", "date=2025-11-21/hour=77", "date=0000-01-01/hour=00"):
         (tmp_path / "place" / folder).mkdir(parents=True)
@@ -210,14 +210,14 @@ def test_what_is_too_old_goes_with_its_folders(place: Place, tmp_path: Path) -> 
     place.put_gap(gap_of(GONE, 50, 60, HOUR))
     now_ms = HOUR + 30 * HOUR_MS
     assert len(retained(place, 0, [], now_ms)) == 31
-    assert len(retained(place, 28, None, now_ms)) == 31  # nobody knows what is registered
+    assert len(retained(place, 28, None, now_ms)) == 31  # what is registered is unknown
     assert retained(place, 28, [], now_ms) == [("n3.1", seq) for seq in range(3, 31)]
     assert retained(place, 5, [], now_ms) == [("n3.1", seq) for seq in range(26, 31)]
     assert [path.name for path in (tmp_path / "place").iterdir()] == ["gaps", "date=2025-11-22"]
 
 
 def test_what_says_how_far_a_registered_wheel_is_published_stays(place: Place) -> None:
-    """It may be written no more, and be registered for long: its messages are due in a week."""
+    """It may be written no longer, but registered for long: its messages are due in a week."""
     for hours in range(3):
         put(place, WHEEL, 1 + hours, 1 + hours, HOUR + hours * HOUR_MS)
         put(place, GONE, 1 + hours, 1 + hours, HOUR + hours * HOUR_MS)
@@ -231,7 +231,7 @@ def test_what_says_how_far_a_registered_wheel_is_published_stays(place: Place) -
 def test_what_is_left_of_a_wheel_never_has_a_hole(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Somebody may look at any moment: a hole is a file that was lost."""
+    """A reader may look at any moment: a hole is a file that was lost."""
     place.put_gap(gap_of(WHEEL, 1, 1, HOUR))
     for number in range(1, 9):
         put(place, GONE, number, number, HOUR + number // 3 * HOUR_MS)

@@ -54,7 +54,7 @@ def ids(batch: Batch, *, cancelled: bool) -> list[bytes]:
 
 
 def test_a_batch_keeps_only_cancels_of_its_own_messages() -> None:
-    """The others' ids begin alike: they are looked at, and not kept."""
+    """The others' ids begin alike: they are examined, and not kept."""
     messages = [message(n) for n in range(200)]
     withdrawn, others = messages[5::7], [message(1_000 + n) for n in range(300)]
     found, looks = read(messages, [*others, *withdrawn], 10)

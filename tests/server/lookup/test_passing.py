@@ -112,7 +112,7 @@ def view_of(
 
 
 def cancels_of(view: NodeView, passing: Passing) -> Cancels:
-    """Of a node whose cleaner does not lead: it neither looks nor writes."""
+    """The server of a node whose cleaner does not lead: it neither looks nor writes."""
     nothing = object.__new__(Queries), object.__new__(Writing)
     return Cancels(view, *nothing, passing, ask=lambda _: None, next_change=None)  # type: ignore[arg-type]
 
@@ -183,7 +183,7 @@ async def test_the_leaders_reason_is_the_answer(leader: tuple[LeadersNode, str])
 async def test_how_the_leaders_node_is_says_nothing_of_this_one(
     leader: tuple[LeadersNode, str], there: Reason, here: Reason
 ) -> None:
-    """A client leaves whoever drains: it is to leave that node, not all who pass its words on."""
+    """A client leaves a draining node: that node alone, not all that pass its answers on."""
     node, address = leader
     node.answer = Refusal(there)
     passing = Passing(view_of(address))
@@ -223,7 +223,7 @@ def peer(address: str | None, refusal: PeerRefusal | None = None) -> PeerState:
 async def asked(
     peers: dict[str, PeerState], *, within_s: float
 ) -> dict[str, pb.DescribeClusterResponse | Silent]:
-    """What each of these answers to whoever asks them all."""
+    """The answers of each node to one that asks them all."""
     passing = Passing(node_view(view_of(None).status, peers=lambda: peers))
     try:
         return await passing.ask_all(
@@ -273,7 +273,7 @@ async def test_nobody_is_waited_for_longer_than_that(leader: tuple[LeadersNode, 
 
 
 async def test_who_came_back_is_found_at_once() -> None:
-    """Nothing is remembered of a time when nobody was there."""
+    """Nothing is remembered of a time without nodes."""
     with socket.socket() as place:
         place.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{place.getsockname()[1]}"

@@ -168,7 +168,7 @@ async def test_a_handle_names_what_was_rescheduled_within_its_second_at_its_new_
         found = await site.find(handle_of)
         assert (found.dues_ms, found.cancels) == ((LATE_MS,), [])
         assert found.rescheduled_to_ms is None
-    # By id and due each is reported by itself.
+    # By id and due each is reported separately.
     was = await site.queries.find(Reference(BASE_SLOT, ID, EARLY_MS))
     assert (len(was.copies), len(was.cancels), was.rescheduled_to_ms) == (1, 1, LATE_MS)
     # And on from there: twice within the second, then out of it.
@@ -275,7 +275,7 @@ async def pages_of(site: Site) -> list[list[bytes]]:
 async def test_a_page_reads_no_more_of_a_second_than_it_needs(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of 24 MB: the cancels, wherever they lie, the headers, and a piece of 1 MiB of messages."""
+    """Reads of 24 MB: the cancels wherever they lie, the headers, and 1 MiB of messages."""
     value = bytes(200_000)
     big = [message(number, value=value) for number in range(120)]
     with site.opened(A1) as own:
@@ -303,7 +303,7 @@ async def test_a_page_reads_no_more_of_a_second_than_it_needs(
     assert read < 3_000_000
     pages = await pages_of(site)
     assert [id_ for page in pages for id_ in page] == [each.id for each in big]
-    # Who comes with a token whose reading is gone gets the same page, and reads as little.
+    # A token whose reading is gone gets the same page, and reads as little.
     asked = pb.GetSlotRequest(slot=BASE_SLOT, page_size=4)
     for _ in range(25):
         last, asked.page_token = (

@@ -122,7 +122,7 @@ def test_what_is_done_or_cancelled_or_sent_again_is_not_found() -> None:
     folder.progress = Progress(first.due_ms, None, {A1: 1})
     assert folder.all(Wanted())[0] == [second.id]
     folder.progress = Progress(second.due_ms, None, {A1: 1})
-    assert folder.all(Wanted())[0] == [second.id]  # a late copy, which nobody took yet
+    assert folder.all(Wanted())[0] == [second.id]  # a late copy, which no leader has taken yet
 
 
 def test_a_look_for_cancels_reads_so_much_and_goes_on() -> None:

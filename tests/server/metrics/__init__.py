@@ -1,1 +1,1 @@
-"""Metrics, and who watches them."""
+"""Metrics, and what reads them."""

@@ -1,4 +1,4 @@
-"""The server hears its cleaner: what its row says, and that its process has ended."""
+"""The server watches its cleaner: its status, and the end of its process."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ async def test_a_row_of_a_process_that_is_gone_already(
 async def test_what_the_loop_calls_ends_the_process_when_it_fails(
     tmp_path: Path, process: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """asyncio would log it, and the server would hear nothing more."""
+    """asyncio would log it, and the server would receive nothing more."""
     codes: list[int] = []
     monkeypatch.setattr(os, "_exit", codes.append)
     path = tmp_path / "cleaner.row"

@@ -1,4 +1,4 @@
-"""A node goes on with the folder that an earlier release has left: tests/golden/node-*."""
+"""A node continues with the folder that an earlier release has left: tests/golden/node-*."""
 
 import shutil
 from dataclasses import replace

@@ -44,7 +44,7 @@ def _sleep() -> None:
 
 
 def _hold_the_interpreter() -> None:
-    """In one call, which lets nobody else run."""
+    """In one call, which lets no other thread run."""
     began_s = time.thread_time()
     sum(range(1_000_000))
     times = BLOCK_S / (time.thread_time() - began_s)

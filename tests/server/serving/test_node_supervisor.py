@@ -1,4 +1,4 @@
-"""The supervisor with children that do what the test says, and no more."""
+"""The supervisor with children that do only what the test says."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ def test_a_request_is_refused_as_the_status_of_the_call(
     with pytest.raises(grpc.RpcError) as caught:
         server.stub.DelayProduce(request_, timeout=20)
     assert status_of(caught.value) == (reason.code, reason.value, "delaywheel", None)
-    # On a stream it is an answer, and the stream goes on.
+    # On a stream it is an answer, and the stream continues.
     good = pb.DelayProduceRequest(messages=[row()])
     answers = list(server.stub.DelayProduceStream(iter([request_, good]), timeout=20))
     assert answers[0].error.reason == reason
@@ -147,7 +147,7 @@ def test_absence_is_asked_for_once_and_forgotten_soon(server: ServerProcess) -> 
     names = (f"later-{number}" for number in count())
 
     def asked_once() -> str | None:
-        """Of which topic, if all three came before the word on it could be late or old."""
+        """The topic of the verdict, if all three came before it could be late or old."""
         name, began_s = next(names), time.monotonic()
         results = [server.produce(row(topic=name))[0] for _ in range(3)]
         if time.monotonic() - began_s >= ANSWER_WAIT_S:
@@ -421,14 +421,14 @@ def test_what_lies_below_the_floor_is_not_there_any_more(tmp_path: Path) -> None
                 pb.GetMessageRequest(message=pb.MessageRef(handle=result.handle)), timeout=10
             )
         assert status_of(caught.value)[1] == "MESSAGE_NOT_FOUND"
-        # Who looks there all the same finds nothing, and no fault of the wheel.
+        # A look-up there all the same finds nothing, and no fault of the wheel.
         page = server.stub.GetSlot(pb.GetSlotRequest(slot=slot), timeout=10)
         assert not page.messages
         assert server.produce(row())[0].handle.startswith("n1.1:")
 
 
 def test_a_damaged_frame_that_somebody_comes_upon_ends_its_wheel(tmp_path: Path) -> None:
-    """An origin that cannot serve a frame of its own goes on with its spare; the leader hears."""
+    """An origin that cannot serve a frame of its own opens its spare; the leader learns of it."""
     with ServerProcess(tmp_path / "n1") as server:
         server.wait_accepting()
         (result,) = server.produce(row())

@@ -175,7 +175,7 @@ def test_draining_answers_those_who_wait_and_refuses_the_rest(server: ServerProc
 
     thread = threading.Thread(target=caller)
     thread.start()
-    server.cleaner.hears = False  # it drains until its cleaner has heard of it
+    server.cleaner.hears = False  # it drains until its cleaner knows of it
     server.process.send_signal(signal.SIGTERM)
     wait_until("it refuses", lambda: reasons)
     server.cleaner.hears = True
@@ -194,8 +194,8 @@ def test_draining_answers_those_who_wait_and_refuses_the_rest(server: ServerProc
 
 
 def test_a_cleaner_that_was_busy_hears_of_a_clean_stop(server: ServerProcess) -> None:
-    """Kafka is slow: the link is full of wake-ups, and nobody reads it for a while."""
-    server.produce(row())  # from now on it is known that there is such a topic
+    """Kafka is slow: the link is full of wake-ups, and is not read for a while."""
+    server.produce(row())  # from now on the topic is known to exist
     server.cleaner.hears = False
     sent = [server.produce(row(due_ms=now_ms() + 100)) for _ in range(400)]
     taken = sum(bool(result.handle) for (result,) in sent)  # but for those that came too late
@@ -361,7 +361,7 @@ def test_after_a_crash_of_the_machine_the_node_says_what_it_may_lack(
 def test_frames_of_a_closed_wheel_that_a_crash_of_the_machine_took_hold_up_nothing(
     server: ServerProcess, *, noted: bool
 ) -> None:
-    """The node alone held them: waiting for somebody to bring them would be for ever."""
+    """The node alone held them: waiting for another to bring them would never end."""
     for _ in range(3):
         server.produce(row())
     server.kill()
@@ -405,7 +405,7 @@ def test_the_progress_that_is_committed_is_reported(server: ServerProcess) -> No
 
 
 def _change_boot(server: ServerProcess) -> None:
-    """The machine starts anew, as far as the node can see."""
+    """The machine restarts, as far as the node can see."""
     file = server.data / "node.json"
     document = json.loads(file.read_text())
     document["boot_id"] = "another"

@@ -165,7 +165,7 @@ def test_every_node_reports_where_all_are_reached_and_who_leads(cluster: Cluster
 
 
 def test_whichever_node_is_asked_all_of_them_answer(cluster: Cluster) -> None:
-    """Of each wheel its own node, of each node itself, and every message once."""
+    """Each wheel's own node, each node itself, and every message once."""
     for node in NODES:
         cluster[node].produce(row(ahead_ms=444_000))
     for seer in NODES:
@@ -230,7 +230,7 @@ def test_a_cancel_anywhere_is_written_by_the_leaders_node(cluster: Cluster) -> N
     request = pb.CancelRequest(message=pb.MessageRef(handle=result.handle))
 
     def cancelled() -> bool:
-        """Whether it is; where nobody leads just then it is asked again, as by any client."""
+        """Whether it is; while no node leads it is asked again, as by any client."""
         waiting = cluster["n2"].stub.Cancel.future(request, timeout=30)
         wait_until(
             "it is written",
@@ -246,7 +246,7 @@ def test_a_cancel_anywhere_is_written_by_the_leaders_node(cluster: Cluster) -> N
 
     wait_until("it is cancelled", cancelled)
     assert cluster.wheel("n1", "n1.1").applied_seq > before
-    # A call that was passed on is answered where it arrives, be it that nobody leads there.
+    # A forwarded call is answered where it arrives, even if no node leads there.
     with pytest.raises(grpc.RpcError, match="No node leads"):
         cluster["n2"].stub.Cancel(request, timeout=20, metadata=(("dw-passed", "1"),))
 
@@ -297,7 +297,7 @@ def test_without_one_the_others_go_on_and_it_catches_up(cluster: Cluster) -> Non
 
 
 def _is_away(cluster: Cluster) -> None:
-    """Node n3, for n2 and for whoever asks n1."""
+    """Node n3, for n2 and for callers of n1."""
     assert cluster.wheel("n2", "n2.1").in_sync == ["n1", "n2"]
     assert not next(m for m in cluster["n2"].describe().members if m.node == "n3").reachable
     whole = cluster.whole("n1")

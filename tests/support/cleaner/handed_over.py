@@ -18,7 +18,7 @@ from support.due.wheels import Sent
 
 
 class HandedOver:
-    """Takes batches on a thread until the cleaner lets go."""
+    """Takes batches on a thread until the cleaner closes the hand-over."""
 
     def __init__(
         self, begins: HandoverBegins, write: Callable[[Sequence[Sent], Kind], object]

@@ -120,7 +120,7 @@ class PretendedTopics:
     asked_for: list[AbstractSet[str]] = field(default_factory=list)
 
     def make(self, topic: str = TOPIC, partitions: int = 2, id_: str = "id") -> None:
-        """Makes a topic, or makes it anew."""
+        """Creates a topic, or recreates it."""
         self.partitions[topic] = [[] for _ in range(partitions)]
         self.ids[topic] = id_
 
@@ -299,7 +299,7 @@ class Producers(CommittingProducers):
 
 
 class AllGoes(DeadLetters):
-    """Everything can go out."""
+    """Everything can be delivered."""
 
     def __init__(self) -> None:
         """Nothing is known."""

@@ -75,8 +75,8 @@ class Place:
 
     Attributes:
         heartbeats: the newest of each node; all drain, so that nobody is given a wheel.
-        heard: who is heard; the others were when they were last in here.
-        agrees: who gives its vote whenever it is asked.
+        heard: nodes that are heard; the others were when they were last in here.
+        agrees: nodes that give their vote whenever asked.
         hears_leader: a leader is heard all the time.
         peers_ahead_ms: how far the clocks of the others are ahead.
         answers: to fences.

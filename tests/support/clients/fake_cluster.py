@@ -57,7 +57,7 @@ class FakeCluster:
         return [node.address for node in self.nodes]
 
     def kill(self, number: int) -> None:
-        """Ends its connections and calls, and listens no more."""
+        """Ends its connections and calls, and no longer listens."""
         node = self.nodes[number]
         node.__exit__(None, None, None)
         self._dead[number] = wait_until("its port is free", lambda: _held(node.address))
@@ -108,7 +108,7 @@ class FakeCluster:
 
 
 def _held(address: str) -> socket.socket | None:
-    """Refuses connections there, while nobody listens; gRPC may do that all the same."""
+    """Refuses connections there while nothing listens; gRPC may do that all the same."""
     host, _, port = address.rpartition(":")
     held = socket.socket()
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -161,7 +161,7 @@ def hang(
 
 
 def accept_once(go_on: Event) -> Behaviour:
-    """Answers nothing until it may go on, and accepts then."""
+    """Answers nothing until it may continue, and accepts then."""
 
     def behave(
         service: FakeService, request: pb.DelayProduceRequest, context: grpc.ServicerContext

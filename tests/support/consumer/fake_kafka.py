@@ -110,7 +110,7 @@ class FakeBroker:
         self._callbacks["revoked"](self._give_up())
 
     def join(self, partitions: list[Partition], *, was_lost: bool) -> None:
-        """The member hears, when it fetches, of what it has now."""
+        """Informs the member, when it fetches, of its present assignment."""
         if was_lost:
             self._events.append(("lost", []))
         self._events.append(("assigned", partitions))

@@ -257,7 +257,7 @@ def looked_for(lacks: Mapping[FrameName, Collection[str]]) -> tuple[FrameSet, di
 
 
 def missing_members(status: ServerStatus) -> dict[FrameName, str]:
-    """Of each frame that is looked for the members that do not have it."""
+    """For each frame that is searched for, the members that do not have it."""
     return {
         frame: "".join(node for node, frames in status.lacks.items() if frame in frames)
         for frame in status.looked_for

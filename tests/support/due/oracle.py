@@ -58,7 +58,7 @@ def verdicts(
     before: Progress,
     after: Progress,
 ) -> list[Verdict]:
-    """Everything between two states of progress, in order; lost frames are not looked at."""
+    """Everything between two states of progress, in order, without lost frames."""
     seen = [
         frame
         for frame in frames

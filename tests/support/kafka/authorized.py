@@ -23,7 +23,7 @@ _PRINCIPAL: Final = f"User:{USER}"
 
 
 class AuthorizingBroker(KafkaBroker):
-    """Takes `USER`, by SASL, on its second listener, and nobody else there."""
+    """Admits only `USER`, by SASL, on its second listener."""
 
     @property
     def user_settings(self) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 Clients come through it when they bootstrap at the broker's `proxy_address`: the broker's proxied
 listener sends them back here. A request is its length, api key, version and correlation
-id; a reply is its length and the correlation id. That is all that is looked at.
+id; a reply is its length and the correlation id. Nothing else is read.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class KafkaProxy:
     def open_transactions(self, topic: str) -> Iterator[HeldCommits]:
         """From the next record of the topic on no transaction ends that the leader has begun.
 
-        A new leader's do: it connects anew.
+        A new leader's do: it connects again.
         """
         held = HeldCommits()
         leaders: set[int] = set()

@@ -97,7 +97,7 @@ class CommittedReader:
         self._consumer.close()
 
     def read_to_end(self, *, timeout_s: float = PATIENCE_S) -> list[Message]:
-        """Reads until every partition said once more that nothing committed follows."""
+        """Reads until every partition has confirmed again that nothing committed follows."""
         ended: set[int] = set()
         deadline = time.monotonic() + timeout_s
         while len(ended) < self._partitions:

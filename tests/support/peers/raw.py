@@ -1,4 +1,4 @@
-"""Whoever dials a node's port for peers, and says byte by byte what a test wants."""
+"""Dials a node's peer port, and sends byte by byte what a test wants."""
 
 from __future__ import annotations
 

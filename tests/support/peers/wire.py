@@ -62,7 +62,7 @@ class Wire:
             self._ends.clear()
 
     def silence(self) -> None:
-        """Nothing goes through any more, and no node hears of it: a cable is pulled."""
+        """Lets nothing through any more, unnoticed by both nodes, as a pulled cable does."""
         with self._lock:
             self._is_silent = True
 

@@ -54,7 +54,7 @@ def processes_below(folder: Path) -> list[str]:
 
 
 def assert_nothing_is_left(folder: Path) -> None:
-    """Every process on the folder ends by itself, and it is gone itself."""
+    """Every process on the folder ends on its own, and the folder is gone."""
     deadline = time.monotonic() + 60
     while processes_below(folder):
         assert time.monotonic() < deadline, processes_below(folder)

@@ -1,4 +1,4 @@
-"""Somebody who writes to the topics of a service by hand."""
+"""Writes to the topics of a service by hand."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Hand:
         self._write(topic, b"by hand", list(headers), at_ms)
 
     def write_again(self, record: Message) -> None:
-        """Writes a record that was read once more."""
+        """Writes a record that was read again."""
         topic = record.topic()
         assert topic is not None
         self._write(topic, record.value(), list(headers_of(record)), at_ms=0)

@@ -206,7 +206,7 @@ class SeededRun:
             send_signal(node.pids(["cleaner_pid"]), signal.SIGSTOP)
 
     def _kill_before_publication(self, last: Node) -> None:
-        """Kills all nodes; of one of them rows are not published yet.
+        """No search is faster than a node that publishes every second: there is no place meanwhile.
 
         Nobody is faster than a node that publishes every second: there is no place meanwhile.
         """

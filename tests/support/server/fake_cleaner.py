@@ -271,7 +271,7 @@ class FakeCleaner:
             self._link.send(Wake())
 
     def _register_all(self, status: ServerStatus) -> None:
-        """Once all were heard of."""
+        """Waits until all are received."""
         heartbeats = [status.heartbeat, *(sight.heartbeat for sight in status.peers.values())]
         if len(heartbeats) == self.nodes:
             self.members = {heartbeat.node: heartbeat.storage for heartbeat in heartbeats}

@@ -54,7 +54,7 @@ def tally(bounds_us: tuple[int, ...], *values_us: int) -> Tally:
 
 
 def server_status() -> ServerStatus:
-    """Of node a, which leads; b mirrors it, and was not heard for a second."""
+    """Node a's metrics: it leads; b mirrors it, and was not heard for a second."""
     own = heartbeat(
         "a",
         open_=A2,
@@ -75,7 +75,7 @@ def server_status() -> ServerStatus:
 
 
 def cleaner_status(**changes: Any) -> CleanerStatus:
-    """Of the leader."""
+    """The leader's metrics."""
     status = CleanerStatus(
         node="a",
         boot="boot",

@@ -1,4 +1,4 @@
-"""Callers that go on sending, and what must have become of all that was acknowledged."""
+"""Callers that keep sending, and what must have become of all that was acknowledged."""
 
 from __future__ import annotations
 

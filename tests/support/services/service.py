@@ -28,7 +28,7 @@ QUICK = {
     "metrics_listen": "null",
 }
 AGAIN = {3, 4}
-"""Exit codes of the command line tool: nobody could answer, or the outcome is unknown."""
+"""Exit codes of the command line tool: no node answered, or the outcome is unknown."""
 
 
 def wait_until(
@@ -148,7 +148,7 @@ class Service:
         return Client(self.address, **options)
 
     def wait_accepting(self) -> None:
-        """Waits until the node has a wheel open and somebody leads."""
+        """Waits until the node has a wheel open and a node leads."""
 
         def leads() -> bool:
             seen = described(self.address)

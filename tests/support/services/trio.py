@@ -106,7 +106,7 @@ class Trio:
         return [node for node in self.nodes if node is not than]
 
     def add(self, node_id: str) -> Node:
-        """Starts another node, whose settings name all that there are then."""
+        """Starts another node, whose settings name all present nodes."""
         port, peer_port, metrics_port = free_ports(3)
         node = Node(
             node_id,
@@ -239,7 +239,7 @@ class Trio:
         send_signal(node.pids(), signal.SIGSTOP)
 
     def resume(self, node: Node) -> None:
-        """They go on."""
+        """Resumes them."""
         send_signal(node.pids(), signal.SIGCONT)
 
     def same_bytes(self) -> bool:

@@ -180,7 +180,7 @@ class Bench:
         entered = columns if kind is Kind.MESSAGES else None
         if enter:
             self.ledger.enter(self.name, entered, group, at_ms)
-        # What ended before was acknowledged to nobody.
+        # What ended before was not acknowledged to any caller.
         self.high_watermark = group.last_seq
         for seq, held in rows_by_seq(group).items():
             rows = [messages[row] for row in held] if entered is not None else []

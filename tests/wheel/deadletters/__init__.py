@@ -1,1 +1,1 @@
-"""Dead letters: what decides by itself, and replays on the real Kafka."""
+"""Dead letters: pure decisions, and replays on the real Kafka."""

@@ -1,4 +1,4 @@
-"""Replays on the real Kafka: each letter once, whoever is killed, and however many try."""
+"""Replays on the real Kafka: each letter once, even if replays are killed or run together."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ A1 = WheelId("a", 1)
 
 
 class Reader:
-    """A wheel with frames 3, 5 and 9. Of frame 5 nobody knows the second, so it is named last."""
+    """A wheel with frames 3, 5 and 9. The second of frame 5 is unknown, so it is named last."""
 
     wheel = A1
     is_damaged = True

@@ -85,7 +85,7 @@ def test_a_second_is_found_without_a_scan_of_the_index(scans: list[int]) -> None
     reader = WheelReader(bench.disk, DATA, bench.wheel.wheel)
     bench.assert_found(reader)
     assert load_head(bench.disk, bench.folder).seq == 20
-    for number in range(8, 12):  # the reader's head becomes old, entries and rows go on
+    for number in range(8, 12):  # the reader's head becomes old, entries and rows continue
         bench.append(number)
         bench.assert_found(reader)
         bench.wheel.checkpoint()

@@ -82,7 +82,7 @@ def test_what_does_not_fit_goes_into_a_larger_file(tmp_path: Path) -> None:
         assert reader.read() == document
         assert RowReader(path, dict).read() == document
     assert [each.name for each in tmp_path.iterdir()] == ["row"]
-    # The next life goes on with the larger file.
+    # The next life continues with the larger file.
     second = RowWriter(path)
     assert reader.read() == {"text": "xx"}
     second.write({"text": "y" * 6 * HALF_LENGTH_BYTES})

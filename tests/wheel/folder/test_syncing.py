@@ -1,4 +1,4 @@
-"""Many files are synced as one file system, and nobody takes another's failure for his success."""
+"""Many files are synced as one file system; no writer takes another's failure for success."""
 
 from __future__ import annotations
 

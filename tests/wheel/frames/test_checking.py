@@ -64,7 +64,7 @@ THREE = [
 @pytest.mark.parametrize("kind", Kind)
 @pytest.mark.parametrize("field", FIELDS)
 def test_both_say_the_same_of_each_field(field: str, kind: Kind) -> None:
-    """Of values that it never has, and of some that it may have, behind a right checksum."""
+    """Values that a field never has, and some that it may have, with a correct checksum."""
     bundle, seen = bundle_of(THREE, kind), set()
     for frame in range(3):
         content = bytearray(bundle.content)

@@ -79,7 +79,7 @@ def written(
 
 
 def files_of(disk: SimulatedDisk, data: Path) -> dict[str, bytes]:
-    """Every slot file that there is: those of finished slots are not to be."""
+    """Every existing slot file: files of finished slots must not be there."""
     folder = data / "wheels" / str(WHEEL) / "slots"
     return {
         f"{hour}/{name}": disk.content(folder / hour / name)

@@ -200,7 +200,7 @@ def test_damage_at_the_very_end_is_seen_even_without_a_crash_of_the_machine() ->
 
 
 def test_what_fails_once_is_read_again() -> None:
-    """With one member nobody could mend it, and nobody would look again."""
+    """With one member no node could repair it, and none would look again."""
     disk, wheel, _ = wheel_of_three()
     for times, damaged in ((1, []), (2, [3])):
         disk.faults += [Fault("open", path_part=".slot") for _ in range(times)]

@@ -219,7 +219,7 @@ def test_rows_of_deleted_segments_are_taken_as_they_are() -> None:
     pair.append([*zeros, *pair.copies[2:]])
     assert rows_of(pair.disk, DATA, pair.wheel)[:3] == [bytes(16), bytes(16), pair.copies[2].row]
     assert not pair.mirror.missing
-    # The file is sparse: what came before is finished, and nobody knows how long it was.
+    # The file is sparse: earlier frames are finished, and their length is unknown.
     offset = np.frombuffer(pair.copies[2].row, dtype=INDEX_ROW)["offset"][0]
     assert pair.disk.content(pair.slot_path())[:offset] == bytes(offset)
     assert isinstance(WheelReader(pair.disk, DATA, pair.wheel).frame(3), Frame)

@@ -170,7 +170,7 @@ def test_a_failed_sync_breaks_the_wheel_for_good(path_part: str) -> None:
 
 
 class Overtaken:
-    """A lock that somebody else held, and what he did meanwhile."""
+    """A lock that another thread held, and what it did meanwhile."""
 
     def __init__(self, meanwhile: Callable[[], object]) -> None:
         self.meanwhile: Callable[[], object] | None = meanwhile
@@ -190,7 +190,7 @@ class Overtaken:
 def test_whoever_waited_for_a_sync_that_failed_does_not_take_it_as_done(
     waits: str, fails: str
 ) -> None:
-    """The one who failed took out what was to be synced: nothing is left to do."""
+    """The failed writer took out what was to be synced: nothing is left to do."""
     disk = SimulatedDisk()
     wheel = new_wheel(disk, DATA)
     append(wheel, [message(1)])
@@ -268,7 +268,7 @@ def test_a_slot_file_that_somebody_deleted_or_cut_breaks_the_wheel(left_bytes: i
     disk = SimulatedDisk()
     wheel = new_wheel(disk, DATA, handles=1)
     append(wheel, [message()])
-    other = append(wheel, [message(1, slot=BASE_SLOT + 1)])  # the one handle goes on to this slot
+    other = append(wheel, [message(1, slot=BASE_SLOT + 1)])  # the one handle moves on to this slot
     path = layout.slot_path(layout.wheel_folder(DATA, wheel.wheel), BASE_SLOT)
     if left_bytes is None:
         disk.delete(path)

@@ -74,7 +74,7 @@ class WheelMachine(RuleBasedStateMachine):
                 self.promised[wheel, seq] = messages
 
     def _above_floor(self, messages: list[Message]) -> list[Message]:
-        """Nobody may append to finished slots: such dues are moved to the floor."""
+        """Appends to finished slots are not allowed: such dues are moved to the floor."""
         lowest_ms = self.floor * 1000
         return [replace(each, due_ms=max(each.due_ms, lowest_ms)) for each in messages]
 

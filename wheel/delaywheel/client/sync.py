@@ -121,7 +121,7 @@ class Client:
         """Sends many messages and waits for all; returns one result each, in order. Never raises.
 
         They are split into requests of at most 1,000 messages and 2 MiB, with `Queue.in_flight` of
-        them under way at once. Each message is accepted or refused by itself.
+        them under way at once. Each message is accepted or refused separately.
 
         Example:
             ::

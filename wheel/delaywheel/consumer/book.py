@@ -7,12 +7,12 @@ A record:
 | waiting | fetched, not handed out | in hand; settled, if it is skipped or expired; forgotten |
 | in hand | a handler has it | settled, forgotten |
 | settled | its outcome is known only here | committed, forgotten |
-| committed | a transaction holds its outcome and the offset behind it | none |
+| committed | a transaction holds its outcome and the next offset | none |
 | forgotten | no longer ours: it is delivered again, here or elsewhere | none |
 
 A partition:
 
-| what happens | records that it holds | reading goes on at |
+| what happens | records that it holds | reading continues at |
 |---|---|---|
 | assigned | none | the committed offset |
 | a transaction is cut | its settled ones, from the first up to one that is not | |

@@ -377,7 +377,7 @@ class Engine:
 
     def _recover(self) -> None:
         """Ends what the old producer had begun, and continues from the committed offsets."""
-        # `fetch` reports a rebalance that is under way, and then assigns anew.
+        # `fetch` reports a rebalance that is under way, and then assigns again.
         if self._ours:
             self._assigned(self._ours)
         else:

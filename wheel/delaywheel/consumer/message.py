@@ -37,7 +37,7 @@ class Outcome(IntEnum):
 
 
 class ConsumerReason(StrEnum):
-    """Why a consumer cannot go on; names are stable."""
+    """Why a consumer cannot continue; names are stable."""
 
     TOPIC_MISSING = "TOPIC_MISSING"
     """A topic to read does not exist: create it, or correct its name."""

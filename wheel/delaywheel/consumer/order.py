@@ -7,7 +7,7 @@ its key's records.
 
 | a record of a key that | is |
 |---|---|
-| has one in hand | behind it: examined again once that one is settled |
+| has one in hand | after that one: examined again once it is settled |
 | has an earlier one away | parked: sent to come back after it, its attempt not counted |
 | has neither | handed out |
 
@@ -67,7 +67,7 @@ class Away(NamedTuple):
 class _Lane:
     order_topic: str
     away: dict[bytes, dict[int, int]] = field(default_factory=dict)
-    # For each key the record in hand, and those behind it.
+    # For each key the record in hand, and the waiting ones.
     here: dict[bytes, deque[ReceivedMessage]] = field(default_factory=dict)
 
 

@@ -9,7 +9,7 @@ in transactions of the id `<topic>-replay`:
 | `<topic id>/<partition>/<offset>` | some letters that were dealt with together: how (`action`), when (`at_ms`), where they went (`to`), and their offsets as ranges |
 
 The offset in a key is the first of the ranges; the topic id separates a topic that was deleted and
-created anew under the same name. A claim removes the marks of letters that retention has deleted.
+recreated under the same name. A claim removes the marks of letters that retention has deleted.
 
 A process that replays or drops:
 

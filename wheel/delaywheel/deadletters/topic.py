@@ -192,7 +192,7 @@ class DeadLetterTopic:
         """Returns a writer and its claim.
 
         A claim sends no letters, so if one failed or may have failed, another follows: the client
-        does not retry by itself, and a topic that was just created may not answer at once.
+        does not retry on its own, and a topic that was just created may not answer at once.
         """
         for attempt in range(CLAIMS):
             writer = LetterWriter(self._client, self.name, self._marks_name)
@@ -243,7 +243,7 @@ class DeadLetterTopic:
 
         A commit is answered before it is visible, so the claim may have to be waited for.
         """
-        # After a claim the topic exists: a broker that has not heard of it is not believed.
+        # After a claim the topic exists: a broker that does not know it is not believed.
         if until is None and self._describe(self._marks_name) is None:
             return
         reader = TopicReader(self._client, self._marks_name, timeout_s=self._timeout_s)

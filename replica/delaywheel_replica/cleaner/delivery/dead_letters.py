@@ -7,7 +7,7 @@ Checked before anything is produced:
 | topic not asked for yet | wait for Kafka's answer, `PATIENCE_S` at most; then try |
 | an answer that is not `FRESH_S` young, and would make dead letters | the same |
 | topic missing, or its name illegal | dead letter |
-| topic in trouble (troubles.py) | wait as long as is said there; then dead letters |
+| topic in trouble (troubles.py) | wait as long as troubles.py allows; then dead letters |
 |   | until it is well |
 | a message that its topic would refuse (suitability.py) | dead letter |
 | a message that has expired (expiring.py), whatever its topic is like | dead letter |
@@ -53,7 +53,7 @@ SEARCH_PAUSE_S = 1.0
 """Between searches that could not be done."""
 LOOK_AHEAD_S = 0.5
 AHEAD_AT_MOST = 10_000
-"""Topics that are looked at before messages for them are due."""
+"""Topics that are checked before messages for them are due."""
 
 _UNLIMITED = 1 << 62
 
@@ -426,7 +426,7 @@ class DeadLetters:
     ) -> Unsuited | Hold:
         """Returns the rows that their topics would refuse, by Kafka's latest answer.
 
-        A topic may have got more partitions, or higher limits: Kafka is asked once more before a
+        A topic may have gained partitions, or higher limits: Kafka is asked again before a
         message becomes a dead letter. If it does not answer, the message is tried.
         """
         found = find_unsuited(rows, topics, compresses=self._compresses, now_ms=self._wall_ms())

@@ -2,9 +2,9 @@
 
 begin -> messages, dead letters, outcomes -> control records -> flush -> progress, last -> commit
 
-Ingress records that go out directly join the due messages of the wheels: at most half of a
+Ingress records that are forwarded directly join the due messages of the wheels: at most half of a
 transaction, so that neither waits for the other. Both are planned together; only if an ingress
-record has to wait for a topic, the rest goes out without it.
+record has to wait for a topic, the rest is forwarded without it.
 
 Two transactional ids take turns, so that a transaction need not wait for the markers of the one
 before; each commit is awaited before the next transaction begins. core/leader/pacing.py decides how
@@ -120,7 +120,7 @@ class Planned:
 
     Attributes:
         step: What is taken from the wheels; None: nothing can be forwarded now.
-        plan: How it is forwarded, with what goes out directly.
+        plan: How it is forwarded, with direct messages.
         taken: What the transaction takes from the ingress topics.
     """
 
@@ -249,7 +249,7 @@ class Forwarder:
         """Returns what to do next; if something cannot be forwarded, `held` has the reason.
 
         Args:
-            now_ms: The wall clock; nothing due later goes out.
+            now_ms: The wall clock; nothing due later is forwarded.
             limits: Up to which seq each registered wheel may be taken.
         """
         self.held = None
@@ -273,7 +273,7 @@ class Forwarder:
         return NOTHING if self.ingress is None else self.ingress.plan(now_ms, room, blocked)
 
     def _planned(self, step: Step, taken: Taken, now_ms: int, room: Room) -> Planned:
-        """Decides what is forwarded; what goes out directly delays nothing else."""
+        """Decides what is forwarded; direct messages delay nothing else."""
         plan = self._judge(step, taken)
         if isinstance(plan, Hold) and plan.topics and len(taken.rows):
             taken = self._take(now_ms, room, plan.topics)
@@ -393,7 +393,7 @@ class Forwarder:
             self._reader.done(step, todo.progress)
             self._reader.want(overdue(self.state))
         elif todo.unregistered or is_set_back:
-            self._reading = False  # its progress stands elsewhere: begin anew
+            self._reading = False  # its progress is elsewhere: start over
 
     def _write(
         self, number: int, step: Step, plan: Plan, now_ms: int, timeout_ms: int

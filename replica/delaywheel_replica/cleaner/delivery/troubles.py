@@ -4,7 +4,7 @@
 |---|---|---|
 | by Kafka's word | it has no leader, too few replicas in sync, or is denied to us | Kafka says so |
 | by a search | trial transactions showed that it takes nothing | a probe, which is such
-              a trial, goes through, or Kafka says that there is no such topic |
+              a trial, goes through, or Kafka says that the topic does not exist |
 
 Two clocks bound the waiting:
 

@@ -28,7 +28,7 @@ class CancelsPort(Protocol):
 
 @dataclass(slots=True)
 class _Second:
-    """The messages of one second that are looked at together."""
+    """The messages of one second that are examined together."""
 
     keys: frozenset[MessageKey]
     look: CancelLook
@@ -50,7 +50,7 @@ class Wishes:
 
     def __init__(self, cancels: CancelsPort) -> None:
         self._cancels = cancels
-        self._seconds: dict[int, _Second] = {}  # the next one to be looked at is the first
+        self._seconds: dict[int, _Second] = {}  # the next one to examine is the first
 
     def uncancelled(self, wishes: Sequence[RescheduleWish]) -> list[RescheduleWish]:
         """Returns the requests of which no cancel is admitted, as far as known."""

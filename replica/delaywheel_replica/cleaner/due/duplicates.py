@@ -23,7 +23,7 @@ _HALF = np.uint64(32)
 _COMPARED_AT_ONCE_BYTES = 1 << 17
 """Small messages are gathered for comparing, which takes 40 times their bytes in memory."""
 _LARGE_BYTES = 1 << 12
-"""From here on a pair of messages is compared by itself, where its bytes lie."""
+"""From this length on, a pair of messages is compared alone, where its bytes lie."""
 _PIECE_BYTES = 1 << 16
 _SAME_IN_A_COPY = ("topic", "partition", "timestamp_ms", "key_length", "value_length")
 

@@ -70,7 +70,7 @@ def load_second(
                 yield _without(batch, given_up)
                 if not hurried:
                     sleep(_PAUSE_S)
-            # Behind them: reading anew for this slot may reveal new holes.
+            # Behind them: reading again for this slot may reveal new holes.
             damaged.extend((wheel, seq) for seq in readers[wheel].holes(seqs[wheel], given_up))
 
     second = Second(slot, wheels, ahead)

@@ -106,7 +106,7 @@ class Tail:
                 pass
 
     def unreadable(self) -> Iterator[FrameRange]:
-        """The frames that wheels rest in front of, and some behind them."""
+        """The frames that wheels rest in front of, and some frames after them."""
         for awaited in self._awaited.values():
             yield from awaited.reported()
 

@@ -12,7 +12,7 @@ in between, and why it does not:
 |---|---|
 | this node dies, or ends its term, before the transaction | nothing has changed: the next leader reads the same records from the same offsets |
 | the transaction's outcome is unknown | the term ends. If it was committed: what it settled is settled, and what it announced may be in a wheel, as the next leader knows. If not: as above |
-| the transaction is aborted | nothing has changed here: the next one is planned anew |
+| the transaction is aborted | nothing has changed here: the next one is planned afresh |
 | this node dies after the commit, before or after handing over | the records are announced: the next leader hands them to its own server, and their second, for which the floor waits, shows whether there is a copy |
 | an old leader, fenced and unaware of it, hands over | only records announced before it was fenced: the new leader knows them as announced |
 | an answer is lost, the server dies | UNKNOWN: the record may be held, so only a wheel delivers it |

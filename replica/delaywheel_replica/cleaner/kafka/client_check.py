@@ -31,7 +31,7 @@ def client_faults(config: Config) -> Iterator[Fault]:
 
     Only the library knows all names, values and combinations, and they differ between kinds of
     clients: so one client of each kind is made, as it will run. It reports only the first fault;
-    then each setting is tried by itself. Kafka is not contacted.
+    then each setting is tried alone. Kafka is not contacted.
     """
     # Settings of ours, and missing ones, are reported elsewhere.
     ours = refused(config.kafka)
@@ -58,7 +58,7 @@ def _refused(settings: KafkaSettings) -> str | None:
 
 
 def _refused_alone(servers: str, name: str, value: str) -> str | None:
-    """Returns the objection to one setting by itself."""
+    """Returns the objection to one setting alone."""
     try:
         AdminClient({"bootstrap.servers": servers, name: value, **_QUIET})
     except KafkaException as exception:

@@ -1,12 +1,12 @@
 """Messages of the Kafka client library in the node's log: one format, repetition limited.
 
-The library writes to stderr by itself, and repeats each broken connection for every broker and
+The library writes to stderr on its own, and repeats each broken connection for every broker and
 client several times a second. Its lines are details of what the cleaner reports in its own words
 (`leadership lost`, `transaction`, the status' `kafka_error`), so their levels are lowered:
 
 | the library says | it is logged as |
 |---|---|
-| that it cannot go on: FATAL, FENCE | info: it was fenced, reported as `leadership lost` |
+| that it cannot continue: FATAL, FENCE | info: it was fenced, reported as `leadership lost` |
 | anything else that follows from being fenced | info, likewise |
 | error, critical | warning |
 | warning | info |

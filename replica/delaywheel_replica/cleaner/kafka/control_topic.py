@@ -4,7 +4,7 @@ Standbys follow it; a candidate reads it to its end before it trusts it; a leade
 because no other node can commit while it leads.
 
 The topic is compacted, so a reader starts at its beginning and misses nothing that still counts, as
-long as it does not fall behind by hours: follower.py decides when to begin anew.
+long as it does not fall behind by hours: follower.py decides when to start over.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class ControlReader:
         self.position = 0
         self._read: list[StoredRecord] = []  # not yet handed out
         self._partition = TopicPartition(settings.names.control, 0, 0)
-        # "error": when the topic was made anew, starting over would mix two histories.
+        # "error": when the topic was recreated, starting over would mix two histories.
         self._consumer = Consumer(
             {**settings.consumer(), "auto.offset.reset": "error"}, logger=LOGGER
         )
@@ -69,7 +69,7 @@ class ControlReader:
         if self.position > end:
             raise ControlUnreadable(
                 f"the control topic ends at {end}, but was read up to {self.position}:"
-                " it was made anew, or lost its end"
+                " it was recreated, or lost its end"
             )
         while self.position < end:
             if time.monotonic() > deadline:

@@ -41,7 +41,7 @@ class ControlTopicBroken(Exception):  # noqa: N818 - named after what happened
 class ControlFollower:
     """Reads the control topic and keeps its state. For one thread at a time.
 
-    After an error nothing that was read is trusted: the next reading begins anew. A reading that
+    After an error nothing that was read is trusted: the next reading starts over. A reading that
     takes too long is continued by the next one, since a long topic would never be read otherwise;
     what it has read so far is not visible.
 
@@ -64,7 +64,7 @@ class ControlFollower:
         Args:
             kafka: Makes readers.
             clock: None: the machine's.
-            anew_after_s: After this long without records, everything is read anew.
+            anew_after_s: After this long without records, everything is read again.
         """
         self._kafka = kafka
         self._clock = clock or SystemClock()
@@ -145,7 +145,7 @@ class ControlFollower:
 
     def _take(self, records: Iterable[StoredRecord]) -> None:
         if self._is_behind():
-            raise ControlUnreadable("the control topic was silent for too long: read it anew")
+            raise ControlUnreadable("the control topic was silent for too long: reading it again")
         self._apply(records)
         if self._ended:
             self._hear()

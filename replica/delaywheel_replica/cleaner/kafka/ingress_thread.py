@@ -151,7 +151,7 @@ class IngressThread:
                 try:
                     self._read(reader)
                 except KafkaException as exception:
-                    self._report_fault(exception.args[0].str())  # and another reader goes on
+                    self._report_fault(exception.args[0].str())  # and another reader continues
                 finally:
                     reader.close()
         except BaseException as failure:  # noqa: BLE001 - raised again by poll()

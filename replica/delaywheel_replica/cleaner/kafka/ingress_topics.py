@@ -185,7 +185,7 @@ class IngressReader:
             try:
                 first, end = self._consumer.get_watermark_offsets(partition, LOOK_S)
             except KafkaException:
-                continue  # looked at again with the next poll
+                continue  # tried again by the next poll
             self._to_look_at.discard(at)
             position = self._positions[at]
             if position > end:
@@ -207,7 +207,7 @@ class IngressReader:
         """
         for at, least in list(self._least_ends.items()):
             partition = TopicPartition(*at)
-            with contextlib.suppress(KafkaException):  # looked at again with the next poll
+            with contextlib.suppress(KafkaException):  # tried again by the next poll
                 cached = self._consumer.get_watermark_offsets(partition, cached=True)
                 if self._positions[at] < least and (cached is None or cached[1] < 0):
                     continue

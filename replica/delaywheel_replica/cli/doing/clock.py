@@ -15,7 +15,7 @@ from delaywheel_replica.cli.printing.tables import print_json
 from delaywheel_replica.cli.values import about, clock, iso
 
 DIFFERS_MS = 2_000
-"""Clocks of two machines that differ by more should be looked at first."""
+"""Machines whose clocks differ by more should be checked first."""
 
 
 def set_back(*, yes: bool, as_json: bool, server: str, timeout_s: float) -> None:

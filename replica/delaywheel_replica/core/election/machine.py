@@ -75,7 +75,7 @@ PATIENCE = 2
 """A leader may wait for a commit this many times as long as its longest recent one took."""
 
 ASKING_MS = 1_000
-"""A node that does not get enough votes within this time begins to wait anew."""
+"""A node that does not get enough votes within this time starts to wait again."""
 
 RANK_MS = 150
 """Each node waits this much longer than the one before it, and up to this much by chance."""

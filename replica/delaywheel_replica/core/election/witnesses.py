@@ -1,7 +1,7 @@
 """Checks that the control topic still has all that nodes have read there.
 
 A heartbeat reports what its node knows to be committed: the last number that the node was given,
-how far progress has come, and the floor. If the topic was lost, or created anew, it would look like
+how far progress has come, and the floor. If the topic was lost, or recreated, it would look like
 an empty cluster's: its wheels would never be forwarded, and the floor would pass them. If it lost
 its end, in an unclean election or by a restore, everything since then would be forwarded again.
 

@@ -108,7 +108,7 @@ class _Draft:
 
 
 class Intake:
-    """One partition during one term. Each term creates it anew from the committed record.
+    """One partition during one term. Each term creates its own from the committed record.
 
     Attributes:
         record: the committed control record.

@@ -63,7 +63,7 @@ class TermStep:
 
 
 class Term:
-    """The ingress during one leadership. Each creates it anew from the committed records."""
+    """The ingress during one leadership. Each creates its own from the committed records."""
 
     def __init__(self, committed: Mapping[IngressPartition, IngressRecord], rules: Rules) -> None:
         """Begins without partitions.

@@ -33,7 +33,7 @@ After writing (`after_writing`), for each committed progress seen:
 | no | not done | WAIT |
 
 A message was rescheduled (rescheduling.py) if the record of that stands with this progress, or its
-mark lies in the slot. Before CANCELLED is answered the slot is scanned once more, when the node
+mark lies in the slot. Before CANCELLED is answered the slot is scanned again, when the node
 holds every frame up to V of the deciding progress (CONFIRM): the mark of an earlier reschedule is
 <= V, and before deciding a later one the leader sees the cancel, and leaves the message alone. A
 frame of the slot that cannot be read may be the mark: WAIT, until it is read, or given up as lost.
@@ -68,7 +68,7 @@ class CancelDecision(StrEnum):
     WAIT = "wait"
     """Look again at the next committed progress."""
     CONFIRM = "confirm"
-    """Scan when all up to V of this progress is held, then decide by it once more."""
+    """Scan when all up to V of this progress is held, then decide again by it."""
     CANCELLED = "cancelled"
     RESCHEDULED = "rescheduled"
     ALREADY_DELIVERED = "already delivered"

@@ -256,7 +256,7 @@ def _set_back(progress: Progress, state: ControlState, situation: Situation) -> 
 
 
 def _replaced(state: ControlState, situation: Situation) -> list[ControlRecord]:
-    """Replaces a storage. Wheel numbers go on: a name the old storage has used is never reused.
+    """Replaces a storage. Wheel numbers continue: a name the old storage used is never reused.
 
     A node never takes itself out: it might be the last one able to take the operator's next word.
     """

@@ -13,7 +13,7 @@ whichever node leads, and holds back neither V nor an end nor the floor.
 | that all members are missing otherwise | lost |
 
 Frames that are taken, or lie below an end, but that no member reports, must be asked for: otherwise
-no node would fetch them by itself, and none would report them as missing.
+no node would fetch them on its own, and none would report them as missing.
 
 Everything works on ranges: a million frames in a row are given up as quickly as one.
 """

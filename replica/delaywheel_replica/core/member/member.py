@@ -43,7 +43,7 @@ Invariants, and what keeps them:
 The effects of a step come in this order: those that cannot fail, then those that are answered with
 an event, then the rest. Effects that cannot fail are done at once, by the stepping thread: they
 depend on nothing that is not durable yet. Effects with answers are done one after another, and if
-one fails, those behind it are dropped, since they are requested again (pending_effects.py). Each of
+one fails, those after it are dropped, since they are requested again (pending_effects.py). Each of
 the rest stands alone: a full disk that accepts no `Save` must not keep `Sweep` from freeing space.
 So do `DeleteWheel` and `VerifyWheel`, although they are answered: all three concern any number of
 files, in steps between other jobs.

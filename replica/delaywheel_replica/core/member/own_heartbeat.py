@@ -1,4 +1,4 @@
-"""What a node reports of itself: its heartbeat, built from the state of the parts.
+"""Builds this node's heartbeat from the state of its parts.
 
 It reports only what is durable and, for the open wheel, what is written: readers may act on it even
 if this node has crashed meanwhile.

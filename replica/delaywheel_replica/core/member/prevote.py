@@ -10,9 +10,9 @@ A node agrees when all of these hold:
 | it does not ask itself | or the other comes before it in order: then it gives up its own round |
 
 Agreeing counts as having heard a leader, for this node and so for any node that asks it next; the
-same round of the same node is answered again without counting anew, as the answer may be lost. A
+same round of the same node is answered again without a new count, as the answer may be lost. A
 leader that asks has ended its term, and nothing is disturbed if it stands again. If two ask at once
-one gives way, and a node that asks in vain blocks the others no longer than once per round.
+one gives way, and a node that asks without success blocks the others no longer than once per round.
 """
 
 from dataclasses import dataclass

@@ -220,7 +220,7 @@ class DiskReported:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """An effect failed; the effects behind it in its list were dropped."""
+    """An effect failed; the effects after it in its list were dropped."""
 
     effect: "Effect"
     cause: str

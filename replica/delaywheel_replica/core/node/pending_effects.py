@@ -1,6 +1,6 @@
 """Effects whose outcome the member machine waits for.
 
-If an effect fails, those behind it in its list are dropped with it. Exceptions are deleting and
+If an effect fails, those after it in its list are dropped with it. Exceptions are deleting and
 verifying a wheel, which take long, run beside everything else, and stand alone. So effects
 requested together are remembered together: with a failure the machine learns everything that will
 not happen, and requests it again if it is still wanted.

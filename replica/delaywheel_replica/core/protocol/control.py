@@ -133,7 +133,7 @@ class WheelRecord:
 
 @dataclass(frozen=True, slots=True)
 class _Mark:
-    """What a candidate writes of itself; the record's offset is its epoch."""
+    """A candidate's record about itself; the record's offset is its epoch."""
 
     node: str
     token: str
@@ -162,7 +162,7 @@ class IngressRecord:
     """How far an ingress partition has been read.
 
     Attributes:
-        topic_id: Kafka's id: a topic that was created anew has another.
+        topic_id: Kafka's id: a recreated topic has another.
         next_offset: What lies below is settled, and never read again.
         announced: Offsets from there on that a leader may have handed to a server.
         levels_ms: The levels that apply to those: name -> delay.

@@ -136,7 +136,7 @@ class Heard(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """What a node reports of itself.
+    """A node's report about itself.
 
     Of two heartbeats of one storage the one with the greater (start, count) is newer; see `order`.
 

@@ -30,7 +30,7 @@ class Histogram:
 
     Attributes:
         bounds_us: Upper bounds of the buckets, each inclusive, ascending.
-        counts: The count of each bucket by itself; the last one is for values beyond the last
+        counts: The count of each bucket alone; the last one is for values beyond the last
             bound.
         sum_us: The sum of all values.
     """

@@ -66,7 +66,7 @@ class ServerStatus:
     """The server's status: what its node reports, and what it knows of the others.
 
     Attributes:
-        heartbeat: What the node reports, made anew for this status.
+        heartbeat: The node's report, made for this status.
         pid: The server process.
         monotonic_ms: CLOCK_MONOTONIC when it was written; the same clock in all processes of one
             machine.

@@ -8,7 +8,7 @@ topic what was committed.
 
 Two tables, both total:
 
-- `VERDICTS`: (call, answer) -> how the transaction goes on or ended.
+- `VERDICTS`: (call, answer) -> how the transaction continues or ended.
 - `ACTIONS`: ending -> what the leader does next.
 
 ABORT is chosen only while no EndTxn can have been sent: if the abort succeeds, the outcome is

@@ -10,7 +10,7 @@ wheel that is registered then and names this node's storage. A wheel is no longe
 | is the node's own, and spare or opened since | no node holds more of it |
 | is in use, and held up to its origin's end after the boot | see below |
 
-That end is the one that the origin first reported, directly, after it had heard of this boot:
+That end is the one that the origin first reported, directly, after it had learned of this boot:
 everything that this node acknowledged before the crash lay below it, and no longer counts with that
 origin. A high watermark, or a relayed report, is not enough: answers given before the crash may
 still be under way. An origin that uses its wheel as a spare has written nothing.

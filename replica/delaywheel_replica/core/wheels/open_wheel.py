@@ -14,7 +14,7 @@ group; otherwise it would never move under load.
 Reasons to leave: a member refused the wheel or a leader has it fenced, it is closed, its medium
 broke, a frame of it cannot be read, a clock that was ahead has sealed it, a spare behind it was
 given up, the node stops. Nothing
-is acknowledged after the decision to leave: waiting callers hear that the outcome is unknown.
+is acknowledged after the decision to leave: waiting callers get an unknown outcome.
 """
 
 from collections import deque

@@ -31,7 +31,7 @@ from delaywheel_replica.core.node.known import Registry
 from delaywheel_replica.core.protocol.seal import Seal, next_seal
 
 SPARE_SEAL_MS = 1_000
-"""A spare's seal is saved before it is reported, so it moves no more often than this."""
+"""A spare's seal is saved before it is reported, so it moves at most this often."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,7 +107,7 @@ class CancelMany:
         """Returns the decision on each message of a page."""
         copies = _places(page)
         cancels = PageCancels(copies)
-        # What was not examined yet is written once more, and examined before it is answered.
+        # What was not examined yet is written again, and examined before it is answered.
         await self._search.look_for_cancels(cancels)
         decisions = {
             key: before_writing(self._sight(key, place, cancels, self._view.cleaner.status))

@@ -4,7 +4,7 @@ Two independent parts. A caller's wish is announced to the cleaner again and aga
 decides the wish, or it is known that none will. And the leader's node writes what is decided,
 whichever node received the wish (decided.py).
 
-A wish that would not be decided is not announced; its caller hears the reason at once: while as
+A wish that would not be decided is not announced; its caller gets the reason at once: while as
 many wishes are announced, and records stand, as may stand at once; and while what was done early
 is still to come.
 

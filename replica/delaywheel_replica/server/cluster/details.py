@@ -28,7 +28,7 @@ from delaywheel_replica.server.node.pulse import Pulse
 
 @dataclass(frozen=True, slots=True)
 class OwnReport:
-    """What a node reports of itself.
+    """A node's report about itself.
 
     Attributes:
         started_ms: When its server started, Unix milliseconds.

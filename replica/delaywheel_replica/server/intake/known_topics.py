@@ -120,7 +120,7 @@ class KnownTopics:
                 waiting[name] = question
         if waiting:
             await self._wait(set(waiting))
-        # Other callers that wait for these wait in vain as well; the next caller asks again.
+        # Other callers that wait for these get no answer either; the next caller asks again.
         self._settle([name for name, asked in waiting.items() if self._asked.get(name) is asked])
         return unasked
 

@@ -2,7 +2,7 @@
 
 Two bytes on the wire can become an object of a hundred bytes. So a request is not given to protobuf
 as a whole: it is walked field by field here, no further than the accepted maximum, and each of its
-messages, or columns, is then parsed by itself.
+messages, or columns, is then parsed separately.
 """
 
 from collections.abc import Iterator

@@ -66,7 +66,7 @@ class Gap:
     recorded_at_ms: int
 
     def followed_by(self, other: Self) -> Self:
-        """Returns this gap merged with the one right behind it."""
+        """Returns this gap merged with the adjacent next one."""
         return replace(
             other,
             first_seq=self.first_seq,

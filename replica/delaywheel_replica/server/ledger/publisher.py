@@ -185,7 +185,7 @@ class Books:
         self._thread.start()
 
     def stop(self, *, patience_s: float = _PATIENCE_S) -> None:
-        """Publishes once more if the place responds, then ends the thread.
+        """Publishes a last time if the place responds, then ends the thread.
 
         Args:
             patience_s: How long to wait for that. If the place hangs, the thread ends with the

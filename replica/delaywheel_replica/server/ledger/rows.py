@@ -10,7 +10,7 @@ publishes sealed files and deletes them (``publisher.py``).
 A block holds the messages of consecutive frames in columns, each ready for ``numpy.frombuffer``:
 
 ======================  ==========  ==============================================
-head                    40 bytes    magic, checksum over all behind it, frames,
+head                    40 bytes    magic, checksum over the rest, frames,
                                     messages, length of the topics, first seq,
                                     accepted_at_ms
 due_ms                  int64       of each message, by frame and row

@@ -27,7 +27,7 @@ class Batch:
     Attributes:
         frames: Frames in the order of positions, each with its wanted rows; frames without any are
             left out.
-        end: The position behind all messages that were looked at.
+        end: The position after all messages that were examined.
         cancelled: The keys, as `key_of` makes them, of those messages that have a cancel.
     """
 

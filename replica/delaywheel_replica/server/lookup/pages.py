@@ -108,7 +108,7 @@ class Pages:
         batches = in_batches(
             rows_after(frames(slot, limits, kind=Kind.MESSAGES, after=after), after),
             lambda: frames(slot, limits, kind=Kind.CANCELS),
-            page_size + 1,  # the one behind it says whether there is a next page
+            page_size + 1,  # the row after it says whether there is a next page
         )
         rows = (
             (frame, row, key in batch.cancelled)

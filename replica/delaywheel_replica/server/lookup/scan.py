@@ -217,7 +217,7 @@ class Scanner:
         return None
 
     def message(self, slot: int, place: Position) -> Columns | None:
-        """Returns one message by itself, without the frame in which it lies; None as of `frame`."""
+        """Returns one message without the frame in which it lies; None as of `frame`."""
         frame = self.frame(slot, place)
         return None if frame is None else frame.columns.take(np.array([place.row])).compacted()
 

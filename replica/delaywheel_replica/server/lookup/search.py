@@ -10,7 +10,7 @@ that may hold pending messages. A call is bounded in what it reads, and in time:
 | behind the last second of the request | does not exist |
 
 All reading is done on one thread, for one caller at a time, so that it delays neither senders nor
-those who get or cancel a single message; callers are refused while too many wait.
+those that get or cancel a single message; callers are refused while too many wait.
 """
 
 import asyncio

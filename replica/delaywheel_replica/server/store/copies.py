@@ -79,7 +79,7 @@ class Copies:
         for wheel in wheels:
             try:
                 load_meta(self.disk, self.data, wheel)
-            except OSError as error:  # it is tried again, by itself
+            except OSError as error:  # it is retried alone
                 _log.warning("meta.json cannot be read", wheel=str(wheel), error=str(error))
         return wheels
 

@@ -382,7 +382,7 @@ class Store:
         """Finishes every slot below the floor at once, then deletes their files one by one.
 
         Returns:
-            Yields the slot of each file that was deleted. Each wheel is tried by itself: the
+            Yields the slot of each file that was deleted. Each wheel is tried separately: the
             OSError of the first that failed is raised after all of them.
         """
         floor = self._copies.floor = max(self._copies.floor, floor)
@@ -456,7 +456,7 @@ class Store:
         if failure is not None:
             raise failure
 
-    # --- behind it
+    # --- inside
 
     def _delete_finished(self, wheels: Iterable[MirrorWheel | OriginWheel]) -> Iterator[int]:
         failure: OSError | None = None

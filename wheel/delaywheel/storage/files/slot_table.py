@@ -1,7 +1,7 @@
 """The slot table: a summary of a wheel's index by slot, so that the index need not be scanned.
 
 It is a cache beside the index, which stays the authority. The wheel's writer makes it from rows
-that are on the medium, so it may lag behind the index; if deleted or damaged, it is made anew. It
+that are on the medium, so it may lag behind the index; if deleted or damaged, it is rebuilt. It
 says, for each slot that has frames with seqs up to the head's::
 
     table/head           up to which seq, and for which hours there are files
@@ -18,7 +18,7 @@ a refresh                counts a row once: those up to the entry's last frame i
 =======================  =========================================================================
 
 An entry that must not be trusted is *stale*: its check value is wrong, or the head lists its slot
-since a frame was cut. The next refresh counts stale entries anew from the whole index, as well as
+since a frame was cut. The next refresh recounts stale entries from the whole index, as well as
 slots whose rows were changed in place; until then readers use the index.
 
 A hole in the index has no slot, so it is in no entry. The head lists the holes that refreshes have

@@ -24,7 +24,7 @@ _META_VERSION = 1
 
 
 class WheelState(StrEnum):
-    """What the folder knows about who may still write to a wheel."""
+    """The folder's knowledge of which objects may still write to a wheel."""
 
     OPEN = "open"
     CLOSED = "closed"

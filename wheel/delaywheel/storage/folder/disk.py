@@ -105,12 +105,12 @@ class Disk(Protocol):
     def map_array(
         self, path: Path, dtype: np.dtype[Any], rows: int, *, writable: bool
     ) -> NDArray[Any]:
-        """Maps an array in memory that other processes can see, for data that can be made anew.
+        """Maps an array in memory that other processes can see, for data that can be rebuilt.
 
         Never a file on the medium: an unreadable sector under a map ends the process, and a medium
         that hangs under one stops all its threads.
 
-        Writable: it is made anew, all zeros, and replaces what has this name. Otherwise it must
+        Writable: it is created, all zeros, and replaces what has this name. Otherwise it must
         exist, made by a living process, with at least this size.
         """
 

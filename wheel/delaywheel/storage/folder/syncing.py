@@ -5,7 +5,7 @@ files one by one takes 0.2 s of CPU and 8 s; syncing their file system takes 2 m
 if no other process writes much there.
 
 The kernel reports once to each descriptor that something on its file system could not be written,
-and not which file. So that no writer misses a failure that another one heard of:
+and not which file. So that no writer misses a failure reported to another one:
 
 * all syncs of one file system go through one descriptor, one after another;
 * failures are counted, and each `ManyFiles` remembers the count at the end of its last sync: a

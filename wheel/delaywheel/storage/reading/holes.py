@@ -64,7 +64,7 @@ def lying_in_files(disk: Disk, folder: Path, wheel: WheelId, seqs: SeqSet) -> Se
 
 
 def _lying_in(file: File, wheel: WheelId, slot: int, seqs: SeqSet) -> Iterator[int]:
-    """Walks from frame to frame; where none begins, goes on to the next possible place."""
+    """Walks from frame to frame; where none begins, tries the next possible place."""
     offset, size = 0, file.size()
     while offset < size:
         for begin, header in walk_headers(file, wheel, slot, offset, size):

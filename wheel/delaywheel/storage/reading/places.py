@@ -13,7 +13,7 @@ those behind                                         what the index rows behind 
 behind those, up to the last row of the index        none
 ===================================================  =============================================
 
-If anything differs, everything is read once more, since it may have changed meanwhile; then the
+If anything differs, everything is read again, since it may have changed meanwhile; then the
 index is scanned for the slot, and shows what is missing. That happens only with damage: it takes
 some 5 ms for each million rows.
 

@@ -365,7 +365,7 @@ class MirrorWheel:
             self._index.close()
             self._reader.close()
 
-    # --- behind it
+    # --- inside
 
     def _read_index(self) -> Steps[None]:
         """Finds the end of the copy from what lies behind the slot table and the checkpoint."""

@@ -39,7 +39,7 @@ from delaywheel.storage.frames.rows import (
 from delaywheel.storage.reading.holes import find_holes
 from delaywheel.storage.reading.places import Places, rows_of_slots
 
-# While a table is made anew, this much is counted before it is put on the medium.
+# While a table is rebuilt, this much is counted before it is put on the medium.
 _SEGMENTS_AT_ONCE = 16
 
 
@@ -217,7 +217,7 @@ class SlotTable:
         entries[anew], is_damaged[anew] = 0, False
         changed = np.union1d(anew, _count(entries, first_slot, places))
         checks = checks_of(entries, first_slot)
-        # A damaged entry stays so until it is counted anew.
+        # A damaged entry stays so until it is recounted.
         entries["check"] = np.where(is_damaged, ~checks, checks)
         if len(changed):
             first, end = int(changed[0]), int(changed[-1]) + 1

@@ -227,7 +227,7 @@ class OriginWheel:
         Does not wait for a checkpoint in progress, which will not be recorded.
         """
         if self._broken is None:
-            with suppress(OSError):  # then recovery examines a few slots in vain
+            with suppress(OSError):  # then recovery examines a few slots needlessly
                 forget_announced(self._disk, self._folder)
         self._table.close()
         with self._save_lock:
