@@ -1,1 +1,1 @@
-"""Many nodes: the service around one node's wheel, its decisions, and the command line tool."""
+"""The service around one node's wheel, its protocol decisions, and the command line tool."""

@@ -1,4 +1,4 @@
-"""All settings of an operator, as the processes of a node have them.
+"""All settings of an operator, as a node's processes use them.
 
 The process that starts the node reads and checks them once (`config_sources.py`); the node's
 processes inherit the result as one JSON document in their environment, so that they can never
@@ -183,7 +183,7 @@ class Config:
 
     @property
     def taken_topics(self) -> frozenset[str]:
-        """All topics from which records to be delayed are taken."""
+        """All topics whose records are delayed messages."""
         own = [self.kafka_settings.names.ingress] if self.ingress else []
         return frozenset([*own, *self.ingress_topics])
 

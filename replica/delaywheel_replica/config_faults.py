@@ -1,4 +1,4 @@
-"""Checks settings against each other, and names what does not fit together."""
+"""Checks settings against each other, and names those that do not fit together."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def _bounds(config: Config) -> Iterator[Fault]:
 
 
 def _ingress(config: Config) -> Iterator[Fault]:
-    """Checks the topics from which records are taken."""
+    """Checks the names of the ingress topics."""
     names = config.kafka_settings.names
     for topic in config.ingress_topics:
         if not is_topic_name(topic):

@@ -1,4 +1,4 @@
-"""SIGHUP: has the node's settings read again, and informs its processes.
+"""Handles SIGHUP: has the node's settings read again, and informs its processes.
 
 Like the supervisor it uses the standard library alone: another process reads and checks them.
 """
@@ -56,7 +56,7 @@ class Reload:
         return None
 
     def end(self) -> Reread:
-        """Returns what was read once the process has ended; later children get it too."""
+        """Returns the settings once the process has ended; later children get them too."""
         assert self._process is not None
         code = self._process.wait()
         content = os.pread(self._output_fd, os.fstat(self._output_fd).st_size, 0).decode()

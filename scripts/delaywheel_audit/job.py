@@ -278,7 +278,7 @@ class _Run:
         return Inputs(books, kafka, ended, all_kafka, deleted, letters)
 
     def _read_ingress(self, place: KafkaPlace, terms: Terms, facts: Facts) -> Asked:
-        """Reads what the settled records of ingress topics ask for."""
+        """Reads the requests in settled records of ingress topics."""
         settled = facts.done.ingress
         nothing = self._spark.createDataFrame([], SCHEMA)
         if not settled:

@@ -188,7 +188,7 @@ class Lane:
                 os.killpg(self._process.pid, how)
 
     def has_ended(self, within_s: float) -> bool:
-        """Whether nothing of it runs any more, waiting for that so long at most."""
+        """Whether nothing of it runs any more, after waiting up to this long."""
         return self._finished.wait(within_s)
 
     def _run(self) -> None:
@@ -239,7 +239,7 @@ class Lane:
         return summary
 
     def _reap(self) -> tuple[int, float]:
-        """Returns exit code and CPU seconds; the pid is not reused before that."""
+        """Returns exit code and CPU seconds; the pid is not reused before this call."""
         process = self._process
         assert process is not None
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)

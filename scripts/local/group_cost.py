@@ -89,7 +89,7 @@ class Node:
         """Ignores events."""
 
     def send(self, peer: str, message: PeerMessage) -> None:
-        """Encodes a message; one for all peers only once, as `PeerNetwork` does."""
+        """Encodes a message; one for all peers is encoded only once, as in `PeerNetwork`."""
         same = message.frames if isinstance(message, Frames) else message
         if self._last is None or self._last[0] is not same:
             self._last = same, encode(message)

@@ -1,4 +1,4 @@
-"""Sets of one wheel's seqs, stored as spans: a crash or a bad disk may take millions in a row.
+"""Sets of one wheel's seqs, stored as spans: a crash or a bad disk may take millions at once.
 
 Costs depend on the number of spans, never on the number of seqs: finding one is a binary search,
 and only iterating makes an object for each. Spans are ascending and neither overlap nor touch, so

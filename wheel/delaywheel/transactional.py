@@ -1,4 +1,4 @@
-"""Settings of transactional producers: of nodes, of consumers, and of those that replay letters.
+"""Settings of transactional producers: of nodes, of consumers, and of replays of letters.
 
 librdkafka speaks the transaction protocol in which a copy of an EndTxn that arrives late ends a
 later transaction of the same producer in the middle; the copy comes from the library's own retries.

@@ -1,1 +1,1 @@
-"""The cleaner process: forwards what is due to Kafka and says what may be deleted."""
+"""The cleaner process: forwards due messages to Kafka and decides what may be deleted."""

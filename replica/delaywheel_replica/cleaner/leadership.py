@@ -246,7 +246,7 @@ class Leadership:
         return leader is not None and server is not None and leader.node != server.heartbeat.node
 
     def view(self) -> View:
-        """Returns what the status reports of this cleaner."""
+        """Returns this cleaner's part of the status."""
         forwarder = self._forwarder
         if forwarder is not None:
             self._shown = forwarder.state
@@ -278,7 +278,7 @@ class Leadership:
 
     @property
     def ingress(self) -> Ingress | None:
-        """The part that takes in the ingress topics while this node leads."""
+        """The part that reads the ingress topics while this node leads."""
         return None if self._forwarder is None else self._forwarder.ingress
 
     def _lateness_ms(self) -> int:

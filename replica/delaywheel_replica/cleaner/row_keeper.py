@@ -79,7 +79,7 @@ class News:
         return max(0.0, self._reported_s + after_s - now_s)
 
     def look(self, view: View, now_s: float) -> tuple[bool, bool]:
-        """Returns whether to write the status now, and whether more than the lateness is new."""
+        """Returns whether to write the status now, and whether anything besides lateness is new."""
         reported = replace(view, lateness_ms=0)
         is_new = reported != self._reported
         age_s = now_s - self._reported_s
@@ -98,7 +98,7 @@ class News:
 
 
 def _without_haste(view: View) -> View:
-    """Returns what is reported at once: without what changes in most transactions.
+    """Returns the values whose changes are reported at once: not those of most transactions.
 
     The slot that seals must not pass is not urgent either: seals rest from the moment at which this
     node begins to lead.

@@ -1,4 +1,4 @@
-"""What a leader knows of the nodes, its own included."""
+"""What a leader knows of the nodes, including its own."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ class TermLog:
             _log.debug("phase", phase=phase.value, before=before.value, error=error)
 
     def committed(self, dead: int, lost: FrameSet) -> None:
-        """Logs what matters of a committed transaction.
+        """Logs the noteworthy parts of a committed transaction.
 
         Args:
             dead: How many of its messages were dead letters.

@@ -1,4 +1,4 @@
-"""What others may know of a cleaner, for its status."""
+"""The public state of a cleaner, for its status."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from delaywheel_replica.core.protocol.status_files import Role, VoteWish
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What others may know of this cleaner."""
+    """The public state of this cleaner."""
 
     role: Role
     epoch: int | None

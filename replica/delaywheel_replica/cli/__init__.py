@@ -1,1 +1,1 @@
-"""The command line tool `delaywheel`: one module a group of commands; none decides anything."""
+"""The command line tool `delaywheel`: one module per group of commands, without decisions."""

@@ -1,4 +1,4 @@
-"""The sending side of a stream: messages are written at once as far as the kernel accepts them.
+"""The sending side of a stream: messages are written at once if the kernel accepts them.
 
 The rest waits, in order and bounded in bytes, only the newest heartbeat among it, until the
 stream's own thread sees that there is room (dialling.py). Messages are level-triggered: what is

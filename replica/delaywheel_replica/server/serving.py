@@ -427,7 +427,7 @@ class Server:
             await asyncio.sleep(0.2)
 
     def _written(self) -> object:
-        """A value that changes with everything a checkpoint should put on the medium."""
+        """A value that changes with everything that a checkpoint should put on the medium."""
         wheels = self._view.status().heartbeat.wheels
         return {wheel: (held.applied, held.missing) for wheel, held in wheels.items()}
 

@@ -1,1 +1,1 @@
-"""Kafka as a Spark data source, and what Kafka is asked before it is read."""
+"""Kafka as a Spark data source, and the questions asked before it is read."""

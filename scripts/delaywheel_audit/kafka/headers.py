@@ -1,4 +1,4 @@
-"""A record's headers, as `delaywheel.record_headers` reads them: executors have none of that."""
+"""A record's headers, as in `delaywheel.record_headers`, which executors do not have."""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ def _cut(range_: Range, offsets: int) -> Iterator[tuple[int, int]]:
 
 
 def plan(options: SourceOptions, kafka: KafkaQuestions) -> Plan:
-    """Asks Kafka what there is to read now.
+    """Asks Kafka for the ranges to read now.
 
     Raises:
         KafkaSourceError: A topic is not there, or Kafka does not answer.

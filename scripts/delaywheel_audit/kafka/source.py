@@ -166,7 +166,7 @@ def all_columns() -> StructType:
 
 
 def planned(options: SourceOptions) -> Plan:
-    """Asks Kafka what there is to read."""
+    """Asks Kafka for the ranges to read."""
     found = plan(options, KafkaQuestions(options.client, timeout_s=options.timeout_s))
     # A plan that was made before was weighed then.
     if options.records_per_partition is not None or options.ranges is not None:
@@ -175,7 +175,7 @@ def planned(options: SourceOptions) -> Plan:
 
 
 def pin(options: Mapping[str, str]) -> Plan:
-    """Returns what a read with these options would read now, for the option `ranges`.
+    """Returns the ranges that a read with these options would read now, for the option `ranges`.
 
     Args:
         options: As for `spark.read`.

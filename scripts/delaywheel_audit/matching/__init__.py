@@ -1,1 +1,1 @@
-"""The reconciliation: rows brought together, judged, counted, and what was found."""
+"""The reconciliation: joins the rows, judges and counts them, and lists findings."""

@@ -1,4 +1,4 @@
-"""Records of ingress topics, held against what became of them.
+"""Compares records of ingress topics with their outcomes.
 
 A record that a wheel took is in the ledger, like any other acceptance. One that was due when it
 was read went out directly, and nothing but Kafka knows it: in its topic it names `ingress` as its
@@ -37,7 +37,7 @@ _Wish: TypeAlias = tuple[bytearray, int, str, str, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What settled records of ingress topics ask for.
+    """The requests in settled records of ingress topics.
 
     Attributes:
         asked: `SCHEMA`.
@@ -54,7 +54,7 @@ class Asked:
 
 
 def wishes(records: DataFrame, settled: Mapping[IngressPartition, IngressRecord]) -> DataFrame:
-    """Returns what settled records ask for: `SCHEMA`.
+    """Returns the requests in settled records: `SCHEMA`.
 
     Args:
         records: Of the ingress topics, `COLUMNS`.
@@ -101,7 +101,7 @@ def with_ingress(
     terms: Terms,
     facts: Facts,
 ) -> DataFrame:
-    """Adds to the ledger what was accepted through ingress, and was in no wheel.
+    """Adds to the ledger the ingress messages that were accepted and were in no wheel.
 
     Args:
         ledger: Its rows.

@@ -121,7 +121,7 @@ def _capped(frames: DataFrame) -> DataFrame:
 
 
 def _with_places(frames: DataFrame, outcomes: DataFrame, facts: Facts) -> DataFrame:
-    """Adds to frames what is not done of them, and whether they were lost."""
+    """Adds to frames their messages that are not done, and whether they were lost."""
     done = facts.done
     table = wheel_table(frames, facts)
     wheels = table.select("wheel", "done_seq", "split_seq")

@@ -100,7 +100,7 @@ def _at_hand(few: DataFrame) -> DataFrame:
 
 
 def _place(due: str, accepted: str, wheel: str) -> Column:
-    """Names an acceptance, besides its id; null where a part is null."""
+    """Identifies an acceptance, besides its id; null where a part is null."""
     parts = [F.lit("of"), F.col(due).cast("string"), F.col(accepted).cast("string"), F.col(wheel)]
     between = [part for one in parts for part in (one, F.lit("/"))]
     return F.concat(*between).cast("binary")

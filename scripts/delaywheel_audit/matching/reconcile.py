@@ -188,7 +188,7 @@ def _first_look(
 
 
 def _keep(kept: list[DataFrame], found: DataFrame) -> Row:
-    """Persists what more is known of all messages, with the totals."""
+    """Persists further knowledge about all messages, with the totals."""
     kept.append(found.persist(StorageLevel.DISK_ONLY))
     return _totals(kept[-1])
 

@@ -1,4 +1,4 @@
-"""What Kafka has deleted: whether messages of that time were there cannot be known.
+"""Records that Kafka has deleted: whether messages of that time were there is unknown.
 
 If a partition begins above offset 0, records before that were deleted. It is written in the order
 of forwarding, so what is gone was forwarded no later than the first of our records that is left. A

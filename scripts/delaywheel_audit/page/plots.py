@@ -15,7 +15,7 @@ _LANE = 10
 
 
 def counts_plot(bins: Bins, parts: Sequence[str], *, tooltips: bool = True) -> Element:
-    """Plots what became of accepted messages, stacked below the line of acceptances."""
+    """Plots the fates of accepted messages, stacked below the line of acceptances."""
     stacks = [_stack(one, parts) for one in bins.columns]
     accepted = [one.sums["accepted"] for one in bins.columns]
     most = max(*accepted, *(stack[-1] for stack in stacks), 1)

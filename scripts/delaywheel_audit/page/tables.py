@@ -1,4 +1,4 @@
-"""The page's tables: by topic, by column of the plots, and what was found."""
+"""The page's tables: by topic, by column of the plots, and of findings."""
 
 from __future__ import annotations
 

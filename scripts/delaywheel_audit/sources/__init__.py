@@ -1,1 +1,1 @@
-"""Where the rows come from: the ledger's files, Kafka's topics; and how their places are shown."""
+"""The sources of rows: the ledger's files, Kafka's topics; and how their places are shown."""

@@ -1,4 +1,4 @@
-"""scripts/bench: how much is accepted, how late messages come, and what it costs, beside Kafka.
+"""scripts/bench: the rate of acceptance, the lateness of messages, and their cost, beside Kafka.
 
 Absolute figures depend on the machine. Ratios can be compared: in each round Kafka's own producer,
 Kafka's transactions of the same cadence, and delaywheel do the same, one after the other in

@@ -64,7 +64,7 @@ def run_rounds(
 
 
 def in_turn(parts: Sequence[PartT], number: int) -> list[PartT]:
-    """Returns the parts of a round, with another one first each time.
+    """Returns the parts of a round, starting with another one each time.
 
     Example:
         >>> in_turn("abc", 1)

@@ -41,7 +41,7 @@ class Usage:
 
     @classmethod
     def between(cls, before: Look, after: Look) -> Usage:
-        """Returns the difference of two looks at the same process."""
+        """Returns the difference of two readings of the same process."""
         switches = sum(
             count - before.switches.get(thread, 0) for thread, count in after.switches.items()
         )

@@ -1,1 +1,1 @@
-"""What single parts cost, in CPU and memory: the programs behind docs/PERFORMANCE.md."""
+"""The cost of single parts, in CPU and memory: the programs behind docs/PERFORMANCE.md."""

@@ -1,1 +1,1 @@
-"""A cluster under traffic and a careful reader: what the demo, chaos and the bench play on."""
+"""A cluster under traffic and a careful reader: the stage of the demo, chaos and the bench."""

@@ -19,7 +19,7 @@ WITHIN_S = 60.0
 
 
 class Retried(NamedTuple):
-    """What became of one record that fails as often as it may be retried, less once.
+    """The fate of one record that fails as often as it may be retried, less once.
 
     Attributes:
         delays_ms: After which it was to come again.
@@ -39,7 +39,7 @@ class Retried(NamedTuple):
 
 
 def retry_one(cluster: LocalCluster, cluster_id: str) -> Retried:
-    """Sends a record by Kafka alone, to a consumer that fails until its last attempt."""
+    """Sends a record through Kafka alone, to a consumer that fails until its last attempt."""
     cluster.create_topic(TOPIC, 1)
     producer = Producer({"bootstrap.servers": cluster.kafka})
     producer.produce(TOPIC, b"again")

@@ -1,4 +1,4 @@
-"""Reads the nodes' counts from their metrics, and what a period cost."""
+"""Reads the nodes' counts from their metrics, and computes the cost of a period."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class NodeCost:
 
     @classmethod
     def between(cls, before: Samples, after: Samples) -> NodeCost:
-        """Returns the difference of two looks at a node."""
+        """Returns the difference of two scrapes of a node."""
         restarted = {
             process
             for process in PROCESSES

@@ -99,7 +99,7 @@ class AioCalls:
         return delivery.results
 
     async def limits(self, deadline_s: float) -> Facts:
-        """Returns the limits of one request: asked for once, or assumed if no node answers."""
+        """Returns the limits of one request: from a node, or assumed if none answers."""
         now_s = monotonic()
         if self._facts.want_limits(now_s):
             attempt_s = self._settings.attempt_s((deadline_s - now_s) / 2, alone=False)

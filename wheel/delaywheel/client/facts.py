@@ -1,4 +1,4 @@
-"""What DescribeCluster reports to clients: levels, limits, addresses of nodes.
+"""The contents of DescribeCluster for clients: levels, limits, addresses of nodes.
 
 Levels are needed for messages that name one. Limits only make good requests: if unknown, modest
 ones are assumed, and a service that finds a request too large says so (see `Delivery`).

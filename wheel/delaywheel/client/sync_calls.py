@@ -154,7 +154,7 @@ class Calls:
             self._wake_waiting()
 
     def _unsent(self, address: str, line: _Line, timeout_s: float) -> Failure | None:
-        """Returns why nothing can be sent; None if something listens. Asked before a first answer.
+        """Returns why nothing can be sent; None if something listens. Called before a first answer.
 
         A failed attempt on such a line would have to count as perhaps accepted. The answer also
         names the other nodes: they are asked at once, in case this one hangs later.

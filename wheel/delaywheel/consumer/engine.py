@@ -232,7 +232,7 @@ class Engine:
         return settlement is None
 
     def _note(self, message: ReceivedMessage, settlement: Settlement) -> bool:
-        """Records an outcome, and whose turn it is then."""
+        """Records an outcome, and decides whose turn it is then."""
         if message.is_settled:
             raise SettledError(f"{message!r} was settled before")
         if self._order is not None and message.state is not State.FORGOTTEN:
@@ -330,7 +330,7 @@ class Engine:
         self._regulate_sources(partitions)
 
     def _regulate_sources(self, partitions: Sequence[Partition]) -> None:
-        """While too much is away, reads only what comes back: waiting keeps the order then."""
+        """While too much is away, reads only returning records: waiting keeps the order then."""
         if self._order is None or self._paused:
             return
         bound = self._settings.max_away_bytes

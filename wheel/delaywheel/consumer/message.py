@@ -1,4 +1,4 @@
-"""A record in the hands of its handler, the ways in which it is settled, and named errors."""
+"""A record in the hands of its handler, the ways to settle it, and named errors."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class SettledError(RuntimeError):
 
 
 class Settlement(NamedTuple):
-    """An outcome, and what its transaction writes for it.
+    """An outcome, and the record that its transaction writes.
 
     Attributes:
         outcome: How the record was settled.

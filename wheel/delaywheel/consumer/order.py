@@ -56,7 +56,7 @@ _DUE = struct.Struct(">q")
 
 
 class Away(NamedTuple):
-    """A record that was sent to come back."""
+    """A record that was sent to return later."""
 
     offset: int
     due_ms: int
@@ -80,7 +80,7 @@ class KeyOrder:
 
     @property
     def away_bytes(self) -> int:
-        """What is held about records that are away, in bytes."""
+        """The memory of records that are away (sent to return later), in bytes."""
         return self._away_bytes
 
     def assign(self, lane: Partition, order_topic: str, away: Iterable[Away]) -> None:
@@ -174,7 +174,7 @@ class KeyOrder:
 
 
 def read_away(records: Iterable[tuple[bytes | None, bytes | None]]) -> list[Away]:
-    """Returns the records that are away, from all keys and values of an order topic's partition."""
+    """Returns the records sent to return later, from all keys and values of an order partition."""
     away: dict[int, Away] = {}
     for key, value in records:
         if key is None or len(key) != _OFFSET.size:
@@ -204,7 +204,7 @@ def check_partitions(topics: Sequence[TopicNames], known: Mapping[str, int]) -> 
 
 
 def whole_lanes(settings: Settings, partitions: Sequence[Partition]) -> list[Partition]:
-    """Returns those of these partitions that were assigned with the other half of their lane.
+    """Returns those of these partitions whose counterparts in their lanes were assigned too.
 
     The halves come apart for a moment while some member does not yet know of a new topic or
     partition, and for longer if the topics have different numbers of partitions.

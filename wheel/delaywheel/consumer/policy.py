@@ -1,4 +1,4 @@
-"""Decides what becomes of a record: by exceptions, attempts, and its time to live.
+"""Decides the outcome of a record: by exceptions, attempts, and its time to live.
 
 | the handler | attempts left | outcome |
 |---|---|---|
@@ -31,7 +31,7 @@ _HEADER_BYTES = 10
 
 
 class DeadLetterReason(StrEnum):
-    """Why a record became a dead letter, where its handler gave no reason."""
+    """Why a record became a dead letter if its handler gave no reason."""
 
     ATTEMPTS_EXHAUSTED = "ATTEMPTS_EXHAUSTED"
     NOT_RETRIABLE = "NOT_RETRIABLE"
@@ -49,7 +49,7 @@ class Policy:
         self._most_bytes = most_bytes
 
     def meaning(self, error: Exception) -> Literal["retry", "dead"] | None:
-        """Returns what a handler's exception asks for; None if it must be raised."""
+        """Returns the outcome that a handler's exception calls for; None if it must be raised."""
         if isinstance(error, self._settings.dead_on):
             return "dead"
         return "retry" if isinstance(error, self._settings.retry_on) else None
@@ -148,7 +148,7 @@ def expires_ms(message: ReceivedMessage) -> int | None:
 
 
 def _failed(message: ReceivedMessage, error: BaseException | str | None) -> Trip:
-    """Returns what is known of the record's attempts, including this one."""
+    """Returns the attempts of a record and their errors, including this one."""
     said = error_text(error) if isinstance(error, BaseException) else error
     first = message.first_error if message.first_error is not None else said
     last = said if said is not None else message.last_error

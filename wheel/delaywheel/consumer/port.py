@@ -1,4 +1,4 @@
-"""What a consumer needs of Kafka, as a port. Tests have one that fails."""
+"""The consumer's requirements on Kafka, as a port. Tests have one that fails."""
 
 from __future__ import annotations
 

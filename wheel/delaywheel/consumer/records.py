@@ -103,7 +103,7 @@ class Outgoing(NamedTuple):
 
 
 class Trip(NamedTuple):
-    """What is known of a record's earlier attempts.
+    """The known data of a record's earlier attempts.
 
     Attributes:
         attempt: The number of the coming attempt, from 1.

@@ -19,7 +19,7 @@ WAIT_S = 0.5
 
 
 class BaseConsumer:
-    """What both consumers have in common: their options, and all that does not wait."""
+    """The common part of both consumers: their options, and all that does not wait."""
 
     def __init__(
         self,

@@ -271,7 +271,7 @@ class DeadLetterTopic:
             reader.close()
 
     def _make_marks_topic(self) -> None:
-        """Creates a topic for the marks that keeps them, if missing."""
+        """Creates the topic of marks, which keeps them, if it is missing."""
         wanted = NewTopic(
             self._marks_name,
             num_partitions=1,
@@ -388,7 +388,7 @@ class _Settling:
         self._transact(batch)
 
     def _transact(self, batch: list[tuple[Place, Outgoing | None]]) -> None:
-        """Transacts all of these but those that are refused, in as few transactions as possible."""
+        """Transacts all of these except refused ones, in as few transactions as possible."""
         if not batch:
             return
         places = [place for place, _ in batch]

@@ -1,4 +1,4 @@
-"""Transactions that deal with letters, on confluent-kafka.
+"""Transactions that settle letters, on confluent-kafka.
 
 begin -> records -> flush -> marks -> flush -> commit
 
@@ -65,7 +65,7 @@ class Refused:
 
     @property
     def is_aftermath(self) -> bool:
-        """Whether the cause is an aborted transaction before it: a retry will not meet it again."""
+        """Whether the cause is an earlier aborted transaction: a retry will not meet it again."""
         return self.why.startswith("OUT_OF_ORDER_SEQUENCE_NUMBER")
 
 
@@ -160,7 +160,7 @@ class LetterWriter:
             )
 
     def _refused_batch(self) -> Refused:
-        """Asks why, and aborts: the client refuses to commit such a transaction."""
+        """Asks for the cause, and aborts: the client refuses to commit such a transaction."""
         why = "unknown"
         try:
             self._producer.commit_transaction(CALL_S)

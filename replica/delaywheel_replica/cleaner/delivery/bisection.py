@@ -149,7 +149,7 @@ MakeProducer = Callable[[int], TrialProducer]
 
 
 class Bisection:
-    """Searches for what Kafka refuses, one search at a time, in the background."""
+    """Searches for messages that Kafka refuses, one search at a time, in the background."""
 
     def __init__(
         self,
@@ -324,7 +324,7 @@ class _TopicSearch:
     deadline: float
 
     def run(self, rows: DueRows) -> None:
-        """Adds what makes these messages fail to the findings."""
+        """Adds the causes of these messages' failure to the findings."""
         trial = self.attempt(self.topic, rows)
         if trial.refused:
             numbers = np.array([refused.number for refused in trial.refused])

@@ -1,4 +1,4 @@
-"""Decides which due messages can go to their topics, and what becomes of the others.
+"""Decides which due messages can go to their topics, and how the others end.
 
 Checked before anything is produced:
 
@@ -122,7 +122,7 @@ class Hold:
 
 
 class _Questions:
-    """Topics about which Kafka was asked for due messages, and since when."""
+    """Topics whose answers from Kafka are awaited for due messages, and since when."""
 
     def __init__(self) -> None:
         self._since: dict[str, float] = {}
@@ -138,7 +138,7 @@ class _Questions:
         return asked_at >= min(self._since.get(name, now), now - FRESH_S)
 
     def end(self, name: str) -> None:
-        """Ends the question about a topic that is now known."""
+        """Ends the question about a topic, which is answered now."""
         self._since.pop(name, None)
 
     def waited_s(self, name: str, now: float) -> float | None:

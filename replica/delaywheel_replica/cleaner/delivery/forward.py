@@ -85,7 +85,7 @@ class ReaderPort(Protocol):
         """Waits for frames that are taken, but have messages to be read again."""
 
     def look_at_lost(self, frames: FrameSet) -> Looked:
-        """Returns what is known of frames to be given up, and which can be read after all."""
+        """Returns what is known of frames to be given up, and which are readable after all."""
 
     def update(
         self,
@@ -93,10 +93,10 @@ class ReaderPort(Protocol):
         lost: FrameSet = NO_FRAMES,
         withdrawn: frozenset[MessageKey] = frozenset(),
     ) -> None:
-        """Sets how far each wheel may be taken, which frames are lost, what is withdrawn."""
+        """Sets how far each wheel may be taken, which frames are lost, which dues are cancelled."""
 
     def look_for_cancels(self, look: CancelLook, budget: Budget) -> bool:
-        """Continues a look; returns whether all that is admitted was read."""
+        """Continues a search for cancels; returns whether all admitted ones were read."""
 
     def has_copy(self, step: Step, id_: bytes, due_ms: int) -> bool:
         """Whether a copy of a message that a step passes lies in a frame that it covers."""

@@ -26,7 +26,7 @@ class TopicNews:
         self._unreported: dict[str, Topic] = {}
 
     def report(self, news: Mapping[str, Topic]) -> None:
-        """Reports these answers, after those that earlier found the link full."""
+        """Reports these answers, after earlier ones that the full link did not take."""
         self._unreported.update(news)
         if not self._unreported:
             return

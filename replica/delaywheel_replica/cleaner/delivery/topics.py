@@ -255,7 +255,7 @@ class KnownTopics:
         self._want()
 
     def news(self) -> Mapping[str, Topic]:
-        """Returns answers that changed since the last call, and those that were requested."""
+        """Returns answers that changed since the last call, and those that callers requested."""
         with self._changed:
             news, self._news = self._news, {}
         return {name: topic for name, topic in news.items() if topic.confirmed}
@@ -279,7 +279,7 @@ class KnownTopics:
                     return
 
     def round(self) -> float:
-        """Asks for everything that is due; returns how long nothing will be."""
+        """Asks every question that is due; returns how long until the next one."""
         with self._changed:
             self._forget()
         while not self._closing:
@@ -311,7 +311,7 @@ class KnownTopics:
                 del self._used[name]
 
     def _next(self) -> tuple[list[str], float]:
-        """Returns what to ask now, the most urgent kind only; or when there will be something."""
+        """Returns the questions to ask now, the most urgent kind only; or when there are some."""
         now = self._monotonic()
         in_use = {
             name: known

@@ -55,7 +55,7 @@ class Allowance:
         self._holding = False
 
     def pass_time(self, now: float) -> None:
-        """Accounts for the time since the last call, during which others were held up or not."""
+        """Accounts for the time since the last call, in which other topics were held up or not."""
         passed_s, self._at = max(0.0, now - self._at), now
         if self._holding:
             self._left_s = max(0.0, self._left_s - passed_s)
@@ -165,7 +165,7 @@ class Troubles:
         )
 
     def probes(self, now: float) -> DueRows | None:
-        """Returns what to try, to see which topics work again; None if nothing."""
+        """Returns which topics to try, to see whether they work again; None if none."""
         due = [t for t in self._of.values() if t.sample is not None and t.probe_at <= now]
         samples = [t.sample for t in due if t.sample is not None]
         return join_rows(samples, samples[-1].wheels) if samples else None

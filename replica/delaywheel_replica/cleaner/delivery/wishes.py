@@ -1,4 +1,4 @@
-"""Which requests for other dues no cancel contradicts.
+"""Finds the requests for other dues that no cancel contradicts.
 
 A request may be decided once all cancels of its second, up to what is admitted, were examined. That
 is done in pieces, so that no transaction waits for it: a bounded part in each, and the rest in
@@ -53,7 +53,7 @@ class Wishes:
         self._seconds: dict[int, _Second] = {}  # the next one to examine is the first
 
     def uncancelled(self, wishes: Sequence[RescheduleWish]) -> list[RescheduleWish]:
-        """Returns the requests of which no cancel is admitted, as far as known."""
+        """Returns the requests without an admitted cancel, as far as known."""
         wanted: dict[int, set[MessageKey]] = {}
         for wish in wishes:
             wanted.setdefault(wish.key[1] // 1000, set()).add(wish.key)

@@ -1,1 +1,1 @@
-"""What is due, read from the node's wheels: seconds in memory, and what the next step takes."""
+"""Reads due messages from the node's wheels: seconds in memory, and the next step."""

@@ -1,4 +1,4 @@
-"""The seconds in memory, in order, and how much they hold.
+"""The seconds in memory, in order, and their sizes.
 
 A second's weight is what it was loaded with: its records, and the bytes of its messages. Past
 seconds (see window.py) are freed by three bounds, newest kept first, because late frames mostly

@@ -1,4 +1,4 @@
-"""Reads what is due from the node's wheels: the entrance to this room."""
+"""Reads due messages from the node's wheels: the entrance to this room."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LOOK_AGAIN_MS = 100
 
 
 class DueReader:
-    """Reads what is due from the node's wheels. For one thread.
+    """Reads due messages from the node's wheels. For one thread.
 
     Call `start` after each election with the committed progress, `update` when limits move,
     `next_step` after each update, when `next_due_ms` falls due and at least every 100 ms (it

@@ -1,4 +1,4 @@
-"""What a step gives to the producer: messages in columns, made into objects one by one.
+"""A step's messages for the producer: columns, turned into objects one by one.
 
 A second holds its messages as records of one numpy type (`RECORD`); the blobs stay where they were
 read. A step's rows are a copy of some of those records; only iterating over them, at the produce
@@ -62,7 +62,7 @@ Content: TypeAlias = tuple[
 
 @dataclass(frozen=True, slots=True)
 class Direct:
-    """An ingress partition: stands in for the wheel of a message that was in none."""
+    """An ingress partition: stands in for the wheel of a message that was in no wheel."""
 
     topic: str
     partition: int
@@ -189,7 +189,7 @@ class DueRows:
 
 
 class Outcome(IntEnum):
-    """Why a message that is done was not forwarded."""
+    """Why a finished message was not forwarded."""
 
     CANCELLED = 1
     DUPLICATE = 2

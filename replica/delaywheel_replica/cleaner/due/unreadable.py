@@ -1,4 +1,4 @@
-"""Frames that cannot be read here: their slots or wheels wait, and they are tried again.
+"""Frames that cannot be read here: their slots or wheels wait while reads are retried.
 
 | a frame that | waits for it |
 |---|---|
@@ -38,7 +38,7 @@ class Awaited:
         return frame in self._frames
 
     def reported(self) -> Iterable[FrameRange]:
-        """The first awaited frames; the others are reported once these are there."""
+        """The first awaited frames; later ones are reported once these are available."""
         return islice(self._frames.ranges(), REPORTED_RANGES)
 
     def want(self, reader: WheelReader, seq: int, slot: int) -> None:

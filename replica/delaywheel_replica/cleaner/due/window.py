@@ -139,7 +139,7 @@ class Window:
         return min((s for s in absent if s >= self._first), default=self.covered_to + 1) * 1000 - 1
 
     def is_waited_for(self, now_ms: int) -> bool:
-        """Whether what is being loaded is needed now."""
+        """Whether the second being loaded is needed now."""
         return self._loader.slot is not None and self._loader.slot * 1000 <= now_ms
 
     def next_due_ms(self, due_ms: int) -> int | None:

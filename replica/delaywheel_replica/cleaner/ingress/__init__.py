@@ -1,1 +1,1 @@
-"""Takes in the ingress topics while this node leads, as core/ingress/ decides."""
+"""Reads the ingress topics while this node leads, as core/ingress/ decides."""

@@ -88,7 +88,7 @@ class KafkaClients:
         return ControlReader(self._settings)
 
     def find_ingress(self, also: AbstractSet[str] = frozenset()) -> IngressFound:
-        """Finds the ingress topics, and makes those of the settings that are missing."""
+        """Finds the ingress topics, and creates missing ones of the settings."""
         return find_ingress(self._admin, self._ingress_topics, also)
 
     def ingress(self, on_news: Callable[[], None]) -> IngressThread:

@@ -87,7 +87,7 @@ def find_ingress(
 
 
 def topic_ids(admin: AdminClient, names: Iterable[str]) -> dict[str, str]:
-    """Returns Kafka's ids of these topics, without those that are missing or not to be described.
+    """Returns Kafka's ids of these topics, except those missing or not allowed to be described.
 
     Raises:
         KafkaAway: Kafka does not answer.

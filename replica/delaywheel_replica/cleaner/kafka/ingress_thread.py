@@ -1,4 +1,4 @@
-"""Reads the ingress topics on a thread of its own, so that the leader's never waits for Kafka.
+"""Reads the ingress topics on its own thread, so that the leader's never waits for Kafka.
 
 The thread waits for records, wakes the leader when there are some, and continues once the leader
 has taken them. So at most one batch waits beside librdkafka's own queue, and the leader is not

@@ -185,7 +185,7 @@ class TransactionalProducer:
         return True
 
     def _produce_into_empty(self, record: Record) -> KafkaError | None:
-        """Produces when nothing else is queued: a record without room now never has any."""
+        """Produces when nothing else is queued: a record that does not fit now never will."""
         try:
             self._hand_over(record)
         except BufferError:

@@ -1,1 +1,1 @@
-"""What the cleaner asks of the world, as ports: Kafka, clocks, background calls."""
+"""The cleaner's environment as ports: Kafka, clocks, background calls."""

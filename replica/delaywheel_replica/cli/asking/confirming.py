@@ -18,7 +18,7 @@ def show(lines: Iterable[str]) -> None:
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Goes on only if the operator agrees, or has agreed in advance.
+    """Continues only if the operator agrees, or has agreed in advance.
 
     Raises:
         Failure: They did not.

@@ -1,4 +1,4 @@
-"""`delaywheel serve`: becomes the supervisor of one node."""
+"""`delaywheel serve`: turns the process into the supervisor of one node."""
 
 from __future__ import annotations
 

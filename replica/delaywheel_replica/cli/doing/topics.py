@@ -1,4 +1,4 @@
-"""`delaywheel topic create`: by Kafka's own admin interface, as the operator's settings reach it.
+"""`delaywheel topic create`: uses Kafka's admin interface with the operator's settings.
 
 A node is not asked: it makes topics only where `create_topics` lets every caller have them made.
 """

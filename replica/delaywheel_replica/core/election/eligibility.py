@@ -191,7 +191,7 @@ def _wanted(
     answers: Collection[FenceAnswer],
     heartbeats: Collection[Heartbeat],
 ) -> int:
-    """Returns the seq up to which a node should hold a wheel; `answers` are its own."""
+    """Returns the seq up to which a node should hold a wheel; `answers` are the node's own."""
     if record.closed_at is not None:
         return record.closed_at
     if answers and any(answer.covers(wheel) for answer in answers):

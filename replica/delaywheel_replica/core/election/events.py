@@ -12,7 +12,7 @@ from delaywheel_replica.core.protocol.transaction_outcomes import Verdict
 
 
 class Phase(StrEnum):
-    """Where a node stands between standby and leader."""
+    """How far a node is on the way from standby to leader."""
 
     STANDBY = "standby"
     ASKING = "asking"

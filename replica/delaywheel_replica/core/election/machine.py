@@ -166,7 +166,7 @@ class Election:
 
     @property
     def waits_until_ms(self) -> int:
-        """Until when a leader that waits for Kafka counts; later its last commit is too old."""
+        """Until when a leader that waits for Kafka counts; then its last commit is too old."""
         return self._last_commit_ms + self._patience_ms
 
     @property

@@ -96,7 +96,7 @@ class _Draft:
     length_bytes: int = 0
 
     def take(self, settled: Settled, room: Room) -> bool:
-        """Adds a settled record to the step if there is room."""
+        """Adds a settled record if there is room."""
         length_bytes = 0 if settled.taken.record is None else settled.taken.record.length_bytes
         if len(self.settled) >= room.messages:
             return False
@@ -156,7 +156,7 @@ class Intake:
 
     @property
     def is_done(self) -> bool:
-        """Whether everything was read that this term reads of it."""
+        """Whether this term has read everything that it may read of the partition."""
         return self.position >= self._last_end
 
     def ends(self, end: int) -> None:
@@ -314,7 +314,7 @@ class Intake:
         return self._slots
 
     def _slots_after(self, step: IntakeStep) -> Counter[int]:
-        """Returns the same for the time after a transaction; slots of none are left out."""
+        """Returns the counts after a transaction; empty slots are left out."""
         after = self._announced_slots() - _slots_of(self.first(step.passed))
         after -= _slots_of(step.taken_back)
         after.update(each.slot for each in step.announced if each.slot is not None)

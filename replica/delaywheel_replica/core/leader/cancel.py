@@ -1,4 +1,4 @@
-"""Cancel: what may be answered, and when.
+"""Decides how to answer a cancel, and when.
 
 A cancel is a frame, seq c, in the wheel of the leader's node; it counts if c <= V of the
 transaction that takes its message. So an answer is true only by a committed progress record, and
@@ -135,7 +135,7 @@ def before_writing(view: CancelView) -> CancelDecision:
 
 
 def _before_any(view: CancelView, progress: Progress) -> CancelDecision:
-    """Decides where a copy of the message exists, but no cancel of it."""
+    """Decides when a copy of the message exists, but no cancel of it."""
     if _is_done(view, progress):
         return CancelDecision.ALREADY_DELIVERED if view.complete else CancelDecision.UNKNOWN
     if view.due_ms <= view.now_ms + TOO_LATE_MS:
@@ -163,7 +163,7 @@ def after_writing(view: CancelView) -> CancelDecision:
 
 
 def _confirmed(view: CancelView) -> CancelDecision:
-    """Decides where a cancel counts, once all earlier reschedules are known."""
+    """Decides when a cancel counts, once all earlier reschedules are known."""
     if not view.confirmed:
         return CancelDecision.CONFIRM
     return CancelDecision.CANCELLED if view.readable else CancelDecision.WAIT

@@ -1,4 +1,4 @@
-"""What a leader adds to the messages of its next transaction.
+"""The duties of a leader: what it commits beside messages in its next transaction.
 
 `duties` examines what is committed, the progress that the transaction will reach, and the nodes'
 reports, and returns the control records that go with the transaction, in this order:
@@ -131,7 +131,7 @@ class Situation:
 
 @dataclass(frozen=True, slots=True)
 class Duties:
-    """What the next transaction carries, and what to request meanwhile.
+    """What the next transaction carries, and which frames to request meanwhile.
 
     Attributes:
         records: Control records, to be produced before the progress record.
@@ -224,7 +224,7 @@ def duties(
 
 
 def _ingress_records(after: ControlState, situation: Situation) -> list[ControlRecord]:
-    """Returns the records; the first keeps releases from leading whose floor would not wait."""
+    """Returns the records; the first bars releases from leading whose floor would not wait."""
     taken = sorted(situation.ingress.items())
     records = [ingress_record(*each) for each in taken]
     if records and after.needs < KNOWN_SINCE:
@@ -281,7 +281,7 @@ class _Endings:
 
 
 def _endings(state: ControlState, progress: Progress, situation: Situation) -> _Endings:
-    """Returns the ends once lost frames, which no longer hold anything up, are left out."""
+    """Returns the ends of wheels without lost frames, which no longer hold anything up."""
     closings = _closings(state, progress, situation)
     ends = _ends(state, progress, closings)
     lost = _lost(state, ends, situation)
@@ -300,7 +300,7 @@ def _endings(state: ControlState, progress: Progress, situation: Situation) -> _
 def _closings(
     state: ControlState, progress: Progress, situation: Situation
 ) -> dict[WheelId, Closing]:
-    """Returns how far each wheel that has to be closed is."""
+    """Returns how far the closing of each wheel is."""
     silent = situation.silent if situation.in_term_ms >= SILENT_MS else frozenset()
     return {
         wheel: closing(
@@ -313,7 +313,7 @@ def _closings(
 def _ends(
     state: ControlState, progress: Progress, closings: Mapping[WheelId, Closing]
 ) -> dict[WheelId, int]:
-    """Returns the seq up to which each wheel's frames have to be there."""
+    """Returns the seq up to which each wheel's frames must be held."""
     ends: dict[WheelId, int] = {}
     for wheel, record in state.wheels.items():
         result = closings.get(wheel)

@@ -1,4 +1,4 @@
-"""The floor: below it everything is done, and all slot files may be deleted.
+"""The floor: everything below it is done, and all its slot files may be deleted.
 
 It passes a slot when w is past the slot's late window and, for every registered wheel, all that the
 wheel will ever have for the slot has passed the frame gates. What a wheel will ever have is known
@@ -31,7 +31,7 @@ from delaywheel_replica.core.protocol.seal import Seal
 
 @dataclass(frozen=True, slots=True)
 class FloorView:
-    """What the conditions for the floor depend on.
+    """The inputs of the conditions for the floor.
 
     Attributes:
         progress: As the transaction will leave it, except for the floor.

@@ -1,4 +1,4 @@
-"""Decides which frames are lost: no member can read them.
+"""Decides which frames are lost: those that no member can read.
 
 Nothing is given up because it cannot be found: a frame is lost only when every member of its wheel
 has reported it as missing. A member that was replaced is missing everything; with one member, its
@@ -111,7 +111,7 @@ def _lacked_by_all(state: ControlState, wheel: WheelId, seqs: SeqSet, sought: So
 def frames_missing(
     state: ControlState, ends: Mapping[WheelId, int], heartbeats: Mapping[str, Heartbeat]
 ) -> FrameSet:
-    """Returns the frames that must exist and that no member shows; the first ones if many.
+    """Returns frames that must exist but that no member shows; the first ones if many.
 
     Args:
         state: What is committed.

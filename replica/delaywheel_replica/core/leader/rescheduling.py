@@ -143,7 +143,7 @@ def nodes_behind(state: ControlState, heartbeats: Mapping[str, Heartbeat]) -> li
 def open_wishes(
     state: ControlState, wishes: Collection[RescheduleWish], after: Progress
 ) -> list[RescheduleWish]:
-    """Returns the requests that a transaction which leads there may decide, as far as it has room.
+    """Returns the requests that a transaction to that progress may decide, within its room.
 
     So no cancels of other requests are looked for. What this transaction settles makes room in the
     next one.
@@ -153,7 +153,7 @@ def open_wishes(
 
 
 def may_be_decided(state: ControlState, wish: RescheduleWish, after: Progress) -> bool:
-    """Whether a transaction that leads there may decide the request, as far as cancels allow."""
+    """Whether a transaction to that progress may decide the request, as far as cancels allow."""
     (id_, due_ms), to_ms = wish.key, wish.to_ms
     if state.progress is None or after.ahead or to_ms == due_ms:
         return False
@@ -177,7 +177,7 @@ def withdrawn(state: ControlState) -> frozenset[MessageKey]:
 
 
 def passing(state: ControlState, after: Progress) -> list[MessageKey]:
-    """Returns decided messages whose new due is passed by a transaction that leads there."""
+    """Returns decided messages whose new due a transaction to that progress passes."""
     if state.progress is None:
         return []
     return [
@@ -188,7 +188,7 @@ def passing(state: ControlState, after: Progress) -> list[MessageKey]:
 
 
 def overdue(state: ControlState) -> dict[Position, int]:
-    """Returns the sources of copies that were put off more than once -> their seconds.
+    """Returns sources of copies that were put off more than once, with their seconds.
 
     The leader's node may be unable to read such a frame. As everything else in the frame is done,
     nothing else waits for it: without the record it would be neither fetched from another member

@@ -1,1 +1,1 @@
-"""The member machine: what a node's server decides, put together from the other rooms."""
+"""The member machine: the decisions of a node's server, assembled from the other rooms."""

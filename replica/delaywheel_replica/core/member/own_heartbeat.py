@@ -80,7 +80,7 @@ class OwnHeartbeat:
         return [Send(peer, gossip) for peer in self._hearing.others]
 
     def tick(self) -> list[Effect]:
-        """Does the same, with heartbeats of others that a receiver may not have heard."""
+        """Sends it with heartbeats of others that a receiver may not have heard."""
         hearing, now_ms = self._hearing, self._known.now_ms
         if not hearing.others:
             return []

@@ -1,4 +1,4 @@
-"""What a member does with the messages of other nodes, and what it answers.
+"""How a member handles other nodes' messages, and what it answers.
 
 Part of the member machine (member.py), which steps it: only `Member.step` handles messages.
 """

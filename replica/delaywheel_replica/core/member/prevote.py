@@ -29,7 +29,7 @@ class _Given:
 
 
 class Prevote:
-    """What one node knows of leaders, and the votes it has received."""
+    """A node's knowledge of leaders, and the votes it has received."""
 
     def __init__(self, node: str, now_ms: int) -> None:
         """Begins without having heard a leader."""

@@ -1,1 +1,1 @@
-"""What the parts of a member know and hear: events, clocks, heartbeats."""
+"""State and inputs of a member's parts: events, clocks, heartbeats."""

@@ -106,7 +106,7 @@ class Broken:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a data folder has of a wheel that this node does not write, or no longer writes.
+    """What a data folder holds of a wheel that this node does not write, or no longer writes.
 
     Attributes:
         card: The wheel's identity.
@@ -133,7 +133,7 @@ class Mirrored:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """`LeaveWheel` was carried out, but what is held could not be read; it must be verified."""
+    """`LeaveWheel` was carried out, but the wheel could not be read; it must be verified."""
 
     wheel: WheelId
 
@@ -358,7 +358,7 @@ class DeleteWheel:
 
 @dataclass(frozen=True, slots=True)
 class VerifyWheel:
-    """Make a wheel from an earlier life whole; answer Verified."""
+    """Recover a wheel of an earlier life; answer Verified."""
 
     wheel: WheelId
 

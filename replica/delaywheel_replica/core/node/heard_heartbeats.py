@@ -219,7 +219,7 @@ class HeardHeartbeats:
 
 
 def _may_follow(known: Heartbeat, heartbeat: Heartbeat, elapsed_ms: int) -> bool:
-    """Whether a node can have started and sent so often since an earlier heartbeat."""
+    """Whether a node can have started and sent this often since an earlier heartbeat."""
     elapsed_ms += MOST_DELAY_MS
     count = heartbeat.count - (known.count if heartbeat.start == known.start else 0)
     starts = heartbeat.start - known.start

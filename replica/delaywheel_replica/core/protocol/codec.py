@@ -75,7 +75,7 @@ class Unchanged:
         self._parts: dict[str, Unchanged] = {}
 
     def within(self, name: str) -> "Unchanged":
-        """Returns the cache for the parts of one part."""
+        """Returns the cache for one part of a document's parts."""
         return self._parts.setdefault(name, Unchanged())
 
     def keep_only(self, names: Mapping[str, Any]) -> None:
@@ -334,7 +334,7 @@ def _named_tuple(kind: Any) -> _Codec:
 
 
 class _Field(NamedTuple):
-    """A field of a dataclass; `default` makes what it is where it may be absent."""
+    """A field of a dataclass; `default` creates its value if it may be absent."""
 
     name: str
     load: _Load

@@ -148,7 +148,7 @@ class _Lost:
 
 @dataclass(frozen=True, slots=True)
 class _Needs:
-    """Which version of these records a reader has to know."""
+    """The version of these records that a reader has to know."""
 
     version: Positive
 
@@ -379,7 +379,7 @@ def ingress_record(partition: IngressPartition, record: IngressRecord) -> Contro
 
 
 def reschedule_record(key: MessageKey, stands: Reschedule | None) -> ControlRecord:
-    """Builds the record of a message's new due; None removes it, once frames express it."""
+    """Builds the record of a message's new due; None: removed, once frames express the same."""
     id_, due_ms = key
     return f"reschedule/{id_.hex()}/{due_ms}", None if stands is None else encode(stands)
 

@@ -34,7 +34,7 @@ class Gossip:
 
 @dataclass(frozen=True, slots=True)
 class WheelCard:
-    """Identifies a wheel to a mirror that has no files of it yet."""
+    """Describes a wheel to a mirror that has no files of it yet."""
 
     wheel: WheelId
     members: Mapping[str, str]

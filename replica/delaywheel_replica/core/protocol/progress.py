@@ -1,4 +1,4 @@
-"""Progress: the one record of what is done.
+"""Progress: the one record of which messages are done.
 
 ``(w, p, V, floor)``: every message in frames <= V[wheel] with due <= w is done, and of millisecond
 w + 1 those up to position p, in the order of positions. It is written last in every transaction,
@@ -123,7 +123,7 @@ class SetBackRefusal(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Progress(Done):
-    """What is done: `Done`, and what was done ahead of w.
+    """Which messages are done: `Done`, and those done ahead of w.
 
     Attributes:
         floor: Every slot below is done and may be deleted.
@@ -148,7 +148,7 @@ class Progress(Done):
 
     @property
     def ahead_ms(self) -> int | None:
-        """The latest due of what was done ahead of w; None: nothing was."""
+        """The latest due of messages done ahead of w; None: there are none."""
         return max((done.last_due_ms for done in self.ahead), default=None)
 
     def covers(self, due_ms: int, position: Position) -> bool:
@@ -171,7 +171,7 @@ class Progress(Done):
         return replace(self, due_ms=due_ms, position=position, seqs=seqs, ahead=ahead)
 
     def set_back(self, now_ms: int) -> "Progress | SetBackRefusal":
-        """Returns the progress with w set back to the clock, and all that is done as done ahead."""
+        """Returns the progress with w set back to the clock; all done messages are done ahead."""
         if now_ms >= self.due_ms:
             return SetBackRefusal.NOTHING_TO_SET_BACK
         if len(self.ahead) >= MOST_AHEAD:

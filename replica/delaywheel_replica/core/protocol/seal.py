@@ -1,4 +1,4 @@
-"""Seals: an origin's promises to write nothing more for slots below one.
+"""Seals: an origin's promises to write nothing more for slots below a given one.
 
 A seal (s, q) says: no frame of mine beyond seq q is for a slot below s. Since q is the last seq
 written when it is given, a node that has the wheel up to q has everything that will ever be in it

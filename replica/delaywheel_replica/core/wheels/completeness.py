@@ -1,4 +1,4 @@
-"""Which wheels a node may be missing acknowledged frames of.
+"""Finds the wheels of which a node may be missing acknowledged frames.
 
 After a crash of the machine every wheel is doubted until the control topic is read; then every
 wheel that is registered then and names this node's storage. A wheel is no longer doubted when

@@ -1,4 +1,4 @@
-"""What a member fetches, and from which nodes.
+"""Decides which frames a member fetches, and from which nodes.
 
 One mechanism for slow mirrors, for nodes that return or were wiped, for repair, closing and the
 leader. For each wheel one request is under way at a time, for one run of wanted frames: the first
@@ -143,7 +143,7 @@ class _Wheel:
             self.lacks.pop(node, None)
 
     def judge(self, want: Want, now_ms: int, round_ms: int) -> None:
-        """Skips for one round a node that was asked last and did not help."""
+        """Skips for one round a node that was asked last without success."""
         self.passed_over = {key: ms for key, ms in self.passed_over.items() if ms > now_ms}
         asked = self.asked
         if asked is None or asked.judged:

@@ -261,7 +261,7 @@ class Mirrors:
     # --- fetching
 
     def tick(self) -> list[Effect]:
-        """Fetches what is wanted, and maintains what is held."""
+        """Fetches wanted frames, and maintains the copies."""
         for wheel in self._fetching.reported_lacks():
             wanted = self._missing_here(wheel) - self._known.lost.seqs(wheel)
             self._fetching.look_only_for(wheel, wanted)
@@ -273,7 +273,7 @@ class Mirrors:
         return [*effects, *self._close_and_delete()]
 
     def fetch(self) -> list[Effect]:
-        """Requests what is wanted and not requested yet."""
+        """Requests frames that are wanted and not requested yet."""
         if not self._hearing.others or self._known.disk.is_out:
             return []
         sought = self.sought()

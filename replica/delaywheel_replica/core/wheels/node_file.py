@@ -60,7 +60,7 @@ class NodeFile:
         return self._draining_since_ms is not None
 
     def changed(self) -> None:
-        """Notes that something has changed that the durable state depends on."""
+        """Notes a change of something that the durable state depends on."""
         self._is_settled = False
 
     def drain(self) -> None:
@@ -75,7 +75,7 @@ class NodeFile:
             self.changed()
 
     def settle(self, *, is_tick: bool) -> list[Effect]:
-        """Leaves wheels that must be left, and saves what should be durable; called once a step."""
+        """Leaves wheels that must be left, and saves the durable state; called once a step."""
         if self._is_settled and not is_tick:
             return []
         self._is_settled = True
@@ -95,7 +95,7 @@ class NodeFile:
         return [*effects, Save(after)]
 
     def saved(self, state: NodeState) -> list[Effect]:
-        """Notes a durable state, and does what waited for it."""
+        """Notes a durable state, and continues what waited for it."""
         self._pending.done(Save)
         self._known.state = state
         self._fencing.saved(state)

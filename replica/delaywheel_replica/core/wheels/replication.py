@@ -1,4 +1,4 @@
-"""An origin's open wheel: which members hold how much, what is acknowledged, what is pushed.
+"""An origin's open wheel: what members hold, what is acknowledged, and what to push.
 
 In-sync as in Kafka. A mirror was last *caught up* when it held everything up to the end of that
 moment, and reported so or was heard since.
@@ -245,7 +245,7 @@ class Replication:
         return batches
 
     def _overdue_seq(self, now_ms: int) -> int:
-        """Returns the seq that was last when the timeout that ends now began."""
+        """Returns the last seq at the time when the timeout that ends now began."""
         began_ms = now_ms - self._config.insync_timeout_ms
         while len(self._ends) > 1 and self._ends[1][0] < began_ms:
             self._ends.popleft()

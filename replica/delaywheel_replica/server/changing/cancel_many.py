@@ -54,7 +54,7 @@ _OUTCOMES: Final = {
 
 
 class CancelMany:
-    """Cancels what a search finds. For the event loop's thread."""
+    """Cancels the messages that a search finds. For the event loop's thread."""
 
     def __init__(
         self,
@@ -230,7 +230,7 @@ class CancelMany:
 
 
 def _places(page: Page, state: "pb.MessageState.ValueType | None" = None) -> dict[bytes, Position]:
-    """Returns where a page's messages lie; with a state, only those in it."""
+    """Returns the positions of a page's messages; with a state, only of those in it."""
     return {
         message_key(message.id, message.due_ms): place
         for message, place in zip(page.messages, page.places, strict=True)

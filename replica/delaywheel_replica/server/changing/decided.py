@@ -79,7 +79,7 @@ class Decisions:
         self._room = _Room(COPIES_BYTES)
 
     async def run(self) -> None:
-        """Writes decided reschedules, until it is cancelled."""
+        """Writes decided reschedules until the task is cancelled."""
         try:
             while True:
                 leading = self._view.cleaner.leading()
@@ -91,7 +91,7 @@ class Decisions:
                 task.cancel()
 
     def written(self, key: MessageKey) -> RescheduleWritten | None:
-        """Returns what frames have of a message whose record stands."""
+        """Returns the frames of a message whose record stands."""
         return self._written.get(key)
 
     def _write_all(self, status: CleanerStatus) -> None:
@@ -108,7 +108,7 @@ class Decisions:
                 self._tasks[key] = asyncio.create_task(self._write(key, stands))
 
     async def _write(self, key: MessageKey, stands: Reschedule) -> None:
-        """Writes the copy before the cancel, which alone would withdraw the message."""
+        """Writes the copy before the cancel, which alone would remove the message."""
         try:
             copy = self._copies.get(key)
             if copy is None or copy.to_ms != stands.to_ms:
@@ -133,7 +133,7 @@ class Decisions:
             del self._tasks[key]
 
     async def _write_copy(self, key: MessageKey, stands: Reschedule) -> _Copy | None:
-        """Returns None if the frame is missing and being sought, or it is too late for this due."""
+        """Returns None if the frame is missing and requested, or it is too late for this due."""
         async with self._reading:  # a task that waits for room holds one message
             columns = await self._queries.message(key[1] // 1000, stands.place)
             if columns is None:

@@ -63,7 +63,7 @@ class Span:
     clock_skew_ms: int
 
     def checked(self, due_ms: int, now_ms: int) -> int:
-        """A new due, no nearer than it can be.
+        """A new due that is no nearer than possible.
 
         Raises:
             RefusedError: DUE_INVALID, DUE_BEYOND_SPAN.
@@ -191,7 +191,7 @@ class Reschedules:
             raise RefusedError(Reason.RESCHEDULES_BUSY)
 
     def _handle(self, subject: Subject, moved_ms: int) -> str:
-        """Returns a handle of what lies at the new due: any wheel finds it."""
+        """Returns a handle of the message at the new due: any wheel finds it."""
         wheel = self._view.status().heartbeat.open
         if wheel is None or moved_ms == subject.key[1]:
             wheel = self._place(subject.found).wheel
@@ -216,7 +216,7 @@ class Reschedules:
             raise RefusedError(Reason.NOT_UP_TO_DATE)
 
     def _place(self, found: Found) -> Position:
-        """Returns a copy that progress covers, if there is one yet, or else any."""
+        """Returns a copy that progress covers, if there is one yet, otherwise any copy."""
         status = self._view.cleaner.status
         progress = None if status is None else status.progress
         in_v = [
@@ -227,7 +227,7 @@ class Reschedules:
         return (in_v or found.copies)[0]
 
     async def _until_written(self, key: MessageKey, moved_ms: int) -> int:
-        """Waits until the caller of the new due finds the message there; it is decided anyway.
+        """Waits until the message can be found at its new due; the decision stands anyway.
 
         Returns:
             The due by then: if one passed meanwhile, the leader has put it off.

@@ -173,7 +173,7 @@ class Sights:
 
 
 def _due_of(reference: Reference, found: Found) -> int:
-    """The due of the message; if none is found, any due of that second."""
+    """The due of the message; if it is not found, any due of that second."""
     if reference.due_ms is not None:
         return reference.due_ms
     return found.dues_ms[0] if found.dues_ms else reference.slot * 1000

@@ -74,7 +74,7 @@ def _order(progress: pb.Progress) -> tuple[int, int]:
 def _join_lateness(
     answer: pb.DescribeClusterResponse, answers: Mapping[str, pb.DescribeClusterResponse]
 ) -> None:
-    """Returns the leader's lateness, or else the least one, whose node knows of more done."""
+    """Returns the leader's lateness, otherwise that of the node which knows of most done."""
     known = {
         node: each.lateness_ms for node, each in answers.items() if each.HasField("lateness_ms")
     }

@@ -57,7 +57,7 @@ def wheel_refusal(cleaner: CleanerStatus | None, node: str, storage: str, nodes:
 
 
 class Operator:
-    """Decides operator calls and has them carried out. For the event loop's thread."""
+    """Decides operator calls and carries them out. For the event loop's thread."""
 
     def __init__(
         self,

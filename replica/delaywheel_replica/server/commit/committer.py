@@ -216,7 +216,7 @@ def _refuse_not_encodable(store: Store, group: Group, error: NotEncodable) -> No
 
 
 def _refuse_undone(group: Group, rows: NDArray[np.intp] | None, error: WheelBroken) -> None:
-    """Refuses what has no index row, after the wheel broke within a group."""
+    """Refuses messages without an index row, after the wheel broke within a group."""
     undone = group.verdicts == 0
     done = error.done.order
     undone[done if rows is None else rows[done]] = False

@@ -112,7 +112,7 @@ _EventAt: TypeAlias = Callable[[int, int], Event]
 
 
 class Driver:
-    """One node's server, without threads, calls and status files; see the module.
+    """One node's server without threads, calls and status files; see the module.
 
     Attributes:
         machine: The member machine; tests alone may use it without the lock.

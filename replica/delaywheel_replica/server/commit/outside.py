@@ -42,7 +42,7 @@ class Outside(Protocol):
         """Appends a job to the queue; may be called under the driver's lock."""
 
     def do_jobs(self, *, here: bool) -> None:
-        """Has queued jobs carried out by `Driver.do`.
+        """Carries out queued jobs by `Driver.do`.
 
         Args:
             here: The caller may wait for the disk, and do them itself.

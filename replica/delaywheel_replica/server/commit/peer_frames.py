@@ -1,4 +1,4 @@
-"""Frames from and for other nodes, on the store's thread: written as a mirror, read to be sent."""
+"""Writes frames of other nodes as a mirror, and reads frames for them, on the store's thread."""
 
 from collections import deque
 from collections.abc import Callable

@@ -82,7 +82,7 @@ class Surroundings:
         self._store_thread.put(job)
 
     def do_jobs(self, *, here: bool) -> None:
-        """Has the jobs carried out, on the store's thread unless the caller does it."""
+        """Carries out the jobs, on the store's thread unless the caller does it."""
         self._store_thread.do_jobs(here=here)
 
     def send(self, peer: str, message: PeerMessage) -> None:

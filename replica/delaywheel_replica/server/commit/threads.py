@@ -43,7 +43,7 @@ class StoreThread:
         self._thread: threading.Thread | None = None
 
     def do_some(self, driver: Driver) -> None:
-        """Carries out the present jobs, and those they cause; before `start`.
+        """Carries out the present jobs, and those they cause; call it before `start`.
 
         What is left after some time is done on the thread: it concerns old wheels.
         """
@@ -135,7 +135,7 @@ class HeartbeatThread:
         self._thread.join()
 
     def write_status(self) -> None:
-        """Has the status written now; see `outside.Outside`."""
+        """Writes the status now; see `outside.Outside`."""
         if time.monotonic() - self._written_at < _ROW_GAP_S:
             self._wanted.set()
             return

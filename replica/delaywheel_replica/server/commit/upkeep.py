@@ -48,7 +48,7 @@ class Upkeep:
         self._thread.start()
 
     def end(self) -> None:
-        """Has the thread end after its present work; does not wait for that."""
+        """Ends the thread after its present work, without waiting for it."""
         self._ended.set()
 
     def stop(self) -> None:

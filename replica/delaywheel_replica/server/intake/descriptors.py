@@ -1,4 +1,4 @@
-"""Divides the process's descriptors so that callers never take those that the wheel needs.
+"""Divides the process's descriptors so that callers never take those of the wheel.
 
 | share | of the limit | at most |
 |---|---|---|

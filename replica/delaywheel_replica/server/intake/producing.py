@@ -1,4 +1,4 @@
-"""DelayProduce and DelayProduceStream, from a request's bytes to those of its answer.
+"""Handles DelayProduce and DelayProduceStream, from a request's bytes to its answer's.
 
 A message's refusal is an error in its result; a request's refusal is the status of the call or, on
 a stream, an error in its response, so that the stream continues.
@@ -150,7 +150,7 @@ class Producing:
         return batch, wheel
 
     def _decode(self, request: bytes, outline: Outline) -> tuple[Batch, list[str]]:
-        """Decodes, and judges unless topics must be asked about: returns those. For any thread."""
+        """Decodes and judges, unless topics must be asked about: returns those. For any thread."""
         parts = self._accepting
         batch = decode_outlined(request, outline, parts.rules, now_ms=wall_ms())
         doubtful = parts.topics.doubtful(batch)

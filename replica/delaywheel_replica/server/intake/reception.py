@@ -144,7 +144,7 @@ class Reception:
             raise
 
     def _end_turn(self, caller: str) -> None:
-        """Ends a turn and lets the next callers in; a turn counts from when it is given."""
+        """Ends a turn and admits the next callers; a turn's time counts from its start."""
         _less(self._arriving, caller)
         for waiting, turn in list(self._waiting):
             if not turn.done() and self._has_turn(waiting):

@@ -237,7 +237,7 @@ class Place:
             raise
 
     def _sync(self, path: str) -> None:
-        """Syncs the file, since its frames may be deleted once it counts as published."""
+        """Syncs the file, since its frames may be deleted once they count as published."""
         if not isinstance(self._fs, fs.LocalFileSystem):
             return
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

@@ -210,7 +210,7 @@ class Books:
     # --- one go
 
     def work(self) -> bool:
-        """Seals and publishes what there is; returns whether all could be published.
+        """Seals and publishes all rows; returns whether all could be published.
 
         If not, nothing is lost: the next call continues.
         """

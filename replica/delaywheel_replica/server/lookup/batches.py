@@ -36,7 +36,7 @@ class Batch:
     cancelled: set[bytes] = field(default_factory=set)
 
     def rows(self) -> Iterator[tuple[Frame, int, bytes]]:
-        """Returns the messages one by one: frame, row and key."""
+        """Yields the messages one by one: frame, row and key."""
         for frame, rows in self.frames:
             for row in rows:
                 yield frame, row, key_of(frame.columns, row)

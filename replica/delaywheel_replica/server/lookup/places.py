@@ -1,4 +1,4 @@
-"""Where a message went in Kafka: asks the cleaner, which looks for its record.
+"""Finds a message in Kafka: asks the cleaner, which looks for its record.
 
 A caller waits for the answer, `ANSWER_WAIT_S` at most; without one the message is returned without
 a place. The number of waiting callers is bounded by what the cleaner accepts: beyond it nothing is
@@ -39,7 +39,7 @@ class Places:
         self._asked: dict[int, asyncio.Future[PlaceFound]] = {}
 
     async def add_place(self, message: pb.StoredMessage) -> None:
-        """Adds where a message's record lies, if it has one; and what that proves of its state."""
+        """Adds the place of a message's record, if any; and what that proves of its state."""
         if message.state not in _IS_DEAD or len(self._asked) >= ASKED_AT_MOST:
             return
         question = AskPlace(

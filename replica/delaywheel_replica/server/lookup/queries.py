@@ -84,7 +84,7 @@ class Queries:
         self._lists.shutdown(cancel_futures=True)
 
     async def find(self, reference: Reference) -> Found:
-        """Finds a message and its cancels; below the floor there is nothing to find.
+        """Finds a message and its cancels; below the floor there are none.
 
         Raises:
             RefusedError: HANDLE_AMBIGUOUS: several messages have this id and second;
@@ -180,7 +180,7 @@ class Queries:
         return message
 
     def _moved_ms(self, id_: bytes, found: Found) -> int | None:
-        """The due that a message was rescheduled to: the record knows before frames do."""
+        """The due that a message was rescheduled to: the record shows it before frames do."""
         status, (due_ms,) = self._view.cleaner.status, found.dues_ms
         stands = None if status is None else status.reschedules.get((id_, due_ms))
         return known_due_ms(stands, found.rescheduled_to_ms)

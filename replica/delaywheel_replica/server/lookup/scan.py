@@ -194,7 +194,7 @@ class Scanner:
         *,
         lost: FrameSet = NO_FRAMES,
     ) -> bool:
-        """Goes on with a look; returns whether everything up to the limits was read."""
+        """Continues a search for cancels; returns whether everything up to the limits was read."""
         self._forget(limits)
         return look.go_on(
             {wheel: self._reader(wheel) for wheel in limits},
@@ -217,7 +217,7 @@ class Scanner:
         return None
 
     def message(self, slot: int, place: Position) -> Columns | None:
-        """Returns one message without the frame in which it lies; None as of `frame`."""
+        """Returns one message without the rest of its frame; None as for `frame`."""
         frame = self.frame(slot, place)
         return None if frame is None else frame.columns.take(np.array([place.row])).compacted()
 

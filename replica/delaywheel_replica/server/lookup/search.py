@@ -102,7 +102,7 @@ class Asked:
 
 @dataclass(slots=True)
 class Withdrawals:
-    """What withdraws one message: its cancels, and the mark of a reschedule.
+    """The cancels of one message, and the mark of its reschedule.
 
     Attributes:
         places: Where the cancels lie.
@@ -114,7 +114,7 @@ class Withdrawals:
 
 
 class PageCancels:
-    """Finds what withdraws the messages of a page; later looks read only new frames.
+    """Finds the cancels of a page's messages; later searches read only new frames.
 
     Attributes:
         found: Message, as `message_key` names it -> what withdraws it.
@@ -245,7 +245,7 @@ class Search:
         return page
 
     async def look_for_cancels(self, cancels: PageCancels) -> bool:
-        """Continues to look for what withdraws the messages of a page, by a bounded amount.
+        """Continues to search for cancels of a page's messages, by a bounded amount.
 
         Never refused: cancels may be written already, and their caller needs an answer.
 
@@ -276,7 +276,7 @@ class Search:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What the node has when a walk begins: wheels, each up to a seq; what is done; what is lost.
+    """The node's state when a walk begins: wheels, each up to a seq; done and lost frames.
 
     Also the messages that have been rescheduled, as ids with dues.
     """
@@ -332,7 +332,7 @@ class Walk:
     def look_for_cancels(
         self, cancels: PageCancels, limits: Mapping[WheelId, int], lost: FrameSet
     ) -> bool:
-        """Continues the look; returns whether everything up to the limits was read."""
+        """Continues the search; returns whether everything up to the limits was read."""
         budget = Budget(_LOOK_FRAMES, self._read_bytes)
         is_whole = True
         for look in cancels.looks:

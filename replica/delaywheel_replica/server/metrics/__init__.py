@@ -1,1 +1,1 @@
-"""Metrics: what is measured, and where it is read."""
+"""Metrics: their definitions, and the objects that they read."""

@@ -40,7 +40,7 @@ def _role(scrape: Scrape) -> Values:
 
 
 def _overdue_s(scrape: Scrape) -> float | None:
-    """Returns the overdue time of the status, plus its age if something was overdue."""
+    """Returns the overdue time of the status, plus the status' age if something was overdue."""
     status = scrape.cleaner
     if status is None or status.progress is None:
         return None

@@ -1,4 +1,4 @@
-"""What a scrape of this node's metrics reads.
+"""The values that a scrape of this node's metrics reads.
 
 The two status files are read as other processes read them, so that the metrics show what those act
 on, and the files' ages show whether they are still written. Everything else is asked of the objects
@@ -49,7 +49,7 @@ class InFlight(Protocol):
 
 
 class Sources:
-    """The objects that know what is measured. They are asked on other threads; none may block.
+    """The objects that provide the values. They are asked on other threads; none may block.
 
     Attributes:
         config: The node's configuration.
@@ -120,7 +120,7 @@ class DiskSpace:
 
 
 class Scrape:
-    """One scrape. What several metrics need is read once, by the first that needs it.
+    """One scrape. Values that several metrics need are read once.
 
     Attributes:
         sources: The objects that know everything else.

@@ -151,7 +151,7 @@ class Passing:
     async def get_message(
         self, address: str, request: pb.GetMessageRequest
     ) -> pb.StoredMessage | None:
-        """Returns that node's answer about a message; None if it gives none within a short time."""
+        """Returns that node's answer about a message; None if it does not answer soon."""
         try:
             answer = await self.call(
                 address,

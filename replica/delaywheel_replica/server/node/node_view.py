@@ -61,7 +61,7 @@ class Cleaner:
 
 
 class Reporting(Protocol):
-    """The machine of the member, as far as others may look at it."""
+    """The member machine, as far as other parts may look at it."""
 
     def status(self) -> ServerStatus:
         """Makes a new server status."""

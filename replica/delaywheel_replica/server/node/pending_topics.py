@@ -53,7 +53,7 @@ class PendingTopics:
         numbers: NDArray[np.integer[Any]],
         slots: NDArray[np.int64],
     ) -> None:
-        """Counts messages; those of a second that is over count until the next one is.
+        """Counts messages; those of a finished second count until the next one is finished.
 
         Args:
             topics: The names.

@@ -65,7 +65,7 @@ class Copies:
 
     @property
     def known(self) -> Mapping[WheelId, MirrorWheel]:
-        """The copies that are whole: made, left or verified by this process."""
+        """The recovered copies: made, left or verified by this process."""
         return MappingProxyType(self._copies)
 
     def look(self) -> frozenset[WheelId]:
@@ -84,7 +84,7 @@ class Copies:
         return wheels
 
     def verifying(self, wheel: WheelId, *, counts: bool) -> Steps[None]:
-        """Makes a wheel whole that an earlier process left.
+        """Recovers a wheel that an earlier process left.
 
         Args:
             wheel: Its name.
@@ -133,7 +133,7 @@ class Copies:
         return copy
 
     def recover(self, wheel: WheelId, *, is_doubtful: bool = False) -> MirrorWheel:
-        """Makes the wheel whole that was written until now, without steps.
+        """Recovers the wheel that was written until now, without steps.
 
         Args:
             wheel: Its name.

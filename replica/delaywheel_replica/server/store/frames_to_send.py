@@ -66,7 +66,7 @@ class FramesToSend:
         floor: int,
         is_over: Callable[[], bool] = lambda: False,
     ) -> tuple[FrameBundle, SeqSet]:
-        """Returns frames to send: those before the first one of which nothing can be sent.
+        """Returns frames to send, up to the first one that cannot be sent at all.
 
         Every frame is checked. A frame below the floor has no content; a frame that is committed as
         lost, and absent here, is a hole. A frame found to be damaged counts as missing from then
@@ -118,7 +118,7 @@ class FramesToSend:
         return FrameBundle.of_copies(frames), absent
 
     def _absent(self, wheel: WheelId, first_seq: int, last_seq: int) -> SeqSet:
-        """Returns the leading seqs that are holes, except lost ones, which are sent as holes."""
+        """Returns the leading seqs that are holes, except lost frames, which are sent as holes."""
         copy = self.copy_of(wheel)
         if copy is None:
             return NO_SEQS

@@ -183,7 +183,7 @@ class Store:
         self._folder.put(state)
 
     def verifying(self, wheel: WheelId) -> Steps[Held]:
-        """Makes a left wheel whole, in steps; returns what it holds.
+        """Recovers a left wheel, in steps; returns what it holds.
 
         Raises:
             OSError: The medium reported an error; try again.

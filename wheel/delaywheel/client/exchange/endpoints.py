@@ -147,7 +147,7 @@ class Endpoints:
 
     @property
     def alone(self) -> bool:
-        """Whether there is only one address, and its node said that it has no peers."""
+        """Whether there is only one address, and its node reported that it has no peers."""
         with self._lock:
             return len(self._endpoints) == 1 and self._cluster is not None
 
@@ -275,7 +275,7 @@ class Endpoints:
                 self._refresh_at_s = min(self._refresh_at_s, now_s + ASK_LEAST_S)
 
     def backoff_s(self, failures: int, retry_delay_s: float | None) -> float:
-        """Returns how long to wait after this many failures; at least what the service asks for."""
+        """Returns how long to wait after this many failures; at least what the service requests."""
         backoff_s = min(BACKOFF_MOST_S, BACKOFF_FIRST_S * 2.0 ** min(failures - 1, 16))
         backoff_s *= self._random.uniform(0.5, 1.0)
         return max(backoff_s, min(retry_delay_s or 0.0, RETRY_DELAY_MOST_S))
@@ -320,7 +320,7 @@ class Endpoints:
         endpoint.rest_until_s = now_s + max(wait_s, took_s)
 
     def _learn(self, members: Mapping[str, str]) -> None:
-        """Adds and drops discovered addresses, one a node; a given one that works is preferred.
+        """Adds and drops discovered addresses, one per node; a working configured one is preferred.
 
         A node that has just started knows some members by name only: addresses found for them stay.
         """

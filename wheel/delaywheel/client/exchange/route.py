@@ -49,7 +49,7 @@ class Route:
         return Step(turn.address, self._settings.attempt_s(left_s, alone=self._endpoints.alone))
 
     def hopeless(self, now_s: float) -> str | None:
-        """Returns why continuing is useless if nothing ever listened; else None.
+        """Returns why continuing is useless if nothing ever listened; otherwise None.
 
         A client that has reached a node before keeps trying: nodes are restarted.
         """

@@ -160,7 +160,7 @@ def checks_of(entries: NDArray[Any], first_slot: int) -> NDArray[np.uint32]:
 def slots_with_frames(
     disk: Disk, folder: Path, head: TableHead, from_slot: int, to_slot: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Returns the slots in [from_slot, to_slot) with frames by their entries, and stale ones."""
+    """Returns slots in [from_slot, to_slot) that have frames by their entries, and stale slots."""
     counted, stale = [np.empty(0, np.int64)], [np.array(sorted(head.stale), np.int64)]
     for hour in hours_between(head, from_slot, to_slot):
         entries, damaged = read_entries(disk, folder, hour)

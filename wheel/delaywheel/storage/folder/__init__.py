@@ -1,1 +1,1 @@
-"""The disk port, and what a data folder has beside wheels: its layout, node.json, status files."""
+"""The disk port, and a data folder's files beside wheels: layout, node.json, status files."""

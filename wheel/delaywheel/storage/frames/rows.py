@@ -152,7 +152,7 @@ def flawed_rows(rows: NDArray[Any]) -> NDArray[np.bool_]:
 
 
 def _have_none(rows: NDArray[Any]) -> NDArray[np.bool_]:
-    """Marks rows that are empty except for their offsets."""
+    """Marks rows that are zero except for their offsets."""
     return (rows["length"] == 0) & (rows["messages"] == 0) & (rows["slot"] == 0)  # type: ignore[no-any-return]
 
 

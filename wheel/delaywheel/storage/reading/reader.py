@@ -165,7 +165,7 @@ class WheelReader:
         return holes is None or bool(still_holes(self._index, holes - lost))
 
     def holes(self, up_to_seq: int, lost: SeqSet) -> SeqSet:
-        """Returns frames without rows that lie in no slot file, and so may be of any second.
+        """Returns frames without rows that lie in no slot file, and so may belong to any second.
 
         Args:
             up_to_seq: The last seq to consider.

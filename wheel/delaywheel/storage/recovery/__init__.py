@@ -1,1 +1,1 @@
-"""What a wheel holds after its writer ended, and what is wrong with a data folder."""
+"""Recovers a wheel after its writer ended, and finds faults in a data folder."""

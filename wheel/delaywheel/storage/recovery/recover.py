@@ -1,4 +1,4 @@
-"""What a wheel holds after its writer ended, however it ended.
+"""Recovers a wheel after its writer ended, in any way.
 
 What can have happened, and what is done about it:
 

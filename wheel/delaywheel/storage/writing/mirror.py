@@ -368,7 +368,7 @@ class MirrorWheel:
     # --- inside
 
     def _read_index(self) -> Steps[None]:
-        """Finds the end of the copy from what lies behind the slot table and the checkpoint."""
+        """Finds the end of the copy from the frames after the slot table and the checkpoint."""
         self._index.look_again()
         yield
         last_seq, head = self._index.last_seq, self._table.head

@@ -38,7 +38,7 @@ def cancel(  # noqa: PLR0913 - as many as the command has
     server: str,
     timeout_s: float,
 ) -> None:
-    """Withdraws one message, or what a search finds; exit code 0 only if none is delivered."""
+    """Cancels one message, or all that a search finds; exit code 0 only if none is delivered."""
     wanted = wanted_of(
         topic=topic,
         key=key,
@@ -107,7 +107,7 @@ def _cancel_one(
 
 
 class _Many:
-    """What a search finds, printed or cancelled page by page."""
+    """The results of a search, printed or cancelled page by page."""
 
     def __init__(self, wanted: pb.Filter, limit: int, server: str, timeout_s: float) -> None:
         self._wanted = wanted

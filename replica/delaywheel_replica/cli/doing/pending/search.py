@@ -1,4 +1,4 @@
-"""`delaywheel search`: pending messages by what they have."""
+"""`delaywheel search`: pending messages by their properties."""
 
 from __future__ import annotations
 

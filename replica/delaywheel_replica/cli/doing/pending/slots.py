@@ -36,7 +36,7 @@ def slots(
     server: str,
     timeout_s: float,
 ) -> None:
-    """Prints what a cluster counts, or what a folder holds."""
+    """Prints the counts of a cluster, or of a data folder."""
     if data is not None:
         answer = _folder().list_slots(data, from_slot or 0, to_slot)
     else:
