@@ -1,4 +1,4 @@
-"""What every test may ask for: one real broker for the whole session, and names of its own."""
+"""Fixtures for every test: one real broker for the whole session, and unique names."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ settings.load_profile(os.environ.get("DELAYWHEEL_HYPOTHESIS", "short"))
 
 @pytest.fixture(scope="session")
 def kafka() -> Iterator[KafkaBroker]:
-    """One broker, started by the first test that wants it; a test that stops it takes its own."""
+    """One broker, started by the first test that wants it; a test that stops it uses its own."""
     with KafkaBroker() as broker:
         yield broker
 

@@ -1,4 +1,4 @@
-"""For the tests of the audit: topics of their own, and one Spark for all."""
+"""Fixtures for the tests of the audit: their own topics, and one Spark for all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`delaywheel clock set-back`: ask, show what it costs, confirm, do exactly that."""
+"""`delaywheel clock set-back`: asks, shows the cost, confirms, does exactly that."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def test_these_are_the_commands() -> None:
 
 
 def names_taken(function: Callable[..., object]) -> set[str]:
-    """The parameters of a function; those that it takes together are a typed dictionary's."""
+    """The parameters of a function, including those of a typed dictionary."""
     names: set[str] = set()
     for parameter in signature(function).parameters.values():
         if parameter.kind is parameter.VAR_KEYWORD:

@@ -1,4 +1,4 @@
-"""What a shell completes, and that it needs no node for it."""
+"""Shell completion, which needs no node."""
 
 from __future__ import annotations
 

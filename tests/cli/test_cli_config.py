@@ -194,7 +194,7 @@ def test_serve_refuses_what_the_kafka_client_does_not_know(command: Command, fil
 def test_what_one_kind_of_client_would_refuse_is_refused_before(
     command: Command, file: Path, setting: str, said: str
 ) -> None:
-    """The node would end, and be started again without end."""
+    """The node would end, and be restarted for ever."""
     ended = command("config", "check", "--config", str(file), "--set", f"kafka.{setting}")
     assert ended.code == 1
     assert said in ended.err

@@ -1,4 +1,4 @@
-"""`delaywheel node replace` and `node remove`: ask, show, confirm, do exactly that."""
+"""`delaywheel node replace` and `node remove`: they ask, show, confirm, do exactly that."""
 
 from __future__ import annotations
 

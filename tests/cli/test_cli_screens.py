@@ -23,7 +23,7 @@ HANDLES = [f"n1.7:{SLOT}:{one.hex()}" for one in IDS]
 
 
 def cluster() -> pb.DescribeClusterResponse:
-    """n1 leads; n3 has just been started again and still lacks frames."""
+    """n1 leads; n3 has just been restarted and is still missing frames."""
     books = "/var/lib/delaywheel/ledger/published"
     members = [
         pb.Member(
@@ -151,7 +151,7 @@ COMMANDS = {
 
 
 def answered(asked: tuple[str, ...]) -> object:
-    """What the node answers to a command about messages."""
+    """The node's answer to a command about messages."""
     match asked[0]:
         case "reschedule":
             handle = f"n1.7:{LATER_MS // 1_000}:{IDS[0].hex()}"

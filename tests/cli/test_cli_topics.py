@@ -14,7 +14,7 @@ from support.clients.command import Command
 
 
 class Admin:
-    """Remembers what it was made with and asked for; refuses what is named after an error."""
+    """Remembers its settings and requests; refuses topics that are named after an error."""
 
     made: ClassVar[list[dict[str, str]]] = []
     asked: ClassVar[list[tuple[str, int, int]]] = []

@@ -1,4 +1,4 @@
-"""AsyncClient against the same scripted server: what differs is how it waits."""
+"""AsyncClient against the same scripted server: only the waiting differs."""
 
 import asyncio
 import time

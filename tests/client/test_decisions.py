@@ -45,7 +45,7 @@ def unavailable() -> Failure:
 
 @dataclass(frozen=True)
 class EndedCall:
-    """What gRPC raises, as far as it is read."""
+    """An error of gRPC, as far as it is read."""
 
     ended_with: StatusCode
     text: str

@@ -355,7 +355,7 @@ BAD = st.sampled_from(
 def test_whoever_can_take_it_gets_it_in_time(
     bad: Sequence[Node], given_count: int, good_at: int, describing: bool, seed: int
 ) -> None:
-    """One good node, given or found, among bad ones: the exchange reaches it before its deadline.
+    """One good node, given or discovered, among bad ones is reached before the deadline.
 
     Looking around ends at once here, or, with `describing` off, only after 2 s.
     """

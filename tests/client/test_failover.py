@@ -38,7 +38,7 @@ def make(request: pytest.FixtureRequest) -> Make:
 
 
 def finds(client: EitherClient, cluster: FakeCluster) -> Callable[[], bool]:
-    """Whether every address of the cluster is known and healthy; each look sends a message."""
+    """Whether every address of the cluster is known and healthy; each check sends a message."""
 
     def found() -> bool:
         client.produce("t", b"", delay=SOON, timeout=IN_TIME_S)
@@ -333,7 +333,7 @@ class TestQuestions:
 
 
 class TestNeverSent:
-    """What is known of a message does not hang on how gRPC words a failure."""
+    """The outcome of a message does not depend on how gRPC words a failure."""
 
     @pytest.fixture(autouse=True)
     def _no_wording_is_known(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Client.produce_async and close: what is queued, sent in the background, and settled."""
+"""Client.produce_async and close: queueing, sending in the background, settling."""
 
 import asyncio
 import threading

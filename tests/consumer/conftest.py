@@ -1,4 +1,4 @@
-"""One real node for all tests of this folder, and topics of their own."""
+"""One real node for all tests of this folder, and separate topics."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NODES = int(os.environ.get("DELAYWHEEL_DRILL_NODES", "1"))
 
 @pytest.fixture(scope="package")
 def cluster(kafka: KafkaBroker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The id of a delaywheel cluster that runs, and takes from its ingress topic."""
+    """The id of a running delaywheel cluster that reads its ingress topic."""
     name = f"t{uuid.uuid4().hex[:12]}"
     folder = tmp_path_factory.mktemp("delaywheel")
     settings = {"cluster_id": name, **NO_METRICS}

@@ -1,4 +1,4 @@
-"""Whatever fails, each record of a group ends once: hypothesis plays handlers and brokers."""
+"""Each record of a group ends once, under any failure: hypothesis plays handlers and brokers."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Group(RuleBasedStateMachine):
         turns=st.booleans(),
     )
     def handle(self, who: int, most: int, hows: list[str], *, backwards: bool, turns: bool) -> None:
-        """A handler takes some, and settles all of what it has, in some order, but for some."""
+        """A handler takes some records, and settles most of what it has, in any order."""
         consumer = self.consumers[who]
         consumer.turn()
         self.handed_out |= {message.place for message in consumer.take(most)}
@@ -105,7 +105,7 @@ class Group(RuleBasedStateMachine):
                 assert (origin, attempt) not in set(map(_attempt, self.kafka.committed_records))
 
     def teardown(self) -> None:
-        """In the end, with nothing failing, everything has ended, and once."""
+        """In the end, without failures, everything has ended, and once."""
         for consumer in self.consumers:
             consumer.broker.fault = None
         self._rebalance([0] * len(self.partitions), frozenset(range(CONSUMERS)))
@@ -141,7 +141,7 @@ def settle(message: ReceivedMessage, how: str) -> None:
 
 
 def _attempt(record: Outgoing) -> tuple[str, int]:
-    """Which attempt at which record wrote this."""
+    """The attempt, and the record, that wrote this."""
     reported = dict(record.headers)
     if record.topic == INGRESS:
         return (reported["dw-retry-origin"] or b"").decode(), int(

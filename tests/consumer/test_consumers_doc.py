@@ -33,7 +33,7 @@ def program(holding: str) -> str:
 
 
 class Program:
-    """A program of the document, on a topic and a cluster of its own, while the block runs."""
+    """A program of the document, on its own topic and cluster, while the block runs."""
 
     def __init__(self, code: str, topic: str) -> None:
         self.lines: list[str] = []

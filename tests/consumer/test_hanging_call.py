@@ -46,7 +46,7 @@ def commit(producer: FakeProducer) -> str | None:
 
 
 def test_offsets_that_are_never_answered_hold_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As when the only broker was restarted: its producer is replaced."""
+    """As if the only broker was restarted: its producer is replaced."""
     monkeypatch.setattr(consumers_kafka, "CALL_S", 0.05)
     producer = FakeProducer()
     assert commit(producer) == "the coordinator of the group did not answer"

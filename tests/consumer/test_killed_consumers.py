@@ -1,4 +1,4 @@
-"""Three consumers that are killed again and again: each message's history is exactly its plan's.
+"""Three consumers that are killed again and again: each message's history follows its plan.
 
 `DELAYWHEEL_DRILL_S=300 pytest tests/consumer/test_killed_consumers.py` kills for five minutes;
 `DELAYWHEEL_DRILL_NODES=3` has three nodes of delaywheel do it.
@@ -40,7 +40,7 @@ def make_plan(kafka: KafkaBroker, cluster: str, folder: Path, *, ordered: bool) 
 
 
 def send_and_kill(plan: Plan, consumers: Consumers) -> tuple[int, int]:
-    """Sends messages while consumers are killed; how many of both."""
+    """Sends messages while consumers are killed; returns the numbers of both."""
     producer = Producer({"bootstrap.servers": plan.bootstrap, "linger.ms": 5})
     chance = random.Random(plan.seed)
     sent, kills = 0, 0
@@ -121,7 +121,7 @@ def test_keys_keep_their_order(kafka: KafkaBroker, cluster: str, tmp_path: Path)
 
 
 def ended_in_order(plan: Plan) -> set[int]:
-    """Messages whose last attempt has begun; none began before the earlier ones of its key."""
+    """Messages whose last attempt has begun; none began before earlier ones of its key."""
     ended: set[int] = set()
     for line in Path(plan.handled).read_bytes().splitlines():
         number, attempt = map(int, line.split())

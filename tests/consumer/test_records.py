@@ -1,4 +1,4 @@
-"""What a retry carries comes back as it was; a consumer's arguments are checked when it is made."""
+"""A retry carries its record unchanged; a consumer's arguments are checked at its creation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RetryConsumer on a real Kafka: what each way of settling a record leaves there."""
+"""RetryConsumer on a real Kafka: the records that each way of settling leaves there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands that the documents name can be read by what reads them."""
+"""Commands in the documents can be parsed by their programs."""
 
 import re
 import shlex
@@ -34,7 +34,7 @@ _SCRIPT = re.compile(r"(?:`|^)scripts/([a-z]+)(?![a-z_/])( [^`\n]*)?", re.MULTIL
 
 
 def readable(words: list[str]) -> bool:
-    """Whether they are all meant as they stand, and not cut short."""
+    """Whether they are all complete, and not shortened."""
     return bool(words) and not any("…" in word for word in words)
 
 

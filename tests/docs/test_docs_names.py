@@ -1,4 +1,4 @@
-"""What the documents name is there: files of the tree, links, headings."""
+"""Everything that the documents name exists: files of the tree, links, headings."""
 
 import ast
 import re
@@ -17,7 +17,7 @@ _HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 
 
 def anchors(document: Path) -> set[str]:
-    """The anchors of a document's headings, as they are made from them on the web."""
+    """The anchors of a document's headings, as websites derive them."""
     headings = _HEADING.findall(document.read_text(encoding="utf-8"))
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 

@@ -13,7 +13,7 @@ DOCUMENT = (Path(__file__).parents[2] / "docs" / "INGRESS.md").read_text(encodin
 
 
 def first_column(heading: str) -> list[str]:
-    """What stands in backquotes in the first column of the first table below a heading."""
+    """The names in backquotes in the first column of the first table below a heading."""
     section = DOCUMENT.partition(f"## {heading}\n")[2].partition("\n## ")[0]
     return re.findall(r"^\| `([^`]+)` \|", section, re.MULTILINE)
 

@@ -1,4 +1,4 @@
-"""docs/OPERATIONS.md describes every field of the status, and of every state of a replica."""
+"""docs/OPERATIONS.md describes every field of the status, and every state of a replica."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ LATE_WINDOW_S = 200
 def test_a_node_that_was_away_for_a_minute_catches_up(
     kafka: KafkaBroker, tmp_path_factory: pytest.TempPathFactory, topic: str
 ) -> None:
-    """What a minute does and two seconds do not: its own wheels have an end when it comes back.
+    """Unlike after two seconds, after a minute its own wheels are closed when it returns.
 
     It gets all of what was written meanwhile, what was delivered meanwhile included: a retry may
     still come for it.

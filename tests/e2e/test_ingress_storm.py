@@ -1,4 +1,4 @@
-"""Records through ingress while everything is killed at random: each arrives once, whole, in time.
+"""Records pass through ingress while processes are killed at random: each arrives once, in time.
 
 Some of them go to consumers that fail by a plan, and whose retries are records of the ingress topic
 again: each history must be exactly its plan's. As many records as `DELAYWHEEL_INGRESS_RECORDS`
@@ -73,7 +73,7 @@ def cluster(broker: KafkaBroker, tmp_path: Path) -> Iterator[LocalCluster]:
 
 
 class Storm:
-    """Kills what it draws, and waits until messages are taken again.
+    """Kills random processes, and waits until messages are accepted again.
 
     Attributes:
         kills: how often each was killed.
@@ -87,7 +87,7 @@ class Storm:
         self._random = random.Random(SEED)
 
     def strike(self) -> None:
-        """Kills a consumer, and one thing of what they depend on."""
+        """Kills a consumer, and one of the things it depends on."""
         self._consumers.kill(self._random.randrange(3))
         self.kills["consumer"] += 1
         kind = self._random.choice(["cleaner", "server", "node", "any node", "broker"])
@@ -124,7 +124,7 @@ class Storm:
 
 
 def reconciled(broker: KafkaBroker, folder: Path) -> dict[str, Any]:
-    """What `delaywheel reconcile` says, which knows nothing of what was sent."""
+    """The report of `delaywheel reconcile`, which does not know what was sent."""
     done = subprocess.run(
         [
             *(
@@ -154,7 +154,7 @@ def reconciled(broker: KafkaBroker, folder: Path) -> dict[str, Any]:
 
 
 class Work:
-    """Records for consumers, and what became of them.
+    """Records for consumers, and their histories.
 
     Attributes:
         plan: What the consumers do.
@@ -177,7 +177,7 @@ class Work:
 
     @property
     def retries(self) -> int:
-        """How many retries the plan wants of what was sent."""
+        """How many retries the plan has for the records sent."""
         return sum(map(self.plan.retries, range(len(self.load.sent))))
 
     def have_all_come_back(self) -> bool:
@@ -188,7 +188,7 @@ class Work:
         )
 
     def check(self) -> int:
-        """Checks what was delivered and each history; returns how late a retry was at most."""
+        """Checks deliveries and each history; returns the greatest lateness of a retry."""
         faults = faults_of(self._read("work"), self.load.sent)
         assert not faults, faults
         back, dead = self._read("work-retry-crew"), self._read("work-dead-crew")

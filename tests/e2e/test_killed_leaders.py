@@ -56,7 +56,7 @@ def another_leads(cluster: LocalCluster, than: Node) -> bool:
 
 
 def is_tidy(cluster: LocalCluster) -> bool:
-    """Only wheels in use are left, on every node, and no slot file that is finished."""
+    """Only wheels in use are left on every node, and no finished slot file."""
     for node in cluster.nodes:
         answer = seen_by(node)
         in_use = {pb.WHEEL_STATE_OPEN, pb.WHEEL_STATE_SPARE}
@@ -74,7 +74,7 @@ def is_tidy(cluster: LocalCluster) -> bool:
 def test_the_leader_is_killed_again_and_again(
     cluster: LocalCluster, kafka: KafkaBroker, topic: str
 ) -> None:
-    """Callers know one node; any two of three hold what is acknowledged, and one of them leads."""
+    """Callers know one node; any two of three hold acknowledged messages, and one of them leads."""
     killed = set()
     with Load(Client(cluster.nodes[0].address, timeout=30.0), topic) as load:
         for _ in range(KILLS):

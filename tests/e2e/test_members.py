@@ -112,7 +112,7 @@ def roll(trio: Trio, callers: Callers, nodes: list[Node], *, members: list[Node]
 
 
 def difference(trio: Trio, one: Node, other: Node) -> str:
-    """In which settings each of two nodes says that the other differs; empty: not the same yet."""
+    """The settings in which two nodes report a difference; empty: not the same report yet."""
     text = trio.member(one, other).settings_differ
     return text if text == trio.member(other, one).settings_differ else ""
 
@@ -123,7 +123,7 @@ def any_differ(trio: Trio, nodes: list[Node]) -> bool:
 
 
 def refusals(node: Node) -> str:
-    """What a node has logged of refusals."""
+    """The refusals in a node's log."""
     return "".join(line for line in node.log.read_text().splitlines() if "peer refused" in line)
 
 

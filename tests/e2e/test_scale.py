@@ -1,4 +1,4 @@
-"""A backlog is files, not memory; as many messages as one likes in one second come out once.
+"""A backlog is files, not memory; any number of messages of one second comes out once.
 
 `DELAYWHEEL_IN_ONE_SECOND` says how many, 250,000 otherwise: more than the cleaner reads ahead, and
 half of them in a millisecond, which is more than any of its transactions takes.
@@ -82,7 +82,7 @@ def count_committed(bootstrap: str, topic: str, wanted: int, timeout_s: float) -
 
 @pytest.fixture
 def patient_service(kafka: KafkaBroker, tmp_path: Path, cluster_id: str) -> Iterator[Service]:
-    """However long after its due a message comes, it is taken."""
+    """Messages are accepted however long after their due they come."""
     config = {"late_window_seconds": "600"}
     with Service(kafka.address, tmp_path / "cluster", cluster_id, config=config) as running:
         yield running

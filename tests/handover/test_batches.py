@@ -47,7 +47,7 @@ MESSAGE = Delayed(bytes(16), 7, "orders", 3, 9, b"key", b"value", encode_headers
 
 
 def through(number: int, wishes: list[Delayed] | list[Withdrawn]) -> tuple[Head, Columns]:
-    """What a server makes of a batch."""
+    """A server's result for a batch."""
     batch = b"".join(encode(number, wishes))
     head = Head.parse(batch[: HEAD.size])
     assert head.length_bytes == len(batch) - HEAD.size

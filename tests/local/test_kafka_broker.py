@@ -29,7 +29,7 @@ wait_until = partial(service.wait_until, timeout_s=100)
 
 
 def lives(pid: int) -> bool:
-    """Whether a process runs; one that ended and was not waited for does not."""
+    """Whether a process runs; one that ended and was not reaped does not."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except FileNotFoundError:

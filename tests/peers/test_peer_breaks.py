@@ -32,7 +32,7 @@ def members_of_two() -> dict[str, str]:
 
 
 def turn_away(address: str, times: int) -> list[float]:
-    """Takes so many connections at the address of a dead peer, and ends each at once.
+    """Takes a number of connections at the address of a dead peer, and ends each at once.
 
     Returns when they came, by the monotonic clock.
     """
@@ -51,7 +51,7 @@ def ask(site: Site, number: int) -> None:
     applied = Applied(WHEEL, "disk-n2", "boot", number)
 
     def is_answered() -> bool:
-        """It is asked again: until the peer knows that it is welcome, its answers are dropped."""
+        """It is asked again: until the peer knows that it was accepted, its answers are dropped."""
         site.network.send("n2", VoteAsk(number, 1))
         site.network.send("n2", Frames(CARD, bundled([copy_of(number, b"frame")])))
         return {Vote(number), applied} <= {*site.from_("n2")}
@@ -76,7 +76,7 @@ def test_a_killed_peer_is_reported_at_once_and_found_again() -> None:
 
 
 def wait_broken(site: Site, times: int) -> None:
-    """A death is reported again if an answer that was under way is read after the report."""
+    """A death is reported again if an earlier answer is read after the report."""
     site.wait(f"reported {times} times", lambda: len(site.broken) >= times)
 
 

@@ -202,7 +202,7 @@ def test_half_a_span_is_malformed() -> None:
 
 
 def missing_of(reported: pb.WheelBeat) -> SeqSet:
-    """What is read of one wheel of a heartbeat."""
+    """The decoded entry of one wheel of a heartbeat."""
     heartbeat = pb.Beat(node="a", wheels=[reported])
     gossip = decode(pb.ToPeer(gossip=pb.Gossip(beat=heartbeat)).SerializeToString())
     assert isinstance(gossip, Gossip)

@@ -1,4 +1,4 @@
-"""Messages cut out of a stream of bytes, however it comes."""
+"""Messages cut out of a stream of bytes, in any pieces."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BUFFER, PIECE, MOST = 16, 8, 100
 
 @pytest.fixture(autouse=True, scope="module")
 def _small() -> Iterator[None]:
-    """Messages of some bytes are long ones already."""
+    """Makes messages of a few bytes count as long."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(framing, "BUFFER_BYTES", BUFFER)
         patch.setattr(framing, "_PIECE_BYTES", PIECE)
@@ -25,7 +25,7 @@ def _small() -> Iterator[None]:
 
 
 def coming(data: bytes, counts: Iterator[int]) -> Callable[[memoryview], int]:
-    """The bytes in pieces of these lengths, as far as there is room for them; then the end."""
+    """The bytes in pieces of these lengths, as far as there is room; then the end."""
     left = memoryview(data)
 
     def receive_into(view: memoryview) -> int:

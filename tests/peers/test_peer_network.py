@@ -80,7 +80,7 @@ def by_kind(messages: Iterable[PeerMessage]) -> list[PeerMessage]:
 def test_frames_that_go_to_several_nodes_are_encoded_once(
     pair: tuple[Site, Site], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """But an answer that has the same frames is another message."""
+    """But an answer with the same frames is another message."""
     one, other = pair
     made: list[PeerMessage] = []
 
@@ -334,7 +334,7 @@ def test_what_cannot_be_read_ends_the_stream_by_name() -> None:
 
 
 def test_a_message_longer_than_any_ends_the_stream_by_name() -> None:
-    """Before it is read; and frames may be longer than all else."""
+    """Before it is read; and frames may be longer than other messages."""
     members, length_bytes = members_of(2), (8 << 20) + 1
     with Site(identity("n1"), members) as one:
         with Raw(members["n1"]) as raw:

@@ -1,4 +1,4 @@
-"""What is sent, kept and dropped; the socket takes as much as a test lets it."""
+"""Which messages are sent, kept and dropped; the socket takes as much as the test allows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HEAD = 4
 
 
 class Taking:
-    """Stands for a socket whose kernel has so much room."""
+    """Stands for a socket whose kernel has a given room."""
 
     def __init__(self, room: int) -> None:
         self.room = room
@@ -69,7 +69,7 @@ class Bench:
         self.outbox.put(parts, is_heartbeat=is_heartbeat)
 
     def make_room(self, room: int = 1 << 30) -> list[bytes]:
-        """So much more is taken; all that was, from the beginning."""
+        """Lets this much more be taken; returns everything taken from the beginning."""
         self.socket.room += room
         self.outbox.flush()
         return self.socket.messages
@@ -79,7 +79,7 @@ class Bench:
 
 
 def left_of(puts: list[tuple[bytes, bool]]) -> list[bytes]:
-    """All but the heartbeats that a newer one follows."""
+    """All messages, except heartbeats that a later one follows."""
     last_heartbeat = max(
         (n for n, (_, is_heartbeat) in enumerate(puts) if is_heartbeat), default=None
     )

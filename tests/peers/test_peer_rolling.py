@@ -1,4 +1,4 @@
-"""Nodes of which some have other settings already: real sockets over loopback."""
+"""Nodes with partly changed settings; real sockets over loopback."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from support.peers.site import SETTINGS, Site, identity
 
 
 def test_members_that_are_changed_node_by_node_go_on_talking() -> None:
-    """A third node is added: n1 knows of it already, n2 does not."""
+    """A third node is added: n1 already knows it, n2 does not."""
     members = {f"n{n}": f"127.0.0.1:{port}" for n, port in enumerate(free_ports(3), start=1)}
     new = SETTINGS | {"members": "n1,n2,n3"}
     old_members = {node: members[node] for node in ("n1", "n2")}
@@ -37,7 +37,7 @@ def test_members_that_are_changed_node_by_node_go_on_talking() -> None:
 def test_a_format_is_rolled_out_by_the_release_that_reads_it_and_then_by_the_one_that_writes() -> (
     None
 ):
-    """n1 stays; n2 reads the next format, then writes it, then is of a release too late for n1."""
+    """n1 stays; n2 reads the next format, then writes it, then has a release too late for n1."""
     ports = free_ports(2)
     members = {f"n{n}": f"127.0.0.1:{port}" for n, port in enumerate(ports, start=1)}
     own = identity("n1", format=1, reads_from=1, reads_to=2)

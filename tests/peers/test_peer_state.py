@@ -77,7 +77,7 @@ def test_another_process_is_refused_on_either_way_while_the_first_is_connected(
 
 @pytest.mark.parametrize("started_ns", [THEIRS.started_ns + 1, 0])
 def test_a_restarted_node_takes_the_place_of_what_is_left_of_it(started_ns: int) -> None:
-    """And so does one of a version that does not report when it was started."""
+    """And so does one of a version that does not report its start time."""
     reported: list[str] = []
     peer, again = connected(reported), replace(THEIRS, started_ns=started_ns)
     assert peer.came(Stream.DATA, again, print) is None
@@ -189,7 +189,7 @@ def test_a_refusal_ends_with_its_stream_being_opened_and_is_news_after_that() ->
 
 @pytest.mark.parametrize("order", [(Way.OUT, Way.IN), (Way.IN, Way.OUT)])
 def test_of_two_refusals_the_peers_own_is_shown(order: tuple[Way, Way]) -> None:
-    """Whichever came first: what is reported must not depend on chance."""
+    """Whichever came first: the report must not depend on chance."""
     peer = Peer(ME, "n2", "a:1", print)
     refusals = {
         Way.OUT: PeerRefusal(PeerReason.NOT_A_MEMBER, "by it"),
@@ -210,7 +210,7 @@ def test_refusals_that_change_all_the_time_do_not_fill_the_log() -> None:
 
 
 def test_other_members_are_reported_until_both_have_the_same() -> None:
-    """Each change once in the log, whatever streams come and go."""
+    """Each change appears once in the log, whichever streams come and go."""
     rolled = identity("n2", settings=SETTINGS | {"members": "n1,n2,n3"})
     text = "members is n1,n2 at n1, n1,n2,n3 at n2"
     with structlog.testing.capture_logs() as logs:

@@ -32,7 +32,7 @@ def members() -> dict[str, str]:
 
 @pytest.fixture
 def one(members: dict[str, str]) -> Iterator[Site]:
-    """A node whose peer is not there yet."""
+    """A node whose peer does not run yet."""
     with Site(identity("n1"), members) as site:
         yield site
 
@@ -172,7 +172,7 @@ def test_who_says_it_bit_by_bit_has_no_more_time(
 
 
 def test_many_that_are_silent_keep_no_node_out(members: dict[str, str], one: Site) -> None:
-    """Nor do they get more threads than there may be."""
+    """Nor do they get more threads than allowed."""
     most = one.network._listener._most_strangers
     with ExitStack() as stack:
         silent = [stack.enter_context(Raw(members["n1"])) for _ in range(5 * most)]

@@ -1,4 +1,4 @@
-"""Two processes that say they are the same node; real sockets over loopback."""
+"""Two processes that claim to be the same node; real sockets over loopback."""
 
 from delaywheel_replica.core.protocol.messages import Vote
 from delaywheel_replica.peers.states import Connection, PeerReason

@@ -1,4 +1,4 @@
-"""scripts/_bootstrap.sh in a folder of its own, with a Python that only notes what it is asked."""
+"""scripts/_bootstrap.sh in a separate folder, with a Python that only records its arguments."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ esac
 
 
 class Tree:
-    """A copy of what the bootstrap needs."""
+    """A copy of the files that the bootstrap needs."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

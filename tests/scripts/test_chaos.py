@@ -1,4 +1,4 @@
-"""The parts of scripts/chaos: gaps between arrivals, traffic, what is missing, the figures."""
+"""The parts of scripts/chaos: gaps between arrivals, traffic, missing messages, figures."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_all_means_so_many_of_each_kind() -> None:
 
 
 def answer_of(node: str) -> pb.DescribeClusterResponse:
-    """A node's word while nothing is missing."""
+    """A node's report while nothing is missing."""
     members = ("n1", "n2")
     answer = pb.DescribeClusterResponse(
         node=node,
@@ -79,7 +79,7 @@ def answer_of(node: str) -> pb.DescribeClusterResponse:
 
 
 class Answers:
-    """What two nodes say, in place of two nodes."""
+    """Gives the reports of two nodes."""
 
     def __init__(self, folder: Path) -> None:
         self.nodes = [
@@ -90,7 +90,7 @@ class Answers:
         }
 
     def second(self) -> pb.DescribeClusterResponse:
-        """The second node's word, to be changed."""
+        """The second node's report, to be changed."""
         answer = self.of[self.nodes[1].address]
         assert answer is not None
         return answer

@@ -91,7 +91,7 @@ def test_every_step_runs_and_is_named_with_its_time(
 def test_an_interrupt_reaches_the_steps_of_all_lanes(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """Each says that it is there, and when it is asked to end; what would follow never begins."""
+    """Each reports its start, and the request to end; later steps never begin."""
     pipe = tmp_path / "there"
     os.mkfifo(pipe)
     # The signal is blocked until it is waited for: an interrupt between the two is not lost.
@@ -127,7 +127,7 @@ def test_an_interrupt_reaches_the_steps_of_all_lanes(
 def test_who_has_ended_a_step_takes_the_next_of_its_queue(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """The long step ends when the other lane has come to the last short one."""
+    """The long step ends when the other lane has begun the last short one."""
     pipe = tmp_path / "last"
     os.mkfifo(pipe)
     steps = (
@@ -209,7 +209,7 @@ def test_steps_of_the_project(tmp_path: Path) -> None:
 
 
 def files_of(step: Step) -> Counter[Path]:
-    """The files whose tests a step has, if they have the marks that it asks for."""
+    """The files whose tests a step runs, with the marks that it selects."""
     words = step.command[step.command.index("pytest") + 1 :]
     paths = [word for word in words if word.startswith("tests/")] or ["tests"]
     ignored = [word.removeprefix("--ignore=") for word in words if word.startswith("--ignore=")]

@@ -54,7 +54,7 @@ def test_everything_arrives_once_across_a_kill(tmp_path: Path) -> None:
 
 
 def test_nothing_is_left_after_a_signal() -> None:
-    """SIGTERM here; that Ctrl-C does the same, the chaos test shows."""
+    """SIGTERM here; the chaos test shows the same for Ctrl-C."""
     before, books_before = cluster_folders(), books_folders()
     demo = start_script("demo", "--plain", "--seconds", "60")
     read_until(demo, "accepted")
@@ -68,5 +68,5 @@ def test_nothing_is_left_after_a_signal() -> None:
 
 
 def books_folders() -> set[Path]:
-    """What demos have left, or use now."""
+    """Folders that demos have left, or use now."""
     return set((ROOT / ".run").glob("demo-*"))

@@ -1,4 +1,4 @@
-"""What measures anonymous memory: its traffic is all forwarded, and growth is seen."""
+"""The memory measurement: its traffic is all forwarded, and growth is detected."""
 
 import threading
 from multiprocessing import Pipe

@@ -1,4 +1,4 @@
-"""The wheel, installed with nothing but what it asks for: each extra can do what it is for."""
+"""The wheel, installed with only its requirements: each extra works."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CONFIG = ("--set", "cluster_id=c", "--set", "node_id=n1", "--set", "kafka.bootst
 
 
 def wanted(requirements: Iterable[str], extras: frozenset[str]) -> set[tuple[str, str]]:
-    """Distributions and extras of them that these requirements ask for, with these extras."""
+    """Distributions, with their extras, in these requirements with these extras."""
     found = set()
     for requirement in map(Requirement, requirements):
         contexts = [{"extra": extra} for extra in extras | {""}]
@@ -46,7 +46,7 @@ def closure(requirements: list[str], extra: str) -> set[str]:
 
 
 class Installed:
-    """An environment with the wheel, and links to what an extra of it asks for."""
+    """An environment with the wheel, and links to the requirements of an extra."""
 
     def __init__(self, wheel: Path, folder: Path, extra: str) -> None:
         venv.create(folder, with_pip=False, symlinks=True)

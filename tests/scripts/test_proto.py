@@ -1,4 +1,4 @@
-"""scripts/proto: what is checked in is what the compiler makes."""
+"""scripts/proto: the checked-in code is what the compiler generates."""
 
 from __future__ import annotations
 

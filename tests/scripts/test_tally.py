@@ -1,4 +1,4 @@
-"""The demo's bookkeeping: each fault is seen as what it is."""
+"""The demo's bookkeeping: each fault is reported as what it is."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What tests share: makers of values, fakes, and processes under test."""
+"""Shared by tests: makers of values, fakes, and processes under test."""

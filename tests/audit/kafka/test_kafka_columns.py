@@ -1,4 +1,4 @@
-"""Messages as columns. No Kafka: messages are made by hand; under a second."""
+"""Messages as columns. No Kafka: messages are built directly; under a second."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is read: ranges, on the real broker. About 5 s."""
+"""Ranges to read, on the real broker. About 5 s."""
 
 from __future__ import annotations
 

@@ -266,7 +266,7 @@ def test_offsets_that_never_were_are_said(topic: MakeTopic) -> None:
 
 @contextmanager
 def quick_cleaner(bootstrap: str) -> Iterator[None]:
-    """The broker looks for what to compact ten times a second, not every 15 s."""
+    """The broker looks for segments to compact ten times a second, not every 15 s."""
     admin = AdminClient({"bootstrap.servers": bootstrap})
 
     def change(how: AlterConfigOpType) -> None:

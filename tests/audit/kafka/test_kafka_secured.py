@@ -1,4 +1,4 @@
-"""Kafka behind TLS and passwords, on a broker of its own. About 12 s, most of it the broker."""
+"""Kafka behind TLS and passwords, on a separate broker. About 12 s, most of it the broker."""
 
 from __future__ import annotations
 

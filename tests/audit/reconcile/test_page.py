@@ -35,7 +35,7 @@ HOSTILE = "<script>alert(1)</script>\"'&amp;<img src=x onerror=alert(1)>\x00\u20
 
 
 class Page(HTMLParser):
-    """What a page says, and whether each element is ended where it must be."""
+    """The text of a page, and whether each element is closed where it must be."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ def finding(kind: str, number: int = 0, **values: Any) -> dict[str, Any]:
 
 
 def summary_of(buckets: list[dict[str, Any]], rows: list[dict[str, Any]], **values: Any) -> Summary:
-    """What the job would say of these."""
+    """The job's summary of these."""
     kinds = [row["kind"] for row in rows]
     facts: dict[str, Any] = {
         "cluster": "eu",

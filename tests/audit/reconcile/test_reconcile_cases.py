@@ -1,4 +1,4 @@
-"""Each kind of finding, and each way for none, from small frames; two runs of Spark: some 20 s."""
+"""Each kind of finding, and each way to have none, from small frames; two Spark runs: some 20 s."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def id_of(name: str) -> bytes:
 
 @dataclass
 class World:
-    """Rows of all three kinds; what a case does not say is as it always is."""
+    """Rows of all three kinds; columns that a case omits have defaults."""
 
     ledger: list[tuple[Any, ...]] = field(default_factory=list)
     kafka: list[tuple[Any, ...]] = field(default_factory=list)
@@ -390,7 +390,7 @@ def run(spark: SparkSession, world: World, terms: Terms = TERMS, *, first_offset
 
 @dataclass(frozen=True)
 class Found:
-    """What one run over all cases found."""
+    """The findings of one run over all cases."""
 
     by_kind: dict[str, dict[str | None, list[dict[str, Any]]]]
     totals: dict[str, Any]

@@ -1,4 +1,4 @@
-"""What was accepted through ingress counts once, whether a wheel had it or not."""
+"""Messages accepted through ingress count once, whether a wheel had them or not."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def id_of(name: str) -> bytes:
 
 
 class World:
-    """Records of an ingress topic, and what became of them."""
+    """Records of an ingress topic, and their outcomes."""
 
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark

@@ -37,7 +37,7 @@ def options(kafka: KafkaBroker, cluster_id: str, tmp_path: Path) -> Options:
 
 
 def delete_first(address: str, topic: str, most: int) -> int:
-    """Has Kafka delete the first records of each partition; how many."""
+    """Makes Kafka delete the first records of each partition; returns how many."""
     ends = KafkaPlace({"bootstrap.servers": address}).pin([topic], None, None).ends()[topic]
     cuts = [TopicPartition(topic, number, min(most, end)) for number, end in ends.items()]
     admin = AdminClient({"bootstrap.servers": address})

@@ -55,7 +55,7 @@ class Result:
 
 
 def reconciled(run: SeededRun, topic: str, spark: SparkSession, output: Path) -> Result:
-    """What the books say of one topic."""
+    """The report of the books about one topic."""
     arguments = [
         *("--cluster", run.names.cluster_id, "--ledger", str(run.ledger), "--kafka", run.kafka),
         *("--topic", topic, "--from", str(run.began_ms), "--to", str(run.began_ms + HOUR_MS)),

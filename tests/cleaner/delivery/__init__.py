@@ -1,1 +1,1 @@
-"""From what is due to Kafka: transactions, dead letters, topics and their troubles."""
+"""Delivery of due messages to Kafka: transactions, dead letters, topics and their troubles."""

@@ -58,7 +58,7 @@ def reasons(letters: list[Message]) -> list[bytes]:
 
 
 def failures(logs: Sequence[MutableMapping[str, Any]]) -> set[str]:
-    """How those of the leader's transactions ended that were not committed."""
+    """The outcomes of the leader's transactions that were not committed."""
     return {entry["verdict"] for entry in logs if entry["event"] == "transaction"}
 
 

@@ -7,7 +7,7 @@ from delaywheel_replica.link import LETTERS_AT_MOST, DeadLetter, DeadLettered, e
 
 
 class Line:
-    """A link that takes so many messages, then none."""
+    """A link that takes a number of messages, then none."""
 
     def __init__(self, room: int) -> None:
         self.room = room

@@ -1,4 +1,4 @@
-"""What has expired is found in what the wheels hold, and nothing else is."""
+"""Expired messages are found among those that the wheels hold, and no others."""
 
 from __future__ import annotations
 

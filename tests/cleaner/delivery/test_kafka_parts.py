@@ -1,4 +1,4 @@
-"""Parts of the cleaner that need no broker: sizes, batches, settings, what is planned."""
+"""Parts of the cleaner that need no broker: sizes, batches, settings, plans."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the cleaner asks Kafka about topics, in which order, and what it forgets."""
+"""The cleaner's questions to Kafka about topics, their order, and which answers it forgets."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # ruff: noqa: ARG002 - the producers ignore most of their arguments
-"""How late forwarded messages were: counted in columns, and of exactly those that went out."""
+"""How late forwarded messages were, counted in columns, and for forwarded ones only."""
 
 from __future__ import annotations
 

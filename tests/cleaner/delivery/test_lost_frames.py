@@ -1,4 +1,4 @@
-"""From a frame that cannot be read to its record and its outcome: a leader alone, and among others.
+"""From an unreadable frame to its record and its outcome: a leader alone, and among others.
 
 The producers keep what they are given; the node's server is what a test says.
 """
@@ -67,7 +67,7 @@ class Everything(DeadLetters):
 
 
 class Leader:
-    """A forwarder that does what leadership.py does with it, on the wheels of its node."""
+    """A forwarder used as leadership.py uses it, on the wheels of its node."""
 
     def __init__(self, wheels: Wheels, record: WheelRecord, seqs: dict[WheelId, int]) -> None:
         self.wheels = wheels

@@ -1,4 +1,4 @@
-"""Every accepted message has one fate, and what is written shows which; costs 1 s.
+"""Every accepted message has one fate, and the written records show which; costs 1 s.
 
 The forwarder works on wheels in memory; of what it commits, and of the progress that goes with it,
 an account is made after every transaction: accepted = forwarded + cancelled + duplicates + dead +
@@ -70,7 +70,7 @@ class OneBadTopic(DeadLetters):
 
 
 class Account:
-    """What became of every ledger row, from Kafka and the ledger alone."""
+    """The fate of every ledger row, from Kafka and the ledger alone."""
 
     def __init__(self, wheels: Wheels, producers: CommittingProducers) -> None:
         self.rows = Counter(
@@ -130,7 +130,7 @@ class Account:
         assert all(number == 1 for number in self.forwarded.values())
 
     def totals(self) -> dict[str, int]:
-        """Over all keys; what is pending and lost is the rest."""
+        """Counts over all keys; pending and lost messages are the rest."""
         return {
             "accepted": sum(self.rows.values()),
             "forwarded": sum(self.forwarded.values()),

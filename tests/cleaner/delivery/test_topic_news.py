@@ -8,7 +8,7 @@ from delaywheel_replica.link import TopicInfo, Topics
 
 
 class Server:
-    """The other end: takes so many messages, then the link is full."""
+    """The other end: takes a number of messages, then the link is full."""
 
     def __init__(self) -> None:
         self.room = 1_000

@@ -1,4 +1,4 @@
-"""How long topics in trouble hold up the messages for others: on a clock that a test moves."""
+"""How long topics in trouble hold up messages for others, on a clock that the test moves."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def rows_of(*topics: str, partition: int = -1, due_ms: int = 1 << 40) -> DueRows
 
 
 class Kafka:
-    """What a test says about topics, and searches that it finishes.
+    """The test's answers about topics, and searches that it finishes.
 
     Attributes:
         now: of the clock.
@@ -108,7 +108,7 @@ def held_s(
     step: Callable[[float], DueRows],
     each: Callable[[Plan], None] = lambda _: None,
 ) -> float:
-    """How long nothing went out, of so many seconds of turns."""
+    """How long nothing was delivered during this many seconds of turns."""
     begin, held = kafka.now, 0.0
     while kafka.now < begin + seconds:
         plan = turn(kafka, judging, step(kafka.now - begin))

@@ -1,1 +1,1 @@
-"""What is due: selection of the next step, against models and damage."""
+"""Due messages: selection of the next step, against models and damage."""

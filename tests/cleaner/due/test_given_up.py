@@ -1,4 +1,4 @@
-"""Frames that are to be given up, however many."""
+"""Frames to be given up, in any number."""
 
 from collections.abc import Iterator
 from pathlib import Path

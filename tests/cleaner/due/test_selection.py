@@ -1,4 +1,4 @@
-"""What is due, one situation at a time; the model beside this file mixes them all."""
+"""Selection of due messages, one situation at a time; the model in this folder mixes them all."""
 
 import errno
 from collections.abc import Iterator

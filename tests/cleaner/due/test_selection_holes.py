@@ -1,4 +1,4 @@
-"""An index row is gone, or a slot file, or both: a second is not passed before the frame is found.
+"""An index row is gone, or a slot file, or both: no second passes before the frame is found.
 
 | its row | its slot file | the slot table | the frame is |
 |---|---|---|---|
@@ -43,7 +43,7 @@ def slot_of(wheels: Wheels) -> Path:
 
 
 def count(wheels: Wheels) -> None:
-    """Has the slot table count every row."""
+    """Makes the slot table count every row."""
     table = SlotTable(wheels.disk, layout.wheel_folder(wheels.data, A1), refresh_rows=1)
     table.refresh(wheels.last_seqs()[A1], floor=0)
 
@@ -105,7 +105,7 @@ def assert_is_waited_for(wheels: Wheels, leader: Leader, row: bytes, content: by
 def test_a_frame_of_v_is_read_or_waited_for(
     wheels: Wheels, row: str, file: str, table: str
 ) -> None:
-    """Another leader took account of it; this one finds it so."""
+    """Another leader took it; this leader finds it damaged."""
     write_frames(wheels)
     good_row, content = row_of(wheels), slot_of(wheels).read_bytes()
     if table == "counted before":
@@ -163,7 +163,7 @@ def test_what_is_lost_is_waited_for_no_more(wheels: Wheels) -> None:
 def test_a_row_that_turns_out_to_be_of_a_finished_second_is_waited_for_no_more(
     wheels: Wheels,
 ) -> None:
-    """Another member knows its row, and has deleted its content as everybody has."""
+    """Another member knows its row, but has deleted its content, as all members have."""
     write_frames(wheels)
     good_row = row_of(wheels)
     write_row(wheels, HOLE_ROW)
@@ -202,7 +202,7 @@ def test_a_retry_waits_for_the_hole_that_it_may_repeat(wheels: Wheels) -> None:
 
 
 def test_other_wheels_frames_that_lie_in_their_files_hold_up_nothing(wheels: Wheels) -> None:
-    """Its row stays as it is, where there is no other member that could put it right."""
+    """Its row stays damaged, since no other member could repair it."""
     write_frames(wheels)
     write_row(wheels, HOLE_ROW)
     with Leader(wheels, replace(EMPTY, seqs={A1: 3, B1: 1})) as leader:

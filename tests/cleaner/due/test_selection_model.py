@@ -1,4 +1,4 @@
-"""Every step, whatever happened before, holds exactly what the definition says."""
+"""Every step, after any history, holds exactly what the definition says."""
 
 from contextlib import ExitStack
 from dataclasses import replace
@@ -162,7 +162,7 @@ class Selection(RuleBasedStateMachine):
 
     @rule()
     def lose(self) -> None:
-        """All members lack what is waited for; what was repaired meanwhile is not given up."""
+        """All members are missing the awaited frames; repaired ones are not given up."""
         waiting = self.reader.unreadable
         self.lost |= waiting - self.reader.look_at_lost(waiting).kept
         self.reader.update(self.limits, self.lost)
@@ -172,7 +172,7 @@ class Selection(RuleBasedStateMachine):
             self.finish()
 
     def finish(self) -> None:
-        """Whatever happened, everything is delivered in the end."""
+        """After any history, everything is delivered in the end."""
         self.limits = self.wheels.last_seqs()
         self.now_ms = max([self.now_ms, self.progress.due_ms + 1]) + 10_000
         self.reader.update(self.limits, self.lost)
@@ -196,7 +196,7 @@ class Selection(RuleBasedStateMachine):
         return True
 
     def load(self) -> None:
-        """Let what is being loaded come in."""
+        """Lets the second being loaded arrive."""
 
     def new_reader(self) -> DueReader:
         reader = DueReader(self.wheels.disk, self.wheels.data, preload_thread=False)
@@ -242,7 +242,7 @@ class Selection(RuleBasedStateMachine):
             assert len(places) == 1
 
     def check_waiting(self, step: Step) -> None:
-        """What is waited for was bad, is not given up, and has not been passed."""
+        """Awaited frames were bad, are not given up, and have not been passed."""
         for wheel, seq in self.reader.unreadable:
             frame = next(f for f in self.wheels.frames if place(f) == (wheel, seq))
             assert (wheel, seq) in self.ever_damaged
@@ -288,7 +288,7 @@ def place(frame: Written) -> tuple[WheelId, int]:
 
 
 class SelectionOfCollidingKeys(Selection):
-    """The same with mixes of keys that show nothing: all keys are suspects of each other."""
+    """The same with useless hashes of keys: all keys are suspected duplicates of each other."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -302,7 +302,7 @@ def low_bit(
 
 
 class SelectionWhileLoading(Selection):
-    """The same with seconds that are loaded beside it, and come in at any time."""
+    """The same with seconds that are loaded in parallel, and arrive at any time."""
 
     def __init__(self) -> None:
         self.executor = Whenever()

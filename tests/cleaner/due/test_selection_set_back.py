@@ -58,7 +58,7 @@ def test_what_comes_later_goes_out_at_its_due(wheels: Wheels) -> None:
 
 
 def test_a_repetition_of_what_went_out_early_is_a_duplicate(wheels: Wheels) -> None:
-    """Also in a wheel that comes before in the order of positions."""
+    """Also in a wheel with a lesser position."""
     wheels.write(B1, [message(DUE_MS, 1)])
     with Leader(wheels) as ahead:
         ahead.forward(START_MS + DAY_MS)

@@ -1,4 +1,4 @@
-"""Whether a cancel of a message is admitted: nothing that is cancelled gets another due."""
+"""Whether a cancel of a message is admitted: no cancelled message gets another due."""
 
 from __future__ import annotations
 

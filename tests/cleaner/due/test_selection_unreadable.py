@@ -1,4 +1,4 @@
-"""Frames that cannot be read: what waits for them, what does not, and what is reported."""
+"""Unreadable frames: which work waits for them, which does not, and what is reported."""
 
 import errno
 import os
@@ -119,7 +119,7 @@ def test_w_rests_in_front_of_a_second_with_a_bad_frame(
 
 
 def test_a_repaired_hole_of_a_second_that_waits_is_read_by_its_new_row(wheels: Wheels) -> None:
-    """Another leader took the frame account of; here its row was lost and comes back."""
+    """Another leader took the frame; here its row was lost and returns."""
     wheels.write(A1, [message(START_MS + 100, 1)])
     wheels.write(A1, [message(START_MS + 200, 2)])
     index = layout.index_path(layout.wheel_folder(wheels.data, A1), 0)
@@ -196,7 +196,7 @@ def test_what_is_lost_is_passed_whether_it_has_a_row_here_or_not(wheels: Wheels)
 
 
 def test_a_slot_file_that_is_gone_is_missed_by_the_next_leader_too(wheels: Wheels) -> None:
-    """Taken account of by another leader; only the index still speaks of it."""
+    """Another leader took it; only the index still refers to it."""
     wheels.write(A1, [message(START_MS + 5100, 1), message(START_MS + 6100, 2)])
     wheels.write(B1, [message(START_MS + 6200, 3)])
     slot_path(wheels, A1, SECOND + 5).unlink()
@@ -213,7 +213,7 @@ def test_a_slot_file_that_is_gone_is_missed_by_the_next_leader_too(wheels: Wheel
 
 
 class Refusing(PosixDisk):
-    """Files whose paths have this part cannot be opened."""
+    """Makes files whose paths contain this part impossible to open."""
 
     part = "none"
 

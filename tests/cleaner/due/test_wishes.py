@@ -27,7 +27,7 @@ def wheels() -> Iterator[Wheels]:
 
 
 class Counting:
-    """Counts what a leader's reader is asked for."""
+    """Counts the requests to a leader's reader."""
 
     def __init__(self, leader: Leader) -> None:
         self._leader = leader
@@ -52,7 +52,7 @@ def wish_of(sent: Sent) -> RescheduleWish:
 
 
 def cancels(wheels: Wheels, count: int, due_ms: int = LATER_MS) -> None:
-    """So many frames, each with one cancel."""
+    """A number of frames, each with one cancel."""
     for number in range(count):
         wheels.cancel(A1, [message(due_ms, 10_000 + number)])
 

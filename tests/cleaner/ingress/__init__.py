@@ -1,1 +1,1 @@
-"""Taking in the ingress topics, beside a pretended Kafka and server."""
+"""Reading the ingress topics, beside a simulated Kafka and server."""

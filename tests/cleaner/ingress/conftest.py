@@ -1,4 +1,4 @@
-"""What tests of the ingress share: wheels in memory, and a leader that takes in ingress topics."""
+"""Shared by tests of the ingress: wheels in memory, and a leader that reads ingress topics."""
 
 from __future__ import annotations
 

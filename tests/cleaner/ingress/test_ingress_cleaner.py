@@ -1,4 +1,4 @@
-"""A whole cleaner takes in ingress topics of the real broker; its server only pretends."""
+"""A whole cleaner reads ingress topics of the real broker, beside a fake server."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_records_go_through_a_wheel_directly_or_to_the_dead_letters(
 
 
 def wait_for_group(kafka: KafkaBroker, cluster_id: str, offsets: list[int]) -> None:
-    """What Kafka's own tools show of the progress."""
+    """The progress as Kafka's own tools show it."""
     names = KafkaNames(cluster_id)
     looking = Consumer({"bootstrap.servers": kafka.address, "group.id": names.ingress_group})
     partitions = [TopicPartition(names.ingress, number) for number in range(len(offsets))]

@@ -1,4 +1,4 @@
-"""The parts of taking in: rows of direct messages, dead letters, the pace of handing over."""
+"""Parts of the ingress: rows of direct messages, dead letters, the pace of handing over."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_a_name_that_would_be_cut_off_is_reported_whole() -> None:
 
 
 class Way:
-    """A hand-over that a test answers for."""
+    """A hand-over whose answers the test gives."""
 
     def __init__(self) -> None:
         self.handed: list[Handed] = []
@@ -281,7 +281,7 @@ def test_there_is_room_for_one_of_any_length_when_nothing_is_unanswered(
 
 
 class Found:
-    """A Kafka that finds what a test says."""
+    """A Kafka with the topics that the test sets."""
 
     def __init__(self) -> None:
         self.says: IngressFound | Exception = IngressFound({})

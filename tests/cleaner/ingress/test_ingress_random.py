@@ -1,4 +1,4 @@
-"""Leaders, servers and transactions that end in any way: each record has one fate all the same."""
+"""Leaders, servers and transactions that end in any way: each record still has one fate."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ANSWERS = [Answer.HELD] * 4 + [Answer.UNKNOWN, Answer.NOT_NOW]
 
 
 class Story:
-    """A site to which things happen by chance."""
+    """A site with random events."""
 
     def __init__(self, site: Site, seed: int) -> None:
         self._site = site

@@ -38,7 +38,7 @@ def test_a_fault_that_is_over_is_no_longer_reported_even_without_records(wheels:
 
 
 class Refused:
-    """A reader that says only once what keeps it from reading."""
+    """A reader that reports only once why it cannot read."""
 
     made = 0
     cut_off: ClassVar[dict[object, int]] = {}

@@ -1,4 +1,4 @@
-"""A server that takes no messages, as on a full disk: the floor moves, or no disk ever frees."""
+"""A server that accepts no messages, as on a full disk: the floor moves, so that disks free up."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NOW = NOW_MS // 1000
 
 
 def turns(site: Site, seconds: float) -> int:
-    """Turns for so long, with a server that takes cancels alone; returns what it was handed."""
+    """Turns for this long, with a server that accepts only cancels; returns what it was handed."""
     handed = 0
     for _ in range(round(seconds * 20)):
         site.pass_ms(50)

@@ -1,4 +1,4 @@
-"""A leader takes in ingress topics: what its transactions carry, and what it hands over when."""
+"""A leader reads ingress topics: what its transactions carry, and what it hands over when."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def test_what_cannot_be_delayed_becomes_a_dead_letter_and_the_next_ones_go_on(si
 def test_a_letter_that_is_too_large_is_reported_without_its_content(
     site: Site, value_bytes: int, header_bytes: int, key_bytes: int, left: tuple[str, ...]
 ) -> None:
-    """What the topic of the letters does not take must not stop anything."""
+    """Letters that the dead-letter topic does not take must not stop anything."""
     site.topics.send(
         *asked(0, "orders", ("h", bytes(header_bytes))), value=bytes(value_bytes),
         key=bytes(key_bytes),
@@ -284,7 +284,7 @@ def test_a_larger_record_than_there_is_room_for_is_handed_over_alone(site: Site)
 
 
 def test_a_new_leader_hands_over_what_was_announced_and_delivers_it_once(site: Site) -> None:
-    """Though the former one's server had it: the wheel shows the copy."""
+    """Although the former leader's server had it: the wheel shows the copy."""
     site.topics.send(*asked(5_000))
     site.turn()
     assert site.server is not None
@@ -361,7 +361,7 @@ def test_a_withdrawal_cancels_what_a_wheel_has(site: Site) -> None:
 
 
 def test_rows_of_wheels_and_direct_ones_share_a_transaction(wheels: Wheels, site: Site) -> None:
-    """At most half of it is for the ingress, in turn of the partitions."""
+    """At most half of it is for the ingress, by turns of the partitions."""
     for number in range(30):
         site.topics.send(*asked(), at=BESIDE if number % 2 else AT)
     sent = [Sent(NOW_MS - 500, number.to_bytes(16, "big")) for number in range(8)]

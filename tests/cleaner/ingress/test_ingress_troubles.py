@@ -1,4 +1,4 @@
-"""Direct messages whose topics take nothing: what waits for them, and what does not."""
+"""Direct messages whose topics take nothing: which messages wait for them, and which do not."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def topics_of(site: Site) -> list[str]:
 def test_others_go_on_while_the_topic_of_one_is_waited_for(
     wheels: Wheels, kafka: Kafka, site: Site, trouble: Topic | None
 ) -> None:
-    """Messages of wheels, and other partitions; what follows in its own waits, in order."""
+    """Messages of wheels, and other partitions; later records of its own wait, in order."""
     if trouble is not None:
         kafka.topics["bad"] = trouble
     site.topics.send(*asked(0, "bills"))

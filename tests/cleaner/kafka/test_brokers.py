@@ -1,4 +1,4 @@
-"""What endangers the control topic, though a node may lead on it."""
+"""Risks to the control topic with which a node may still lead."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from delaywheel_replica.cleaner.kafka.brokers import control_warnings
 def test_too_few_copies(
     copies: int, brokers: int, wanted: int | None, reported: str | None
 ) -> None:
-    """It was made when fewer brokers were there, perhaps."""
+    """It was created when there were fewer brokers, perhaps."""
     config = {"min.insync.replicas": str(max(1, copies - 1))}
     found = control_warnings("c", copies=copies, brokers=brokers, wanted=wanted, config=config)
     assert [reported is not None and reported in warning for warning in found] == [True] * (

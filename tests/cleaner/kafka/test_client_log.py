@@ -1,4 +1,4 @@
-"""What the Kafka client library and the leader have to say, in the node's own log."""
+"""Messages of the Kafka client library and the leader in the node's log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a follower believes of a compacted topic after it has read nothing of it for long."""
+"""How a follower treats a compacted topic after a long time without reading it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RECORD = WheelRecord({"c": "disk-c"}, 1, 1_000)
 
 
 class CompactedTopic:
-    """A topic of which the records that remove a key are gone at once, with all before them.
+    """A topic whose tombstones are gone at once, with all earlier records of the key.
 
     Attributes:
         log: everything that was ever written.
@@ -75,7 +75,7 @@ class Reader:
 
 
 class Clock:
-    """Stands still, but for `suspended_s`, which only the wall clock notices."""
+    """A clock that stands still, except for `suspended_s`, which only the wall clock notices."""
 
     def __init__(self) -> None:
         self.now_s = 100.0

@@ -1,4 +1,4 @@
-"""A topic whose configuration says less than it should keeps no node from leading."""
+"""A topic whose configuration is incomplete keeps no node from leading."""
 
 from concurrent.futures import Future
 from types import SimpleNamespace

@@ -62,7 +62,7 @@ def send(kafka: KafkaBroker, topic: str, *values: bytes, partition: int = 0) -> 
 
 
 class Read:
-    """What a reader has read so far."""
+    """The records that a reader has read so far."""
 
     def __init__(self, reader: IngressReader) -> None:
         self._reader = reader

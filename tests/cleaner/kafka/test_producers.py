@@ -1,4 +1,4 @@
-"""The leader's producers on the real broker: what is known after each way to fail."""
+"""The leader's producers on the real broker: the outcome after each kind of failure."""
 
 from __future__ import annotations
 

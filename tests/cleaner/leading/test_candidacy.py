@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class LongTopic:
-    """A control topic of which so many records can be read in one call."""
+    """A control topic of which a limited number of records can be read in one call."""
 
     def __init__(self, records: int, at_once: int) -> None:
         self._records = [_record(number) for number in range(records)]
@@ -142,7 +142,7 @@ class Clock:
 
 
 class AtOnce:
-    """Runs everything on the spot; a pause moves the clock."""
+    """Runs everything at once; a pause moves the clock."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
@@ -162,7 +162,7 @@ class AtOnce:
 
 
 class Producers:
-    """Commits whatever it is given to the topic, which shows it later."""
+    """Commits all records to the topic, which shows them later."""
 
     def __init__(self, topic: LateTopic) -> None:
         self._topic = topic
@@ -183,7 +183,7 @@ class Producers:
 
 
 class LateTopic:
-    """A control topic that shows a record only when its end was asked for so often since."""
+    """A control topic that shows a record only after its end was asked for often enough."""
 
     def __init__(self, late: int) -> None:
         self._late = late
@@ -250,7 +250,7 @@ def marked(topic: LateTopic, token: str) -> tuple[Candidacy, AtOnce]:
 
 @pytest.mark.parametrize("late", [0, 1, 5])
 def test_marks_that_show_late_are_waited_for(late: int) -> None:
-    """Else an older leader's would be taken for newer ones."""
+    """Otherwise an older leader's marks would be taken for newer ones."""
     topic = LateTopic(0)
     for index in range(IDS):
         topic.mark(index, "old")

@@ -65,7 +65,7 @@ def outcomes(kafka: KafkaBroker, cluster_id: str, count: int) -> list[dict[str, 
 
 
 def arrived(kafka: KafkaBroker, topic: str, rows: list[Sent]) -> list[bytes | None]:
-    """What the topic holds once it holds so many."""
+    """The records of the topic once there are enough."""
     messages = read_all(kafka.address, topic, at_least=len(rows))
     return [message.value() for message in messages]
 
@@ -167,7 +167,7 @@ def test_an_answer_about_lower_wheels_closes_nothing(world: World, topic: str) -
 
 
 def closed_at(status: CleanerStatus, wheel: WheelId) -> int | None:
-    """The end of a wheel; None: it has none, or is not known just now."""
+    """The end of a wheel; None: it has none, or it is unknown just now."""
     record = status.wheels.get(wheel)
     return None if record is None else record.closed_at
 
@@ -179,7 +179,7 @@ def test_takeover_over_an_open_transaction(
     topic: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """An old leader hangs in the middle of a transaction; nothing of it is ever seen."""
+    """An old leader hangs in the middle of a transaction; no part of it is ever seen."""
     with World(kafka.address, wheels.data, cluster_id, wheels) as world:
         world.wait_leading()
     settings = KafkaSettings(KafkaNames(cluster_id), {"bootstrap.servers": kafka.address})
@@ -279,7 +279,7 @@ def test_what_the_operator_says_of_a_node_is_committed(
 
 
 def is_known(world: World, reported: NodeStorage, known: NodeRecord) -> bool:
-    """Announces a node to the cleaner; whether its record says so by now."""
+    """Announces a node to the cleaner; returns whether its record is committed by now."""
     if world.status.nodes.get(reported.node) == known:
         return True
     world.say(reported)

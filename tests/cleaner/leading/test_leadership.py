@@ -1,4 +1,4 @@
-"""One node of three: its leadership on a simulated Kafka, beside a server that only pretends.
+"""One node of three: its leadership on a simulated Kafka, beside a fake server.
 
 The pretended server says whatever a test wants of this node's peers. What is tested is how that
 comes to the election machine and the duties, and what comes of it: the machine itself, the rules
@@ -257,7 +257,7 @@ def test_a_topic_that_lost_its_end_has_no_leader(place: Place) -> None:
 
 
 def test_a_leader_that_hears_of_a_rivals_progress_takes_nothing_for_lost(place: Place) -> None:
-    """Its own row says so before its next transaction is fenced, or while it stands again."""
+    """Its own status shows it before its next transaction is fenced, or while it stands again."""
     place.lead()
     progress = place.view.state.progress
     assert progress is not None
@@ -408,7 +408,7 @@ def test_what_the_operator_said_goes_with_the_term(place: Place) -> None:
 
 
 def test_what_was_unregistered_in_a_term_does_not_come_back_after_it(place: Place) -> None:
-    """Not even when the compacted topic says nothing of that any more."""
+    """Not even when the compacted topic no longer has any trace of it."""
     place.lead()
     place.give_wheel("a")
     lose_term(place)

@@ -22,7 +22,7 @@ STAMP_MS = round(STAMP_S * 1000)
 
 
 class Row:
-    """What was written, the clock, and what the main thread waits for."""
+    """The written statuses, the clock, and what the main thread waits for."""
 
     def __init__(self) -> None:
         self.written: list[CleanerStatus] = []
@@ -94,7 +94,7 @@ def test_a_new_word_of_the_main_thread_is_not_overwritten_by_its_old_one(row: Ro
 
 
 class Sayings:
-    """What the main thread of a leader sees, turn by turn; how often it writes the row."""
+    """Changes the leader's state turn by turn; returns how often it writes the status."""
 
     def __init__(self) -> None:
         self.news = News()

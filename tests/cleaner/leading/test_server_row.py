@@ -1,4 +1,4 @@
-"""Which rows of a server its cleaner believes."""
+"""Which statuses of a server its cleaner believes."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The commands that ask a node: what they ask, and what they print."""
+"""The commands that ask a node: their requests, and their output."""

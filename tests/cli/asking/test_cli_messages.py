@@ -1,4 +1,4 @@
-"""What slots, slot, search and get ask, and the JSON that they print: it is stable."""
+"""Requests and JSON output of slots, slot, search and get; the JSON is stable."""
 
 from __future__ import annotations
 

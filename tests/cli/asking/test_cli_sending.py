@@ -1,4 +1,4 @@
-"""What produce, cancel and reschedule send, and the JSON that they print: it is stable."""
+"""Requests and JSON output of produce, cancel and reschedule; the JSON is stable."""
 
 from __future__ import annotations
 

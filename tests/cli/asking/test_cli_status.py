@@ -1,4 +1,4 @@
-"""What `delaywheel status` prints of a cluster; its JSON is stable."""
+"""The output of `delaywheel status`; its JSON is stable."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""`delaywheel dead`: what it prints, and what it does on the real Kafka."""
+"""`delaywheel dead`: its output, and its effects on the real Kafka."""

@@ -1,4 +1,4 @@
-"""docs/CLI.md shows what `delaywheel dead` prints; and how it fails without Kafka."""
+"""docs/CLI.md shows the output of `delaywheel dead`; and its failures without Kafka."""
 
 from __future__ import annotations
 

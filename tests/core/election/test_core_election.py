@@ -1,4 +1,4 @@
-"""The election machine, alone with its tables."""
+"""The election machine alone, with its tables."""
 
 from collections.abc import Callable
 from typing import Any
@@ -76,7 +76,7 @@ def standby(*, nodes: int = 1, required: int | None = None, rank: int = 0) -> El
 
 
 def asking() -> Election:
-    """The first of three; its turn has come."""
+    """The first of three nodes, whose turn has come."""
     election = standby(nodes=3)
     election.step(tick(START_MS - 2 * MIN_SILENCE_MS))
     election.step(tick(START_MS - RANK_MS))
@@ -267,7 +267,7 @@ def test_a_leader_that_hears_of_later_progress_leaves_term(make: Callable[[], El
 
 
 def end(election: Election, reason: Reason, now_ms: int) -> None:
-    """Ends what a resting or leading machine has for this reason."""
+    """Ends a resting or leading machine for this reason."""
     match reason:
         case Reason.FENCED:
             event: Event = TransactionReport(now_ms, election.token, Verdict.FENCED)
@@ -290,7 +290,7 @@ def stands_at(election: Election, from_ms: int, **reported: Any) -> int:
 
 
 def in_turn(found_ms: int, expected_ms: int, rank: int = 0) -> bool:
-    """Whether it is when the node's turn comes, once nothing else is waited for."""
+    """Whether the node asks when its turn comes and no other condition is left."""
     return 0 <= found_ms - expected_ms - rank * RANK_MS <= RANK_MS + 20
 
 

@@ -50,7 +50,7 @@ NODES = 2
 
 @dataclass
 class Request:
-    """Something a node asked of Kafka that is not answered yet."""
+    """A node's request to Kafka that is not answered yet."""
 
     node: int
     run: int
@@ -60,7 +60,7 @@ class Request:
 
 @dataclass
 class Reply:
-    """Kafka's answer, on its way to the run of the node that asked."""
+    """Kafka's answer, under way to the run of the node that asked."""
 
     node: int
     run: int
@@ -122,7 +122,7 @@ class Rivals:
         self._answer(request, self._event(request.effect, done=done, answered=answered))
 
     def _init(self, request: Request, inits: list[int], fate: str) -> None:
-        """In any order and in parts, so that candidates init crosswise."""
+        """Carries inits out in any order and in parts, so that candidates init crosswise."""
         token = request.effect.token
         if fate == "request lost":
             self.requests.remove(request)
@@ -135,7 +135,7 @@ class Rivals:
             self._answer(request, InitsDone(self.now_ms, token))
 
     def _carry_out(self, effect: CommitMark | ReadControl | IdleCommit) -> bool:
-        """Whether Kafka takes it; a transaction only of the id's owner."""
+        """Whether Kafka accepts it; a transaction only from the id's owner."""
         if isinstance(effect, ReadControl):
             marks = self.control.leaders.values()
             if [mark.token for mark in marks] == [effect.token] * IDS:

@@ -1,4 +1,4 @@
-"""How a node of several comes to stand: silence, its turn, the votes of the others."""
+"""How a node among several comes to stand: silence, its turn, the others' votes."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -67,7 +67,7 @@ def asks(election: Election) -> bool:
 
 
 def votes_for(election: Election, names: str) -> dict[str, Any]:
-    """These nodes agree to what is asked now."""
+    """Lets these nodes agree to the present question."""
     wish = election.vote_wish
     assert wish is not None
     return {"votes": frozenset(names), "vote_round": wish.round}
@@ -101,7 +101,7 @@ def leading(now_ms: int, **more: Any) -> Election:
 
 
 def keep_leading(election: Election, from_ms: int, to_ms: int, **more: Any) -> None:
-    """It commits what it has to, and stays the leader."""
+    """It commits its records, and stays the leader."""
     for now_ms in range(from_ms, to_ms, 100):
         election.step(tick(now_ms, **more))
         election.step(TransactionReport(now_ms, election.token, Verdict.COMMITTED, 20))
@@ -167,7 +167,7 @@ def test_asking_ends_when_it_could_not_stand(ends: dict[str, object]) -> None:
 
 
 def test_asking_ends_when_a_leader_is_heard_or_a_vote_was_given() -> None:
-    """Both count as having heard a leader, perhaps late. What is long ago ends nothing."""
+    """Both count as having heard a leader, perhaps late. Old ones end nothing."""
     election, at_ms = asking()
     election.step(tick(at_ms + 100, heard_ms=at_ms + 100 - MIN_SILENCE_MS))
     assert asks(election)
@@ -264,7 +264,7 @@ def test_having_stood_counts_as_having_heard_a_leader() -> None:
 
 
 def test_a_leader_that_is_heard_ends_the_wait_after_a_failure() -> None:
-    """What is waited for then is that one's silence, no longer the own."""
+    """From then on that one's silence is awaited, no longer the node's own."""
     election, at_ms = asking()
     election.step(tick(at_ms, **votes_for(election, "b")))
     election.step(InitFailed(at_ms, election.token, Verdict.FENCED))

@@ -1,4 +1,4 @@
-"""Who should not lead: it lags, or its clock is off."""
+"""Nodes that should not lead: one lags, or its clock is off."""
 
 from dataclasses import replace
 from typing import Any
@@ -170,7 +170,7 @@ def test_a_clock_is_counted_on_since_it_was_heard() -> None:
 def test_of_fewer_clocks_kafkas_is_one_more(
     other: int | None, kafka: int | None, *, off: bool
 ) -> None:
-    """Of three the median counts; of two that differ nobody knows which is wrong."""
+    """The median of three counts; of two that differ the wrong one is unknown."""
     others = [] if other is None else [reported("b", wall_ms=WALL_MS + other)]
     ahead_ms = None if kafka is None else WALL_MS + kafka - 5_000
     broker = None if ahead_ms is None else BrokerClock(ahead_ms, ahead_ms, 5_000)

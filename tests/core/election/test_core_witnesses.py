@@ -1,4 +1,4 @@
-"""A control topic that lacks what nodes have read there is not led on."""
+"""No node leads on a control topic that lacks what nodes have read there."""
 
 from dataclasses import replace
 
@@ -60,7 +60,7 @@ def test_who_has_read_no_more_says_nothing(reached: Reached | None) -> None:
     ],
 )
 def test_a_topic_that_lost_what_was_done_last_is_found(reached: Reached) -> None:
-    """Also where w was set back, and within one millisecond."""
+    """Also if w was set back, and within one millisecond."""
     found = contradiction(known(), reported(reached=reached))
     assert found is not None
     assert found.startswith(

@@ -1,1 +1,1 @@
-"""Tests of what becomes of records of ingress topics."""
+"""Tests of the handling of ingress records."""

@@ -40,7 +40,7 @@ ANNOUNCED = replace(NEW, announced=SeqSet([(0, 1)]))
 
 
 def record(offset: int, *headers: tuple[str, bytes]) -> Incoming:
-    """One that is delayed by a minute unless it asks for something else."""
+    """A record delayed by a minute unless it requests something else."""
     said = headers or ((ingress.TOPIC, b"t"), (ingress.LEVEL, b"1m"))
     return Incoming(Place("ingress", 0, offset), SENT_MS, None, b"", said)
 
@@ -65,7 +65,7 @@ def transact(intake: Intake, moment: Moment = NOW, *, room: int = 99) -> IntakeS
 
 
 def hand(intake: Intake, answer: Answer) -> list[int]:
-    """Everything that is to be handed over, with one answer; the offsets."""
+    """Hands over everything, with one answer; returns the offsets."""
     handed = intake.to_hand(99)
     for taken in handed:
         intake.answered(taken, answer)
@@ -158,7 +158,7 @@ REFUSING = replace(NOW, most={Delayed: 0})
 
 
 def test_what_a_server_that_takes_nothing_has_not_is_announced_no_more() -> None:
-    """So the floor does not wait for it, and what it is comes out as if it had never been."""
+    """So the floor does not wait for it, and its outcome is as if it had never been announced."""
     intake = reading(record(0), record(3), record(5))
     transact(intake)
     handed = intake.to_hand(99)
@@ -197,7 +197,7 @@ def test_the_floor_goes_on_in_the_transaction_that_takes_back() -> None:
 
 
 def test_one_at_a_time_asks_a_server_that_takes_nothing() -> None:
-    """A cancel is another matter: it may be taken where no message is."""
+    """A cancel is different: it may be accepted while no message is."""
     at = str(SENT_MS + 60_000).encode()
     cancel = record(2, (ingress.CANCEL, bytes(16)), (ingress.DELIVER_AT, at))
     intake = reading(record(0), record(1), cancel)

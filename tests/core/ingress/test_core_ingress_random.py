@@ -1,4 +1,4 @@
-"""Many records of several partitions, leaders that come and go, and any trouble, from seeds.
+"""Many records of several partitions, changing leaders, and any trouble, from seeds.
 
 What the exhaustive model (tests/sim/models/ingress.py) does for one record, this does at random for
 many: whole terms, levels that change with the leader, records that cannot be delayed, offsets
@@ -67,7 +67,7 @@ class World:
         self.due: dict[Place, set[int]] = {}
 
     def send(self) -> None:
-        """A record, or something that is none; its timestamp is of now, or of long ago."""
+        """A record, valid or not; its timestamp is of now, or of long ago."""
         number = self.random.randrange(PARTITIONS)
         log = self.logs[number]
         if self.random.random() < 0.2:
@@ -100,7 +100,7 @@ class World:
             term.answered(handed, self.take(node, handed, answer))
 
     def take(self, node: Node, handed: Handed, answer: Answer) -> Answer:
-        """What a server does with a record; an unknown answer may be of either end."""
+        """The server's handling of a record; UNKNOWN may hide either outcome."""
         wish, record = handed.taken.wish, handed.taken.record
         assert isinstance(wish, Delayed)
         assert record is not None
@@ -147,7 +147,7 @@ class World:
             term.committed(step)
 
     def forward(self, bound: int | None) -> None:
-        """Deliver what is due in wheels, a copy of each; move the floor, and forget seconds."""
+        """Delivers due messages of wheels once each; moves the floor, and forgets seconds."""
         for node in self.nodes:
             for copy in sorted(node.wheel):
                 known = {(id_, due_ms) for _, id_, due_ms in self.done}
@@ -187,7 +187,7 @@ class World:
                 self.transact(node, trouble=True)
 
     def calm_down(self) -> None:
-        """One leader, and nothing goes wrong, until all is settled and done."""
+        """One leader without trouble, until all is settled and done."""
         node = self.nodes[0]
         self.take_term(node)
         for _ in range(2_000):

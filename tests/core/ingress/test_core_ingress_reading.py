@@ -1,4 +1,4 @@
-"""What a record of an ingress topic asks for."""
+"""Parses requests in records of an ingress topic."""
 
 import uuid
 from collections.abc import Sequence
@@ -36,13 +36,13 @@ SOON = (ingress.DELAY_MS, b"500")
 
 
 def wish(*headers: tuple[str, bytes | None], **changed: Any) -> Wish:
-    """What a record with these headers asks for."""
+    """The request in a record with these headers."""
     record = Incoming(PLACE, SENT_MS, b"key", b"value", headers)
     return read(record._replace(**changed), RULES)
 
 
 def delayed(*headers: tuple[str, bytes | None], **changed: Any) -> Delayed:
-    """The same of one that can be delayed."""
+    """The same for a record that can be delayed."""
     found = wish(*headers, **changed)
     assert isinstance(found, Delayed), found
     return found
@@ -188,7 +188,7 @@ DELIVERED: Headers = [
 
 
 def test_what_was_delivered_before_gets_an_id_of_its_own() -> None:
-    """Two groups that send one message again at one time would lose one of both else."""
+    """Otherwise two groups that send one message again at one time would lose one of both."""
     message = delayed(*DELIVERED, TO, SOON)
     assert (message.id, message.headers) == (message_id(PLACE, SENT_MS), b"")
     assert delayed(*DELIVERED, TO, SOON, (ingress.ID, ID)).id == ID
@@ -232,5 +232,5 @@ def test_an_id_follows_from_place_and_timestamp(
 
 
 def test_an_id_is_never_made_otherwise() -> None:
-    """The next version must make the same: it may read what this one has handed over."""
+    """The next release must produce the same: it may read records handed over by this one."""
     assert message_id(PLACE, SENT_MS).hex() == "8c6b0d0733fb89e2ba896d664ee9a4ee"

@@ -1,4 +1,4 @@
-"""What a consumer that retries sends to the ingress means there what it should, and comes back."""
+"""Retries of a consumer have the right meaning for the ingress, and come back."""
 
 from hypothesis import given
 from hypothesis import strategies as st

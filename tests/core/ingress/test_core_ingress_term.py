@@ -47,7 +47,7 @@ def transact(term: Term, moment: Moment = NOW, *, room: int = 99) -> TermStep:
 
 
 def places(step: TermStep) -> list[Place]:
-    """Where the records lie that it settles."""
+    """The places of the records that it settles."""
     return [each.taken.record.place for each in step.settled if each.taken.record is not None]
 
 
@@ -106,7 +106,7 @@ def test_of_a_topic_that_is_given_up_only_what_was_announced_is_taken() -> None:
 
 
 def test_partitions_take_turns() -> None:
-    """However little room there is, none is always the last."""
+    """However little room there is, every partition gets its turn."""
     term = reading(*[record(at, n, 0) for n in range(2) for at in (AT, BESIDE)])
     order = [place for _ in range(4) for place in places(transact(term, LATER, room=1))]
     assert [place.partition for place in order] == [0, 1, 0, 1]
@@ -215,7 +215,7 @@ def test_what_was_deleted_is_reported() -> None:
 def test_each_record_is_settled_once_and_in_order(
     sent: list[tuple[int, int]], data: st.DataObject
 ) -> None:
-    """Whatever servers say, and however much room there is."""
+    """Whatever servers answer, and however much room there is."""
     term = reading(partitions=3)
     offsets = [0, 0, 0]
     for number, delay_ms in sent:

@@ -32,7 +32,7 @@ EVERY_PROGRESS = [
 
 
 def is_step(before: Progress, after: Progress) -> bool:
-    """What the cleaner may do: nothing back, V at rest while a millisecond is split."""
+    """The cleaner's possible steps: nothing goes back, V rests while a millisecond is split."""
     if after.due_ms < before.due_ms or any(after.seq(w) < before.seq(w) for w in (A1, B1)):
         return False
     if before.position is not None and after.due_ms == before.due_ms:
@@ -75,7 +75,7 @@ def view(**changes: object) -> CancelView:
 
 @pytest.mark.parametrize("seqs", [[1], [2], [1, 2]])
 def test_no_answer_after_writing_is_ever_untrue(seqs: list[int]) -> None:
-    """Whichever of the records are seen, and whatever comes after."""
+    """Whichever of the records are seen, and whatever follows."""
     cancels = [Position(A1, seq, 0) for seq in seqs]
     decided: set[CancelDecision] = set()
     start = Progress(8, None, {})
@@ -99,7 +99,7 @@ def test_no_answer_after_writing_is_ever_untrue(seqs: list[int]) -> None:
 
 
 def set_back_runs() -> Iterator[tuple[Progress, ...]]:
-    """One step under a clock that was ahead, w set back, one step more, and all that is left."""
+    """One step under a clock that was ahead, w set back, one more step, and the rest."""
     start, last = Progress(8, None, {}), {A1: 2, B1: 1}
     for ahead in EVERY_PROGRESS:
         after = ahead.set_back(7) if is_step(start, ahead) else None

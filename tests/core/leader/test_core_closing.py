@@ -63,7 +63,7 @@ def holding(**prefixes: int) -> dict[str, Heartbeat]:
     ("members", "min_insync"), [(n, w) for n in range(1, 5) for w in range(1, n + 1)]
 )
 def test_the_end_is_never_before_what_was_acknowledged(members: int, min_insync: int) -> None:
-    """Every holding of every member, every set of answers, against counting."""
+    """Every combination of held frames and answers, checked by counting."""
     nodes = "abcd"[:members]
     state = registered(wheel_record_of(*nodes, min_insync=min_insync))
     for held in product(range(3), repeat=members):
@@ -152,7 +152,7 @@ def test_no_end_is_below_what_was_taken_account_of_or_filled() -> None:
 
 
 def test_an_old_answer_does_not_end_a_wheel_below_what_was_filled_since() -> None:
-    """c took seq 1 in a fill after it had answered, and it was acknowledged with that."""
+    """c took seq 1 by a fill after its answer, and the frame was acknowledged with that."""
     state = registered(wheel_record_of("a", "b", "c", min_insync=3))
     found = closing(A1, state, [answer("b", 1)], holding(a=1, b=1, c=0), taken=0)
     assert found == HoldersWanted(1)

@@ -1,4 +1,4 @@
-"""A leader's duties, one by one, and over the whole life of a node alone."""
+"""A leader's duties, one by one, and over the whole life of a lone node."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -183,7 +183,7 @@ def look_at(state: ControlState, *heartbeats: Heartbeat, **situation: object) ->
 
 
 def lacked(lacks: Mapping[FrameName, frozenset[str]]) -> dict[str, object]:
-    """What a situation says of frames that these members do not have."""
+    """A situation's report of frames that these members do not have."""
     frames, by_member = looked_for(lacks)
     return {"looked_for": frames, "lacks": by_member}
 
@@ -341,7 +341,7 @@ def test_what_all_members_lack_is_lost_and_holds_up_no_end() -> None:
 
 
 def test_what_v_names_and_nobody_shows_is_looked_for_and_then_lost() -> None:
-    """An operating system crash of all took frames that were taken account of."""
+    """A crash of all operating systems took frames that were already taken."""
     state = nodes_of().apply_all([wheel_record(A1, ABC)])
     state = replace(state, progress=Progress(NOW_MS, None, {A1: 8}, 10))
     answers = [
@@ -433,7 +433,7 @@ def test_the_floor_of_what_is_handed_in_is_not_looked_at() -> None:
 
 @dataclass
 class Node:
-    """A node alone as its server sees it: wheels on disk, what it uses, what it promised."""
+    """A lone node as its server sees it: wheels on disk, wheels in use, promises."""
 
     frames: dict[WheelId, list[int]] = field(default_factory=dict)  # the slot of each seq
     seals: dict[WheelId, Seal] = field(default_factory=dict)
@@ -555,7 +555,7 @@ class Life:
         self.watch = found.watch
 
     def step(self) -> Progress | None:
-        """The cleaner takes all that was reported to it."""
+        """The cleaner takes every report made to it."""
         if self.state.progress is None:
             return None
         seqs = {

@@ -49,7 +49,7 @@ class World:
             self.seals[wheel] = [Seal(self.progress.floor, 0)]
 
     def write(self, wheel: WheelId, ahead_s: int) -> None:
-        """A retry of something old as well as something new, as far as the seal lets it."""
+        """A retry of an old message or a new one, as far as the seal allows."""
         slot = self.now_s + ahead_s
         if wheel not in self.records or self.records[wheel].closed_at is not None:
             return

@@ -101,7 +101,7 @@ def test_numbers_go_on_from_what_the_node_has_used_should_its_record_be_gone() -
 
 @given(st.lists(st.sampled_from(["ask", "know", "forget", "close", "unregister", "lose"])))
 def test_no_number_is_ever_given_to_two_wheels(history: list[str]) -> None:
-    """Whatever the node forgets, and whatever becomes of its wheels."""
+    """Whatever the node forgets, and whatever happens to its wheels."""
     state, known, last = ControlState(), 0, None
     ever: set[WheelId] = set()
     for what in history:

@@ -1,4 +1,4 @@
-"""What an operator is shown before a node is replaced or taken out."""
+"""The losses that an operator is shown before a node is replaced or removed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Another due for a message: what one transaction decides, puts off and settles."""
+"""Another due for a message: which requests a transaction decides, puts off and settles."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ WRITTEN = RescheduleWritten(KEY, TO_MS, (A1, 7), (A1, 8))
 
 
 def after(state: ControlState, progress: Progress = NOW, **reported: object) -> ControlState:
-    """The state once a transaction that leads there is committed."""
+    """The state after a transaction to that progress is committed."""
     records = reschedule_records(state, progress, Rescheduling(**reported), {}, 10_000)  # type: ignore[arg-type]
     return replace(state.apply_all(records), progress=progress)
 
@@ -146,7 +146,7 @@ def test_what_is_written_when_its_old_frame_is_lost_has_its_new_due() -> None:
 
 
 def by(**versions: int) -> dict[str, Heartbeat]:
-    """Heartbeats of nodes whose releases know so much."""
+    """Heartbeats of nodes whose releases know this version."""
     return {
         node: replace(heartbeat(node), control_version=version)
         for node, version in versions.items()

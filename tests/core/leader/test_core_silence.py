@@ -13,7 +13,7 @@ Hearing = dict[str, dict[str, int]]
 
 
 def server(own: str, hearing: Hearing) -> ServerStatus:
-    """The row of a node that knows of each other one whom it heard, and how long ago."""
+    """The status of a node that reports which nodes it heard, and how long ago."""
     nodes = {node for heard in hearing.values() for node in heard} | hearing.keys()
     return ServerStatus(
         heartbeat(own),

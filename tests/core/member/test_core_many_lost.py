@@ -1,4 +1,4 @@
-"""A million unreadable frames in a row: what is reported, asked and recorded stays small."""
+"""A million unreadable frames in a row: reports, requests and records stay small."""
 
 import json
 from dataclasses import replace
@@ -88,7 +88,7 @@ class Node:
         return sent
 
     def look_for_all(self) -> int:
-        """The others answer whatever they are asked for that they lack it; so many were asked."""
+        """The others answer every request with missing frames; returns how many were requested."""
         asked = 0
         waiting = [*self.tick()]
         while waiting:
@@ -108,7 +108,7 @@ def state(progress: Progress) -> ControlState:
 
 
 def given_up(node: Node, progress: Progress) -> ControlState:
-    """What is committed after the next transaction of the leader at this node."""
+    """The control records after the next transaction of the leader at this node."""
     row = node.machine.status(node.now_ms, node.wall_ms, 1)
     assert len(json.dumps(to_json(row))) < 3_000
     heartbeats = {
@@ -144,7 +144,7 @@ def test_frames_that_are_held_as_holes_are_given_up_at_once() -> None:
 
 
 def test_frames_of_which_no_member_has_a_row_are_given_up_at_once() -> None:
-    """The operating systems of all have crashed, and what was taken account of is gone."""
+    """The operating systems of all nodes have crashed, and taken frames are gone."""
     node = Node({})
     progress = Progress(node.wall_ms, None, {B1: MILLION}, 0)
     for peer in "bc":

@@ -1,4 +1,4 @@
-"""Wheels of a leader that may have to take ingress records again."""
+"""Wheels of a leader that may have to accept ingress records again."""
 
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ LATE_S = 120
 
 
 def live(node: FakeNode, *wheels: WheelId, slot: int | None, role: Role = Role.LEADING) -> None:
-    """A second and more passes; the floor stands where the first wheel's seal is."""
+    """Lets more than a second pass; the floor stays at the first wheel's seal."""
     for _ in range(5):
         floor = 0 if slot is None else slot
         registered = {wheel: replace(record_of("a"), seal_slot=floor) for wheel in wheels}
@@ -32,7 +32,7 @@ def seals(node: FakeNode) -> list[int]:
 
 @pytest.fixture
 def node() -> FakeNode:
-    """Alone, with an open wheel and a spare that are sealed as its clock says."""
+    """A lone node, with an open wheel and a spare that are sealed by its clock."""
     node = FakeNode("a", "a")
     live(node, A1, slot=None)
     live(node, A1, A2, slot=None)
@@ -73,7 +73,7 @@ def test_wheels_that_are_sealed_beyond_a_record_give_way(node: FakeNode) -> None
 def test_an_open_wheel_gives_way_although_the_node_leads_no_longer_once_its_spare_did(
     node: FakeNode,
 ) -> None:
-    """The wheel between the two could not be closed before, and the floor would rest for ever."""
+    """Before, the wheel between the two could not be closed, and the floor would rest for ever."""
     live(node, A1, A2, slot=min(seals(node)) - 5)
     assert node.status().heartbeat.named == (A1,)
     live(node, A1, A2, A3, slot=None, role=Role.STANDBY)

@@ -131,7 +131,7 @@ def test_a_vote_given_counts_as_a_leader_heard() -> None:
 
 
 def gossip_of(node: FakeNode) -> list[Gossip]:
-    """What was sent to the others since the last time."""
+    """The messages sent to the others since the last call."""
     return [message for _, message in node.take_sent() if isinstance(message, Gossip)]
 
 

@@ -1,4 +1,4 @@
-"""Three members, any order of messages, ticks, crashes and closings: what must always hold.
+"""Three members, any order of messages, ticks, crashes and closings, and the invariants.
 
 The leader is the real closing; the network loses, repeats and reorders; machines crash with a tail
 of what was written.
@@ -71,7 +71,7 @@ class Members(RuleBasedStateMachine):
 
     @rule()
     def talk(self) -> None:
-        """All arrives, but frames and answers to them are slow."""
+        """Everything arrives, but frames and answers to them are slow."""
         slow = [m for m in self.world.messages if isinstance(m[2], Frames | Applied)]
         self.world.messages = [m for m in self.world.messages if m not in slow]
         for _ in range(3):

@@ -18,7 +18,7 @@ DAY_MS = 86_400_000
 
 
 def led(node: FakeNode, *wheels: WheelId, seal_slot: int = 0) -> CleanerStatus:
-    """The row of its cleaner, which leads."""
+    """The status of its cleaner, which leads."""
     registered: dict[WheelId, WheelRecord] = {
         wheel: replace(record_of("a"), seal_slot=seal_slot) for wheel in wheels
     }
@@ -33,7 +33,7 @@ def after_a_set_back(node: FakeNode, *wheels: WheelId, floor: int = 0) -> Cleane
 
 
 def live(node: FakeNode, reported: Callable[[], CleanerStatus]) -> None:
-    """A second and more passes, in which the cleaner says the same."""
+    """Lets more than a second pass, with an unchanged cleaner."""
     for _ in range(5):
         node.cleaner_reports(reported())
         node.tick(300)
@@ -41,7 +41,7 @@ def live(node: FakeNode, reported: Callable[[], CleanerStatus]) -> None:
 
 @pytest.fixture
 def node() -> FakeNode:
-    """Alone, with wheels that it has sealed while its clock was a day ahead."""
+    """A lone node, with wheels that it has sealed while its clock was a day ahead."""
     node = FakeNode("a", "a")
     node.wall_ms += DAY_MS
     for wheels in ((A1,), (A1, A2)):
@@ -75,7 +75,7 @@ def test_the_spare_is_given_up_and_the_open_one_once_there_is_another(node: Fake
 
 
 def test_one_that_was_sealed_at_a_floor_beyond_the_clock_stays(node: FakeNode) -> None:
-    """Another one would be sealed there as well."""
+    """Another wheel would be sealed there as well."""
     floor = node.wall_ms // 1000 + DAY_MS // 2_000
     for wheels in ((A1, A2), (A1, A2, A3), (A3, A4), (A3, A4)):
         live(node, partial(after_a_set_back, node, *wheels, floor=floor))

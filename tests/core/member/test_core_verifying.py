@@ -1,4 +1,4 @@
-"""What a node says and does of wheels that its start has found, and does not know yet."""
+"""How a node treats wheels that its start has found and not verified yet."""
 
 from collections import deque
 
@@ -29,14 +29,14 @@ B1, B2, C1 = WheelId("b", 1), WheelId("b", 2), WheelId("c", 1)
 
 
 def asked_again(node: FakeNode) -> list[int]:
-    """The fetches to which it answered that it lacks what was asked for."""
+    """The fetches that it answered with missing frames."""
     return [
         reported.request for _, reported in messages(node, Lacks) if isinstance(reported, Lacks)
     ]
 
 
 def answered(node: FakeNode) -> dict[str, dict[WheelId, int]]:
-    """The nodes of whose wheels it reported what it holds."""
+    """The nodes whose wheels it has reported as held."""
     reported = [
         reported.answer for _, reported in messages(node, Promise) if isinstance(reported, Promise)
     ]

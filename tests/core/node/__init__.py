@@ -1,1 +1,1 @@
-"""What the parts of a member know and hear."""
+"""State and inputs of a member's parts."""

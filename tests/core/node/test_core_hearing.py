@@ -160,7 +160,7 @@ def test_a_relayed_beat_is_not_further_ahead_than_can_be(
 
 @pytest.mark.parametrize("start", [1, 2, 9, 10**9])
 def test_a_relayed_beat_that_its_node_does_not_come_to_is_forgotten(start: int) -> None:
-    """Else nothing new would be known of that node, whatever it says itself."""
+    """Otherwise no later report of that node would be believed, not even its own."""
     ears = hearing()
     wrong = reported("b", 90_000, start=start)
     hear(ears, "c", reported("c", 1), 0, wrong)

@@ -1,4 +1,4 @@
-"""What was asked for and is not answered."""
+"""Effects that were issued and are not answered."""
 
 from delaywheel.identity import WheelId
 from delaywheel.storage.frames.bundle import NO_BUNDLE

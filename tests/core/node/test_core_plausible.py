@@ -1,4 +1,4 @@
-"""What peers say and cannot be so: nothing is raised but its name, nothing is deleted by it."""
+"""Implausible messages of peers raise only their name, and delete nothing."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,1 +1,1 @@
-"""What nodes and processes exchange, and PROTOCOL.md."""
+"""Messages between nodes and processes, and PROTOCOL.md."""

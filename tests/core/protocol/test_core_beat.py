@@ -71,7 +71,7 @@ def test_no_object(document: object) -> None:
 
 
 def test_rows_have_room_for_thousands_of_wheels(tmp_path: Path) -> None:
-    """A node that restarts now and then, with messages for a week ahead, leaves as many."""
+    """A node that restarts sometimes, with messages for a week ahead, leaves this many."""
     wheels = [WheelId("node-with-a-long-name-0123456789"[:31], 10**6 + n) for n in range(3_000)]
     node = wheels[0].node
     reported = {

@@ -1,4 +1,4 @@
-"""What documents a declaration gives, and which ones it refuses, by the field."""
+"""The documents that a declaration encodes, and those that it refuses, by field."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

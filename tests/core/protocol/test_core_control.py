@@ -174,7 +174,7 @@ def test_records_of_a_later_release_are_refused_by_name() -> None:
 
 
 def test_releases_that_know_nothing_of_versions_stop_there_as_well() -> None:
-    """They take every key that begins so for a wheel's, and stop where the rest names none."""
+    """They take every key with this beginning for a wheel's, and stop if it names none."""
     kind, _, name = NEEDS_KEY.partition("/")
     assert kind == "wheel"
     with pytest.raises(MalformedError, match="not <node>"):

@@ -1,4 +1,4 @@
-"""Ranges of frames are what plain sets of frames are."""
+"""Ranges of frames behave like plain sets of frames."""
 
 import pickle
 from itertools import pairwise

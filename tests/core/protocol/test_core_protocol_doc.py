@@ -246,7 +246,7 @@ def test_members(row: list[str]) -> None:
 
 
 def unacknowledged(reported: Heartbeat) -> Heartbeat:
-    """The same, without a word about what is acknowledged."""
+    """The same, but nothing is known to be acknowledged."""
     wheels = {w: replace(each, high_watermark=0) for w, each in reported.wheels.items()}
     return replace(reported, wheels=wheels)
 

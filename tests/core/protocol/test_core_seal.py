@@ -1,4 +1,4 @@
-"""Seals: never back, and no frame is ever written below one that was reported."""
+"""Seals never go back, and no frame is written below a reported one."""
 
 from hypothesis import given
 from hypothesis import strategies as st

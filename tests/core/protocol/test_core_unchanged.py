@@ -1,4 +1,4 @@
-"""Parts of a row that are as they were are not made again, and what changed always is."""
+"""Unchanged parts of a row are not built again, and changed ones always are."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""What a member fetches, and from whom."""
+"""Which frames a member fetches, and from which nodes."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -55,7 +55,7 @@ class Fetcher:
     def asks(
         self, want: Want, *, wheel: WheelId = A1, reachable: str = "abc"
     ) -> tuple[str, int, int] | None:
-        """Whom it asks now, and for what."""
+        """The nodes it asks now, and for which frames."""
         planned = self.fetching.plan(self.now_ms, {wheel: want}, reachable)
         if not planned:
             return None
@@ -85,7 +85,7 @@ class Fetcher:
 
 
 def test_all_that_is_behind_is_asked_for_at_once_of_who_helps() -> None:
-    """However much it is: the answer has as much as one message takes."""
+    """However much is missing: an answer has as much as fits into one message."""
     fetcher = Fetcher()
     shown = {"b": 25}
     assert fetcher.asks(want_of(shown, limit=25)) == ("b", 1, 25)

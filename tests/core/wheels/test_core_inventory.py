@@ -1,4 +1,4 @@
-"""What a node holds, and what it reports."""
+"""The wheels and frames that a node holds and reports."""
 
 from dataclasses import replace
 
@@ -98,7 +98,7 @@ def test_what_was_reported_is_never_changed_afterwards() -> None:
 
 
 def test_a_beat_has_a_bounded_size() -> None:
-    """What is not reported to be missing is held."""
+    """Frames that are not reported as missing are held."""
     scattered = tuple(range(2, 400, 2))
     reported = holding(500, scattered).heartbeats()[B1].missing
     assert len(reported.spans) == MAX_MISSING

@@ -1,4 +1,4 @@
-"""What a member does with frames of a wheel that it does not write."""
+"""How a member handles frames of a wheel that it does not write."""
 
 from collections.abc import Sequence
 
@@ -69,7 +69,7 @@ def test_what_is_held_is_passed_over_and_what_follows_is_taken() -> None:
 def test_an_origin_that_pushes_for_nothing_hears_what_is_held(
     seqs: list[int], request_number: int, answer: bool
 ) -> None:
-    """Behind a gap, held already, or nothing at all."""
+    """Frames after a gap, held already, or none."""
     assert judged(seqs, request_number, applied=3) == Verdict(answer=answer)
 
 
@@ -144,7 +144,7 @@ def test_a_fill_of_a_wheel_that_is_not_promised_away_limits_nothing() -> None:
 def test_a_closed_wheel_is_taken_to_its_end(
     fenced_upto: int, request_number: int, refused: bool
 ) -> None:
-    """Whatever was promised, and whatever a leader wished before."""
+    """Whatever was promised, and whatever a leader requested before."""
     verdict = judged(
         [4, 5, 6], request_number, applied=3, fenced_upto=fenced_upto, fill=9, closed_at=5
     )

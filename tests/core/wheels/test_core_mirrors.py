@@ -25,7 +25,7 @@ class Mirroring:
         self.step(Received("b", pushed, self.node.now_ms, self.node.wall_ms))
 
     def step(self, event: Received | Mirrored) -> None:
-        """What is asked of the store is noted, and not done."""
+        """Requests to the store are noted, and not carried out."""
         effects: list[Effect] = self.node.machine.step(event)
         self.writes += [effect for effect in effects if isinstance(effect, Mirror)]
 
@@ -35,7 +35,7 @@ class Mirroring:
         self.step(Mirrored(held, self.node.now_ms))
 
     def written(self) -> list[int]:
-        """All that it holds when nothing is left to be done."""
+        """Everything that it holds when no job is left."""
         while self.writes:
             self.write()
         return sorted(self.node.store.frames[B1])

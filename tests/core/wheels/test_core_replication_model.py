@@ -18,7 +18,7 @@ mirrors = st.sampled_from("bc")
 
 @dataclass
 class TrueMirror:
-    """What a mirror really holds, and what it has said."""
+    """What a mirror really holds, and what it has reported."""
 
     disk: str
     boot: int = 1
@@ -90,7 +90,7 @@ class Holding(RuleBasedStateMachine):
 
     @rule(node=mirrors)
     def a_beat_comes(self, node: str) -> None:
-        """Heartbeats come in their order, for those that are overtaken are dropped."""
+        """Heartbeats come in order, since overtaken ones are dropped."""
         mirror = self.mirrors[node]
         if mirror.heartbeats:
             mirror.newest_heard = mirror.heartbeats.pop(0)
@@ -133,7 +133,7 @@ class Holding(RuleBasedStateMachine):
         return 1 + sum(self._held(node) >= seq for node in self.mirrors)
 
     def _held(self, node: str) -> int:
-        """Held on the registered disk, in the newest life that the origin knows of."""
+        """Held on the registered disk, in the latest life that the origin knows of."""
         mirror = self.mirrors[node]
         heard = mirror.newest_heard
         if heard is None or heard[0] != f"disk-{node}":

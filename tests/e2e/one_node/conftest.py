@@ -21,6 +21,6 @@ def started(kafka: KafkaBroker, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 @pytest.fixture
 def service(started: Service) -> Service:
-    """It takes messages, whatever the test before has done."""
+    """The node accepts messages, whatever the previous test has done."""
     started.wait_accepting()
     return started

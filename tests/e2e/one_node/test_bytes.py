@@ -1,4 +1,4 @@
-"""What comes out is what went in: bytes, nulls, headers, partition, timestamp; at its due."""
+"""Messages come out unchanged: bytes, nulls, headers, partition, timestamp; at their due."""
 
 from __future__ import annotations
 

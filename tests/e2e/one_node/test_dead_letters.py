@@ -29,7 +29,7 @@ AHEAD_S = 8
 
 
 def letters_of(kafka: KafkaBroker, service: Service, topic: str, count: int) -> list[KafkaMessage]:
-    """The letters of messages to one topic, once they are so many."""
+    """The letters of messages to one topic, once there are this many."""
     dead = KafkaNames(service.cluster_id).dead
     with CommittedReader(kafka.address, dead) as reader:
 
@@ -109,7 +109,7 @@ def test_a_partition_that_the_topic_has_no_more(
 
 
 def test_a_timestamp_that_no_topic_takes(service: Service, kafka: KafkaBroker, topic: str) -> None:
-    """The topic of the letters would refuse it too: the letter has the time of now."""
+    """The dead-letter topic would refuse it too: the letter has the present time."""
     ahead = datetime.now(UTC).replace(microsecond=0) + timedelta(days=3)
     with service.client() as client:
         refused = client.produce(topic, b"ahead", timestamp=ahead, delay=timedelta(seconds=1))
@@ -137,7 +137,7 @@ def test_a_timestamp_that_no_topic_takes(service: Service, kafka: KafkaBroker, t
 def test_a_message_larger_than_the_limit_is_now(
     kafka: KafkaBroker, topic: str, tmp_path: Path, cluster_id: str
 ) -> None:
-    """What was accepted is forwarded, whatever the operator has set since.
+    """Accepted messages are forwarded, whatever the operator has changed since.
 
     Beside that, the log of a node that starts, accepts and stops: each line is a document, none of
     the client library's own way, and none says that something broke.

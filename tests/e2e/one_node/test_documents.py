@@ -70,7 +70,7 @@ def blocks(document: str, language: str, holding: str = "") -> list[str]:
 
 @pytest.fixture
 def shell(service: Service, tmp_path: Path) -> Callable[[str], str]:
-    """Runs commands in a folder of their own, as a user of this clone would; what they print."""
+    """Runs commands in a separate folder, as a user of this clone would; returns their output."""
     (tmp_path / "bin").mkdir()
     for name, content in (("grpcurl", GRPCURL), ("go", "#!/bin/sh\n")):
         (tmp_path / "bin" / name).write_text(content)

@@ -1,4 +1,4 @@
-"""Killed at the worst moments, sent again by the caller: still exactly once."""
+"""Nodes are killed at the worst moments, callers retry: still exactly once."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class Example:
         return ingress.ingress_topic(self._service.cluster_id)
 
     def run(self, *command: str, content: str | None = None, **environment: str) -> None:
-        """Runs a command, which must end well."""
+        """Runs a command, which must succeed."""
         done = subprocess.run(
             command,
             input=content,
@@ -84,7 +84,7 @@ def example(service: Service, kafka: KafkaBroker, topic: str, tmp_path: Path) ->
 
 
 def from_a_shell(example: Example) -> None:
-    """With the console producer of Kafka, which is in a jar that no broker needs."""
+    """Uses Kafka's console producer, which is in a jar that no broker needs."""
     example.needs("mvn")
     jars = cache_folder() / f"kafka-tools-{KAFKA_VERSION}"
     if not any(jars.glob("*.jar")):

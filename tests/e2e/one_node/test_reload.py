@@ -27,7 +27,7 @@ class Settings:
         self.before = self._file.read_text()
 
     def reload(self, content: str, said: str) -> None:
-        """Puts this in the file, and waits until the node says that."""
+        """Writes this to the file, and waits until the node reports that."""
         begins = len(self._log.read_text())
         self._file.write_text(content)
         os.kill(self._service.node()["pid"], signal.SIGHUP)

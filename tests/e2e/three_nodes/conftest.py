@@ -32,7 +32,7 @@ def proxy(started: tuple[KafkaProxy, Trio]) -> KafkaProxy:
 
 @pytest.fixture
 def trio(started: tuple[KafkaProxy, Trio]) -> Trio:
-    """All nodes are there and in sync, whatever the test before has done."""
+    """All nodes are present and in sync, whatever the previous test has done."""
     _, trio = started
     trio.wait_accepting()
     trio.wait_in_sync()

@@ -44,7 +44,7 @@ def test_below_w_all_is_refused_and_nothing_lost(
 
 
 def refusal(node: Node, topic: str) -> str:
-    """Why a node alone refuses a message; empty: for no reason of ours, or not at all."""
+    """Why a lone node refuses a message; empty: for no reason of ours, or not at all."""
     try:
         with stub_of(node) as stub:
             message = row(topic, b"refused", delay_s=1)
@@ -58,7 +58,7 @@ def refusal(node: Node, topic: str) -> str:
 def test_a_node_that_was_away_catches_up(
     trio: Trio, kafka: KafkaBroker, topic: str, *, is_long: bool
 ) -> None:
-    """It gets what is pending, and nothing that was finished and deleted meanwhile."""
+    """It gets pending frames, and none that were finished and deleted meanwhile."""
     origin, other, away = trio.nodes
     trio.kill(away)
     killed_at = time.time()
@@ -108,7 +108,7 @@ def wait_for_copies(trio: Trio, seer: Node, handle: str, *, in_sync: list[Node])
 
 
 def wait_for_count(trio: Trio, seer: Node, handle: str, *, copies: int) -> None:
-    """Waits until so many nodes have counted a handle's second, which holds one message."""
+    """Waits until this many nodes have counted a handle's second, which holds one message."""
 
     def found() -> bool:
         row = trio.counted(seer, handle)
@@ -149,7 +149,7 @@ class Call(threading.Thread):
 
 
 def written_call(trio: Trio, origin: Node, mirrors: list[Node], topic: str) -> Call | None:
-    """A call that is written while the mirrors stand still; they are left so.
+    """A call that is written while the mirrors are paused; they stay paused.
 
     None: the call came so late that the mirrors were missed before; they go on.
     """
@@ -170,7 +170,7 @@ def written_call(trio: Trio, origin: Node, mirrors: list[Node], topic: str) -> C
 def test_the_origin_is_killed_between_write_and_ack(
     trio: Trio, kafka: KafkaBroker, topic: str
 ) -> None:
-    """The mirrors stand still: it writes and cannot answer. The caller goes elsewhere."""
+    """The mirrors are paused: the node writes and cannot answer. The caller tries another node."""
     leader = trio.leader()
     origin = trio.others(leader)[0]
     mirrors = trio.others(origin)

@@ -73,7 +73,7 @@ def test_the_leader_is_killed_with_an_open_transaction(proxied: Proxied, topic: 
 def test_one_process_of_the_leader_is_killed(
     proxied: Proxied, kafka: KafkaBroker, topic: str, which: str
 ) -> None:
-    """Its supervisor starts it again; meanwhile callers are answered by the others."""
+    """Its supervisor restarts it; meanwhile the other nodes answer callers."""
     trio = proxied.trio
     with Load(trio.client(timeout=30.0), topic) as load:
         load.wait_for_more()
@@ -95,7 +95,7 @@ def test_one_process_of_the_leader_is_killed(
 
 
 def test_the_leader_is_paused_with_an_open_transaction(proxied: Proxied, topic: str) -> None:
-    """Another leads when it is back; the commit that it asked for comes late and is refused."""
+    """Another node leads when it is back; the commit that it requested is late and refused."""
     trio = proxied.trio
     trio.wait_settled()
     leader = trio.leader()
@@ -115,7 +115,7 @@ def test_the_leader_is_paused_with_an_open_transaction(proxied: Proxied, topic: 
 
 
 def test_cancels_race_a_leader_change(proxied: Proxied, kafka: KafkaBroker, topic: str) -> None:
-    """Whatever is answered is true: CANCELLED never arrives, all else that was taken does."""
+    """Every answer is true: CANCELLED never arrives, all other accepted messages do."""
     trio = proxied.trio
     leader = trio.leader()
     outcomes: dict[bytes, CancelOutcome | None] = {}

@@ -1,4 +1,4 @@
-"""Three healthy nodes: what is acknowledged lies on all, and each of them stands for all."""
+"""Three healthy nodes: acknowledged messages are on all, and each node can answer for all."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_an_acknowledged_message_is_in_three_identical_slot_files(trio: Trio, to
 
 
 def are_identical(trio: Trio, origin: Node, topic: str) -> bool:
-    """Whether all nodes hold what was just acknowledged; if not, one was missed meanwhile."""
+    """Whether all nodes hold what was just acknowledged; if not, one was out of sync meanwhile."""
     trio.wait_in_sync()
     changes = in_sync_changes(origin)
     values = [uuid.uuid4().hex.encode() for _ in range(50)]
@@ -43,7 +43,7 @@ def are_identical(trio: Trio, origin: Node, topic: str) -> bool:
 
 
 def in_sync_changes(node: Node) -> int:
-    """How often the set of those changed that a node waits for."""
+    """How often the set of members that a node waits for has changed."""
     seen = described(node.address, details=True)
     assert seen is not None
     (own,) = (member for member in seen.members if member.node == node.id)

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.kafka
 
 
 def assert_two_go_on(kafka: KafkaBroker, topic: str, two: list[Node]) -> None:
-    """They take messages, and these are delivered."""
+    """Both accept messages, and these are delivered."""
     with CommittedReader(kafka.address, topic) as reader:
         for node in two:
             send(node, row(topic, node.id.encode(), delay_s=0.3))
@@ -89,6 +89,6 @@ def test_a_wiped_node_is_refused_until_it_is_replaced(
 
 
 def reason_of(node: Node) -> str:
-    """Why a node takes nothing; empty while it does not say so by name."""
+    """Why a node accepts nothing; empty while it does not name a reason."""
     message = seen_by(node).refusing.message
     return message if "STORAGE_REPLACED" in message else ""

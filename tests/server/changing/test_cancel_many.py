@@ -47,7 +47,7 @@ def outcomes(answer: pb.CancelManyResponse) -> dict[str, int]:
 
 
 def take_everything(server: ServerProcess) -> None:
-    """Commits a progress that takes account of all that is written."""
+    """Commits a progress that covers everything written."""
     wheels = server.describe().wheels
     seqs = {WheelId.parse(wheel.wheel): wheel.applied_seq for wheel in wheels}
     server.cleaner.commit_progress(seqs=seqs)

@@ -1,4 +1,4 @@
-"""A cancel from its scans to its answer, on a node that is made up. Costs no process."""
+"""A cancel from its scans to its answer, on a simulated node. Starts no process."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Site:
         )
 
     def done(self, *, others: int, role: Role = Role.STANDBY) -> None:
-        """Progress without the own cancel, by which the message is done."""
+        """Progress without the node's own cancel, by which the message is done."""
         progress = Progress(self.due_ms, None, {OWN: 1, OTHERS: others})
         assert self.cleaner.status is not None
         self.cleaner.status = replace(self.cleaner.status, progress=progress, role=role)
@@ -134,7 +134,7 @@ async def test_not_found_is_what_others_do_not_have_either(*, others_have_none: 
 
 
 async def test_what_is_finished_is_too_late_to_be_cancelled() -> None:
-    """Its second is deleted: what was acknowledged for it must not be said never to have been."""
+    """Its second is deleted: acknowledged messages must not be reported as never accepted."""
     site = Site([Found()])
     site.finish()
     assert await site.cancel() == pb.CANCEL_OUTCOME_TOO_LATE
@@ -147,7 +147,7 @@ async def test_what_was_delivered_is_said_to_be() -> None:
 
 
 async def test_once_found_by_its_handle_it_stays_that_message() -> None:
-    """Another due of the same id may come to lie in that second, when the cancel is written."""
+    """Another due of the same id may be in that second when the cancel is written."""
     site = Site([found(), found(OWN_CANCEL)])
     site.scans[0].dues_ms = (site.due_ms,)
     site.words.append(lambda: site.done(others=1))
@@ -159,7 +159,7 @@ async def test_once_found_by_its_handle_it_stays_that_message() -> None:
 
 
 async def test_a_cancel_that_a_next_leader_took_meanwhile_is_not_passed_over() -> None:
-    """It lies in another wheel, and withdrew the message that is done without the own cancel."""
+    """It is in another wheel, and cancelled the message that is done without the own cancel."""
     site = Site([found(), found(OWN_CANCEL), found(OWN_CANCEL, CANCEL_OF_ANOTHER)])
     site.words.append(lambda: site.done(others=1))
     assert await site.cancel() == Reason.CANCEL_UNKNOWN

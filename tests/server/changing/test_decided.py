@@ -1,4 +1,4 @@
-"""What is decided of other dues is written: within so many bytes, and no copy twice."""
+"""Decided reschedules are written: within a limit of bytes, and no copy twice."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DUE_MS, TO_MS = BASE_SLOT * 1000, BASE_SLOT * 1000 + 60_000
 
 @dataclass
 class Site:
-    """A node that leads, with messages of one length, and a writing that tests hold up.
+    """A leading node, with messages of one length, and writes that tests hold up.
 
     Attributes:
         length_bytes: of each message.

@@ -1,4 +1,4 @@
-"""Another due at a real server, whose cleaner decides what it is scripted to."""
+"""Reschedules at a real server with a scripted cleaner."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ Others = Mapping[str, pb.ListSlotsResponse | Silent]
 
 
 class NobodyElse:
-    """Passing, where the other node is away."""
+    """Forwards calls while the other node is away."""
 
     async def ask_all(self, ask: object, *, within_s: float) -> Others:
         """See Passing."""
@@ -90,7 +90,7 @@ class Held:
         return made
 
     async def let_go(self) -> None:
-        """From the event loop, once it has begun."""
+        """Called from the event loop, once it has begun."""
         await asyncio.to_thread(self.begun.wait, 30)
         self.release.set()
 

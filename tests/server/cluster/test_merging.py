@@ -1,4 +1,4 @@
-"""What several nodes say, as one answer: whose word counts, and every message counted once."""
+"""Several nodes' reports in one answer: which report counts, and every message counted once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FENCED, CLOSED = pb.WHEEL_STATE_FENCED, pb.WHEEL_STATE_CLOSED
 
 
 def wheel(name: str, state: pb.WheelState.ValueType, applied: int, *in_sync: str) -> pb.WheelStatus:
-    """A row; the members that are not in sync are behind."""
+    """A row; members that are not in sync are behind."""
     replicas = [
         pb.Replica(
             node=node,
@@ -164,7 +164,7 @@ def test_wheels_are_in_the_order_of_their_numbers() -> None:
 
 
 def test_pending_messages_are_those_of_a_node_that_holds_all() -> None:
-    """n2 has the most, with what it lacks of n1's wheel not counted, and others' not yet."""
+    """n2 has the most; frames of n1's wheel that it is missing do not count, and others not yet."""
     wheels = [wheel("n1.1", OPEN, 9, "n1", "n3"), wheel("n2.1", OPEN, 9, *NODES)]
     others = {"n2": said("n2", *wheels, pending=90), "n3": said("n3", *wheels, pending=70)}
     pending = joined(said("n1", *wheels, pending=60), others).pending
@@ -211,7 +211,7 @@ def test_each_message_is_counted_once_and_so_are_the_copies() -> None:
 
 
 def test_a_page_ends_where_the_first_of_the_nodes_pages_does() -> None:
-    """Beyond, a node that has more seconds would be missing from the count."""
+    """Beyond the limit, a node with more seconds would be missing from the count."""
     own = slots("n1", (10, 1, 1), (30, 1, 1), next_slot=40)
     others = {"n2": slots("n2", (10, 1, 1), (20, 1, 1), next_slot=25)}
     answer = slots_joined(own, others, 100)

@@ -1,4 +1,4 @@
-"""Replacing and removing nodes at the leader's node, and at any other: what is done and refused."""
+"""Replacing and removing nodes at the leader's node, and at others: results and refusals."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ THREE = {node: f"disk-{node}" for node in "abc"}
 
 
 def control_of(**storages: str) -> CleanerStatus:
-    """What node a's cleaner reports: wheels of members a, b and c."""
+    """The report of node a's cleaner: wheels of members a, b and c."""
     nodes = {node: NodeRecord(storage, 5) for node, storage in {**THREE, **storages}.items()}
     return CleanerStatus(
         node="a",
@@ -142,7 +142,7 @@ class Place:
 
 
 def without_b() -> Place:
-    """Node b was taken out of everybody's members."""
+    """Node b was removed from all nodes' members."""
     place = Place(members=("a", "c"))
     del place.peers["b"]
     return place

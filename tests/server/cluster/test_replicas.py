@@ -34,7 +34,7 @@ def reported(
     control: ControlState | None = None,
     in_sync: str = "a",
 ) -> pb.Replica:
-    """What node a, which writes wheel a.1, says of b's copy."""
+    """The report of node a, which writes wheel a.1, about b's copy."""
     peers = {} if other is None else {"b": PeerSight(other, NOW_MS - heard_ago_ms)}
     status = ServerStatus(own, 1, NOW_MS, peers=peers)
     registered = {A1: record or wheel_record_of("a", "b")}

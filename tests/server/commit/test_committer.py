@@ -136,7 +136,7 @@ def test_who_has_nothing_in_a_group_waits_for_nobody(node: Driven) -> None:
 
 
 def test_no_seal_is_given_while_a_group_that_it_would_refuse_is_written(node: Driven) -> None:
-    """It is given behind the group: else it would rest under load, and the floor with it."""
+    """It is given after the group: otherwise it would rest under load, and the floor with it."""
     before = node.row.heartbeat.wheels[ONE]
     node.ask(message(1, slot=before.seal_slot))
     node.jobs.clear()
@@ -219,7 +219,7 @@ def test_a_full_second_refuses_its_messages_alone(
 
 
 def test_finished_seconds_refuse_their_messages_alone(node: Driven) -> None:
-    """More of them than a group's verdicts could number one by one."""
+    """More messages than a group's verdicts could number one by one."""
     assert node.store.wheel is not None
     delete_below(node.store.wheel, BASE_SLOT + 300)
     early = [message(number, slot=BASE_SLOT + number) for number in range(300)]
@@ -264,7 +264,7 @@ def test_a_group_that_cannot_be_encoded_as_a_whole_is_refused(
 
 @pytest.fixture
 def pair() -> Driven:
-    """One of two, with a wheel that both are to hold."""
+    """One of two nodes, with a wheel that both must hold."""
     node = Driven(SimulatedDisk(), nodes=("n1", "n2"), min_insync=2)
     node.hear(members={"n2": "s2"}, w1=None)
     hear_other(node, held=0)

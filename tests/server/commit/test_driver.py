@@ -149,7 +149,7 @@ def test_the_wheel_of_a_life_before_is_never_written_again(
 
 
 def test_no_crash_while_opening_opens_a_wheel_twice(disk: SimulatedDisk) -> None:
-    """The process ends before each effect of a start, in turn; the next start finds its way."""
+    """The process ends before each effect of a start, in turn; the next start succeeds."""
     node = Driven(disk)
     for effects in range(100):
         number = node.state.last_number + 1
@@ -302,7 +302,7 @@ def test_the_row_says_term_floor_and_its_place_in_the_order(ready: Driven) -> No
 
 
 class Script:
-    """A machine that answers with what the test says; all else is as in the real one."""
+    """A machine with the test's answers; all else is as in the real one."""
 
     def __init__(self) -> None:
         self.effects: list[Effect] = []
@@ -368,7 +368,7 @@ def test_jobs_are_done_in_the_order_of_the_steps(ready: Driven, script: Script) 
 def test_callers_are_answered_before_the_row_is_written_but_not_who_cancels(
     ready: Driven, script: Script, kind: Kind, words: int
 ) -> None:
-    """The next commit, which he asks for, must know of his cancel."""
+    """The next commit, which the canceller requests, must know of the cancel."""
     words_then = []
     columns = columns_of([message()])
     request = Request(columns, kind, lambda _: words_then.append(ready.words))

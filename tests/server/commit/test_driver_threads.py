@@ -28,21 +28,21 @@ CALLERS = 3
 
 
 class Threaded(Driven):
-    """With a store thread; a group takes its time between the files and the machine."""
+    """Starts a store thread; a group takes its time between the files and the machine."""
 
     def __init__(self, disk: SimulatedDisk) -> None:
         self.store_thread: StoreThread | None = None
         super().__init__(disk)
 
     def enqueue(self, job: Job) -> None:
-        """Leaves it to the thread, once that is there."""
+        """Leaves jobs to the thread, once it runs."""
         if self.store_thread is None:
             super().enqueue(job)
         else:
             self.store_thread.put(job)
 
     def do_jobs(self, *, here: bool) -> None:
-        """Has the jobs done, once there is a thread."""
+        """Carries out the jobs, once there is a thread."""
         if self.store_thread is not None:
             self.store_thread.do_jobs(here=here)
 
@@ -58,7 +58,7 @@ class Threaded(Driven):
         time.sleep(WRITING_S)
 
     def pass_a_second(self) -> Seal:
-        """As the heartbeat thread does; the seal that is reported then.
+        """Steps as the heartbeat thread does; returns the reported seal.
 
         By the wall clock alone: whoever waits has not waited for a second.
         """
@@ -118,7 +118,7 @@ def test_what_is_reported_holds_whoever_steps_meanwhile() -> None:
     seals: list[Seal] = []
 
     def is_enough() -> bool:
-        """Seals have moved all the time, and every caller has met the boundary."""
+        """Seals have moved all the time, and every caller has reached the boundary."""
         accepted = sum(len(caller.accepted) for caller in callers)
         has_moved = len({seal.slot for seal in seals}) > MOVES
         return has_moved and accepted > MESSAGES and all(caller.refused for caller in callers)

@@ -1,4 +1,4 @@
-"""What a store does for the member machine with its own wheels, one effect after another."""
+"""The store's effects on its own wheels, for the member machine, one after another."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -242,7 +242,7 @@ def test_a_wheel_whose_index_cannot_be_opened_lacks_all_its_frames_for_so_long()
 
 
 def copies_of_own() -> list[FrameCopy]:
-    """What another member holds of the wheel into which the same was written."""
+    """Another member's copy of the wheel, into which the same was written."""
     disk = SimulatedDisk()
     store = opened(disk)
     open_own(store)

@@ -1,4 +1,4 @@
-"""What a store does for the member machine with copies, and while a checkpoint syncs."""
+"""The store's effects on copies, for the member machine, and while a checkpoint syncs."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -328,7 +328,7 @@ def test_a_deletion_that_failed_is_done_again() -> None:
 
 
 def while_syncing(disk: SimulatedDisk, action: Callable[[], object]) -> list[object]:
-    """Has a thread act while a checkpoint syncs its first file, which fails; what it returned."""
+    """Runs a call on a thread while a checkpoint's first sync fails; returns its result."""
     done: list[object] = []
 
     def act(_: Path) -> None:
@@ -368,7 +368,7 @@ def test_nothing_waits_for_the_syncs_of_a_checkpoint(action: str) -> None:
 
 
 def lose_unsynced(disk: SimulatedDisk) -> None:
-    """The machine crashes, and nothing survives that was not synced."""
+    """The machine crashes, and only synced writes survive."""
     for content in disk._files.values():
         content.now = bytearray(content.durable)
         content.unsynced.clear()

@@ -1,4 +1,4 @@
-"""Two nodes' stores against the truth: one writes wheels, both keep copies, and all can fail.
+"""Two nodes' stores against the truth: one writes wheels, both keep copies, and all may fail.
 
 Whatever befalls them, between any two effects: a frame that a store says it holds is on its disk,
 byte for byte as the origin wrote it, in the same place; and nothing else can be read from it.
@@ -45,7 +45,7 @@ MEMBERS = {"a": "storage-a", "b": "storage-b"}
 
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
-    """What is recovered and refused takes hundreds of lines."""
+    """Silences the log: recoveries and refusals take hundreds of lines."""
     with capture_logs():
         yield
 
@@ -171,7 +171,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.nodes[name].holds(held)
 
     def _take(self, name: str, wheel: WheelId, most: int = 1000) -> None:
-        """The node fetches from the other what comes behind what it holds."""
+        """The node fetches from the other the frames after its own."""
         taker, giver = self._pair(name)
         if taker.store.wheel is not None and taker.store.wheel.wheel == wheel:
             return
@@ -182,7 +182,7 @@ class StoreMachine(RuleBasedStateMachine):
             self._hold(name, taker.store.mirror(giver.store.card(wheel), frames))
 
     def _mend(self, name: str, wheel: WheelId) -> None:
-        """The node fetches from the other what it lacks."""
+        """The node fetches its missing frames from the other."""
         taker, giver = self._pair(name)
         held = taker.store.held_wheels().get(wheel)
         for seq in () if held is None else held.missing:
@@ -228,7 +228,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(number=st.integers(0, 9))
     def close(self, number: int) -> None:
-        """Both learn, one after the other, that a wheel ends at the greatest that is held."""
+        """Both learn, one after the other, that a wheel ends at the greatest held frame."""
         wheel = self.wheels[-1 - number % len(self.wheels)]
         if wheel == self.wheels[-1]:
             self._open_next()
@@ -406,7 +406,7 @@ class StoreMachine(RuleBasedStateMachine):
         return [node.store.held_wheels().get(wheel) for node in self.nodes.values()]
 
     def _lose(self, wheel: WheelId) -> bool:
-        """What no node can read is committed to be lost."""
+        """Frames that no node can read are committed as lost."""
         missing = {seq for held in self._state_of(wheel) if held for seq in held.missing}
         lost = [
             (wheel, seq)
@@ -464,7 +464,7 @@ class StoreMachine(RuleBasedStateMachine):
         return seq <= self.ends.get(wheel, seq)
 
     def _see(self, wheel: WheelId, copy: FrameCopy) -> bool:
-        """Notes a frame at its first sight; every other sight must be the same."""
+        """Notes a frame when first seen; it must be the same ever after."""
         known = self.truth.get((wheel, copy.seq))
         if known is None:
             slot = int(np.frombuffer(copy.row, dtype=INDEX_ROW)["slot"][0])
@@ -534,7 +534,7 @@ class StoreMachine(RuleBasedStateMachine):
 
 
 class SyncedStoreMachine(StoreMachine):
-    """Nothing counts before it is on the medium: not even a crash of the machine takes it back."""
+    """Nothing counts before it is on the medium: not even a crash of the machine undoes it."""
 
     sync_groups = True
 

@@ -19,7 +19,7 @@ JOBS, PUTTERS = 300, 4
 
 
 class Doing:
-    """In the place of a driver: notes what is done, and by whom; one job may be held."""
+    """Stands for a driver: notes each job, and its thread; one job may be held."""
 
     def __init__(self) -> None:
         self.done: list[tuple[Job, str]] = []
@@ -38,7 +38,7 @@ class Doing:
 
 
 def new_job() -> Job:
-    """One that is the same as no other."""
+    """A job that equals no other."""
     return deque[Effect]()
 
 

@@ -1,4 +1,4 @@
-"""No work of the store's thread holds up callers for long, though a file takes its disk 50 ms."""
+"""The store's thread never holds up callers for long, though each file takes 50 ms."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class SlowDisk(SimulatedDisk):
 
 
 class Callers:
-    """At each third operation of the disk one comes, with a message for the same second.
+    """At every third operation of the disk a caller comes, with a message for the same second.
 
     So his group costs one open at most; all else that he waits for is others' work.
     """
@@ -92,7 +92,7 @@ def disk() -> SlowDisk:
 
 
 def alone(disk: SlowDisk) -> Driven:
-    """With a wheel open, a spare, and messages of many seconds."""
+    """A node with a wheel open, a spare, and messages of many seconds."""
     node = Driven(disk)
     node.hear(w1=None)
     node.hear(w1=None, w2=None)
@@ -113,7 +113,7 @@ def frames_of(node: Driven, number: int = 1) -> tuple[WheelCard, Frames]:
 
 
 def with_copy(disk: SlowDisk) -> Driven:
-    """One of two, with a wheel that it alone has to hold, and a copy of the other's."""
+    """One of two nodes, with a wheel that only it must hold, and a copy of the other's."""
     node = Driven(disk, nodes=("n1", "n2"))
     node.hear(w1=None)
     node.driver.received("n2", Gossip(heartbeat_of("n2")))
@@ -126,7 +126,7 @@ def with_copy(disk: SlowDisk) -> Driven:
 
 
 def slowly(node: Driven, disk: SlowDisk, wheel: str = "n1.1") -> Callers:
-    """From now on the disk is slow, and callers come."""
+    """Makes the disk slow from now on, and lets callers come."""
     callers = Callers(node, disk, wheel)
     disk.node = node
     return callers

@@ -1,4 +1,4 @@
-"""Callers wait for their requests to be written, as long as they like."""
+"""Callers wait for their requests to be written, for as long as they like."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from delaywheel_replica.server.node.refusals import Refusal, RefusedError
 
 
 class Held:
-    """A driver that keeps what it is given."""
+    """A driver that keeps its requests."""
 
     def __init__(self) -> None:
         self.requests: list[Request] = []

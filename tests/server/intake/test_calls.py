@@ -1,4 +1,4 @@
-"""Calls over a real port: what is not read, sent or ended by the other side stays bounded."""
+"""Calls over a real port: data that the other side does not read, send or end is bounded."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ async def site() -> AsyncIterator[Site]:
 
 
 def _call(kind: Callable[[str], Any], name: str) -> Any:
-    """A call of bytes, in whatever way they come and go."""
+    """A call of bytes, however it starts and ends."""
     return kind(f"/delaywheel.v1.DelayWheel/{name}")
 
 
@@ -93,7 +93,7 @@ async def test_an_answer_that_is_not_read_is_counted_until_it_is(site: Site) -> 
 async def test_a_caller_that_goes_away_gives_back_what_it_held(
     site: Site, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """And it is no fault of ours: to log it with all that is known takes half a second."""
+    """And it is no fault of ours: logging it with a traceback takes half a second."""
     for name in ("GetMessage", "Cancel"):
         async with grpc.aio.insecure_channel(site.address, options=_OPTIONS) as channel:
             calls: list[Any] = [

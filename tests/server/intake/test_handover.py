@@ -49,7 +49,7 @@ AT = ("ingress", 0)
 
 @dataclass
 class Asked:
-    """What the writing was asked for, to be answered by the test."""
+    """The writes that were requested, to be answered by the test."""
 
     columns: Columns
     kind: Kind
@@ -97,7 +97,7 @@ class Ends:
         return answer
 
     def is_asked(self, while_looking: Answered) -> bool:
-        """Whether the writing is to answer something."""
+        """Whether a write waits for its answer."""
         while_looking.look()
         return any(not each.answer.done() for each in self.asked)
 
@@ -393,7 +393,7 @@ async def test_the_end_of_a_term_leaves_what_was_written_written(ends: Ends) -> 
 
 
 def raw(ends: Ends) -> socket.socket:
-    """A hand-over of which the test writes the bytes itself."""
+    """A hand-over whose bytes the test writes itself."""
     ours, theirs = socket.socketpair()
     with theirs:
         assert ends.cleaners.send(HandoverBegins(FORMAT, theirs.fileno()))

@@ -33,7 +33,7 @@ def batch(*topics: str, partition: int = -1, value: bytes = b"v") -> Batch:
 
 @pytest.fixture(autouse=True)
 def _time_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Or what was reported could be old by the time it is asked for."""
+    """Otherwise the report could be old by the time it is requested."""
     monkeypatch.setattr(topics_module, "_monotonic_ms", lambda: NOW_MS)
 
 

@@ -1,4 +1,4 @@
-"""What of a request is done on the event loop: little, and not much of it in one pass."""
+"""Which work of a request is done on the event loop: little, and not much in one pass."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ WHEEL = WheelId("n1", 1)
 
 
 class Written:
-    """Whatever is written is written at once."""
+    """All requests are written at once."""
 
     def __init__(self) -> None:
         self.columns: list[Columns] = []
@@ -63,7 +63,7 @@ class Peer:
 
 
 class Site:
-    """Takes requests; knows on which threads they were read and judged."""
+    """Handles requests; records on which threads they were read and judged."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.threads: set[str] = set()

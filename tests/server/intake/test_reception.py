@@ -1,4 +1,4 @@
-"""Calls, messages on their way and streams have their bounds."""
+"""Calls, incoming messages and streams are bounded."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from delaywheel_replica.server.node.refusals import RefusedError
 
 
 class Arriving:
-    """Messages that come when the test says so."""
+    """Messages that arrive when the test says so."""
 
     def __init__(self, reception: Reception) -> None:
         self._reception = reception

@@ -1,4 +1,4 @@
-"""Rows and columns mean the same; whatever is wrong with a message is named."""
+"""Rows and columns mean the same; every fault of a message is named."""
 
 from __future__ import annotations
 

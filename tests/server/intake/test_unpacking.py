@@ -1,4 +1,4 @@
-"""Requests are walked through before anything is made of them, and no further than is accepted."""
+"""Requests are scanned before any object is made of them, and no further than is accepted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows at the commit: columnar blocks, files, and what becomes of torn ones."""
+"""Rows at the commit: columnar blocks, files, and the handling of torn ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ledger's place is away, and then the disk full: a real server, from refusal to the gap.
+"""The ledger's place is away, then the disk full: a real server, from refusal to the gap.
 
 Costs some 25 s, of which the books are patient for 10; and as much again for a place that hangs.
 """
@@ -80,7 +80,7 @@ def test_a_place_that_hangs_is_reported_and_keeps_no_node_from_ending(tmp_path: 
 
 
 def report(server: ServerProcess) -> pb.LedgerReport:
-    """What the node says of its ledger."""
+    """The node's report about its ledger."""
     request = pb.DescribeClusterRequest(all_members=True)
     (member,) = server.stub.DescribeCluster(request, timeout=30).members
     return member.report.ledger

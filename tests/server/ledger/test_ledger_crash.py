@@ -139,7 +139,7 @@ def test_a_real_process_may_be_killed_at_any_moment(tmp_path: Path) -> None:
 
 
 def _send_until_killed(server: ServerProcess, acknowledged: set[str], *, files: int) -> None:
-    """The kill falls where it falls, once so many files of the open wheel are there."""
+    """The kill comes at any moment once the open wheel has this many files."""
     ended, before = threading.Event(), len(acknowledged)
     wheel = next(row.wheel for row in server.describe().wheels if row.state == pb.WHEEL_STATE_OPEN)
     folder = server.data / "ledger" / "published"

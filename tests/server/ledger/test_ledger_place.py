@@ -1,4 +1,4 @@
-"""The place: names and how they are found, object stores, secrets, and what becomes too old."""
+"""The place: names and how they are found, object stores, secrets, and deletion of old files."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_the_newest_name_of_each_wheel_is_found(place: Place, tmp_path: Path) ->
 def test_no_more_hours_are_looked_into_than_a_wheel_is_old(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A year of hours may be there."""
+    """There may be a year of hours."""
     for hours in range(0, 24 * 20, 6):
         put(place, OTHER, 1 + hours, 6 + hours, HOUR - (24 * 20 - hours) * HOUR_MS)
     looked: list[int] = []

@@ -1,4 +1,4 @@
-"""Acceptance never goes back within a wheel, whatever the clock does: files follow it by hours."""
+"""Acceptance never goes back within a wheel, with any clock: files are in order of hours."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ONE, TWO = WheelId("n1", 1), WheelId("n1", 2)
 
 
 def accepted(node: Driven, wheel: WheelId) -> list[int]:
-    """When each frame was, by its own word."""
+    """The time of each frame, by its own header."""
     reader = WheelReader(node.disk, DATA, wheel)
     frames = [reader.frame(seq) for seq in range(1, reader.last_seq() + 1)]
     return [frame.accepted_at_ms - NOW_MS for frame in frames if isinstance(frame, Frame)]

@@ -83,7 +83,7 @@ def test_a_place_that_hangs_is_reported(
 def test_a_place_that_is_slow_and_answers_is_well(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A go may last for long: many hours to look at, a large file to send."""
+    """A pass may last long: many hours to list, a large file to send."""
     failures: list[str | None] = []
     reach = bench.place.reach
 

@@ -1,4 +1,4 @@
-"""What is known of messages that are done: never more than is true, whatever was not heard."""
+"""What is known of finished messages: never more than is true, even if reports are missed."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_of_too_much_the_oldest_is_forgotten_and_not_taken_for_delivered() -> No
 
 
 class NothingUntrue(RuleBasedStateMachine):
-    """Messages are done one by one; rows and words are read late, or never."""
+    """Messages are done one by one; rows and reports are read late, or never."""
 
     def __init__(self) -> None:
         super().__init__()

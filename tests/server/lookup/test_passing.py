@@ -1,4 +1,4 @@
-"""Calls that only the leader's node can answer: passed on to it, once."""
+"""Calls that only the leader's node can answer are forwarded to it, once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a message went: the cleaner is asked, and waited for no longer than is bearable."""
+"""Where a message went: the cleaner is asked, and awaited only briefly."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DELIVERED, DEAD, DONE, PENDING, CANCELLED = (
 
 
 class Cleaner:
-    """Hears questions, and answers them with what it is given."""
+    """Receives questions, and answers them as the test says."""
 
     def __init__(self, found: PlaceFound | None) -> None:
         self.asked: list[AskPlace] = []

@@ -57,7 +57,7 @@ def test_a_message_is_found_though_an_index_cannot_be_opened() -> None:
 
 
 class Site:
-    """Node a, with its own wheel a.1 and what it holds of b.1, which is closed.
+    """Node a, with its own wheel a.1 and its copy of b.1, which is closed.
 
     Attributes:
         missing: so many frames of b.1 never came here.
@@ -101,7 +101,7 @@ class Site:
             own.append(cancels, kind=Kind.CANCELS, accepted_at_ms=BASE_SLOT * 1000)
 
     async def due_of(self, wheel: WheelId) -> int | Reason:
-        """What the handle of a message that this wheel took leads to."""
+        """The result for a handle of a message that this wheel took."""
         try:
             found = await self.find(wheel)
         except RefusedError as error:
@@ -232,7 +232,7 @@ async def test_another_attempt_may_lie_elsewhere(site: Site) -> None:
 
 
 async def test_what_this_node_lacks_may_be_what_is_meant(site: Site) -> None:
-    """The handle's own message may be in a frame that never came here: the other is not it."""
+    """The handle's own message may be in a frame that never came here: this one is another."""
     site.write(A1, sent(LATE_MS))
     site.missing = 1
     assert await site.due_of(B1) == Reason.NOT_UP_TO_DATE
@@ -240,7 +240,7 @@ async def test_what_this_node_lacks_may_be_what_is_meant(site: Site) -> None:
 
 @pytest.mark.parametrize("has_file", [False, True])
 async def test_a_frame_of_nobody_knows_what_second_may_be_what_is_meant(*, has_file: bool) -> None:
-    """Its index row is lost; as long as its slot file is there, it is found in it."""
+    """Its index row is lost; while its slot file exists, it is found there."""
     reported: list[tuple[WheelId, int]] = []
     site = Site(on_damaged=lambda *frame: reported.append(frame))
     try:
@@ -318,7 +318,7 @@ async def test_a_page_reads_no_more_of_a_second_than_it_needs(
 
 
 async def test_looking_for_one_message_keeps_none_of_the_others(site: Site) -> None:
-    """A second may be 4 GiB long: of 24 MB little more than the piece that is read stays."""
+    """A second may be 4 GiB long: of 24 MB little more than the current piece stays in memory."""
     messages = [message(number, value=bytes(200_000)) for number in range(120)]
     site.write(A1, *messages)
     tracemalloc.start()

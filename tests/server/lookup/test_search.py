@@ -1,4 +1,4 @@
-"""Pending messages are found by what they have, and no call reads without end."""
+"""Pending messages are found by their properties, and no call reads without end."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Folder:
 
 
 def test_a_call_reads_so_much_and_the_next_one_goes_on_from_there() -> None:
-    """In each of 6 seconds are 5 frames of 100 kB; only one message of all has the key."""
+    """Each of 6 seconds has 5 frames of 100 kB; only one message of all has the key."""
     folder, seconds = Folder(), range(BASE_SLOT, BASE_SLOT + 6)
     many = [message(n, slot=slot, value=bytes(100_000)) for slot in seconds for n in range(5)]
     one = Message(many[-1].due_ms, b"i" * 16, "topic", b"mine", b"")
@@ -126,7 +126,7 @@ def test_what_is_done_or_cancelled_or_sent_again_is_not_found() -> None:
 
 
 def test_a_look_for_cancels_reads_so_much_and_goes_on() -> None:
-    """The page is of several seconds, and in each are other messages' cancels."""
+    """The page covers several seconds, each with other messages' cancels."""
     folder, seconds = Folder(), range(BASE_SLOT, BASE_SLOT + 6)
     mine = [message(n, slot=slot) for n, slot in enumerate(seconds)]
     others = [message(100 + n, slot=slot) for slot in seconds for n in range(20)]

@@ -1,4 +1,4 @@
-"""What was accepted before a start is counted by topic from the folder, looked through or not."""
+"""Messages accepted before a start are counted by topic, from indexes or frames."""
 
 from __future__ import annotations
 

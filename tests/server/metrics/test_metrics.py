@@ -1,4 +1,4 @@
-"""What a scrape reports of a node, and that it does so as Prometheus wants it."""
+"""A scrape's report about a node, in the form that Prometheus wants."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_openmetrics_can_be_parsed_too(of: Scrape) -> None:
 
 
 def test_what_is_not_known_is_not_reported() -> None:
-    """No made up 0: a missing sample is seen, a wrong one is believed."""
+    """No invented 0: a missing sample is noticed, a wrong one is believed."""
     reported = samples(scrape(**UNKNOWN))
     assert reported["delaywheel_ready"] == 1
     for part in ("forwarded", "lateness", "role", "in_sync_members", "peer", "wheels", "complete"):

@@ -1,4 +1,4 @@
-"""Metrics, health and readiness, asked for over real HTTP."""
+"""Metrics, health and readiness over real HTTP."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ PLAIN = "text/plain; version=0.0.4; charset=utf-8"
 
 @dataclass
 class Node:
-    """What a server would have, and the port under test."""
+    """What a server would provide, and the port under test."""
 
     data: Path
     refused: Refusal | None = None

@@ -1,4 +1,4 @@
-"""A defect ends its process, wherever it shows. Two processes, a second together."""
+"""A defect ends its process, wherever it occurs. Two processes, a second together."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_what_an_answer_raises_on_the_loop_is_a_defect(exits: list[int]) -> None
 def test_what_a_peers_message_raises_reaches_the_peers_thread(
     exits: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It knows a message that cannot be so from a defect, which ends the thread, and so all."""
+    """It distinguishes an impossible message from a defect, which ends the thread, and so all."""
     given: dict[str, Callable[..., object]] = {}
 
     def network(*_: object, **callbacks: Callable[..., object]) -> SimpleNamespace:

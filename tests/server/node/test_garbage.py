@@ -1,4 +1,4 @@
-"""Collections pass over what modules made. Two processes, some seconds together."""
+"""Collections skip the objects of modules. Two processes, some seconds together."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from support.server.well import cleaner_status
 
 @dataclass
 class Ears:
-    """A server's, and the pen of a cleaner."""
+    """A server's end of the status, and the writer of its cleaner's."""
 
     pen: RowWriter
     cleaner: Cleaner = field(default_factory=Cleaner)

@@ -1,4 +1,4 @@
-"""Pending messages by topic: none is lost or counted twice, or counts for long when it is done."""
+"""Pending messages by topic: none is lost or counted twice, or counts long after it is done."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a data folder still takes as its disk fills, and what is kept back."""
+"""What a data folder still accepts as its disk fills, and what is reserved."""
 
 import errno
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Messages are counted by topic: no number is lost, and few topics are counted separately."""
+"""Messages are counted by topic: no number is lost, and only few topics have their own."""
 
 from __future__ import annotations
 

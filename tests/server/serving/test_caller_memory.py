@@ -1,4 +1,4 @@
-"""What callers of large requests can have a server hold: as much as docs/OPERATIONS.md says.
+"""The memory that callers of large requests can make a server hold: as in docs/OPERATIONS.md.
 
     python -m pytest -s tests/server/serving/test_caller_memory.py
 
@@ -57,7 +57,7 @@ def request_of_rows() -> bytes:
 
 
 def burden(address: str, connections: int, request: bytes) -> int:
-    """Has callers do all that they may; how many of their requests were taken."""
+    """Lets callers do all that they may; returns how many of their requests were accepted."""
     channels = [grpc.insecure_channel(address, options=CHANNEL_OPTIONS) for _ in range(connections)]
     begun: list[Callable[[], list[bytes]]] = []
     for channel in channels:
@@ -87,7 +87,7 @@ def _taken(answers: Callable[[], list[bytes]]) -> int:
 
 @contextmanager
 def watched(server: ServerProcess) -> Iterator[list[int]]:
-    """The greatest anonymous memory, in bytes, above what there was at first."""
+    """The greatest increase of anonymous memory, in bytes."""
     before = _anonymous_bytes(server)
     most, ended = [0], threading.Event()
 

@@ -1,4 +1,4 @@
-"""Nothing that callers send, repeat, or do not read ends a node, holds it up, or fills its memory.
+"""No calls, repeated, malformed or unread, end a node, hold it up, or fill its memory.
 
 Some seconds with the other tests. By hand, for some minutes: ``DELAYWHEEL_FUZZ_MINUTES=10``.
 """
@@ -60,7 +60,7 @@ class Target:
         self.server.kill()
 
     def bear(self, attacks: list[Attack]) -> None:
-        """All of them at once; afterwards the node takes messages as before."""
+        """All of them at once; afterwards the node accepts messages as before."""
         if self.ends_at is not None and time.monotonic() > self.ends_at:
             return
         ends = [attack.begin(str(self.server.address)) for attack in attacks]
@@ -114,7 +114,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
 
 
 def test_answers_that_are_not_read_hold_a_bounded_number_of_bytes(target: Target) -> None:
-    """Rows of nothing: the shortest request of which an answer is long."""
+    """Empty rows: the shortest request with a long answer."""
     requests = (field(1, b"") * 10_000,) * 300
     target.bear([Attack(_STREAM, requests, Way.HOLD, callers=3)])
 
@@ -128,7 +128,7 @@ def test_answers_that_are_not_read_hold_a_bounded_number_of_bytes(target: Target
     ],
 )
 def test_many_callers_of_requests_that_seem_small(target: Target, request_: bytes) -> None:
-    """None of them is much; all of them at once are."""
+    """Each of them is small; all of them together are not."""
     target.bear([Attack(_STREAM, (request_,) * 5, Way.READ, callers=32)])
 
 

@@ -1,4 +1,4 @@
-"""A real server whose disk really hangs: a file system of its own, frozen by the kernel."""
+"""A real server whose disk really hangs: a separate file system, frozen by the kernel."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def mount(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def server(mount: Path, tmp_path: Path) -> Iterator[ServerProcess]:
-    """Its fake cleaner lives in this process, which must not hang: its row lies elsewhere."""
+    """Its fake cleaner lives in this process, which must not hang: its status is elsewhere."""
     data = mount / "n1"
     data.mkdir()
     (tmp_path / "cleaner.row").touch()
@@ -97,7 +97,7 @@ class Caller:
 
 
 def row_of(server: ServerProcess) -> ServerStatus:
-    """What the server reports to its cleaner."""
+    """The server's report to its cleaner."""
     row = server.cleaner._server_row.read()
     assert row is not None
     return row

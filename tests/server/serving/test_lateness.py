@@ -1,4 +1,4 @@
-"""A loop held up by its own process is distinguished from one that waits for a processor."""
+"""A loop held up by its own process is distinguished from one that waits for a CPU."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ sys.exit(Supervisor(Path(sys.argv[1]), json.loads(sys.argv[2])).run())
 
 
 class Node:
-    """A supervisor in a process of its own."""
+    """A supervisor in a separate process."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -1,4 +1,4 @@
-"""What no restart mends ends the server process with 78, after one line that says what it is."""
+"""A failure that no restart fixes ends the server with 78, after one line that says why."""
 
 from __future__ import annotations
 

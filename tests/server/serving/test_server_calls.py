@@ -1,4 +1,4 @@
-"""One healthy server process: every refusal, streams, looking and withdrawing."""
+"""One healthy server process: every refusal, streams, queries and cancels."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ def test_too_much_in_flight_is_backpressure(server: ServerProcess) -> None:
     names = (f"slow-{number}" for number in count())
 
     def refused() -> grpc.RpcError | None:
-        """Why, if the first one was not answered before the second one came."""
+        """The reason, if the first one was not answered before the second one came."""
         topics = [next(names) for _ in range(20)]
         waits = [row(topic=topic, value=bytes(1900)) for topic in topics]
         waiting = server.stub.DelayProduce.future(pb.DelayProduceRequest(messages=waits))
@@ -368,7 +368,7 @@ def test_a_cancel_after_delivery_says_so(server: ServerProcess) -> None:
 
 
 def state_of(server: ServerProcess, handle: str) -> tuple[int, str]:
-    """What the server says of a message: its state, and why it is a dead letter."""
+    """The server's answer about a message: its state, and why it is a dead letter."""
     request = pb.GetMessageRequest(message=pb.MessageRef(handle=handle))
     message = server.stub.GetMessage(request, timeout=20).message
     return message.state, message.dead_reason
@@ -401,7 +401,7 @@ def test_a_dead_letter_is_distinguished_from_what_was_delivered_and_from_what_is
 
 
 def test_what_lies_below_the_floor_is_not_there_any_more(tmp_path: Path) -> None:
-    """Its row in the index outlives its file; to say "ask again" would be to say so for ever."""
+    """Its row in the index outlives its file; answering "ask again" would never end."""
     with ServerProcess(tmp_path / "n1", late_window_seconds="1") as server:
         server.wait_accepting()
 

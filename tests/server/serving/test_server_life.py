@@ -139,7 +139,7 @@ def test_a_spare_accepts_while_kafka_is_away(server: ServerProcess) -> None:
     assert not server.describe().HasField("leader")
 
     def reported_again() -> bool:
-        """Its row may still be that of the life before."""
+        """Its status may still be that of the previous life."""
         heartbeat = server.cleaner.heartbeat()
         return heartbeat is not None and (heartbeat.start, heartbeat.count > 1) == (2, True)
 

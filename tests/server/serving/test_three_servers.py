@@ -51,13 +51,13 @@ class Cluster:
         return self.servers[node]
 
     def wait_accepting(self, *nodes: str) -> None:
-        """Waits until each of these takes messages, as all of these see it."""
+        """Waits until each of these accepts messages, as all of these see it."""
         wanted = set(nodes)
         for seer in nodes:
             wait_until(f"{seer} sees {wanted} accept", lambda: wanted <= self.accepting(seer))  # noqa: B023
 
     def accepting(self, seer: str) -> set[str]:
-        """The nodes that take messages, as one sees them."""
+        """The nodes that accept messages, as one sees them."""
         return {member.node for member in self[seer].describe().members if member.accepting}
 
     def wheel(self, seer: str, wheel: str) -> pb.WheelStatus:
@@ -174,7 +174,7 @@ def test_whichever_node_is_asked_all_of_them_answer(cluster: Cluster) -> None:
 
 
 def _reports_of_all(cluster: Cluster, seer: str) -> None:
-    """What one answers is whole, and no copy that is reported lacks anything."""
+    """A node's answer is complete, and no reported copy is missing anything."""
     answer = cluster.whole(seer)
     assert answer.node == seer
     copies = [replica for row in answer.wheels for replica in row.replicas]
@@ -343,7 +343,7 @@ def test_with_one_of_three_nothing_is_accepted(cluster: Cluster) -> None:
 
 
 def test_what_only_the_node_itself_knows_is_reported_by_it(cluster: Cluster) -> None:
-    """A full disk: from outside it looks like a node that takes messages."""
+    """A full disk: from outside it looks like a node that accepts messages."""
     cluster["n2"].kill()
     cluster["n2"].config = replace(cluster["n2"].config, disk_reserve_bytes=1 << 62)
     cluster.start("n2")

@@ -1,1 +1,1 @@
-"""A cleaner's parts and its process, with fakes for what surrounds them."""
+"""A cleaner's parts and its process, with fakes for their environment."""

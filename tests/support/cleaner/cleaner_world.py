@@ -1,4 +1,4 @@
-"""A cleaner in this process, on the real broker, beside a server that only pretends.
+"""A cleaner in this process, on the real broker, beside a fake server.
 
 The pretended server does what matters to a cleaner: it opens registered wheels, writes messages
 into real slot files, writes its heartbeat to `server.row` and answers fences.
@@ -42,7 +42,7 @@ def now_ms() -> int:
 
 
 def sent(topic: str, in_ms: int, value: bytes | None = b"", **more: object) -> Sent:
-    """One message that falls due so long from now."""
+    """One message that falls due after this long."""
     return Sent(now_ms() + in_ms, uuid4().bytes, topic, value=value, **more)  # type: ignore[arg-type]
 
 
@@ -87,7 +87,7 @@ class PretendedServer:
         return self._append(rows, self._wheels.cancel)
 
     def reopen(self) -> None:
-        """What a restart does: the spare is opened, the open wheel is left."""
+        """Does what a restart does: opens the spare, leaves the open wheel."""
         with self._lock:
             assert self._open is not None
             self._old.append(self._open)
@@ -200,7 +200,7 @@ class PretendedServer:
 
 
 class World:
-    """One node: a cleaner on a thread, and its pretended server."""
+    """One node: a cleaner on a thread, and its fake server."""
 
     def __init__(
         self, bootstrap: str, data: Path, cluster_id: str, wheels: Wheels, **config: object
@@ -263,7 +263,7 @@ class World:
     def wait_for(
         self, what: str, holds: Callable[[CleanerStatus], bool], *, timeout_s: float = 60
     ) -> CleanerStatus:
-        """Waits until the cleaner's row says so."""
+        """Waits until the cleaner's status satisfies the condition."""
         deadline = time.monotonic() + timeout_s
         while True:
             status = self.server.status()

@@ -1,4 +1,4 @@
-"""The server's end of a hand-over: writes what comes into a wheel, and answers that it is held."""
+"""The server's end of a hand-over: writes batches into a wheel, and answers HELD."""
 
 from __future__ import annotations
 

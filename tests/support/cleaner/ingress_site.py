@@ -1,4 +1,4 @@
-"""A leader that takes in ingress topics, beside a Kafka and a server that only pretend.
+"""A leader that reads ingress topics, beside a fake Kafka and a fake server.
 
 Ingress, forwarder, reader and wheels are the real ones. The pretended server writes what it is
 handed into a wheel of the leader's node, when a test lets it, and answers; the pretended Kafka
@@ -65,7 +65,7 @@ AT = (TOPIC, 0)
 
 
 class ManualClock:
-    """Time passes when a test says so."""
+    """A clock that moves when the test says so."""
 
     def __init__(self) -> None:
         self.now_ms = NOW_MS
@@ -81,7 +81,7 @@ class ManualClock:
 
 
 class AtOnce:
-    """Runs background calls where they are started."""
+    """Runs background calls immediately."""
 
     def start(self, job: Callable[[], None]) -> None:
         job()
@@ -235,7 +235,7 @@ class PretendedServer:
         return answers
 
     def answer(self, answer: Answer, count: int = 99, *, writes: bool | None = None) -> int:
-        """Answers so many; writes them if the answer says so, or a test does."""
+        """Answers a number of records; writes them if the answer says so, or a test does."""
         served, self.waiting = self.waiting[:count], self.waiting[count:]
         for handed in served:
             if answer is Answer.HELD if writes is None else writes:
@@ -356,7 +356,7 @@ class Site:
         self.lead("a")
 
     def lead(self, node: str) -> None:
-        """A node comes to lead, by what is committed."""
+        """Makes a node the leader, by what is committed."""
         self.leads = node
         self.server: PretendedServer | None = None
         for record in self.producers.committed:
@@ -400,19 +400,19 @@ class Site:
         return self.forwarder.next_step(self.clock.now_ms, self.wheels.last_seqs())
 
     def turn(self) -> Transacted | None:
-        """A turn as the leader has it: with a transaction, if something is to be committed."""
+        """Takes a turn as the leader does: with a transaction, if something is to be committed."""
         self.take_in()
         planned = self.plan()
         return self.transact(planned) if planned else None
 
     def transact(self, planned: Planned | None = None) -> Transacted:
-        """A transaction, whether there is a reason or not."""
+        """Runs a transaction, with or without a reason."""
         planned = planned or self.plan()
         situation = Situation(self.clock.now_ms, self.leads, self._heartbeats())
         return self.forwarder.transact(planned, situation, 1_000)
 
     def rest(self, turns: int = 20) -> None:
-        """Turns until nothing is left to be done at once."""
+        """Takes turns until nothing is left to do at once."""
         for _ in range(turns):
             if self.turn() is None:
                 return
@@ -424,11 +424,11 @@ class Site:
 
     @property
     def handed(self) -> list[int]:
-        """The offsets of what the server has been handed and not answered."""
+        """The offsets of records handed to the server and not answered."""
         return [] if self.server is None else [each.taken.offset for each in self.server.waiting]
 
     def out(self) -> Counter[str]:
-        """The ids of what went to its topics."""
+        """The ids of the messages in its topics."""
         return Counter(
             dict(record.headers)["dw-id"].decode()  # type: ignore[union-attr]
             for record in self.delivered()

@@ -1,4 +1,4 @@
-"""A cleaner's leadership on a simulated Kafka, beside a server that only pretends."""
+"""A cleaner's leadership on a simulated Kafka, beside a fake server."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class AllGoes:
         """A transaction was committed."""
 
     def failed(self, rows: DueRows) -> None:
-        """A transaction failed; the next one tries the same."""
+        """Lets a transaction fail; the next one tries the same."""
 
 
 class _SlowReader(DueReader):
@@ -71,7 +71,7 @@ class _SlowReader(DueReader):
 
 
 class Place:
-    """Node a of three, and what its server says of the others.
+    """Node a of three, and its server's report about the others.
 
     Attributes:
         heartbeats: the newest of each node; all drain, so that nobody is given a wheel.
@@ -125,7 +125,7 @@ class Place:
         return self.leadership.view()
 
     def until(self, holds: Callable[[], bool], *, within_s: float = 5) -> float:
-        """Runs until it holds; how many seconds that took."""
+        """Runs until it holds; returns how many seconds that took."""
         before_us = self.scheduler.now_us
         assert self.scheduler.run_for(within_s, holds), self.view
         return (self.scheduler.now_us - before_us) / 1e6
@@ -138,7 +138,7 @@ class Place:
         return self.view.role in TERMS
 
     def lead(self) -> None:
-        """Comes to lead with a vote, and has committed something."""
+        """Makes it lead with a vote, and commit something."""
         self.agrees = {"b"}
         self.until(lambda: self.view.role is Role.LEADING)
         self.until(lambda: self.view.state.progress is not None)

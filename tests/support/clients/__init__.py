@@ -1,1 +1,1 @@
-"""The other side of clients and commands: services whose answers tests script."""
+"""The counterparts of clients and commands: services with scripted answers."""

@@ -1,4 +1,4 @@
-"""Running the command line tool in this process, as its user sees it."""
+"""Runs the command line tool in this process, as its user sees it."""
 
 from __future__ import annotations
 

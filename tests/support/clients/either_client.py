@@ -1,4 +1,4 @@
-"""One face for both clients, so that a test runs against each."""
+"""One interface to both clients, so that a test runs against each."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class SyncClient(Client):
 
 
 class LoopClient:
-    """The client for asyncio, on a loop in a thread of its own."""
+    """The client for asyncio, on a loop in a separate thread."""
 
     def __init__(self, addresses: str | list[str], **options: Any) -> None:
         self._loop = asyncio.new_event_loop()

@@ -73,15 +73,15 @@ class FakeCluster:
         held.close()
 
     def behave(self, number: int, behaviour: Behaviour) -> None:
-        """How it answers every DelayProduce, Cancel and GetMessage from now on."""
+        """Sets the answer to every DelayProduce, Cancel and GetMessage from now on."""
         self.nodes[number].otherwise = behaviour
 
     def sent(self, number: int) -> list[Row]:
-        """Every row of every attempt that came there."""
+        """Every row of every attempt that arrived there."""
         return [row for rows in self.nodes[number].sent for row in rows]
 
     def accepted(self) -> set[tuple[bytes, int]]:
-        """Id and due of all that any node has ever taken."""
+        """Id and due of all messages that any node has ever accepted."""
         services = (*self._former, *self.nodes)
         return {taken for service in services for taken in service.accepted}
 
@@ -122,7 +122,7 @@ def _held(address: str) -> socket.socket | None:
 
 @contextmanager
 def black_hole() -> Iterator[str]:
-    """An address where connections are taken and nothing is ever said."""
+    """An address that accepts connections and never sends anything."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen(64)
@@ -138,7 +138,7 @@ def dead() -> Iterator[str]:
 
 
 def first(behaviours: Sequence[Behaviour]) -> Behaviour:
-    """These in turn, then acceptance; for several services together."""
+    """Answers with these in turn, then with acceptance; for several services together."""
     left = list(behaviours)
 
     def behave(service: FakeService, request: Any, context: grpc.ServicerContext) -> Any:

@@ -26,7 +26,7 @@ Behaviour = Callable[["FakeService", Any, grpc.ServicerContext], Any]
 
 @dataclass(frozen=True)
 class Row:
-    """One message as the wire has it, read without any of our own decoders."""
+    """One message as on the wire, read without our own decoders."""
 
     id: bytes
     due_ms: int
@@ -174,7 +174,7 @@ def accept_once(go_on: Event) -> Behaviour:
 
 
 def accept_together(requests: int) -> Behaviour:
-    """Answers nothing until so many requests are there; breaks if they do not come."""
+    """Answers nothing until this many requests are there; breaks if they do not come."""
     meeting = Barrier(requests, timeout=20)
 
     def behave(
@@ -191,7 +191,7 @@ def answer(response: object) -> Behaviour:
 
 
 class FakeService(pb_grpc.DelayWheelServicer):
-    """Takes `script` one behaviour a call, then `otherwise`; remembers every request."""
+    """Takes one behaviour of `script` per call, then `otherwise`; remembers every request."""
 
     def __init__(
         self, *script: Behaviour, otherwise: Behaviour = accept, address: str = "127.0.0.1:0"

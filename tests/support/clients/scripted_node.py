@@ -1,4 +1,4 @@
-"""The other side of the command line tool: a fake service that also answers what it reads."""
+"""The counterpart of the command line tool: a fake service that also answers queries."""
 
 from __future__ import annotations
 

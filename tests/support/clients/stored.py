@@ -1,4 +1,4 @@
-"""A message that a node holds, and what the command prints of it."""
+"""A message that a node holds, and the command's output for it."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Around a consumer under test: a Kafka that fails on purpose."""
+"""The environment of a consumer under test: a Kafka that fails on purpose."""

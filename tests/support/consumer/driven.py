@@ -1,4 +1,4 @@
-"""Consumers without their threads, on a Kafka that fails: every step is the test's."""
+"""Consumers without their threads, on a Kafka that fails: the test makes every step."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class DrivenConsumer:
         self.engine._turn()
 
     def take(self, most: int = 1) -> list[ReceivedMessage]:
-        """Takes messages; what the handler has not settled is in `hand`."""
+        """Takes messages; unsettled ones are in `hand`."""
         taken = self.engine.hand_out(most)
         self.hand += taken
         return taken

@@ -18,7 +18,7 @@ INGRESS = "delaywheel-fake-ingress"
 
 
 class Fault(Enum):
-    """What happens to the next transaction of a member."""
+    """The fate of the next transaction of a member."""
 
     FAILS = "fails"
     UNKNOWN = "is committed, and reported as failed"
@@ -48,7 +48,7 @@ class FakeKafka:
     def rebalance(
         self, given: Mapping[FakeBroker, Sequence[Partition]], lost: Sequence[FakeBroker] = ()
     ) -> None:
-        """Gives each member its partitions; those in `lost` were taken for dead meanwhile."""
+        """Assigns each member its partitions; members in `lost` were taken for dead meanwhile."""
         for member in given:
             if member not in lost:
                 member.leave()
@@ -101,11 +101,11 @@ class FakeBroker:
 
     @property
     def is_current(self) -> bool:
-        """Whether the group still counts on this member."""
+        """Whether the member still belongs to the group."""
         return self._generation == self.kafka.generation
 
     def leave(self) -> None:
-        """The member is asked to give up what it has, while it is still of the group."""
+        """Asks the member to give up its partitions, while it still belongs to the group."""
         self._call_back()
         self._callbacks["revoked"](self._give_up())
 
@@ -142,7 +142,7 @@ class FakeBroker:
         self._callbacks = {"assigned": on_assign, "revoked": on_revoke, "lost": on_lost}
 
     def fetch(self, most: int, timeout_s: float) -> Sequence[Incoming]:  # noqa: ARG002
-        """See `Broker`: records first, so that some come beside a rebalance."""
+        """See `Broker`: records first, so that some come with a rebalance."""
         found: list[Incoming] = []
         for partition, position in list(self._positions.items()):
             if partition not in self._paused:
@@ -181,7 +181,7 @@ class FakeBroker:
         self._paused.clear()
 
     def membership(self) -> bytes | None:
-        """See `Broker`: of a member that was put out, what is reported is not checked."""
+        """See `Broker`: reports of a member that was put out are not checked."""
         is_out = any(event == "lost" for event, _ in self._events)
         return b"%d" % (self.kafka.generation if is_out else self._generation)
 

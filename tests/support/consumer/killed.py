@@ -1,4 +1,4 @@
-"""Consumers that are killed, and what their group's topics have to hold all the same."""
+"""Consumers that are killed, and what their group's topics must hold all the same."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from support.kafka.read_committed import headers_of
 
 
 def check_histories(plan: Plan, sent: int, back: list[Message], dead: list[Message]) -> int:
-    """Attempts, delays and ends are as planned; how late a retry was at most, in milliseconds."""
+    """Checks attempts, delays and ends against the plan; returns the greatest lateness in ms."""
     histories: dict[int, list[tuple[int, int, Message]]] = defaultdict(list)
     latest_ms = 0
     for message in sorted(back, key=_due_ms):
@@ -46,7 +46,7 @@ def _due_ms(message: Message) -> int:
 
 
 class Consumers:
-    """Three consumers of one group in processes of their own."""
+    """Three consumers of one group in separate processes."""
 
     def __init__(self, plan: Plan, folder: Path) -> None:
         self._plan = plan

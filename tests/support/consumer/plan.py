@@ -44,7 +44,7 @@ class Plan:
     ordered: bool = False
 
     def failures(self, number: int) -> int:
-        """How many attempts at this message fail; one more than there are levels: it dies."""
+        """How many attempts at this message fail; one more than the number of levels: it dies."""
         return random.Random(f"{self.seed}/{number}").choice((0, 0, 0, 1, 1, 2, 3, 4))
 
     def retries(self, number: int) -> int:

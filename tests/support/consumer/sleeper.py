@@ -1,4 +1,4 @@
-"""A consumer that makes dead letters of all that it reads, and prints what it has ended."""
+"""A consumer that makes dead letters of all records, and prints those that it has ended."""
 
 from __future__ import annotations
 

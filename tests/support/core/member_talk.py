@@ -1,4 +1,4 @@
-"""What the nodes of the member machine's tests say to one another."""
+"""Messages between the nodes of the member machine's tests."""
 
 from dataclasses import replace
 

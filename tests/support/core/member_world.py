@@ -106,7 +106,7 @@ def held_of(
     missing: Iterable[int] = (),
     final_seq: int | None = None,
 ) -> Held:
-    """What a store holds of a wheel."""
+    """A store's copy of a wheel."""
     record = record_of(nodes)
     card = WheelCard(wheel, record.members, record.min_insync, SPAN_S)
     seqs = missing if isinstance(missing, SeqSet) else SeqSet.of(missing)
@@ -122,7 +122,7 @@ def frames_of(
 
 
 def frame_of(wheel: WheelId, seq: int, life: str = "") -> FrameCopy:
-    """A frame; what was written in another life of its origin has other bytes."""
+    """A frame; frames of another life of its origin have other bytes."""
     return copy_of(seq, f"{wheel}/{seq}/{life}".encode())
 
 
@@ -176,7 +176,7 @@ class FakeStore:
         self.cards[spare.wheel] = WheelCard(spare.wheel, spare.members, spare.min_insync, SPAN_S)
 
     def append(self, count: int) -> int:
-        """Writes frames into the open wheel; the last seq."""
+        """Writes frames into the open wheel; returns the last seq."""
         wheel = self.open
         assert wheel is not None
         first = max(self.frames[wheel], default=0) + 1
@@ -205,7 +205,7 @@ class FakeStore:
         return self.held(wheel)
 
     def read(self, effect: Serve) -> tuple[list[FrameCopy], list[int]]:
-        """The leading run of frames; or those that cannot be read."""
+        """The leading run of frames; or the unreadable ones."""
         found: list[FrameCopy] = []
         for seq in range(effect.first_seq, effect.last_seq + 1):
             frame = self.frames[effect.wheel].get(seq)
@@ -223,7 +223,7 @@ class FakeStore:
 
 
 class FakeNode:
-    """One node: its machine, its store, and what it was asked to do."""
+    """One node: its machine, its store, and its requested effects."""
 
     def __init__(self, name: str, nodes: str = "abc", *, store: FakeStore | None = None) -> None:
         self.name = name
@@ -260,7 +260,7 @@ class FakeNode:
         self.restart(unverified=unverified)
 
     def step(self, event: Event) -> list[Effect]:
-        """Has an event taken and everything carried out; returns all effects."""
+        """Handles an event and carries everything out; returns all effects."""
         done: list[Effect] = []
         lists = deque([deque(self.machine.step(event))])
         while lists:
@@ -299,7 +299,7 @@ class FakeNode:
         return self.step(CleanerReported(status, self.now_ms, self.wall_ms))
 
     def write(self, count: int = 1) -> int:
-        """Writes frames into the open wheel, if the machine admits it; the last seq, or 0."""
+        """Writes frames into the open wheel, if the machine allows; returns the last seq or 0."""
         admission = self.machine.admits(self.now_ms)
         if not isinstance(admission, Admission):
             return 0
@@ -348,7 +348,7 @@ class FakeNode:
         )
 
     def take_sent(self) -> list[tuple[str, PeerMessage]]:
-        """What was sent since the last call."""
+        """The messages sent since the last call."""
         sent, self.sent = self.sent, []
         return sent
 
@@ -390,7 +390,7 @@ class FakeNode:
         return None
 
     def _check_durable(self, message: PeerMessage) -> None:
-        """What is reported of durable things is durable."""
+        """Checks that durable states are reported only when they are durable."""
         state = self.store.state
         if isinstance(message, Gossip):
             heartbeat, spare = message.heartbeat, state.spare
@@ -432,7 +432,7 @@ class FakeCluster:
         return self.nodes[name]
 
     def collect(self) -> None:
-        """What was sent gets under way, where nothing is cut."""
+        """Puts sent messages under way, except on cut links."""
         for name, node in self.nodes.items():
             self.messages += [
                 (name, peer, message)

@@ -75,12 +75,12 @@ class Line:
         self.replication.booted(mirror, f"{disk}-{mirror}", boot, self.now_ms)
 
     def drains(self, *mirrors: str) -> None:
-        """These say that they stop, the others that they do not."""
+        """These nodes report that they stop, the others that they do not."""
         for mirror in self.nodes[1:]:
             self.replication.says(mirror, is_draining=mirror in mirrors, disk_out=False)
 
     def disk_out(self, *mirrors: str) -> None:
-        """These say that their disks take no frames, the others that they do."""
+        """These nodes report that their disks take no frames, the others that they do."""
         for mirror in self.nodes[1:]:
             self.replication.says(mirror, is_draining=False, disk_out=mirror in mirrors)
 

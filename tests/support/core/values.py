@@ -213,7 +213,7 @@ def wheel_heartbeat(
     missing: Iterable[int] = (),
     high_watermark: int | None = None,
 ) -> WheelHeartbeat:
-    """How far a wheel is held; published and acknowledged as far unless stated otherwise."""
+    """The seq up to which a wheel is held; published and acknowledged up to it by default."""
     return WheelHeartbeat(
         applied=applied,
         high_watermark=applied if high_watermark is None else high_watermark,
@@ -243,7 +243,7 @@ def wheel_record_of(
 
 
 def looked_for(lacks: Mapping[FrameName, Collection[str]]) -> tuple[FrameSet, dict[str, FrameSet]]:
-    """Frames that are looked for, and by member those of them that it lacks, as rows report it.
+    """Wanted frames and, by member, those that it is missing, as rows report them.
 
     Args:
         lacks: frame -> the members that do not have it.

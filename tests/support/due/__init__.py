@@ -1,1 +1,1 @@
-"""Wheels with messages that are due, and what a step must take of them."""
+"""Wheels with due messages, and what a step must take of them."""

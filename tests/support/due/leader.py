@@ -1,4 +1,4 @@
-"""A leader's reader in tests of what is due, and what it has committed."""
+"""A leader's reader in tests of due messages, and its committed progress."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EMPTY = Progress(START_MS, None, {}, SECOND - 120)
 
 
 class Leader:
-    """One leader's reader, and what it has committed."""
+    """One leader's reader, and its committed progress."""
 
     def __init__(
         self, wheels: Wheels, progress: Progress = EMPTY, *, preload_thread: bool = False
@@ -43,7 +43,7 @@ class Leader:
         return self.reader.next_step(now_ms, cap_messages, cap_bytes)
 
     def lose(self) -> None:
-        """All members lack what is waited for: that is committed."""
+        """Commits that all members are missing the awaited frames."""
         self.lost |= self.reader.unreadable
 
     def commit(self, step: Step) -> None:

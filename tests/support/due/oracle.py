@@ -30,7 +30,7 @@ class Row(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """A taken message and what becomes of it; None = forwarded."""
+    """A taken message and its fate; None = forwarded."""
 
     row: Row
     outcome: Outcome | None
@@ -93,7 +93,7 @@ def _verdict(
 
 
 def as_message(row: Row) -> DueMessage:
-    """What must be handed to the producer for a forwarded message."""
+    """What the producer must get for a forwarded message."""
     sent = row.sent
     return DueMessage(
         sent.topic,

@@ -1,4 +1,4 @@
-"""Messages that are due, as the columns in which a step has them."""
+"""Due messages, as the columns of a step."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Wheels on disk for tests of what is due, written from plain Python values."""
+"""Wheels on disk for tests of due messages, written from plain Python values."""
 
 import shutil
 import tempfile
@@ -82,7 +82,7 @@ class Wheels:
         self._overwrite(frame, b"XXXX")
 
     def repair(self, frame: Written) -> None:
-        """Makes a damaged frame what it was."""
+        """Repairs a damaged frame."""
         self._overwrite(frame, MAGIC)
 
     def _overwrite(self, frame: Written, start: bytes) -> None:
@@ -123,7 +123,7 @@ class Wheels:
 
 @contextmanager
 def wheels_in_memory(*, max_frame_messages: int = 10_000) -> Iterator[Wheels]:
-    """Wheels in a folder of their own that needs no disk."""
+    """Wheels in a separate folder that needs no disk."""
     folder = tempfile.mkdtemp(dir=IN_MEMORY if IN_MEMORY.is_dir() else None)
     wheels = Wheels(Path(folder), max_frame_messages=max_frame_messages)
     try:

@@ -1,4 +1,4 @@
-"""Loading beside the forwarding, at the moment that a test chooses."""
+"""Loads in parallel with forwarding, at the moment that a test chooses."""
 
 from collections.abc import Callable
 from concurrent.futures import Future

@@ -20,7 +20,7 @@ Headers: TypeAlias = Sequence[tuple[str, bytes | None]]
 
 
 class AuditTopic:
-    """One topic with a name of its own; nothing but the test uses it."""
+    """One topic with a unique name; only the test uses it."""
 
     def __init__(
         self, bootstrap: str, *, partitions: int = 1, config: dict[str, str] | None = None
@@ -46,7 +46,7 @@ class AuditTopic:
         timestamps: Iterable[int] = (),
         headers: Headers = (),
     ) -> None:
-        """Writes records without a transaction, and waits until they are there."""
+        """Writes records without a transaction, and waits until they are visible."""
         # In small batches: a consumer cannot fetch less than one.
         small = {"linger.ms": 1, "batch.num.messages": 10}
         producer = Producer({"bootstrap.servers": self.bootstrap, **small})
@@ -59,7 +59,7 @@ class AuditTopic:
         assert producer.flush(PATIENCE_S) == 0
 
     def transaction(self, values: Iterable[bytes], *, commits: bool = True) -> None:
-        """Writes records in a transaction that ends so."""
+        """Writes records in a transaction, which ends as given."""
         producer = self.open_transaction(values)
         if commits:
             producer.commit_transaction(PATIENCE_S)
@@ -68,7 +68,7 @@ class AuditTopic:
         self.settle()
 
     def settle(self) -> None:
-        """Waits until no transaction is open: its end is certain before it shows."""
+        """Waits until no transaction is open: its end is decided before it is visible."""
         deadline = time.monotonic() + PATIENCE_S
         while any(range_.open_until for range_ in self.plan().topics[0].ranges):
             assert time.monotonic() < deadline, f"{self.name}: a transaction stays open"
@@ -87,7 +87,7 @@ class AuditTopic:
         return producer
 
     def delete_records(self, before: int, *, partition: int = 0) -> None:
-        """Retention passes: everything before the offset goes."""
+        """Lets retention delete everything before the offset."""
         place = TopicPartition(self.name, partition, before)
         client = AdminClient({"bootstrap.servers": self.bootstrap})
         client.delete_records([place])[place].result()

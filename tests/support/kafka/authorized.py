@@ -1,4 +1,4 @@
-"""A broker that denies its user all that no ACL allows; clients without a name may do anything."""
+"""A broker that denies its user everything without an ACL; unnamed clients may do anything."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class AuthorizingBroker(KafkaBroker):
         self._set(AclPermissionType.ALLOW, kind, name, operation, pattern)
 
     def deny(self, kind: ResourceType, name: str, operation: str) -> None:
-        """Takes it away from the user, whatever allows it, until it is given back."""
+        """Denies it to the user despite any ACL, until it is given back."""
         self._set(AclPermissionType.DENY, kind, name, operation, ResourcePatternType.LITERAL)
 
     def give_back(self, kind: ResourceType, name: str) -> None:

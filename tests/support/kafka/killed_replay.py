@@ -1,4 +1,4 @@
-"""A replay in a process of its own, which ends by kill -9 at a step.
+"""A replay in a separate process, which is killed by kill -9 at a step.
 
     python killed_replay.py BOOTSTRAP TOPIC STEP NUMBER
 
@@ -27,7 +27,7 @@ STEPS = (
 
 
 def main(bootstrap: str, topic: str, step: str, number: int) -> None:
-    """Replays all letters, as far as it comes."""
+    """Replays all letters, as far as it gets."""
     call, _, after = step.partition("-")
     left = number
 

@@ -30,7 +30,7 @@ Matches = Callable[[int, bytes], bool]
 
 @dataclass(slots=True)
 class _Rule:
-    """What happens to the next request that matches."""
+    """The fate of the next matching request."""
 
     matches: Matches
     act: Callable[[_Connection, int, bytes], None]
@@ -110,20 +110,20 @@ class KafkaProxy:
         self._add(_Rule(_is(END_TXN), _lose_reply))
 
     def hold_next_end_txn(self) -> None:
-        """The next EndTxn does not arrive, and the connection breaks; see `release_held`."""
+        """Loses the next EndTxn and breaks the connection; see `release_held`."""
         self._add(_Rule(_is(END_TXN), self._hold))
 
     def release_held(self) -> list[int]:
-        """Lets the held requests arrive now, and waits for the broker's answers: error codes."""
+        """Lets the held requests arrive now; returns the error codes of the broker's answers."""
         held, self._held = self._held, []
         return [self.end_txn_error(frame) for frame in held]
 
     def break_at_next_produce(self, topic: str) -> None:
-        """What is produced next to the topic arrives, and the connection breaks."""
+        """Lets the next produce to the topic arrive, and breaks the connection."""
         self._add(_Rule(_is(PRODUCE, topic), _lose_reply))
 
     def swallow_produces(self, topic: str) -> Callable[[], None]:
-        """Nothing that is produced to the topic arrives, until the returned function is called."""
+        """Loses everything that is produced to the topic, until the returned function is called."""
         rule = _Rule(_is(PRODUCE, topic), _swallow, once=False)
         self._add(rule)
         return lambda: self._drop(rule)
@@ -179,7 +179,7 @@ class KafkaProxy:
         return came, goes_on
 
     def end_txn_error(self, frame: bytes) -> int:
-        """Lets a kept EndTxn request arrive at last; the broker's error code."""
+        """Lets a kept EndTxn request arrive at last; returns the broker's error code."""
         (version,) = struct.unpack_from(">h", frame, 6)
         reply = self._ask_broker(frame)
         # Length, correlation id, from version 3 on an empty run of tags, throttle time, error.
@@ -246,7 +246,7 @@ class KafkaProxy:
                 rule.act(connection, correlation, frame)
 
     def _rule_for(self, api_key: int, frame: bytes) -> _Rule | None:
-        """What is to happen to a request; each connection asks on a thread of its own."""
+        """The fate of a request; each connection asks on its own thread."""
         with self._lock:
             rule = next((rule for rule in self._rules if rule.matches(api_key, frame)), None)
             if rule is not None and rule.once:
@@ -270,7 +270,7 @@ class KafkaProxy:
 
 
 def _is(api_key: int, topic: str = "") -> Matches:
-    """Requests of this kind; of those that name topics, only with this one among them."""
+    """Requests of this kind; if they name topics, only those naming this one."""
     # A name in the request has its length before it, plus 1 as compact strings have it. The same
     # name within a record, in a dead letter for instance, has not.
     name = bytes([len(topic) + 1]) + topic.encode() if topic else b""

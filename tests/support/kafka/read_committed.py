@@ -60,7 +60,7 @@ def delete_topic(bootstrap: str, topic: str) -> None:
 
 
 def topic_exists(bootstrap: str, topic: str) -> bool:
-    """Whether the broker has the topic; asking does not make it."""
+    """Whether the broker has the topic; asking does not create it."""
     client = AdminClient({"bootstrap.servers": bootstrap})
     return topic in client.list_topics(timeout=PATIENCE_S).topics
 
@@ -130,7 +130,7 @@ class CommittedReader:
 def read_all(
     bootstrap: str, topic: str, *, at_least: int = 0, partitions: int = 1
 ) -> list[Message]:
-    """Everything committed in the topic, once it is so much.
+    """Everything committed in the topic, once there is this much.
 
     A commit is reported when it is certain; it shows a little later, when its markers are written.
     """

@@ -1,4 +1,4 @@
-"""A record with a header whose name is no UTF-8, as clients of other languages can send it.
+"""A record with a header whose name is not UTF-8, as clients of other languages can send it.
 
 Python's client cannot: this calls the library below it.
 """

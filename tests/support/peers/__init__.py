@@ -1,1 +1,1 @@
-"""Nodes that are nothing but their peer network."""
+"""Nodes that consist only of their peer network."""

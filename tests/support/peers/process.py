@@ -1,4 +1,4 @@
-"""A node that is nothing but its peer network, as a process that can be killed and stopped.
+"""A node that consists only of its peer network, as a process that can be killed and stopped.
 
 It answers: Frames with Applied, a VoteAsk with a Vote. Arguments: its id, its storage, and the
 members as JSON. It says "ready" when it listens. When its standard input ends its main thread ends,
@@ -57,7 +57,7 @@ class PeerProcess:
         self._process.send_signal(signal.SIGCONT)
 
     def fail(self, timeout_s: float) -> int:
-        """Its main thread ends; returns the exit code."""
+        """Waits until its main thread ends; returns the exit code."""
         self._process.communicate(timeout=timeout_s)
         return self._process.returncode
 

@@ -49,7 +49,7 @@ class Raw:
         return pb.Answer.FromString(data)
 
     def wait_ended(self) -> None:
-        """Until the other side ended it; nothing more may come."""
+        """Waits until the other side has ended it; nothing more may come."""
         self.socket.settimeout(PATIENCE_S)
         # A reset, where it did not read all that was said.
         with contextlib.suppress(ConnectionResetError):

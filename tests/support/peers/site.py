@@ -1,4 +1,4 @@
-"""A node that is nothing but its peer network, and remembers what it received."""
+"""A node that consists only of its peer network, and remembers what it received."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SETTINGS = {"members": "n1,n2", "min_insync": "2", "span_seconds": "7200"}
 
 
 def identity(node: str, **changes: Any) -> PeerIdentity:
-    """Of a node whose storage is named after it."""
+    """The identity of a node whose storage is named after it."""
     reported = {
         "cluster_id": "test",
         "node": node,
@@ -39,7 +39,7 @@ class Site:
     """
 
     def __init__(self, me: PeerIdentity, members: Mapping[str, str], **options: Any) -> None:
-        """Does not listen yet; `options` are the network's."""
+        """Begins without listening; `options` are the network's."""
         self.node = me.node
         self.came: list[tuple[str, PeerMessage]] = []
         self.broken: list[str] = []
@@ -72,7 +72,7 @@ class Site:
         return [message for sender, message in self.came if sender == peer]
 
     def wait(self, what: str, ask: Callable[[], object], *, timeout_s: float = 60) -> None:
-        """Until the answer is true; asked whenever something came or broke."""
+        """Waits until the answer is true; asked whenever a message came or a connection broke."""
         deadline = time.monotonic() + timeout_s
         with self._news:
             while not ask():

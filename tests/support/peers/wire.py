@@ -53,7 +53,7 @@ class Wire:
             return len(self._ends) // 2
 
     def reset(self) -> None:
-        """Both ends of every connection see a reset."""
+        """Resets every connection at both ends."""
         with self._lock:
             for end in self._ends:
                 self._selector.unregister(end)
@@ -67,7 +67,7 @@ class Wire:
             self._is_silent = True
 
     def mend(self) -> None:
-        """New connections go through; what was silenced is reset."""
+        """Lets new connections through; silenced ones are reset."""
         self.reset()
         with self._lock:
             self._is_silent = False

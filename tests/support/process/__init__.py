@@ -1,1 +1,1 @@
-"""What processes do: descriptors, lateness of their loops, scripts run as users run them."""
+"""Processes: descriptors, lateness of their loops, scripts run as users run them."""

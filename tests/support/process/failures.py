@@ -1,4 +1,4 @@
-"""Reports a failed test when it has failed, not when all others have ended too."""
+"""Reports a failed test at once, not when all others have ended too."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 
 class AtOnce:
-    """Writes a line for each failure; the details are printed at the end, as ever."""
+    """Writes a line for each failure; the details are printed at the end as usual."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config

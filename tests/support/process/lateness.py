@@ -1,4 +1,4 @@
-"""How late an event loop is by its own process's doing, apart from the machine's.
+"""How late an event loop is because of its own process, and not of the machine.
 
 A timer that comes late says only that its loop did not turn. On a machine with more to do than it
 has processors most of that is waiting for one, and a process beside it that only sleeps does not
@@ -45,14 +45,14 @@ class Late(NamedTuple):
 
 
 class Spent(NamedTuple):
-    """What a thread did in some time, in seconds: it ran, it waited for a processor."""
+    """How a thread spent some time, in seconds: running, and waiting for a CPU."""
 
     ran_s: float
     waited_s: float
 
 
 def own_s(lag_s: float, loop: Spent, others: Spent) -> float:
-    """How much of a timer's lateness is the process's own; see the module."""
+    """How much of a timer's lateness its own process caused; see the module."""
     idle_s = max(0.0, lag_s - loop.ran_s - loop.waited_s)
     return min(lag_s, loop.ran_s + min(idle_s, max(others.ran_s, idle_s - others.waited_s)))
 
@@ -81,7 +81,7 @@ async def watch(report: Callable[[Late], None]) -> None:
 
 
 class _Threads:
-    """The threads of this process that run Python: what each of them did so far."""
+    """The threads of this process that run Python, with their usage so far."""
 
     def __init__(self) -> None:
         self._files: dict[int, int] = {}

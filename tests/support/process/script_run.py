@@ -1,4 +1,4 @@
-"""Scripts run as a user runs them, and what they leave behind."""
+"""Scripts run as a user runs them, and the traces that they leave."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def start_script(name: str, *arguments: str) -> subprocess.Popen[str]:
 
 
 def read_until(script: subprocess.Popen[str], word: str) -> str:
-    """What the script prints, up to the line that has this word in it."""
+    """The script's output, up to the line with this word."""
     assert script.stdout is not None
     reported = ""
     while word not in reported:
@@ -41,7 +41,7 @@ def cluster_folders() -> set[Path]:
 
 
 def processes_below(folder: Path) -> list[str]:
-    """Command lines of what runs on a cluster's folder."""
+    """Command lines of processes on a cluster's folder."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:

@@ -1,4 +1,4 @@
-"""What the books of a run must say, written down while it is played.
+"""The expected books of a run, written down while it is played.
 
 Nothing here looks at the service, its ledger or Kafka: what was done to each message is entered
 by hand, as its sender and the one who broke things know it.

@@ -1,4 +1,4 @@
-"""Taking messages out of the slot files of every node, as a bad disk or a bad hand would."""
+"""Removes messages from the slot files of every node, as a bad disk or a mistake would."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Place(NamedTuple):
 
 
 def place_of(data: Path, wheel: str, message_id: bytes) -> Place | None:
-    """The first frame of a wheel with this message, as this folder has it."""
+    """The first frame of a wheel with this message, in this folder."""
     return next((p for p, ids in _frames(data, wheel) if message_id in ids), None)
 
 
@@ -59,14 +59,14 @@ def cut_short(folders: Iterable[Path], place: Place) -> None:
 
 
 def delete_slot_file(folders: Iterable[Path], place: Place) -> None:
-    """Deletes the file that the frame lies in; it must be alone there."""
+    """Deletes the file of the frame, which must be alone there."""
     for path in _slot_files(folders, place):
         assert path.stat().st_size == place.length
         path.unlink()
 
 
 def cut_off(folders: Iterable[Path], place: Place) -> None:
-    """Cuts the last frame of a wheel, with its row in the index: as if it had never been."""
+    """Cuts the last frame of a wheel, with its row in the index, without a trace."""
     folders = list(folders)
     for path in _slot_files(folders, place):
         assert path.stat().st_size == place.offset + place.length, "frames lie behind it"

@@ -14,7 +14,7 @@ Header = tuple[str, str | bytes | None]
 
 
 def own_headers(message: Sent, accepted_at_ms: int) -> list[Header]:
-    """What the service would add to a message."""
+    """The headers that the service would add to a message."""
     return [
         ("dw-id", message.id.hex().encode()),
         ("dw-due", b"%d" % message.due_ms),
@@ -24,7 +24,7 @@ def own_headers(message: Sent, accepted_at_ms: int) -> list[Header]:
 
 
 class Hand:
-    """Writes records, and returns when they are there.
+    """Writes records, and returns when they are visible.
 
     Attributes:
         written: how many, by topic.
@@ -36,7 +36,7 @@ class Hand:
         self._producer = Producer({"bootstrap.servers": bootstrap})
 
     def write(self, topic: str, headers: Iterable[Header], *, at_ms: int = 0) -> None:
-        """Writes a record with these headers, at a time that is now unless it is given."""
+        """Writes a record with these headers, at the present time unless one is given."""
         self._write(topic, b"by hand", list(headers), at_ms)
 
     def write_again(self, record: Message) -> None:
@@ -52,7 +52,7 @@ class Hand:
 
 
 def sent_as(record: Message) -> Sent:
-    """The message that a forwarded record was."""
+    """The message that became a forwarded record."""
     headers = _texts(record)
     id_, due_ms = bytes.fromhex(headers["dw-id"]), int(headers["dw-due"])
     return Sent(str(record.topic()), id_, due_ms, headers["dw-wheel"])

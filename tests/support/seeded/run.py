@@ -1,4 +1,4 @@
-"""One run of three real nodes into which faults are seeded, each on messages of its own.
+"""One run of three real nodes into which faults are seeded, each on separate messages.
 
 =============  ====================================================================================
 what           how
@@ -107,14 +107,14 @@ class SeededRun:
             self._trio.wait("the floor passed all that is over", self._is_over)
 
     def delete_ledger_files(self) -> None:
-        """The last fault: rows that were published are gone."""
+        """The last fault: published rows are gone."""
         for path in self.deleted:
             path.unlink()
 
     # --- what is no fault
 
     def _send_what_is_forwarded(self, topic: str) -> None:
-        """To two nodes; some have timestamps of their own."""
+        """Sends to two nodes; some messages have their own timestamps."""
         for node in self._trio.nodes[:2]:
             rows = [self._row(topic, self._in(4_000 + 200 * n)) for n in range(20)]
             for row in rows[::4]:
@@ -122,7 +122,7 @@ class SeededRun:
             self._forwarded(self._send(node, *rows))
 
     def _send_what_is_not(self, topic: str) -> None:
-        """Cancels, retries at another node, dead letters; and what waits beyond the run."""
+        """Cancels, retries at another node, dead letters; and messages due after the run."""
         first, second, _ = self._trio.nodes
         (gone,) = self._send(first, self._row(topic, self._in(15_000)))
         outcome = self._trio.wait("it is answered", lambda: cancelled(second, gone.handle))
@@ -161,7 +161,7 @@ class SeededRun:
                 self._arriving[self.topic] += len(messages)
 
     def _write_by_hand(self) -> None:
-        """A copy, a forgery, and what is none of our business."""
+        """A copy, a forgery, and records of others."""
         record = next(r for r in read_all(self.kafka, self.topic, at_least=1) if r.key() == b"n1")
         copied = sent_as(record)
         self._hand.write_again(record)
@@ -174,7 +174,7 @@ class SeededRun:
         self._hand.write(self.topic, [("trace", b"1")])
 
     def _cut_from_dead_nodes(self) -> None:
-        """What was acknowledged, and is in the ledger, is cut from all disks before its due.
+        """Acknowledged messages in the ledger are cut from all disks before their due.
 
         Of a wheel that a living node writes, that node has the newest frames in memory, too, and
         mends the others' copies with them.
@@ -248,7 +248,7 @@ class SeededRun:
             self.expected.find("changed", message)
 
     def _is_over(self) -> bool:
-        """Whether the service is done with the run, but for what waits beyond it.
+        """Whether the service is done with the run, except for messages due after it.
 
         It has forgotten wheels of which nothing waits: what the reconciliation knows of these, the
         ledger alone shows it.
@@ -265,7 +265,7 @@ class SeededRun:
         return [node.data for node in self._trio.nodes]
 
     def _in(self, ms: int) -> int:
-        """So long from now, as time since the begin."""
+        """A time this far ahead, relative to the beginning."""
         return _now_ms() - self.began_ms + ms
 
     def _row(self, topic: str, after_ms: int) -> pb.DelayedMessage:
@@ -296,7 +296,7 @@ class SeededRun:
         self.expected.accepted(message, outcome)
 
     def _locate(self, messages: list[Sent]) -> Place:
-        """Where all of these messages lie, once every node has them."""
+        """The places of these messages, once every node has them."""
         wheel, id_ = messages[0].wheel, messages[0].id
 
         def places() -> set[Place | None]:
@@ -309,7 +309,7 @@ class SeededRun:
         return place
 
     def _await_kafka(self) -> None:
-        """Returns when Kafka has all that it is to get so far."""
+        """Returns when Kafka has everything expected so far."""
         wanted = self._arriving + self._hand.written
         wanted[self.names.outcomes] = self._outcomes
         for topic, count in wanted.items():
@@ -317,7 +317,7 @@ class SeededRun:
                 reader.wait_for(count, timeout_s=60)
 
     def _await_published(self, ids: Counter[bytes]) -> set[Path]:
-        """Returns when rows with these ids are in the published ledger: the files."""
+        """Waits until rows with these ids are in the published ledger; returns the files."""
         self._trio.wait("it is published", lambda: self._published(ids) >= ids)
         return {path for path, found in self._rows.items() if found.keys() & ids.keys()}
 

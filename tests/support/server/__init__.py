@@ -1,1 +1,1 @@
-"""A server's parts and its process, with fakes for what surrounds them."""
+"""A server's parts and its process, with fakes for their environment."""

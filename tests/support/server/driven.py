@@ -48,7 +48,7 @@ class Asked:
 
     @property
     def committed(self) -> Committed:
-        """What became of it, if it was not refused as a whole."""
+        """Its outcome, unless it was refused as a whole."""
         assert isinstance(self.outcome, Committed), self.outcome
         return self.outcome
 
@@ -62,7 +62,7 @@ class Asked:
 
 
 class Driven:
-    """One life of node n1; what surrounds its driver (`jobs.Outside`).
+    """One life of node n1; the environment of its driver (`jobs.Outside`).
 
     Attributes:
         jobs: what was put into the queue and is not done yet.
@@ -122,7 +122,7 @@ class Driven:
             self.driver.do(self.jobs.popleft())
 
     def tick(self, after_ms: int = 100) -> None:
-        """Time passes; all that comes of it is done."""
+        """Lets time pass, and carries out all that follows."""
         self.clock_ms += after_ms
         self.clock_wall_ms += after_ms
         self._report_again()
@@ -130,7 +130,7 @@ class Driven:
         self.work()
 
     def look(self) -> None:
-        """The node sees how much room its disk has; all that comes of it is done."""
+        """Lets the node measure its disk, and carries out all that follows."""
         self.driver.look_at_disk()
         self.work()
 
@@ -170,13 +170,13 @@ class Driven:
         self.tick()
 
     def want(self, *fences: Fence) -> None:
-        """The cleaner reports the same registry, and wants promises."""
+        """The cleaner reports the same registry, and requests promises."""
         assert self.control is not None
         self.control = replace(self.control, fences=fences)
         self.tick()
 
     def ask(self, *messages: Message, kind: Kind = Kind.MESSAGES) -> Asked:
-        """A caller's request; nothing is done about it yet."""
+        """A caller's request; nothing is done with it yet."""
         asked = Asked()
 
         def on_answer(outcome: Outcome) -> None:
@@ -187,7 +187,7 @@ class Driven:
         return asked
 
     def produce(self, *messages: Message, kind: Kind = Kind.MESSAGES) -> Asked:
-        """A caller's request, and all that comes of it at once."""
+        """A caller's request, and all that follows at once."""
         asked = self.ask(*messages, kind=kind)
         self.work()
         return asked
@@ -232,7 +232,7 @@ class Driven:
         self.jobs.append(job)
 
     def do_jobs(self, *, here: bool) -> None:
-        """Jobs are done when a test says so."""
+        """Jobs are carried out when the test says so."""
 
     def happened(self, event: Event) -> None:
         """Remembers it."""
@@ -269,7 +269,7 @@ class Driven:
         self.entered.append((group.first_seq, group.last_seq, messages))
 
     def _report_again(self) -> None:
-        """A living cleaner stamps its row again and again, and commits how far time is."""
+        """A living cleaner stamps its status again and again, and commits the time."""
         if self.control is not None:
             assert self.control.progress is not None
             self.control = replace(

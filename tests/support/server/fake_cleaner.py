@@ -1,4 +1,4 @@
-"""A cleaner without Kafka: registers wheels, closes them, and commits what the test says.
+"""A cleaner without Kafka: registers wheels, closes them, and commits as the test says.
 
 Of several nodes one leads, and the others follow its `state`; it closes no wheels then.
 
@@ -90,7 +90,7 @@ class FakeCleaner:
     def __init__(
         self, data: Path, link_fd: int, node: str = "n1", *, row: Path | None = None
     ) -> None:
-        """Prepares; `start` starts it; the server's row may lie elsewhere than in its folder."""
+        """Prepares; `start` starts it; the server's status may be elsewhere than in its folder."""
         self.node = node
         self.nodes = 1
         self.follows: FakeCleaner | None = None
@@ -132,14 +132,14 @@ class FakeCleaner:
         self._link.close()
 
     def commit(self, change: Callable[[ControlState], ControlState]) -> None:
-        """Changes what is committed, and informs the server."""
+        """Changes the committed state, and informs the server."""
         with self._lock:
             self.state = change(self.state)
             self._write_row()
         self._link.send(Wake())
 
     def report_topics(self, *absent: str) -> None:
-        """Says, before it is asked, what Kafka has, and that it has not these.
+        """Reports unasked which topics Kafka has, and that it lacks these.
 
         An answer to a question counts only if it comes in time. The server hears this before any
         call that is made from now on, and does not forget it.
@@ -185,12 +185,12 @@ class FakeCleaner:
         return None if status is None else status.heartbeat
 
     def fence(self, node: str, upto: int) -> None:
-        """Wants a promise, and no other about this node any more."""
+        """Requests a promise, and no further one about this node."""
         self._fences[node] = Fence(node, upto)
         self._link.send(Wake())
 
     def fenced(self, node: str, upto: int) -> FenceAnswer | None:
-        """The answer to a fence, once it is there."""
+        """The answer to a fence, once it exists."""
         status = self.server_status()
         answers = () if status is None else status.answers
         wanted = (a for a in answers if a.fence.origin == node and a.fence.upto >= upto)
@@ -279,7 +279,7 @@ class FakeCleaner:
                 self._register(heartbeat)
 
     def _close(self, heartbeat: Heartbeat) -> None:
-        """Wants a fence of each wheel to be closed, and closes it at the answer."""
+        """Requests a fence of each wheel to be closed, and closes it at the answer."""
         for wheel in wheels_to_close(self.state, {heartbeat.node: heartbeat}):
             answer = self.fenced(wheel.node, wheel.number)
             if answer is None:
@@ -288,7 +288,7 @@ class FakeCleaner:
             self._change(wheel, closed_at=answer.applied.get(wheel, 0))
 
     def _lose(self, status: ServerStatus) -> None:
-        """Commits as lost what should be there, and its only member says that it lacks."""
+        """Commits frames as lost that should exist, and that the only member is missing."""
         heartbeats = {status.heartbeat.node: status.heartbeat}
         ends = {wheel: record.closed_at or 0 for wheel, record in self.state.wheels.items()}
         self._missing = frames_missing(self.state, ends, heartbeats)

@@ -1,4 +1,4 @@
-"""What callers may do to a node: every call; malformed, huge, tiny and repeated requests.
+"""Callers' possible attacks on a node: every call; malformed, huge, tiny, repeated requests.
 
 All goes over the wire as bytes, so that nothing is right that gRPC's own client would see to.
 """
@@ -32,7 +32,7 @@ _PRODUCING = [f"/delaywheel.v1.DelayWheel/DelayProduce{end}" for end in ("", "St
 
 
 class Way(Enum):
-    """What a caller does with the answers."""
+    """How a caller treats the answers."""
 
     READ = "reads them"
     LEAVE = "leaves before they come"
@@ -41,7 +41,7 @@ class Way(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Attack:
-    """Some callers that do the same, each with a connection of its own."""
+    """Some callers that do the same, each with its own connection."""
 
     method: str
     requests: tuple[bytes, ...]
@@ -57,7 +57,7 @@ class Attack:
         return f"{self.method} {len(self.requests)} x [{contents}], {callers}, {self.way.value}"
 
     def begin(self, address: str) -> Callable[[], None]:
-        """Sends the requests; what is returned ends it."""
+        """Sends the requests; the returned function ends that."""
         ends = [self._begin_one(address) for _ in range(self.callers)]
 
         def end() -> None:
@@ -106,7 +106,7 @@ def _now_ms() -> int:
 def columns(
     messages: int, topics: list[str], ahead_ms: int, header: bytes, headers: int, value: int
 ) -> bytes:
-    """A request of columns that fit together, though not all may be accepted.
+    """A request of consistent columns, though not all may be accepted.
 
     Args:
         messages: how many.

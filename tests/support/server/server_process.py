@@ -42,7 +42,7 @@ CHANNEL_OPTIONS = (
 
 
 def wait_until(what: str, ask: Callable[[], T | None], *, timeout_s: float = 60) -> T:
-    """Asks until the answer is true (and returns it); fails by name at the deadline."""
+    """Asks until the answer is true, and returns it; fails by name at the deadline."""
     deadline = time.monotonic() + timeout_s
     while True:
         if answer := ask():
@@ -52,7 +52,7 @@ def wait_until(what: str, ask: Callable[[], T | None], *, timeout_s: float = 60)
 
 
 def wait_to_hold(check: Callable[[], T], *, timeout_s: float = 60) -> T:
-    """Checks until it holds (and returns what it returns); at the deadline the failure is its own.
+    """Checks until it holds, and returns the result; at the deadline the last failure is raised.
 
     For what several nodes say of each other: each hears the others some time later.
     """
@@ -107,7 +107,7 @@ class ServerProcess:
     def start(
         self, *, prepare: Callable[[FakeCleaner], None] = lambda _: None, leads: bool = True
     ) -> None:
-        """Starts the process and waits until it takes calls.
+        """Starts the process and waits until it accepts calls.
 
         Args:
             prepare: Gets the fake cleaner before it starts.
@@ -160,7 +160,7 @@ class ServerProcess:
         self._clean_up()
 
     def terminate(self) -> int:
-        """Ends it as the supervisor does; its exit code."""
+        """Ends it as the supervisor does; returns its exit code."""
         self.process.send_signal(signal.SIGTERM)
         try:
             return self.process.wait(60)
@@ -198,7 +198,7 @@ class ServerProcess:
         wait_until("it accepts", lambda: self.describe().members[0].accepting)
 
     def wait_spare(self) -> None:
-        """Waits until the wheel that would be opened next is kept, and reported."""
+        """Waits until the spare is saved, and reported."""
         wait_until("a spare", lambda: (heartbeat := self.cleaner.heartbeat()) and heartbeat.spare)
 
     def describe(self) -> pb.DescribeClusterResponse:

@@ -1,4 +1,4 @@
-"""What the parts of a server know of a node, without the node."""
+"""A server's view of a node, without the node."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from delaywheel_replica.server.node.node_view import Cleaner, NodeView
 
 @dataclass
 class FakeMember:
-    """Its status is what a function returns."""
+    """Its status is the result of a function."""
 
     status: Callable[[], ServerStatus]
     in_sync: frozenset[str] = frozenset()

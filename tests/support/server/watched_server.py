@@ -1,4 +1,4 @@
-"""The server process as it is, and how late its event loop is by its own doing (lateness.py).
+"""The real server process, and how late its event loop is because of itself (lateness.py).
 
 Run in place of the server's program; each lateness of more than `REPORTED_S` is a line in a file.
 """
@@ -19,7 +19,7 @@ REPORTED_S: Final = 0.02
 
 
 def program(reported: Path) -> tuple[str, ...]:
-    """What a `ServerProcess` is to run instead; this package is not on the path of a server."""
+    """The code that a `ServerProcess` runs instead; this package is not on a server's path."""
     here = str(Path(__file__).parents[2])
     code = f"import sys; sys.path.append({here!r}); from support.server.watched_server import run"
     return "-c", f"{code}; run({str(reported)!r})"

@@ -1,4 +1,4 @@
-"""A node that is well, for tests of what is reported."""
+"""A healthy node, for tests of reports."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def peer_state(**changes: Any) -> PeerState:
 
 
 class _Part:
-    """What a scrape asks the parts of a node for that are not worth a fake of their own."""
+    """Sources of a scrape that need no separate fake."""
 
     in_flight_bytes = 77
     capacity = 8_192
@@ -128,7 +128,7 @@ class _Part:
 
 
 class _Sources(Sources):
-    """A node that is well, without a data folder."""
+    """A healthy node, without a data folder."""
 
     def __init__(self, in_sync: frozenset[str]) -> None:
         part: Any = _Part()
@@ -146,7 +146,7 @@ class _Sources(Sources):
 
 
 def scrape(*, in_sync: frozenset[str] = frozenset("ab"), **changes: Any) -> Scrape:
-    """Everything is known and well, unless changed."""
+    """Everything is known and healthy, unless changed."""
     refusal = PeerRefusal(PeerReason.WRONG_CLUSTER, "another")
     known = {
         "wall_ms": NOW_MS,

@@ -1,4 +1,4 @@
-"""A caller on a thread of its own."""
+"""A caller on its own thread."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from delaywheel import Client, DelaywheelError
 
 
 class Caller(ABC):
-    """Calls again and again until asked to stop, from the start of its `with` block to its end.
+    """Calls repeatedly until asked to stop, from the start of its `with` block to its end.
 
     Attributes:
         errors: Whatever a call ended with instead.
     """
 
     def __init__(self, client: Client, topic: str, *, pause_s: float) -> None:
-        """Takes over the client; rests so long between two calls."""
+        """Takes over the client; rests this long between two calls."""
         self.errors: list[DelaywheelError] = []
         self._client = client
         self._topic = topic

@@ -1,4 +1,4 @@
-"""A caller that takes back what it sends, and what must have become of it."""
+"""A caller that cancels what it sends, and the expected results."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Cancelling(Caller):
         }
 
     def assert_true(self, arrived: list[KafkaMessage]) -> None:
-        """What was cancelled is not there, what was not is there once."""
+        """Cancelled messages are absent, all others are there once."""
         found = Counter(m.value() for m in arrived if m.value() in self.outcomes)
         assert found == Counter(self.not_cancelled)
         assert CancelOutcome.CANCELLED in self.outcomes.values()

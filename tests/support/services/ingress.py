@@ -1,4 +1,4 @@
-"""Programs that know Kafka alone: they send to the ingress topic, and look at what comes."""
+"""Programs that know only Kafka: they send to the ingress topic, and check the deliveries."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Headers = list[tuple[str, bytes | None]]
 
 
 def long(number: int) -> bytes:
-    """A number as the usual client helpers write it."""
+    """A number in the form of usual client helpers."""
     return struct.pack(">q", number)
 
 
@@ -83,7 +83,7 @@ class Sender:
         level_ms: int = 0,
         timestamp_ms: int | None = None,
     ) -> None:
-        """Sends one; what it says of its due is a header.
+        """Sends one record; its due is in a header.
 
         Args:
             topic: where the message goes.
@@ -141,7 +141,7 @@ def _number(said: bytes) -> int:
 
 
 class IngressLoad(Sender):
-    """Goes on sending records of every kind, from the start of its `with` block to its end.
+    """Keeps sending records of every kind, from the start of its `with` block to its end.
 
     Dues are up to `ahead_ms` ahead; some are over when the record is sent.
     """
@@ -212,7 +212,7 @@ class IngressLoad(Sender):
 
 @dataclass
 class Faults:
-    """What is wrong with what was delivered; nothing should be."""
+    """Faults of the deliveries; there should be none."""
 
     lost: int = 0
     doubled: int = 0
@@ -231,7 +231,7 @@ def passed_on(message: KafkaMessage) -> tuple[tuple[str, bytes | None], ...]:
 
 
 def faults_of(arrived: Sequence[KafkaMessage], sent: Mapping[bytes, Sent]) -> Faults:
-    """Holds what a consumer found against what was sent."""
+    """Compares a consumer's records with those sent."""
     faults = Faults()
     times = Counter(message.value() for message in arrived)
     faults.lost = sum(value not in times for value in sent)
@@ -253,7 +253,7 @@ def faults_of(arrived: Sequence[KafkaMessage], sent: Mapping[bytes, Sent]) -> Fa
 
 
 def assert_delivered(reader: CommittedReader, sent: Mapping[bytes, Sent]) -> None:
-    """Waits until everything that was sent is there: once, whole, and not before its due."""
+    """Waits until everything sent is there: once, whole, and not before its due."""
     missing, seen = set(sent), 0
     while missing:
         missing.difference_update(message.value() or b"" for message in reader.messages[seen:])

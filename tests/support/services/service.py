@@ -110,7 +110,7 @@ class Service:
             self.wait_accepting()
 
     def stop(self) -> int | None:
-        """Ends it as Ctrl-C does; its exit code."""
+        """Ends it as Ctrl-C does; returns its exit code."""
         process, self._process = self._process, None
         if process is None:
             return None
@@ -159,11 +159,11 @@ class Service:
         wait_until("the node accepts and leads", leads)
 
     def status(self) -> pb.DescribeClusterResponse:
-        """What the node says of its cluster."""
+        """The node's description of its cluster."""
         return wait_until("the node answers", lambda: described(self.address))
 
     def answer_of(self, *arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-        """Runs the command line tool, again while it says that this may help; must end so."""
+        """Runs the command line tool, and retries while that may help; it must succeed."""
 
         def answered() -> subprocess.CompletedProcess[str] | None:
             done = self.run_cli(*arguments, check=False)
@@ -174,7 +174,7 @@ class Service:
         return done
 
     def wait_done(self, due_ms: float) -> None:
-        """Waits until all that is due by then is done."""
+        """Waits until all messages due by then are done."""
 
         wait_until("progress passed it", lambda: self.status().progress.due_ms > due_ms)
 

@@ -41,12 +41,12 @@ NO_METRICS: Mapping[str, Any] = {"metrics_listen": None}
 
 
 def seen_by(node: Node) -> pb.DescribeClusterResponse:
-    """What a node says of the cluster; nothing while it is dead, or too busy to answer."""
+    """A node's description of the cluster; none while it is dead, or too busy to answer."""
     return described(node.address) or pb.DescribeClusterResponse()
 
 
 class Trio:
-    """Nodes n1 to n3, W = 2; what dies stays dead until it is started.
+    """Nodes n1 to n3, W = 2; dead nodes stay dead until they are started.
 
     Attributes:
         nodes: All three, in order; and those that were added and not taken out.
@@ -61,7 +61,7 @@ class Trio:
         late_window_s: int = LATE_WINDOW_S,
         **others: Any,
     ) -> None:
-        """Prepares; nothing runs before the `with` block. Others are settings of all nodes."""
+        """Prepares; nothing runs before the `with` block. `others` are settings of all nodes."""
         settings = {
             "cluster_id": cluster_id,
             "late_window_seconds": late_window_s,
@@ -124,7 +124,7 @@ class Trio:
         return node
 
     def copies(self, seer: Node, handle: str) -> dict[str, pb.Replica]:
-        """How each node's copy of a handle's wheel stands, as all nodes say, asked through one.
+        """The state of each node's copy of a handle's wheel, as all report it through one.
 
         None of those of which nothing is heard just now.
         """
@@ -135,7 +135,7 @@ class Trio:
         return {replica.node: replica for row in rows for replica in row.replicas}
 
     def counted(self, seer: Node, handle: str) -> pb.SlotRow:
-        """What all nodes that answer have of a handle's second, asked through one."""
+        """The counts of a handle's second at all nodes that answer, through one."""
         slot = int(handle.split(":")[1])
         request = pb.ListSlotsRequest(from_slot=slot, to_slot=slot + 1, all_members=True)
         with stub_of(seer) as stub:
@@ -148,11 +148,11 @@ class Trio:
         return rows.get(node.id, pb.Member())
 
     def leader(self) -> Node:
-        """The node that leads, once all that are up agree on it."""
+        """The leader, once all running nodes agree on it."""
         return self.await_leader(self.nodes)
 
     def await_leader(self, seers: list[Node]) -> Node:
-        """The one of these nodes that leads, once they agree."""
+        """The leader among these nodes, once they agree."""
 
         def agreed() -> Node | None:
             names = {seen_by(node).leader.node for node in seers}
@@ -175,7 +175,7 @@ class Trio:
         self.wait("one leads for a while", settled)
 
     def wait_accepting(self, *nodes: Node) -> None:
-        """Waits until each of these (default: all) takes messages, as all of them see it."""
+        """Waits until each of these (default: all) accepts messages, as all of them see it."""
         wanted = nodes or tuple(self.nodes)
         names = {node.id for node in wanted}
 
@@ -202,7 +202,7 @@ class Trio:
         self.wait(f"{sorted(names)} are in sync", lambda: all(whole(node) for node in wanted))
 
     def wait_same(self, handle: str) -> bytes:
-        """Waits until all nodes hold the same of a handle's second: what that is."""
+        """Waits until all nodes hold the same of a handle's second; returns it."""
 
         def same() -> bytes | None:
             contents = {slot_file(node, handle) for node in self.nodes}
@@ -219,7 +219,7 @@ class Trio:
             raise
 
     def kill(self, node: Node, *which: str) -> None:
-        """Kills processes of a node; of none named: all, and returns when it is dead."""
+        """Kills processes of a node, all if none is named; returns when they are dead."""
         send_signal(node.pids(which or PROCESSES), signal.SIGKILL)
         if not which:
             self.wait("the node is dead", lambda: node.exit_code is not None)
@@ -235,15 +235,15 @@ class Trio:
         self.wait(f"{node.id} is up", lambda: node.is_up)
 
     def pause(self, node: Node) -> None:
-        """Every process of a node stands still."""
+        """Pauses every process of a node."""
         send_signal(node.pids(), signal.SIGSTOP)
 
     def resume(self, node: Node) -> None:
-        """Resumes them."""
+        """Resumes every process of a node."""
         send_signal(node.pids(), signal.SIGCONT)
 
     def same_bytes(self) -> bool:
-        """Whether all slot files are on all nodes with the same bytes; asked again and again."""
+        """Whether all nodes have the same slot files, byte by byte; repeated until they do."""
         try:
             return not compare([node.data for node in self.nodes]).differing
         except FileNotFoundError:
@@ -255,7 +255,7 @@ class Trio:
 
 
 def slot_file(node: Node, handle: str) -> bytes:
-    """What a node holds of the wheel and second of a handle; empty: nothing."""
+    """A node's messages in the wheel and second of a handle; empty: none."""
     wheel, slot, _ = handle.split(":")
     path = slot_path(wheel_folder(node.data, WheelId.parse(wheel)), int(slot))
     try:
@@ -265,7 +265,7 @@ def slot_file(node: Node, handle: str) -> bytes:
 
 
 def row(topic: str, value: bytes, *, delay_s: float, id_: bytes | None = None) -> pb.DelayedMessage:
-    """A message with a due of its own, so that it can be sent again."""
+    """A message with a fixed due, so that it can be sent again."""
     due_ms = round((time.time() + delay_s) * 1000)
     return pb.DelayedMessage(
         topic=topic, value=value, id=id_ or uuid.uuid4().bytes, deliver_at_ms=due_ms
@@ -274,13 +274,13 @@ def row(topic: str, value: bytes, *, delay_s: float, id_: bytes | None = None) -
 
 @contextmanager
 def stub_of(node: Node) -> Iterator[DelayWheelStub]:
-    """Calls to this node and no other."""
+    """Calls this node and no other."""
     with grpc.insecure_channel(node.address, options=CHANNEL_OPTIONS) as channel:
         yield DelayWheelStub(channel)
 
 
 def send(node: Node, *rows: pb.DelayedMessage) -> list[str]:
-    """Sends to this node and no other, again while it asks for that; the handles.
+    """Sends to this node only, and retries while it asks for that; returns the handles.
 
     On a busy machine the others may be silent for so long that it takes nothing for a moment.
     """
@@ -303,7 +303,7 @@ def send_once(node: Node, *rows: pb.DelayedMessage) -> list[pb.ProduceResult]:
 
 
 def cancelled(node: Node, handle: str) -> pb.CancelOutcome.ValueType | None:
-    """Asks this node and no other to take a message back; none when it may be asked again."""
+    """Asks only this node to cancel a message; None while a retry may help."""
     request = pb.CancelRequest(message=pb.MessageRef(handle=handle))
     try:
         with stub_of(node) as stub:
@@ -315,7 +315,7 @@ def cancelled(node: Node, handle: str) -> pb.CancelOutcome.ValueType | None:
 
 
 def _taken(node: Node, rows: Sequence[pb.DelayedMessage]) -> dict[bytes, str]:
-    """The handles, by id, of those that are taken; the others may be sent again."""
+    """The handles of accepted messages, by id; others may be sent again."""
     try:
         results = send_once(node, *rows)
     except grpc.RpcError as error:
@@ -329,7 +329,7 @@ def _taken(node: Node, rows: Sequence[pb.DelayedMessage]) -> dict[bytes, str]:
 
 
 def change_config(node: Node, changes: Mapping[str, str]) -> str:
-    """Replaces text in a node's configuration file; what it was before."""
+    """Replaces text in a node's configuration file; returns the former content."""
     before = node.config.read_text()
     after = before
     for old, new in changes.items():
@@ -351,7 +351,7 @@ def name_members(node: Node, members: Iterable[Node]) -> None:
 
 
 def run_cli(node: Node, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """The command line tool, asking one node; again while it says that this may help."""
+    """Runs the command line tool for one node, and retries while that may help."""
     return wait_until(
         f"{node.id} knows what to answer", lambda: _run_cli(node, *arguments), timeout_s=TIMEOUT_S
     )

@@ -1,1 +1,1 @@
-"""Messages, frames, wheels, books and data folders, made with little ceremony."""
+"""Makers of messages, frames, wheels, books and data folders."""

@@ -49,7 +49,7 @@ class FragilePlace(Place):
         self.dies_before_step: int | None = None
 
     def step(self) -> None:
-        """Before everything that reaches it, and every change."""
+        """Called before every access, and every change."""
         if self.is_away:
             raise OSError(errno.EHOSTUNREACH, "the place is away")
         if self.steps == self.dies_before_step:
@@ -71,7 +71,7 @@ class FragilePlace(Place):
 
 
 class Died(BaseException):
-    """The process ended here. No `Exception`: nothing may catch it by the way."""
+    """The process ended here. Not an `Exception`: no handler may catch it by accident."""
 
 
 class BenchMember:
@@ -97,7 +97,7 @@ class BenchMember:
 
 
 class Bench:
-    """What the tests of the books work on.
+    """The environment of the books' tests.
 
     Attributes:
         data: the data folder.
@@ -139,7 +139,7 @@ class Bench:
         retention_hours: int = 0,
         full_retention_hours: int | None = None,
     ) -> Books:
-        """Books that know nothing but what lies on the disk and in the place."""
+        """Books that know only what is on the disk and in the place."""
         return Books(
             self.disk,
             self.data,
@@ -189,7 +189,7 @@ class Bench:
             )
 
     def restart(self, **books: int) -> None:
-        """All memory is gone; files and the place stay as they are."""
+        """Loses all memory; files and the place stay."""
         self.published = {}
         self.place = FragilePlace(self.folder)
         self.ledger = Ledger(self.disk, self.data)
@@ -200,7 +200,7 @@ class Bench:
         return self.disk.list_folder(rows_folder(self.data, self.name))
 
     def files(self) -> list[str]:
-        """What is published: paths inside the place, ascending."""
+        """The published paths inside the place, ascending."""
         return sorted(
             path.relative_to(self.folder).as_posix() for path in self.folder.rglob("*.parquet")
         )
@@ -210,13 +210,13 @@ class Bench:
         return sorted(path.name for path in (self.folder / "gaps").glob("*.json"))
 
     def rows(self) -> list[Row]:
-        """What is published, in the order of the files' names without their folders."""
+        """The published files, in the order of their names without folders."""
         paths = sorted((self.folder / name for name in self.files()), key=lambda path: path.name)
         tables = [pq.ParquetFile(path).read() for path in paths]
         return [tuple(row.values()) for table in tables for row in table.to_pylist()]
 
     def all_written(self) -> list[Row]:
-        """What the ledger is to have of every frame."""
+        """The expected rows of every frame."""
         return [row for frame in self.written for row in frame]
 
 

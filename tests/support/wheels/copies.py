@@ -17,7 +17,7 @@ from sim.machine.disk import SimulatedDisk
 
 
 def verified(store: Store) -> Store:
-    """A store that was opened, with all its wheels made whole."""
+    """An opened store, with all its wheels recovered."""
     for wheel in sorted(store.unverified):
         finish(store.verifying(wheel))
     return store
@@ -53,7 +53,7 @@ def slots_of(disk: SimulatedDisk, data: Path, wheel: WheelId) -> dict[int, bytes
 
 
 def flipped(copies: Sequence[FrameCopy], number: int, byte: int) -> list[FrameCopy]:
-    """The same with one damaged byte in the content of one."""
+    """The same frames with one damaged byte in the content of one."""
     content = bytearray(copies[number].content)
     content[byte] ^= 1
     return [
@@ -68,12 +68,12 @@ def bundled(copies: Sequence[FrameCopy]) -> FrameBundle:
 
 
 def copy_of(seq: int, content: bytes, *, slot: int = 0) -> FrameCopy:
-    """A frame of which nothing but seq, second and length is true."""
+    """A frame of which only seq, second and length are true."""
     return FrameCopy(seq, struct.pack("<IIII", slot, 0, len(content), 1), content)
 
 
 def rows_by_seq(group: WrittenGroup) -> dict[int, list[int]]:
-    """Which rows of what was appended each frame holds."""
+    """The appended rows that each frame holds."""
     order = iter(group.order.tolist())
     return {
         seq: [next(order) for _ in range(count)]

@@ -1,4 +1,4 @@
-"""The messages of the golden data folders, and how a folder of the current version is made.
+"""The messages of the golden data folders, and how to make a folder of the current version.
 
 Used as ``python tests/support/wheels/golden.py FOLDER`` by the procedure in docs/FORMAT.md.
 """
@@ -43,7 +43,7 @@ CANCELLED = [FIRST_GROUP[0], SECOND_GROUP[0]]
 
 
 def write_golden(disk: Disk, data: Path) -> None:
-    """Makes a data folder with one frame of everything."""
+    """Makes a data folder with one frame of every kind."""
     wheel = OriginWheel.create(disk, data, META, HandleCache(disk, 4))
     wheel.append(columns_of(FIRST_GROUP), accepted_at_ms=ACCEPTED_AT_MS)
     wheel.append(columns_of(SECOND_GROUP), accepted_at_ms=ACCEPTED_AT_MS + 1)

@@ -1,4 +1,4 @@
-"""Messages as plain values, to compare with what went through columns and files."""
+"""Messages as plain values, to compare with those read from columns and files."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

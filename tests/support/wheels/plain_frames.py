@@ -1,4 +1,4 @@
-"""Frames made the plain way, message by message: what docs/FORMAT.md says, in Python's own terms.
+"""Frames built the plain way, message by message, as docs/FORMAT.md says.
 
 The oracle of encode.py, which makes many at once.
 """
@@ -36,7 +36,7 @@ class PlainFrame(NamedTuple):
     buffer: bytes
 
     def index_row(self, offset: int, kind: Kind = Kind.MESSAGES) -> bytes:
-        """Its row, when it lies at this offset."""
+        """Its row, at this offset."""
         marked = self.messages | (1 << 31 if kind is Kind.CANCELS else 0)
         plain = struct.pack("<IIII", self.slot, offset, len(self.buffer), marked)
         marked |= (crc32c(plain) >> 21) << 20
@@ -70,7 +70,7 @@ def plain_frames(
 
 
 def frames_of(group: EncodedGroup, first_seq: int) -> list[PlainFrame]:
-    """What encode.py made of a group, frame by frame."""
+    """The result of encode.py for a group, frame by frame."""
     edges, order = group.edges.tolist(), iter(group.order.tolist())
     return [
         PlainFrame(

@@ -1,4 +1,4 @@
-"""Wheels for tests: on any disk, with little ceremony."""
+"""Wheels for tests, on any disk."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -44,7 +44,7 @@ def new_wheel(
 def mark_wheel(
     disk: Disk, data: Path, wheel: WheelId, state: WheelState, *, final_seq: int | None = None
 ) -> None:
-    """What meta.json says of a wheel becomes something else."""
+    """Changes a wheel's meta.json."""
     save_meta(disk, data, replace(load_meta(disk, data, wheel), state=state, final_seq=final_seq))
 
 
@@ -67,7 +67,7 @@ def read_all(disk: Disk, data: Path, wheel: WheelId) -> dict[int, list[Message] 
 
 
 def delete_below(wheel: OriginWheel | MirrorWheel, floor: int) -> list[int]:
-    """Slots below the floor are finished, and their files deleted; which had one."""
+    """Finishes the slots below the floor and deletes their files; returns those with a file."""
     wheel.raise_floor(floor)
     return list(wheel.delete_finished())
 

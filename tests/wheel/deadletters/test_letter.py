@@ -1,4 +1,4 @@
-"""What a letter says, and as what it is sent again."""
+"""The content of a letter, and the record that it is sent again as."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Marks say what they were made from, and nothing else."""
+"""Marks cover exactly the letters that they were made from."""
 
 from __future__ import annotations
 

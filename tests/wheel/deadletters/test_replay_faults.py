@@ -1,4 +1,4 @@
-"""Replays whose connection breaks where it hurts: what is unknown is reported, and found out."""
+"""Replays whose connection breaks at bad moments: unknown outcomes are reported, and resolved."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Letters:
         assert producer.flush(30) == 0
 
     def replay(self, before_second: Callable[[], None] | None = None) -> int:
-        """All letters; what is asked for happens before the second transaction with some."""
+        """All letters; the fault happens before the second transaction with some."""
         calls: list[int] = []
 
         def hear(settled: Settled) -> None:

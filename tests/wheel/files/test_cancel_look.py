@@ -1,4 +1,4 @@
-"""A look for cancels goes back to a frame that it could not read, in whatever order it is named."""
+"""A search for cancels returns to a frame that it could not read, in whatever order."""
 
 from __future__ import annotations
 

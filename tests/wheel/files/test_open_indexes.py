@@ -1,4 +1,4 @@
-"""Any number of wheels, and few open index files."""
+"""Any number of wheels, with few open index files."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The slot table: it is made, trusted only as far as it agrees, and never needed."""
+"""The slot table: it is built, trusted only as far as it agrees, and never required."""
 
 from pathlib import Path
 from random import Random
@@ -35,7 +35,7 @@ def scans(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 class Bench:
-    """One wheel whose table covers all of its frames but the last few."""
+    """One wheel whose table covers all of its frames except the last few."""
 
     def __init__(self, groups: int = 6, behind: int = 2, *, table_rows: int = 2) -> None:
         self.disk = SimulatedDisk()
@@ -192,7 +192,7 @@ def flip_row(bench: Bench, seq: int) -> None:
 
 @pytest.mark.parametrize("counted_again", [False, True])
 def test_rows_that_are_holes_when_they_are_counted_are_noted(*, counted_again: bool) -> None:
-    """A refresh goes by them; a second one finds those that are good by then, and counts them."""
+    """A refresh skips them; a second one finds those that are good by then, and counts them."""
     bench = Bench(behind=4)
     head = load_head(bench.disk, bench.folder)
     seqs = [head.seq + 1, head.seq + 3, head.seq + 4]

@@ -1,4 +1,4 @@
-"""A second is read whole though rows of the index are wrong."""
+"""A second is read completely though rows of the index are wrong."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -37,7 +37,7 @@ def flip(disk: SimulatedDisk, seq: int, bit: int) -> None:
 
 
 def read(disk: SimulatedDisk, slot: int, up_to_seq: int = 99) -> dict[int, list[Message] | None]:
-    """Seq -> content, None where it could not be read: those behind the others here."""
+    """Seq -> content, None if unreadable: here those after the others."""
     reader = WheelReader(disk, DATA, WHEEL)
     found: dict[int, list[Message] | None] = {}
     for frame in reader.slot_frames(slot, up_to_seq):
@@ -49,7 +49,7 @@ def read(disk: SimulatedDisk, slot: int, up_to_seq: int = 99) -> dict[int, list[
 
 
 def holes(disk: SimulatedDisk, *, up_to_seq: int = 6, lost: SeqSet = NO_SEQS) -> set[int]:
-    """The frames that may be of any second."""
+    """The frames that may belong to any second."""
     reader = WheelReader(disk, DATA, WHEEL)
     found = set(reader.holes(up_to_seq, lost))
     if found:
@@ -109,7 +109,7 @@ def test_a_frame_that_is_bad_as_well_may_be_of_any_second() -> None:
 
 @pytest.mark.parametrize("rows", [range(1, 7), (4,), ()])
 def test_whose_frames_lie_in_a_slot_file_are_no_holes(rows: Sequence[int]) -> None:
-    """Wherever in it: behind damage as well."""
+    """Anywhere in it: after damage as well."""
     disk = SimulatedDisk()
     written(disk, 6)
     for seq in rows:

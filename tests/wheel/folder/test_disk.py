@@ -1,4 +1,4 @@
-"""One set of promises, kept by the real disk and by the simulated one."""
+"""The same promises, kept by the real disk and by the simulated one."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""Few frames are checked one by one, many at once; both say the same of any bytes."""
+"""Few frames are checked one by one, many at once; both give the same result for any bytes."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_both_say_the_same_of_each_field(field: str, kind: Kind) -> None:
 
 @pytest.mark.parametrize("kind", Kind)
 def test_both_say_the_same_of_rows(kind: Kind) -> None:
-    """Which speak of other places, or of other messages, and check out all the same."""
+    """Frames of other places, or of other messages, that are consistent all the same."""
     bundle, seen = bundle_of(THREE[:1], kind), set()
     slot, offset, length, _ = bundle.rows[0].item()
     for other_slot in (slot, slot + 1):
@@ -103,7 +103,7 @@ def test_both_say_the_same_of_rows(kind: Kind) -> None:
 
 @given(st.data())
 def test_both_say_the_same_of_any_changed_bytes(data: st.DataObject) -> None:
-    """Also where frames have no bytes, or are of another wheel."""
+    """Also if frames have no bytes, or belong to another wheel."""
     given_ = data.draw(st.lists(any_message(6), min_size=1, max_size=6))
     bundle = bundle_of(given_, data.draw(st.sampled_from(Kind)))
     rows, content = bytearray(bundle.rows.tobytes()), bytearray(bundle.content)

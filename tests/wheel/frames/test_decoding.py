@@ -1,4 +1,4 @@
-"""Frames that are decoded together are those that are decoded one by one."""
+"""Frames decoded together equal those decoded one by one."""
 
 from pathlib import Path
 
@@ -144,7 +144,7 @@ def test_any_flipped_bit_is_noticed(
 def test_rows_and_places_that_are_not_the_frames_own_are_noticed(
     groups: list[tuple[Kind, list[Message]]], data: st.DataObject
 ) -> None:
-    """Also those that only the row could show: its place, its count, its check value."""
+    """Also faults that only the row could show: its place, its count, its check value."""
     content, places = slot_file(groups)
     seqs, rows = of_kind(places, Kind.MESSAGES)
     if not len(seqs):
@@ -212,7 +212,7 @@ def test_a_file_that_is_gone_damages_each_of_its_frames(tmp_path: Path) -> None:
 def test_what_a_wrong_writer_made_is_judged_alike(
     groups: list[tuple[Kind, list[Message]]], kind: Kind, data: st.DataObject
 ) -> None:
-    """Numbers and lengths within a frame that do not add up, under a checksum that is right."""
+    """Inconsistent numbers and lengths within a frame, under a correct checksum."""
     content, places = slot_file(groups)
     seqs, rows = of_kind(places, kind)
     if not len(seqs):

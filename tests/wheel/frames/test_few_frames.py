@@ -1,4 +1,4 @@
-"""Few frames go a leaner way than many, at their origin and at a mirror: both write the same."""
+"""Few frames take a leaner path than many, at origin and mirror: both write the same."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ WHEEL = WheelId("node-1", 1)
 
 @contextmanager
 def few_are(frames: int) -> Iterator[None]:
-    """Whatever knows of few frames takes so many for few."""
+    """Makes every part take this many for few."""
     with ExitStack() as stack:
         for module in (bundle, checking, dial, encode, rows, slotfiles):
             stack.enter_context(instead(module, "FEW_FRAMES", frames))
@@ -44,7 +44,7 @@ def few_are(frames: int) -> Iterator[None]:
 def written(
     groups: list[tuple[list[Message], Kind]], bare: frozenset[int], sent: list[int]
 ) -> tuple[object, ...]:
-    """What lies on the disk of an origin, and of a mirror to which frames went in such pieces.
+    """The disk of an origin, and of a mirror that got the frames in such pieces.
 
     Of the frames with the seqs `bare` it is sent only the rows: their slots are finished there.
     """

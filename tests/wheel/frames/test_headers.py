@@ -28,7 +28,7 @@ _pairs = st.lists(
 
 
 def columns_with(encoded: list[bytes]) -> Columns:
-    """Messages with these headers, well made or not, behind keys and values."""
+    """Messages with these headers, well-formed or not, after keys and values."""
     plain = columns_of([message(number) for number in range(len(encoded))])
     lengths = np.array([len(each) for each in encoded], dtype=np.int32)
     content = plain.lengths_bytes + lengths

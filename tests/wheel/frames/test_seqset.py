@@ -1,4 +1,4 @@
-"""Spans of seqs are what plain sets of seqs are."""
+"""Spans of seqs behave like plain sets of seqs."""
 
 import pickle
 from itertools import pairwise

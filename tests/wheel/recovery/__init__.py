@@ -1,1 +1,1 @@
-"""What a wheel holds after its writer ended, and older formats."""
+"""Recovery of a wheel after its writer ended, and older formats."""

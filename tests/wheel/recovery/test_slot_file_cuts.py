@@ -1,4 +1,4 @@
-"""A slot file cut at any byte: never a wrong message, never a whole frame lost before it."""
+"""A slot file cut at any byte gives no wrong message, and loses no whole frame before the cut."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A copy of a wheel: what it takes, what it refuses, what it mends, where it ends."""
+"""A copy of a wheel: which frames it takes, refuses and repairs, and where it ends."""
 
 import errno
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ DIAL_ROWS = 64
 
 
 class Pair:
-    """An origin, and one copy, on disks of their own."""
+    """An origin and one copy, on separate disks."""
 
     def __init__(self, slots: tuple[int, ...] = (0, 1, 0, 2, 0)) -> None:
         self.origin_disk, self.disk = SimulatedDisk(), SimulatedDisk()
@@ -54,7 +54,7 @@ class Pair:
         )
 
     def reopened(self, *, os_crashed: bool = False) -> Recovered:
-        """The process, or the machine, starts again."""
+        """Restarts the process, or the machine."""
         self.disk.restart()
         recovered = recover_wheel(self.disk, DATA, self.wheel, os_crashed=os_crashed)
         self.mirror = MirrorWheel.open(
@@ -69,7 +69,7 @@ class Pair:
         return recovered
 
     def lose_unsynced(self) -> None:
-        """As a crash of the machine that keeps nothing which was not synced."""
+        """Crashes the machine so that only synced writes survive."""
         for content in self.disk._files.values():
             content.now = bytearray(content.durable)
             content.unsynced.clear()
@@ -378,7 +378,7 @@ def test_a_new_process_syncs_what_the_last_one_wrote() -> None:
 
 
 def test_after_a_failed_sync_everything_is_written_again() -> None:
-    """The kernel drops the pages that it could not write, and takes them as clean."""
+    """The kernel drops pages that it could not write, and marks them as clean."""
     pair = Pair()
     pair.append(pair.copies[:2])
     pair.mirror.checkpoint()

@@ -1,4 +1,4 @@
-"""What a mirror takes of a bundle that is not what its origin wrote; and that each check is needed.
+"""What a mirror takes of a bundle that differs from its origin's; and that each check matters.
 
 No network and no disk of the simulation makes such bundles: their holders check what they read. So
 errors of these checks are put in here, one at a time, and each has to be seen.
@@ -34,7 +34,7 @@ Change = Callable[[list[FrameCopy]], list[FrameCopy]]
 
 
 def _written(wheel: WheelId) -> list[FrameCopy]:
-    """Six frames of one message, for two seconds in turns: each as long as the others."""
+    """Six frames of one message, for two seconds alternately, all of equal length."""
     disk = SimulatedDisk()
     origin = new_wheel(disk, DATA, wheel.number)
     for number in range(6):
@@ -47,14 +47,14 @@ def _foreign(copies: list[FrameCopy]) -> list[FrameCopy]:
 
 
 def _of_another_seq(copies: list[FrameCopy]) -> list[FrameCopy]:
-    """The bytes of the frame before it in its second, under its own seq."""
+    """The bytes of the previous frame of its second, under its own seq."""
     first = copies[0]
     third = decode_frame(first.content, wheel=WHEEL, slot=BASE_SLOT, seq=1)
     return [*copies[:2], FrameCopy(3, index_row_of(third, 2 * len(first.content)), first.content)]
 
 
 def _torn(copies: list[FrameCopy]) -> list[FrameCopy]:
-    """Zeros where a write did not get through, behind a header that did."""
+    """Zeros where a write did not get through, after a header that did."""
     third = copies[2]
     kept = third.content[:HEADER_LENGTH_BYTES]
     torn = third._replace(content=kept.ljust(len(third.content), b"\0"))
@@ -62,7 +62,7 @@ def _torn(copies: list[FrameCopy]) -> list[FrameCopy]:
 
 
 def _turned(copies: list[FrameCopy]) -> list[FrameCopy]:
-    """Two frames in each other's places, as a holder would send that mixes up what it has read."""
+    """Two frames swapped, as from a holder that mixes up what it has read."""
     third, fourth = copies[2], copies[3]
     return [*copies[:2], fourth._replace(seq=3), third._replace(seq=4), *copies[4:]]
 

@@ -264,7 +264,7 @@ def test_a_full_slot_is_refused_before_anything_is_written() -> None:
 
 @pytest.mark.parametrize("left_bytes", [None, 40])
 def test_a_slot_file_that_somebody_deleted_or_cut_breaks_the_wheel(left_bytes: int | None) -> None:
-    """Its next frames would lie where mirrors have others."""
+    """Otherwise its next frames would lie where mirrors have others."""
     disk = SimulatedDisk()
     wheel = new_wheel(disk, DATA, handles=1)
     append(wheel, [message()])

@@ -179,7 +179,7 @@ class WheelMachine(RuleBasedStateMachine):
             self._take_over(wheel, recovered.last_seq, lost)
 
     def _take_over(self, wheel: WheelId, last_seq: int, damaged: set[int]) -> None:
-        """What is found may be more than was promised, but only of what was attempted."""
+        """More may be found than was promised, but only of what was attempted."""
         reported = {seq for found, seq in self.promised if found == wheel}
         assert damaged.isdisjoint(seq for found, seq in self.synced if found == wheel)
         self.promised = {

@@ -1,1 +1,1 @@
-"""Answers about the cluster, and what operators do to it."""
+"""Answers about the cluster, and operators' actions on it."""
