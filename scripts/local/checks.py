@@ -52,7 +52,7 @@ CORE = ("tests/core", *CONSUMERS)
 UNTIED = ("tests/client", "tests/docs", "tests/handover")
 """Needs no broker, as neither do the server and the core: to collect it would take seconds."""
 
-# What pytest ends with; a library's words about a broker that has ended may come behind it.
+# The last line of pytest; a library's words about an ended broker may follow it.
 _SUMMARY = re.compile(r"=+ .+ in \d[\d.]*s")
 _PYTEST = (sys.executable, "-m", "pytest")
 _COUNT = re.compile(r"(\d+) (passed|failed|error|skipped|xfailed)")

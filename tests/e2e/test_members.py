@@ -1,4 +1,4 @@
-"""Nodes are added and taken out by a rolling restart, under load: no caller notices.
+"""Nodes are added and removed by a rolling restart under load, unnoticed by callers.
 
 Takes about a minute.
 """
@@ -35,9 +35,9 @@ def trio(kafka: KafkaBroker, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 def test_a_fourth_node_joins_and_leaves_under_load(
     trio: Trio, kafka: KafkaBroker, topic: str
 ) -> None:
-    """As docs/RUNBOOK.md says: who joins starts first, who leaves stops last.
+    """As docs/RUNBOOK.md says: a joining node starts first, a leaving one stops last.
 
-    Nobody who sends or cancels notices; all know one address alone, of the first that goes.
+    Senders and cancelling callers notice nothing; all know only the first node to go.
     """
     three = list(trio.nodes)
     with (
@@ -76,7 +76,7 @@ def test_a_fourth_node_joins_and_leaves_under_load(
     assert slot_file(three[0], handle) == content
     with CommittedReader(kafka.address, topic) as reader:
         assert_arrived(reader, load.acknowledged)
-        # Of those that were not cancelled the last are due after the load's.
+        # The last messages that were not cancelled are due after the load's.
         while not cancelling.not_cancelled <= {message.value() for message in reader.messages}:
             reader.wait_for(len(reader.messages) + 1)
     cancelling.assert_true(read_all(kafka.address, topic))
@@ -89,7 +89,7 @@ def wait_for_more(callers: Callers) -> None:
 
 
 def roll(trio: Trio, callers: Callers, nodes: list[Node], *, members: list[Node]) -> None:
-    """Gives nodes another list one by one; those that have it and those that do not work together.
+    """Gives nodes another list one by one; nodes with the old and the new list work together.
 
     Both report that they differ, until they no longer do.
     """

@@ -181,7 +181,7 @@ class IngressLoad(Sender):
         self.flush()
 
     def wait_for_more(self, count: int = 50) -> None:
-        """Returns when so many more are sent than now."""
+        """Returns when this many more are sent than now."""
         enough = len(self.sent) + count
         wait_until("more are sent", lambda: len(self.sent) >= enough, timeout_s=120)
 
