@@ -48,7 +48,7 @@ def main() -> int:
 
 
 def argument_parser() -> argparse.ArgumentParser:
-    """Returns what reads its command line."""
+    """Returns the parser of the command line."""
     parser = argparse.ArgumentParser(prog="scripts/sim", description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=_range, default=(1, 100), metavar="A..B")
     parser.add_argument("--nodes", type=int, choices=range(1, 6), metavar="N")

@@ -51,7 +51,7 @@ LOOK_EVERY = 500
 
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[KafkaBroker]:
-    """One that the test may kill."""
+    """A broker that the test may kill."""
     with KafkaBroker(tmp_path / "kafka") as running:
         yield running
 

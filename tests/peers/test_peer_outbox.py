@@ -56,7 +56,7 @@ class Taking:
 
 
 class Bench:
-    """An outbox, and what surrounds it."""
+    """An outbox and its environment."""
 
     def __init__(self, room: int = 0, max_bytes: int = 1 << 20) -> None:
         self.socket = Taking(room)
@@ -238,7 +238,7 @@ def test_what_still_waits_when_it_is_closed_was_dropped() -> None:
 
 
 def test_what_finds_the_connection_broken_is_dropped_without_a_report() -> None:
-    """The stream's own thread sees it."""
+    """The stream's own thread notices."""
     bench = Bench()
     bench.put(b"waits")
     bench.socket.is_broken = True

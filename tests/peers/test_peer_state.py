@@ -32,7 +32,7 @@ def outbox() -> Outbox:
 
 
 def connected(reported: list[str]) -> Peer:
-    """With all four streams."""
+    """A peer with all four streams connected."""
     peer = Peer(ME, "n2", "a:1", reported.append)
     for stream in Stream:
         assert peer.welcomed(stream, THEIRS, outbox()) is None

@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def test_everything_arrives_once_across_a_kill(tmp_path: Path) -> None:
-    """And the books say so, too."""
+    """The books confirm it, too."""
     output = tmp_path / "books"
     demo = start_script(
         *("demo", "--plain", "--messages", "2000", "--seconds", "8", "--output", str(output))

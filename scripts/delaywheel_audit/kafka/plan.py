@@ -37,7 +37,7 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class TopicPlan:
-    """What is read of one topic."""
+    """The ranges to read of one topic."""
 
     name: str
     topic_id: str | None
@@ -48,7 +48,7 @@ class TopicPlan:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """What one Spark task reads."""
+    """The range that one Spark task reads."""
 
     topic: str
     topic_id: str | None
@@ -61,7 +61,7 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All that is read.
+    """All ranges to read.
 
     Attributes:
         topics: With their ranges; also those of which nothing is read.

@@ -84,7 +84,7 @@ class Asker:
     """The node that sends first."""
 
     def __init__(self, members: dict[str, str], orders: Connection, length_bytes: int) -> None:
-        """Returns once it is connected."""
+        """Connects, and returns once connected."""
         self._orders = orders
         row = index_row(1, 0, length_bytes, 1, are_cancels=False)
         self._frames = FrameBundle.of_copies([FrameCopy(1, row, bytes(length_bytes))])

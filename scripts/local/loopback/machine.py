@@ -25,7 +25,7 @@ def load_1min() -> float:
 
 
 def _ticks() -> tuple[int, int]:
-    """Returns clock ticks since the machine started: busy, and all."""
+    """Returns clock ticks since the machine started: busy ones, and all."""
     first_line = Path("/proc/stat").read_text().partition("\n")[0]
     user, nice, system, idle, iowait, irq, softirq, steal = map(int, first_line.split()[1:9])
     busy = user + nice + system + irq + softirq + steal

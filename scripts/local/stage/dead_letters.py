@@ -19,7 +19,7 @@ _TTL_S = 60
 
 
 class Replayed(NamedTuple):
-    """What became of one message.
+    """The outcome of one message.
 
     Attributes:
         reason: Why it became a dead letter.

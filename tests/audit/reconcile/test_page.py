@@ -96,7 +96,7 @@ def finding(kind: str, number: int = 0, **values: Any) -> dict[str, Any]:
 
 
 def summary_of(buckets: list[dict[str, Any]], rows: list[dict[str, Any]], **values: Any) -> Summary:
-    """The job's summary of these."""
+    """The job's summary of these buckets."""
     kinds = [row["kind"] for row in rows]
     facts: dict[str, Any] = {
         "cluster": "eu",

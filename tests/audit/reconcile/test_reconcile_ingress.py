@@ -53,7 +53,7 @@ class World:
         self.outcomes: list[tuple[Any, ...]] = []
 
     def ask(self, name: str, due: int = DUE) -> str:
-        """A settled record; its place."""
+        """Adds a settled record; returns its place."""
         offset = len(self.asked)
         self.asked.append((id_of(name), due, "orders", f"in/0/{offset}", offset, due - 1_000))
         return f"in/0/{offset}"

@@ -171,7 +171,7 @@ def test_keys_and_timestamps_that_a_topic_refuses(
 def test_what_only_the_broker_can_refuse_is_found_by_halves(
     kafka: KafkaBroker, cluster_id: str, wheels: Wheels, good: str
 ) -> None:
-    """Compressed sizes are not known before."""
+    """Compressed sizes are unknown in advance."""
     small = f"small-{cluster_id}"
     create_topic(kafka.address, small, config={"max.message.bytes": "20000"})
     client = {"bootstrap.servers": kafka.address, "compression.type": "gzip"}

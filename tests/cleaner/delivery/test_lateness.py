@@ -50,7 +50,7 @@ class Refusing:
         return [RefusedRecord(n, DeadReason.MESSAGE_TOO_LARGE) for n in refused]
 
     def write_own(self, number: int, records: Iterable[Record]) -> None:
-        """They take all of those."""
+        """Takes all of our own records."""
 
 
 def rows_due(*dues_ms: int) -> DueRows:

@@ -40,10 +40,10 @@ DUE_MS = 1_700_000_000_000
 
 
 class Producers(CommittingProducers):
-    """And what they took."""
+    """Producers that remember what they took."""
 
     def ids(self) -> list[int]:
-        """Of what was forwarded."""
+        """The ids of forwarded messages."""
         forwarded = [record for record in self.committed if record.topic == "orders"]
         return [int(dict(record.headers)["dw-id"] or b"", 16) for record in forwarded]
 
@@ -99,7 +99,7 @@ class Leader:
         return self.forwarder.state
 
     def turn(self) -> None:
-        """One transaction."""
+        """Runs one transaction."""
         self.now_ms += 100
         own = self.heartbeats["a"]
         if holds_progress(self.state, own):

@@ -63,7 +63,7 @@ class Brokers:
 
 
 class Producer:
-    """One id: `TrialProducer`."""
+    """One transactional id: `TrialProducer`."""
 
     def __init__(self, brokers: Brokers, number: int) -> None:
         self._brokers = brokers

@@ -1,4 +1,4 @@
-"""Equal keys and equal contents, against one comparison at a time."""
+"""Finds equal keys and contents; the oracle compares them one by one."""
 
 import tracemalloc
 

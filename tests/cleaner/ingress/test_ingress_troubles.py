@@ -51,7 +51,7 @@ class Kafka:
         return {n: replace(topic, asked_at=at, limits_at=at) for n, topic in known.items()}
 
     def ask(self, names: Iterable[str]) -> None:
-        """It answers at once."""
+        """Answers at once."""
 
     def search(self, rows: DueRows) -> Future[Findings]:
         future: Future[Findings] = Future()
@@ -117,7 +117,7 @@ def test_a_partition_that_lost_its_end_is_reported_by_every_leader_and_holds_up_
 
 
 def turns(site: Site, seconds: float) -> None:
-    """Turns for so long."""
+    """Takes turns for this long."""
     for _ in range(round(seconds * 20)):
         site.pass_ms(50)
         site.turn()

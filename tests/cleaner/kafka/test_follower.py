@@ -54,7 +54,7 @@ class CompactedTopic:
 
 
 class Reader:
-    """Reads it from its beginning on."""
+    """Reads the topic from its beginning."""
 
     def __init__(self, topic: CompactedTopic) -> None:
         self._topic = topic

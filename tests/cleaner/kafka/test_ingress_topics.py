@@ -81,7 +81,7 @@ class Read:
         return {each.at: each.position for each in self.fetched}
 
     def until(self, seen: Callable[[Read], bool]) -> None:
-        """Reads until something is so."""
+        """Reads until the condition holds."""
         give_up = time.monotonic() + PATIENCE_S
         while not seen(self):
             assert time.monotonic() < give_up, self.fetched

@@ -213,7 +213,7 @@ class LateTopic:
 
 
 class LateKafka:
-    """A Kafka with one such topic."""
+    """A Kafka with one late topic."""
 
     def __init__(self, topic: LateTopic) -> None:
         self._topic = topic

@@ -425,7 +425,7 @@ def test_what_was_unregistered_in_a_term_does_not_come_back_after_it(place: Plac
 
 
 def lose_term(place: Place) -> None:
-    """And comes to lead again."""
+    """Ends its term, and comes to lead again."""
     place.kafka.cut("a")
     place.until(lambda: not place.in_term())
     place.kafka.mend("a")

@@ -31,7 +31,7 @@ def known(*, node: NodeRecord | None = None, **changes: object) -> ControlState:
 
 
 def reported(node: str = "b", **changes: object) -> dict[str, Heartbeat]:
-    """What one node reports."""
+    """The report of one node."""
     return {node: replace(heartbeat(node), **changes)}  # type: ignore[arg-type]
 
 

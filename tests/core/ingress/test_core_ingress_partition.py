@@ -46,19 +46,19 @@ def record(offset: int, *headers: tuple[str, bytes]) -> Incoming:
 
 
 def delayed(offset: int, delay_ms: int) -> Incoming:
-    """One with a delay."""
+    """A record with a delay."""
     return record(offset, (ingress.TOPIC, b"t"), (ingress.DELAY_MS, b"%d" % delay_ms))
 
 
 def reading(*records: Incoming, of: IngressRecord = NEW, rules: Rules = RULES) -> Intake:
-    """A term that has read these."""
+    """An intake that has read these records."""
     intake = Intake(of, rules)
     intake.read(records, records[-1].place.offset + 1)
     return intake
 
 
 def transact(intake: Intake, moment: Moment = NOW, *, room: int = 99) -> IntakeStep:
-    """A transaction that is committed."""
+    """Commits a transaction."""
     step = intake.plan(moment, room=room)
     intake.committed(step)
     return step

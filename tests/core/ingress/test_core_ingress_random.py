@@ -51,7 +51,7 @@ class Node:
 
 
 class World:
-    """Everything, the truth among it."""
+    """The whole world, including the truth."""
 
     def __init__(self, random: Random) -> None:
         self.random = random

@@ -49,14 +49,14 @@ def delayed(*headers: tuple[str, bytes | None], **changed: Any) -> Delayed:
 
 
 def reason(*headers: tuple[str, bytes | None], **changed: Any) -> UnfitReason:
-    """Why one cannot be delayed."""
+    """Why a record cannot be delayed."""
     found = wish(*headers, **changed)
     assert isinstance(found, Unfit), found
     return found.reason
 
 
 def long(number: int) -> bytes:
-    """As the usual clients write numbers."""
+    """A number as the usual clients write it."""
     return number.to_bytes(8, "big", signed=True)
 
 

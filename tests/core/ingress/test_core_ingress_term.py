@@ -25,7 +25,7 @@ AT, BESIDE, THIRD = ("in", 0), ("in", 1), ("in", 2)
 
 
 def record(at: tuple[str, int], offset: int, delay_ms: int = 60_000, size: int = 0) -> Incoming:
-    """One with a delay."""
+    """A record with a delay."""
     headers = [(ingress.TOPIC, b"t"), (ingress.DELAY_MS, b"%d" % delay_ms)]
     return Incoming(Place(*at, offset), SENT_MS, None, bytes(size), headers)
 
@@ -40,7 +40,7 @@ def reading(*records: Incoming, partitions: int = 2) -> Term:
 
 
 def transact(term: Term, moment: Moment = NOW, *, room: int = 99) -> TermStep:
-    """A transaction that is committed."""
+    """Commits a transaction."""
     step = term.plan(moment, room=room)
     term.committed(step)
     return step

@@ -58,7 +58,7 @@ class Site:
         )
 
     def decide(self, count: int) -> None:
-        """So many messages have another due."""
+        """Gives this many messages another due."""
         assert self.cleaner.status is not None
         stand = {
             (n.to_bytes(16, "big"), DUE_MS): Reschedule(TO_MS, Position(OWN, 1 + n, 0))

@@ -28,7 +28,7 @@ ONE = WheelId("n1", 1)
 
 
 def opened(node: Driven) -> Driven:
-    """With a wheel, and no spare."""
+    """A committer with a wheel, but no spare."""
     node.hear(w1=None)
     assert node.state.open == ONE
     node.words = 0

@@ -53,7 +53,7 @@ class Threaded(Driven):
         group: WrittenGroup,
         accepted_at_ms: int,
     ) -> None:
-        """Takes its time."""
+        """Enters frames slowly."""
         super().enter(wheel, columns, group, accepted_at_ms)
         time.sleep(WRITING_S)
 
@@ -81,7 +81,7 @@ class Caller(threading.Thread):
         self.refused = 0
 
     def run(self) -> None:
-        """Until it is over."""
+        """Runs until the test is over."""
         sent = 0
         while not self.is_over.is_set():
             sent += 1

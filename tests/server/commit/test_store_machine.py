@@ -112,7 +112,7 @@ class Node:
         self.store = self.opened()
 
     def holds(self, held: Held) -> None:
-        """This was reported to others."""
+        """Notes what was reported to others as held."""
         wheel = held.card.wheel
         self.promised |= {
             (wheel, seq) for seq in range(1, held.applied + 1) if seq not in held.missing

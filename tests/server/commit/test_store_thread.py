@@ -28,7 +28,7 @@ class Doing:
         self._is_working = threading.Lock()
 
     def do(self, job: Job) -> None:
-        """Alone, or it fails."""
+        """Does a job; fails if another one runs."""
         assert self._is_working.acquire(blocking=False), "two at a time"
         if job is self.held:
             self.entered.set()
@@ -50,7 +50,7 @@ def doing() -> Doing:
 
 @pytest.fixture
 def store(doing: Doing) -> Iterator[StoreThread]:
-    """Its thread runs."""
+    """A store whose thread runs."""
     thread = StoreThread()
     thread.start(cast("Driver", doing))
     yield thread

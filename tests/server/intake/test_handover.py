@@ -147,7 +147,7 @@ def withdrawn(number: int) -> Handed:
 
 
 async def until(holds: Callable[[], object]) -> None:
-    """Waits until this holds."""
+    """Waits until the condition holds."""
     async with asyncio.timeout(30):
         while not holds():  # noqa: ASYNC110 - sockets set no event
             await asyncio.sleep(0.001)

@@ -35,7 +35,7 @@ COLUMNS = st.builds(
 
 
 def bytes_of(message: bytes) -> bytes:
-    """As a message of a request."""
+    """The bytes of a message in a request."""
     return b"\x0a" + _varint(len(message)) + message
 
 

@@ -94,7 +94,7 @@ def ledger_seq(server: ServerProcess) -> int:
 
 
 def read(path: Path) -> dict[str, object] | None:
-    """A gap, once it is there."""
+    """Returns a gap, once it is there."""
     try:
         found: dict[str, object] = json.loads(path.read_text())
     except FileNotFoundError:

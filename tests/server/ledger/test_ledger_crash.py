@@ -172,7 +172,7 @@ def _send_until_killed(server: ServerProcess, acknowledged: set[str], *, files: 
 
 
 def _open_wheels(server: ServerProcess) -> set[str]:
-    """But for the spare."""
+    """The open wheels, without spares."""
     heartbeat = server.cleaner.heartbeat()
     wheels = server.cleaner.state.wheels.items()
     spare = None if heartbeat is None else heartbeat.spare

@@ -150,7 +150,7 @@ def _put_broken(store: Place, tmp_path: Path) -> None:
     staged = tmp_path / "staging" / "up.parquet"
 
     class Broken:
-        """Reads half of it."""
+        """Reads half of a file, then breaks."""
 
         def __init__(self) -> None:
             self.file = fs.LocalFileSystem().open_input_stream(str(staged))
@@ -170,7 +170,7 @@ def _put_broken(store: Place, tmp_path: Path) -> None:
             return self.file.read(10)
 
     class Beside:
-        """Gives a stream that breaks."""
+        """Returns a stream that breaks."""
 
         def open_input_stream(self, path: str) -> Broken:
             assert path == str(staged)

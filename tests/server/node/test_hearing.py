@@ -45,7 +45,7 @@ class Ears:
         return status
 
     async def heard(self) -> CleanerStatus | None:
-        """The next that is reported."""
+        """The next report."""
         async with asyncio.timeout(20):
             while not self.reported:
                 self.news.clear()

@@ -35,7 +35,7 @@ def disk() -> Inodes:
 
 @pytest.fixture
 def room(disk: Inodes) -> Room:
-    """With its ballast."""
+    """A data folder with its ballast."""
     room = Room(disk, DATA, reserve_bytes=RESERVE_BYTES, ballast_bytes=BALLAST_BYTES)
     assert room.look(0) is ROOM
     return room

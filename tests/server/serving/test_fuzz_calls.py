@@ -71,7 +71,7 @@ class Target:
         self._look(attacks)
 
     def assert_never_late(self) -> None:
-        """As it is allowed."""
+        """Checks that lateness stays within its limit."""
         late, attacks = self._worst
         print(  # noqa: T201 - pytest shows it with -s
             f"lag {late.own_s * 1000:.0f} ms of {late.lag_s * 1000:.0f} ms, {self._seen} of more"
@@ -144,5 +144,5 @@ def test_any_calls(target: Target, attacks: list[Attack]) -> None:
 
 
 def test_nobody_was_held_up(target: Target) -> None:
-    """By all of the above."""
+    """None of the above held the node up."""
     target.assert_never_late()

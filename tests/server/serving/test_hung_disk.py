@@ -27,7 +27,7 @@ THAWED_AFTER_S = 60
 
 
 def run(*command: object) -> None:
-    """As root."""
+    """Runs a command as root."""
     subprocess.run(list(map(str, command)), check=True, capture_output=True)
 
 

@@ -82,7 +82,7 @@ class Cluster:
         return replicas[node]
 
     def slots(self, seer: str, first: int, end: int) -> pb.ListSlotsResponse:
-        """Seconds as all have counted them."""
+        """The seconds, as counted by all nodes."""
         request = pb.ListSlotsRequest(from_slot=first, to_slot=end, all_members=True)
         return self[seer].stub.ListSlots(request, timeout=30)
 

@@ -100,7 +100,7 @@ class Sent:
 
     @property
     def number(self) -> int:
-        """Of the record."""
+        """The record's number."""
         return self.draft.number
 
     @property

@@ -43,7 +43,7 @@ class Script:
 
     @property
     def steps(self) -> tuple[Step, ...]:
-        """In order."""
+        """The steps, in order of time."""
         return in_order(self._steps)
 
     def cluster(self, nodes: str, min_insync: int, **settings: Any) -> None:

@@ -11,7 +11,7 @@ from sim.machine.scheduler import Scheduler, Signal, SimulationError
 
 
 class SimLock:
-    """As `threading.Lock`.
+    """A lock for tasks, as `threading.Lock`.
 
     An event of the hub never waits. An event that finds the lock held stands for a thread that must
     never wait for a disk, but would: that is a finding.

@@ -132,7 +132,7 @@ class _Caller:
         """Makes no more attempts."""
 
     def end(self) -> None:
-        """Ends: it succeeded."""
+        """Ends the attempts: one succeeded."""
         self.attempt += 1
         self.clients.busy -= 1
 

@@ -136,7 +136,7 @@ class SimServer:
 
     @property
     def floor(self) -> int:
-        """The last wheel that was swept."""
+        """The floor of the driver."""
         return self.driver.floor
 
     def run(self, work: Callable[..., None], *arguments: Any) -> None:

@@ -25,7 +25,7 @@ class WatchedDriver(Driver):
         held_up: Callable[[int], None],
         **options: Any,
     ) -> None:
-        """As `Driver`.
+        """Prepares, as `Driver`.
 
         Args:
             arguments: those of `Driver`.

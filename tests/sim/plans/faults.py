@@ -54,7 +54,7 @@ def kill_server(world: World, node: str) -> None:
 
 @_fault
 def kill_cleaner(world: World, node: str) -> None:
-    """As kill -9."""
+    """Kills the cleaner, as kill -9 does."""
     world.nodes[node].cleaner_died()
 
 

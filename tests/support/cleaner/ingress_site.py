@@ -153,7 +153,7 @@ class PretendedTopics:
 
 
 class PretendedReader:
-    """Reads them: `IngressPort`."""
+    """Reads the fake topics: `IngressPort`."""
 
     def __init__(self, topics: PretendedTopics) -> None:
         self._topics = topics
@@ -312,7 +312,7 @@ class AllGoes(DeadLetters):
         """Nothing was tried."""
 
     def failed(self, rows: DueRows) -> None:
-        """The next one tries the same."""
+        """Lets the next transaction try the same."""
 
 
 class Site:

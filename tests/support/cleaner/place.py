@@ -38,7 +38,7 @@ TERMS = {Role.RESTING, Role.LEADING}
 
 
 class AllGoes:
-    """Dead letters that never come up."""
+    """Dead letters that never occur."""
 
     unavailable_topics: tuple[str, ...] = ()
 
@@ -55,7 +55,7 @@ class AllGoes:
 
 
 class _SlowReader(DueReader):
-    """Takes its time, on request."""
+    """A reader that is slow on request."""
 
     def __init__(self, place: Place, data: Path) -> None:
         super().__init__(PosixDisk(), data, preload_thread=False)
@@ -131,7 +131,7 @@ class Place:
         return (self.scheduler.now_us - before_us) / 1e6
 
     def never(self, holds: Callable[[], bool], *, for_s: float) -> None:
-        """Runs for that long."""
+        """Runs that long, checking that it never holds."""
         assert not self.scheduler.run_for(for_s, holds), self.view
 
     def in_term(self) -> bool:

@@ -20,12 +20,12 @@ class Ended(NamedTuple):
 
     @property
     def document(self) -> Any:
-        """What it printed as JSON."""
+        """The output, parsed as JSON."""
         return json.loads(self.out)
 
 
 def say(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The user types this."""
+    """Types this as the user."""
     monkeypatch.setattr("sys.stdin", io.StringIO(text))
 
 

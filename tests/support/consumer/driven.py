@@ -21,7 +21,7 @@ class DrivenConsumer:
         self.engine._begin()
 
     def turn(self) -> None:
-        """One turn of its thread."""
+        """Runs one turn of its thread."""
         self.engine._turn()
 
     def take(self, most: int = 1) -> list[ReceivedMessage]:

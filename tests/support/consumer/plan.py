@@ -23,7 +23,7 @@ class PlannedError(Exception):
 
 @dataclass(frozen=True)
 class Plan:
-    """One group's work.
+    """The work of one group.
 
     Attributes:
         bootstrap: Of Kafka.
@@ -48,7 +48,7 @@ class Plan:
         return random.Random(f"{self.seed}/{number}").choice((0, 0, 0, 1, 1, 2, 3, 4))
 
     def retries(self, number: int) -> int:
-        """How often this message comes back."""
+        """How often this message is retried."""
         return min(self.failures(number), len(LEVELS_MS))
 
     def dies(self, number: int) -> bool:
@@ -56,11 +56,11 @@ class Plan:
         return self.failures(number) > len(LEVELS_MS)
 
     def command(self, instance: str) -> list[str]:
-        """Starts a consumer that follows it."""
+        """Returns the command of a consumer that follows the plan."""
         return [sys.executable, "-m", __name__, json.dumps(asdict(self)), instance]
 
     def consume(self, instance: str) -> None:
-        """Follows it."""
+        """Consumes by the plan."""
         with (
             RetryConsumer(
                 self.topic,

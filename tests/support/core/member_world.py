@@ -309,7 +309,7 @@ class FakeNode:
         return last
 
     def status(self) -> ServerStatus:
-        """Its row."""
+        """The node's status."""
         return self.machine.status(self.now_ms, self.wall_ms, 1)
 
     def cleaner(
@@ -325,7 +325,7 @@ class FakeNode:
         unreadable: FrameSet = NO_FRAMES,
         lost: FrameSet = NO_FRAMES,
     ) -> CleanerStatus:
-        """A row of its cleaner."""
+        """A status of its cleaner."""
         progress = None if floor is None else Progress(0, None, {}, floor)
         if role in {Role.LEADING, Role.RESTING}:
             progress = Progress(self.wall_ms, None, {}, 0 if floor is None else floor)
@@ -441,7 +441,7 @@ class FakeCluster:
             ]
 
     def deliver(self, index: int = 0) -> None:
-        """One message arrives."""
+        """Delivers one message."""
         sender, receiver, message = self.messages.pop(index)
         self.nodes[receiver].receive(sender, message)
         self.collect()
@@ -460,7 +460,7 @@ class FakeCluster:
             self.settle()
 
     def register(self, wheels: dict[WheelId, WheelRecord], **values: object) -> None:
-        """Every cleaner reports this registry."""
+        """Makes every cleaner report this registry."""
         for node in self.nodes.values():
             node.cleaner_reports(node.cleaner(wheels, **values))  # type: ignore[arg-type]
         self.settle()

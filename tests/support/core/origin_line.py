@@ -15,7 +15,7 @@ PUSH_MS = 700
 
 
 def config_of(nodes: str, *, in_flight: int = 40) -> MemberConfig:
-    """Of node `a`."""
+    """The configuration of node `a`."""
     return MemberConfig(
         "a",
         tuple(nodes),
@@ -85,7 +85,7 @@ class Line:
             self.replication.says(mirror, is_draining=False, disk_out=mirror in mirrors)
 
     def applied(self, mirror: str, prefix: int, boot: str = "1", *, disk: str = "disk") -> None:
-        """A mirror says what it holds."""
+        """Reports what a mirror holds."""
         self.replication.applied(mirror, f"{disk}-{mirror}", boot, prefix, self.now_ms)
 
     def pushes(self, reachable: Collection[str] = "bc") -> list[tuple[str, int, int]]:

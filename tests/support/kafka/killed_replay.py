@@ -32,7 +32,7 @@ def main(bootstrap: str, topic: str, step: str, number: int) -> None:
     left = number
 
     class Killed(Producer):
-        """Dies at that step."""
+        """A writer that dies at that step."""
 
         def __getattribute__(self, name: str) -> Any:
             real = super().__getattribute__(name)

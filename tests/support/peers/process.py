@@ -46,7 +46,7 @@ class PeerProcess:
         self.kill()
 
     def kill(self) -> None:
-        """As kill -9."""
+        """Kills it, as kill -9 does."""
         self._process.kill()
         self._process.communicate()
 

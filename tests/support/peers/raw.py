@@ -32,12 +32,12 @@ class Raw:
         self.socket.close()
 
     def say(self, *messages: bytes) -> None:
-        """Messages, each after its length."""
+        """Sends messages, each after its length."""
         for message in messages:
             self.socket.sendall(head_of([message]) + message)
 
     def greet(self, me: PeerIdentity, to: str, stream: Stream | None = Stream.CONTROL) -> None:
-        """As a node."""
+        """Greets as a node does."""
         self.socket.sendall(PREFACE)
         self.say(encode_hello(Hello(me, to, stream)))
 

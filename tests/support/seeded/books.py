@@ -31,7 +31,7 @@ class Sent:
 
     @property
     def handle(self) -> str:
-        """As the service gave it."""
+        """The handle, as the service gave it."""
         return f"{self.wheel}:{self.due_ms // 1000}:{self.id.hex()}"
 
 

@@ -273,7 +273,7 @@ class SeededRun:
         return pb.DelayedMessage(topic=topic, id=uuid.uuid4().bytes, deliver_at_ms=due_ms)
 
     def _rows_of_a_second(self, after_ms: int, count: int) -> list[pb.DelayedMessage]:
-        """One second, so one frame."""
+        """Messages of one second, and so of one frame."""
         after_ms -= (self.began_ms + after_ms) % 1000
         return [self._row(self.topic, after_ms + n) for n in range(count)]
 

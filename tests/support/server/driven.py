@@ -235,15 +235,15 @@ class Driven:
         """Jobs are carried out when the test says so."""
 
     def happened(self, event: Event) -> None:
-        """Remembers it."""
+        """Remembers the event."""
         self.events.append(event)
 
     def send(self, peer: str, message: PeerMessage) -> None:
-        """Remembers it."""
+        """Remembers the message."""
         self.sent.append((peer, message))
 
     def write_status(self) -> None:
-        """Remembers it."""
+        """Remembers the status."""
         self.words += 1
 
     def acknowledged(self, effect: Acknowledge, answers: Answers) -> None:
@@ -263,7 +263,7 @@ class Driven:
         group: WrittenGroup,
         accepted_at_ms: int,
     ) -> None:
-        """Remembers it."""
+        """Remembers the frames."""
         del wheel, accepted_at_ms
         messages = 0 if columns is None else len(group.order)
         self.entered.append((group.first_seq, group.last_seq, messages))

@@ -179,12 +179,12 @@ class ServerProcess:
 
     @property
     def stub(self) -> rpc.DelayWheelStub:
-        """Calls to it."""
+        """The calls of its service."""
         return rpc.DelayWheelStub(self._connected())
 
     @property
     def admin(self) -> rpc.DelayWheelAdminStub:
-        """Calls of operators to it."""
+        """The calls of its operators' service."""
         return rpc.DelayWheelAdminStub(self._connected())
 
     def _connected(self) -> grpc.Channel:

@@ -44,7 +44,7 @@ def looked_into(
     floor: int = 0,
     recent_bytes: int = 0,
 ) -> Store:
-    """Its wheels are not verified yet."""
+    """A store whose wheels are not verified yet."""
     return Store.open(
         disk,
         DATA,

@@ -26,7 +26,7 @@ def program(reported: Path) -> tuple[str, ...]:
 
 
 def read(path: Path) -> list[Late]:
-    """What was reported so far."""
+    """The reports so far."""
     if not path.exists():
         return []
     lines = path.read_text().split("\n")

@@ -112,7 +112,7 @@ class Bench:
     """
 
     def __init__(self, data: Path, *, disk: Disk | None = None, folder: Path | None = None) -> None:
-        """With an empty wheel."""
+        """Begins with an empty wheel."""
         self.data = data
         self.disk = disk or PosixDisk()
         self.name = WHEEL
@@ -150,7 +150,7 @@ class Bench:
         )
 
     def publishable(self) -> dict[WheelId, Publishable]:
-        """The one wheel."""
+        """The one wheel to publish."""
         found = Publishable(
             self.high_watermark,
             reported_seq=self.reported_seq,
@@ -206,7 +206,7 @@ class Bench:
         )
 
     def gaps(self) -> list[str]:
-        """The gaps that are in place."""
+        """The published gaps."""
         return sorted(path.name for path in (self.folder / "gaps").glob("*.json"))
 
     def rows(self) -> list[Row]:

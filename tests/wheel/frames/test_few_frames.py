@@ -34,7 +34,7 @@ WHEEL = WheelId("node-1", 1)
 
 @contextmanager
 def few_are(frames: int) -> Iterator[None]:
-    """Makes every part take this many for few."""
+    """Sets the number up to which frames count as few, everywhere."""
     with ExitStack() as stack:
         for module in (bundle, checking, dial, encode, rows, slotfiles):
             stack.enter_context(instead(module, "FEW_FRAMES", frames))

@@ -69,7 +69,7 @@ def decode(frame: PlainFrame) -> Frame:
 def test_frames_made_at_once_are_those_made_one_by_one(
     messages: list[Message], kind: Kind, max_messages: int, max_bytes: int, offset: int, few: int
 ) -> None:
-    """Be they few or many."""
+    """Holds for few and for many."""
     columns = columns_of(messages)
     options = {
         "kind": kind,

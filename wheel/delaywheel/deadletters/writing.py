@@ -73,7 +73,7 @@ class LetterWriter:
     """The producer of one claim. After any error that it raises it is unusable."""
 
     def __init__(self, client: Mapping[str, Any], topic: str, marks_topic: str) -> None:
-        """Connects when it claims."""
+        """Prepares; the claim connects."""
         self._marks_topic = marks_topic
         self._producer = Producer(
             {

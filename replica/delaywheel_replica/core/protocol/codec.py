@@ -75,7 +75,7 @@ class Unchanged:
         self._parts: dict[str, Unchanged] = {}
 
     def within(self, name: str) -> "Unchanged":
-        """Returns the cache for one part of a document's parts."""
+        """Returns the cache for the parts within a part."""
         return self._parts.setdefault(name, Unchanged())
 
     def keep_only(self, names: Mapping[str, Any]) -> None:

@@ -110,7 +110,7 @@ class Done:
         return seq <= self.seq(wheel) and due_ms <= self.due_ms
 
     def but_for(self, wheels: Collection[WheelId]) -> Self:
-        """Returns the same without these wheels."""
+        """Returns the set without these wheels."""
         return replace(self, seqs={w: seq for w, seq in self.seqs.items() if w not in wheels})
 
 

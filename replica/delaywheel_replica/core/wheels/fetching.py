@@ -32,7 +32,7 @@ _EVERY = 0
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """What is wanted of one wheel.
+    """The wanted frames of one wheel.
 
     Attributes:
         applied: The greatest seq that is held.

@@ -44,7 +44,7 @@ class Subject:
 
     @property
     def key(self) -> MessageKey:
-        """Its id and due."""
+        """The message's id and due."""
         assert self.reference.due_ms is not None
         return self.reference.id, self.reference.due_ms
 

@@ -187,7 +187,7 @@ class Scrape:
 
     @cached_property
     def processes(self) -> Mapping[str, Process]:
-        """The running ones: server and cleaner."""
+        """The running processes: server and cleaner."""
         return _processes(self.cleaner)
 
 

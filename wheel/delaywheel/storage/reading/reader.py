@@ -413,7 +413,7 @@ class _Asked:
     kind: Kind | None
 
     def of(self, places: Places) -> Places:
-        """Returns those among these frames."""
+        """Returns the wanted ones among these frames."""
         seqs, rows = places
         wanted = (seqs >= self.from_seq) & (seqs <= self.up_to_seq)
         if self.kind is not None:
