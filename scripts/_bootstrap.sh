@@ -81,7 +81,7 @@ fetch_wheels() {
     --disable-pip-version-check --wheel-dir "$wheels" --constraint "$root/constraints.txt" \
     "$root[dev]" hatchling editables |
     { grep --line-buffered -oE 'Downloading .{1,72}' || true; } >&2 ||
-    die "fetching failed; it goes on from here when this is run again"
+    die "fetching failed; it continues from here when this is run again"
   rm -f "$wheels"/delaywheel-*.whl # ours is installed from where it is
   touch "$fetched"
 }
@@ -99,7 +99,7 @@ install() {
   # What is never imported need not be compiled; Python keeps what it compiles on the way.
   "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-index --no-compile \
     --find-links "$wheels" --constraint "$root/constraints.txt" --editable "$root[dev]" >&2 ||
-    die "the installation failed; it goes on from here when this is run again"
+    die "the installation failed; it continues from here when this is run again"
   stamp_of_now >"$venv/delaywheel-stamp"
 }
 

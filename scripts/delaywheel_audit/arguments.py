@@ -19,7 +19,7 @@ def interval_ms(text: str) -> int:
 
 
 def _declare(parser: Parser) -> None:
-    what = parser.add_argument_group("what is looked at")
+    what = parser.add_argument_group("what is examined")
     parser.argument(
         "--from",
         group=what,
@@ -115,8 +115,8 @@ def _add_places(parser: Parser) -> None:
         type=parse_duration_ms,
         default="1h",
         metavar="LENGTH",
-        help="read Kafka from this long before --from (%(default)s); what is missing "
-        "then is looked for in all of it",
+        help="read Kafka from this long before --from (%(default)s); messages "
+        "missing then are searched in all of it",
     )
     parser.argument(
         "--all-kafka",

@@ -145,7 +145,7 @@ class Trio:
             origin.driver.submit(Request(columns, Kind.MESSAGES, answered.append))
             origin.work()
         self.exchange(cpu_us)
-        assert answered, "nobody answered"
+        assert answered, "no node answered"
         for stage, took_us in cpu_us.items():
             self.cpu_us[stage].append(took_us)
 

@@ -37,8 +37,8 @@ MORE_OF_REASONS: Final[Mapping[Reason, str]] = {
     ),
     Reason.HEADER_INVALID: "Kafka clients in C end a name at U+0000.",
     Reason.REQUEST_MALFORMED: "The text says what does not agree.",
-    Reason.TOO_MANY_MESSAGES: "The SDK splits by itself.",
-    Reason.REQUEST_TOO_LARGE: "The SDK splits by itself.",
+    Reason.TOO_MANY_MESSAGES: "The SDK splits it.",
+    Reason.REQUEST_TOO_LARGE: "The SDK splits it.",
     Reason.BACKPRESSURE: (
         "Often the disk is slow, or callers need larger batches; `max_in_flight_bytes` is memory."
     ),
@@ -59,7 +59,7 @@ MORE_OF_REASONS: Final[Mapping[Reason, str]] = {
     Reason.INTERNAL: "The log has the trace: please report it.",
     Reason.MESSAGE_NOT_FOUND: "The ledger and the topics know which.",
     Reason.NOT_UP_TO_DATE: (
-        "The node catches up by itself: see `behind` in `delaywheel status`. If it "
+        "The node catches up on its own: see `behind` in `delaywheel status`. If it "
         "lasts, or with a node alone, some frame of that second cannot be read: "
         "[`delaywheel verify`](RUNBOOK.md#delaywheel-verify)."
     ),
@@ -124,7 +124,7 @@ MORE_OF_METRICS: Final[Mapping[str, str]] = {
     "delaywheel_commit_duration_seconds": "Buckets from 5 ms to 10 s; idle ones count.",
     "delaywheel_lateness_seconds": "Buckets from 5 ms to 1 h.",
     "delaywheel_overdue_seconds": (
-        "While nobody leads, or the leader rests: how late a message *may* be."
+        "While no node leads, or the leader rests: how late a message *may* be."
     ),
     "delaywheel_progress_timestamp_seconds": (
         "The surest alarm: `time()` less it grows whatever the cause."

@@ -38,7 +38,7 @@ def test_it_does_what_was_shown_and_confirmed(
 ) -> None:
     say("y\n", monkeypatch)
     ended = command("clock", "set-back")
-    assert (ended.code, ended.out) == (0, "forwarding goes on from 2030-03-17T17:46:40.000Z\n")
+    assert (ended.code, ended.out) == (0, "forwarding continues from 2030-03-17T17:46:40.000Z\n")
     for part in (
         "due up to 2030-03-18T17:46:40.000Z was forwarded, up to 24 h early",
         "Node n2 leads, and its clock says 2030-03-17T17:46:40.000Z",

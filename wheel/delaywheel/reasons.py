@@ -360,7 +360,7 @@ class Reason(StrEnum):
         "NOTHING_TO_SET_BACK",
         _PRECONDITION,
         _FINAL,
-        "Forwarding is not ahead of the clock of the leader's node: it goes on by itself.",
+        "Forwarding is not ahead of the clock of the leader's node: it continues on its own.",
     )
     SET_BACK_TOO_OFTEN = (
         "SET_BACK_TOO_OFTEN",

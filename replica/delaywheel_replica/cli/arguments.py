@@ -318,7 +318,7 @@ def _letters(parser: Parser, *, with_places: bool = False) -> None:
             metavar="PLACE",
             help="as printed by `dead list`; absent: wherever they lie",
         )
-    group = parser.add_argument_group("which letters (all that is said must fit)")
+    group = parser.add_argument_group("which letters (all conditions must match)")
     parser.argument(
         "--topic",
         group=group,

@@ -118,12 +118,12 @@ COMMANDS: Final[Mapping[str, Command | Group]] = {
         """,
     ),
     "cancel": Command(
-        "Withdraw a pending message, or many; exit code 0 only if none is delivered.",
+        "Cancel a pending message, or many; exit code 0 only if none is delivered.",
         f"{_DOING}.pending.cancel:cancel",
         arguments.cancel,
         "Without a handle, or an id with its due, the command applies to all pending messages that "
-        "match: it lists them, asks, and withdraws them, each by itself. It reports what was too "
-        "late, what is unknown and what was not examined.",
+        "match: it lists them, asks, and cancels each one separately. It reports which were too "
+        "late, which outcomes are unknown, and what was not examined.",
         """
             delaywheel cancel "$handle" || echo "too late, or not known"
 

@@ -56,7 +56,7 @@ class Done:
         """
         progress = state.progress
         if progress is None:
-            raise ControlMissingError("the control topic has no progress record: nobody ever led")
+            raise ControlMissingError("the control topic has no progress record: no node ever led")
         return cls(
             due_ms=progress.due_ms,
             seqs={str(wheel): seq for wheel, seq in progress.seqs.items()},

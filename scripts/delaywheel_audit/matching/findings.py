@@ -27,13 +27,13 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
     {
         "missing": Kind(
             "Accepted, due and done, but neither in its topic nor among the outcomes.",
-            "Look first whether the topic's retention or somebody's deletion took it. If not, "
+            "Look first whether the topic's retention or a deletion took it. If not, "
             "a promise was broken: keep data folders, ledger and topics, and send it again.",
             is_error=True,
         ),
         "not_verifiable": Kind(
             "Accepted, due and done, and Kafka has deleted records of that time: whether it was in "
-            "its topic or among the outcomes, nobody can say any more.",
+            "its topic or among the outcomes is unknown.",
             "Nothing is known to be wrong, and nothing is proven. Reconcile sooner, or have the "
             "topics, the outcomes topic above all, keep their records for longer.",
             is_error=True,
@@ -41,7 +41,7 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
         "duplicated": Kind(
             "More than once in Kafka, by id and due: `detail` names the first copy, `partition` "
             "and `offset` the last.",
-            "See who else may write to the topic. Consumers must drop one of the copies.",
+            "See which programs may write to the topic. Consumers must drop one of the copies.",
             is_error=True,
         ),
         "early": Kind(
@@ -53,19 +53,19 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
         "lost": Kind(
             "In a frame that no member could read any more; the cluster has said so itself.",
             "`wheel` and `seq` name the frame, `detail` the reason. The message must be sent "
-            "again by whoever made it.",
+            "again by its sender.",
             is_error=True,
         ),
         "changed": Kind(
             "In Kafka, but not as it was accepted: another due, topic, time of acceptance or "
             "wheel, or headers that cannot be read. `detail` says what.",
-            "See who wrote it, or changed it on its way: mirroring tools and transforming "
-            "proxies are the usual ones.",
+            "See which program wrote it, or changed it on its way: usually mirroring tools and "
+            "transforming proxies.",
             is_error=True,
         ),
         "unexpected": Kind(
             "In Kafka with headers of ours, and never accepted.",
-            "Somebody else wrote it: forged, or copied from another cluster or topic with its "
+            "Another program wrote it: forged, or copied from another cluster or topic with its "
             "headers. Give the topic's write right to the service alone.",
             is_error=True,
         ),

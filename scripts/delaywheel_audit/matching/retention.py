@@ -129,5 +129,5 @@ def with_deleted(fated: DataFrame, deleted: Deleted, terms: Terms) -> DataFrame:
 
 def _deleted_text(place: str, at_ms: int) -> str:
     if at_ms >= _NO_TIME_MS:
-        return f"{place} has begun anew since: all that was forwarded there is deleted"
+        return f"{place} was recreated since: all that was forwarded there is deleted"
     return f"{place}: what was forwarded before {moment(max(0, at_ms))} may be deleted"

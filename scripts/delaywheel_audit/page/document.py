@@ -30,7 +30,7 @@ _WORDS = {
     "cancelled, duplicates dropped, dead-lettered, lost": "reported in the outcomes topic",
     "pending": "not done at the newest progress record that was read",
     "not verifiable": "none of these, and Kafka has deleted the records of that time",
-    "missing": "none of these: nobody knows what became of them",
+    "missing": "none of these: their fate is unknown",
     "early, late": "forwarded before their due, or longer after it than tolerated",
     "unexpected": "in Kafka with our headers, but not in the ledger",
 }
@@ -101,7 +101,7 @@ def _page(
         topics_table(summary, buckets) if buckets or summary.topics else _nothing(),
         el("h2", "Over time"),
         *(over_time(summary, buckets, findings, interval) or [_nothing()]),
-        el("h2", "What was looked at"),
+        el("h2", "What was examined"),
         *_looked_at(summary, buckets, ledger, output),
         _glossary(),
     )

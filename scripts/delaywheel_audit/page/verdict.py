@@ -72,7 +72,7 @@ def _remarks(summary: Summary) -> list[str]:
     notes = _findings(summary, are_errors=False)
     texts = [f"Found too, and no error: {listed(notes)}."] if notes else []
     if pending := summary.counts.get("pending"):
-        texts.append(f"{count(pending)} still pending when it was looked at.")
+        texts.append(f"{count(pending)} still pending when it was examined.")
     return texts
 
 

@@ -223,7 +223,7 @@ def test_numbers_of_the_page_are_the_summarys() -> None:
     # The line of all topics is the summary's, and each topic's the sum of its buckets.
     cells = page.texts["td"]
     assert {"220", "109", "111", "200", "7", "2", "11"} <= set(cells)
-    assert "11 still pending when it was looked at." in page.text
+    assert "11 still pending when it was examined." in page.text
 
 
 def test_lost_messages_are_an_error_although_the_numbers_balance() -> None:

@@ -535,7 +535,7 @@ def test_what_may_be_deleted_says_where(found: Found) -> None:
     assert reported["up to the first left"].startswith(
         "short: what was forwarded before 2027-01-15"
     )
-    assert reported["of an empty topic"].startswith("emptied has begun anew since")
+    assert reported["of an empty topic"].startswith("emptied was recreated since")
     assert reported["outcome deleted"].startswith("the outcomes topic: what was")
     assert reported["any topic, no outcome"].startswith("the outcomes topic: what was")
 

@@ -96,7 +96,7 @@ def test_what_is_done_follows_the_progress_record() -> None:
     done = Done.of(ControlState(progress=progress, nodes={"n1": NodeRecord("disk", 10)}))
     # Messages of one frame may be on both sides of the position.
     assert done.split_seqs == {"n1.1": 4, "n1.2": 6, "n1.10": 0}
-    with pytest.raises(ControlMissingError, match="nobody ever led"):
+    with pytest.raises(ControlMissingError, match="no node ever led"):
         Done.of(ControlState())
 
 

@@ -313,7 +313,7 @@ def test_a_search_is_repeated_sooner_where_something_is_wrong(clock: ManualClock
     assert searched_s(4 * AGAIN_S) == 4
     kafka.says = KafkaAway("gone")
     searched_s(AGAIN_S)
-    assert search.faults == ("the ingress topics cannot be looked for: gone",)
+    assert search.faults == ("the ingress topics cannot be found: gone",)
     assert searched_s(4 * SOON_S) == 4
     kafka.says = IngressFound({}, ("x is compacted",))
     searched_s(AGAIN_S)

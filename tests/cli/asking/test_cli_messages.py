@@ -160,9 +160,9 @@ def test_search_reports_what_was_not_looked_at(command: Command, node: ScriptedN
     node.search = answer(pb.SearchResponse(messages=[stored()], looked=looked, next_page_token="x"))
     ended = command("search", "--limit", "1")
     assert HANDLE in ended.out
-    assert "looked at 1 message, 1 byte, on n1" in ended.err
-    assert "not looked at: what is due from 2030-03-17T17:46:40Z on" in ended.err
-    assert "n1 lacks something" in ended.err
+    assert "examined 1 message, 1 byte, on n1" in ended.err
+    assert "not examined: messages due from 2030-03-17T17:46:40Z on" in ended.err
+    assert "n1 is missing frames" in ended.err
 
 
 def test_get_as_json(command: Command, node: ScriptedNode) -> None:

@@ -93,7 +93,7 @@ def test_status_before_the_first_leader(command: Command, node: ScriptedNode) ->
     assert document["lateness_ms"] is None
     reported = command("status").out
     assert reported.startswith(
-        "DOWN: no node takes messages; nobody leads, so nothing is forwarded\n"
+        "DOWN: no node takes messages; no node leads, so nothing is forwarded\n"
     )
     assert "unknown" in reported
 
@@ -110,7 +110,7 @@ def test_status_says_why_the_node_takes_no_messages(command: Command, node: Scri
     assert document["members"][0]["storage_replaced"] is True
     reported = command("status", "--check").out
     assert reported.splitlines()[0].startswith(
-        "DOWN: no node takes messages (n1: NO_WHEEL); nobody"
+        "DOWN: no node takes messages (n1: NO_WHEEL); no node leads"
     )
     assert "NO_WHEEL: STORAGE_REPLACED: why" in reported
 
@@ -333,7 +333,7 @@ def test_the_first_line_is_the_verdict_and_check_exits_with_it(
 @pytest.mark.parametrize(
     ("changed", "first_line"),
     [
-        ("leader", "DOWN: nobody leads, so nothing is forwarded"),
+        ("leader", "DOWN: no node leads, so nothing is forwarded"),
         ("accepting", "DOWN: no node takes messages"),
         ("role", "DOWN: n1 leads and rests, so nothing is forwarded"),
     ],
@@ -351,7 +351,7 @@ def test_a_cluster_that_takes_or_forwards_nothing_is_down(
     node.describe = answer(described)
     ended = command("status", "--check")
     assert (ended.code, ended.out.splitlines()[0]) == (3, first_line)
-    assert ("up to 12 ms: nobody leads" in ended.out) == (changed == "leader")
+    assert ("up to 12 ms: no node leads" in ended.out) == (changed == "leader")
 
 
 def test_a_node_alone_at_its_reserve_is_down(command: Command, node: ScriptedNode) -> None:

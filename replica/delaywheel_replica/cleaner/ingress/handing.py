@@ -127,7 +127,7 @@ class Handing:
                 self._unknown_since.pop(handed, None)
         faults = self.faults
         if faults and not self._is_fault_logged:
-            log.error("ingress records are handed over in vain", fault=faults[0])
+            log.error("ingress records are handed over without success", fault=faults[0])
         self._is_fault_logged = bool(faults)
 
     def _note_refused(self, answers: Sequence[tuple[Handed, Answer]]) -> None:

@@ -85,7 +85,7 @@ class TopicSearch:
         found = self._found.get()
         self._is_busy = False
         if isinstance(found, KafkaAway):
-            found = IngressFound({}, (f"the ingress topics cannot be looked for: {found}",))
+            found = IngressFound({}, (f"the ingress topics cannot be found: {found}",))
         if isinstance(found, BaseException):
             raise found
         for fault in found.faults:

@@ -77,7 +77,7 @@ def log_losses(step: TermStep) -> None:
             if isinstance(settled, Gone):
                 first, last, is_cut_off = settled.deleted
                 log.warning(
-                    "announced ingress records are gone with the end of their partition"
+                    "announced ingress records are lost with the end of their partition"
                     if is_cut_off
                     else "ingress records were deleted before they were read",
                     at=name_of(at),

@@ -34,7 +34,7 @@ def set_back(*, yes: bool, as_json: bool, server: str, timeout_s: float) -> None
     if as_json:
         print_json(shapes.set_back(done))
     else:
-        print(f"forwarding goes on from {iso(done.goes_on_from_ms)}")
+        print(f"forwarding continues from {iso(done.goes_on_from_ms)}")
 
 
 def _meaning(preview: pb.SetBackResponse, now_ms: int) -> list[str]:
@@ -43,7 +43,7 @@ def _meaning(preview: pb.SetBackResponse, now_ms: int) -> list[str]:
     forwarded_to, goes_on_from = iso(preview.forwarded_to_ms), iso(preview.goes_on_from_ms)
     lines = [
         f"What is due up to {forwarded_to} was forwarded, up to {about(ahead_ms)} early.",
-        f"Node {preview.node} leads, and its clock says {goes_on_from}: it would go on from there.",
+        f"Node {preview.node} leads, and its clock says {goes_on_from}: it would continue there.",
     ]
     off_ms = preview.goes_on_from_ms - now_ms
     if abs(off_ms) > DIFFERS_MS:
@@ -52,7 +52,7 @@ def _meaning(preview: pb.SetBackResponse, now_ms: int) -> list[str]:
     lines += [
         "What was forwarded early stays so: it is not forwarded again, nor what repeats it.",
         "All else that was accepted, or is from now on, is forwarded at its due.",
-        "A due that was reckoned from a delay by the wrong clock stays as it is.",
+        "A due that was computed from a delay by the wrong clock stays as it is.",
         "It cannot be undone.",
     ]
     if preview.floor * 1_000 > preview.goes_on_from_ms:

@@ -105,7 +105,7 @@ def message_of_json(line: bytes, **common: Any) -> Message:
         if value is not None:
             field, take = _FIELDS[name]
             if field in own:
-                raise ValueError(f"{field} is said twice")
+                raise ValueError(f"{field} is given twice")
             own[field] = take(value)
     if own.keys() & _DUES:
         common = {name: value for name, value in common.items() if name not in _DUES}

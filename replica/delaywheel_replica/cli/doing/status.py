@@ -15,7 +15,7 @@ from delaywheel_replica.cli.values import about, clock, counted, iso
 
 _WHEEL_STATES = {
     "spare": "spare: an empty wheel for the node's next start",
-    "fenced": "fenced: takes no more; where it ends is being found out",
+    "fenced": "fenced: takes no more; its end is being determined",
 }
 """What is no everyday word; open and closed are."""
 
@@ -74,7 +74,7 @@ def _facts(answer: pb.DescribeClusterResponse) -> list[tuple[str, object]]:
     return [
         ("cluster", answer.cluster_id),
         ("answered by", f"{answer.node}, version {answer.version}"),
-        ("leader", leader if answer.HasField("leader") else "nobody"),
+        ("leader", leader if answer.HasField("leader") else "none"),
         ("forwarded to", _forwarded_to(answer.progress) if answer.HasField("progress") else None),
         ("deleted before", clock(answer.floor) if answer.HasField("floor") else None),
         ("lateness", _lateness(answer)),
@@ -99,9 +99,9 @@ def _forwarded_to(progress: pb.Progress) -> str:
 
 def _lateness(answer: pb.DescribeClusterResponse) -> str:
     if not answer.HasField("lateness_ms"):
-        return "unknown: nobody has forwarded anything"
+        return "unknown: nothing was forwarded yet"
     shown = f"{answer.lateness_ms:,} ms"
-    return shown if answer.HasField("leader") else f"up to {shown}: nobody leads"
+    return shown if answer.HasField("leader") else f"up to {shown}: no node leads"
 
 
 def _dead_letters(answer: pb.DescribeClusterResponse) -> str:

@@ -92,7 +92,7 @@ def _down(answer: pb.DescribeClusterResponse) -> Iterator[str]:
         why = answer.refusing.reason
         yield f"no node takes messages{f' ({answer.node}: {why})' if why else ''}"
     if not answer.HasField("leader"):
-        yield "nobody leads, so nothing is forwarded"
+        yield "no node leads, so nothing is forwarded"
         return
     leader = answer.leader.node
     reports = {member.node: member.report for member in answer.members}

@@ -87,7 +87,7 @@ _INGRESS: tuple[Spec, ...] = (
     ),
     gauge(
         "ingress_held_bytes",
-        "Memory that records of ingress topics take in the leader, about.",
+        "Approximate memory of ingress records in the leader.",
         _of_ingress(lambda ingress: ingress.held_bytes),
     ),
     gauge(
@@ -143,7 +143,7 @@ CLEANER_METRICS: tuple[Spec, ...] = (
     ),
     _counted("elections", "Times that this node began to lead.", "elections"),
     _counted("forwarded_messages", "Messages committed to their topics by this node.", "forwarded"),
-    _counted("cancelled_messages", "Messages withdrawn by their callers.", "cancelled"),
+    _counted("cancelled_messages", "Messages cancelled by their callers.", "cancelled"),
     _counted("duplicate_messages", "Retries dropped at their due.", "duplicates"),
     counters(
         "topic_forwarded_messages",

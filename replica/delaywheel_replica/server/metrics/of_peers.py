@@ -110,7 +110,7 @@ def _traffic(name: str, text: str, count: Callable[[Counters], int]) -> Spec:
 PEER_METRICS: tuple[Spec, ...] = (
     gauges(
         "wheels",
-        "Wheels of which there are files here: own ones open, spare or left, and mirrors.",
+        "Wheels with files here: own ones open, spare or left, and mirrors.",
         ("role",),
         _wheels,
     ),

@@ -101,7 +101,7 @@ def _cancel_one(
         print_json({"outcome": outcome.value, "rescheduled_to_ms": moved_ms})
     if outcome is not CancelOutcome.CANCELLED:
         due = "" if moved_ms is None else f": it is due {iso(moved_ms)} by now"
-        raise Failure(outcome.value, f"the message was not withdrawn{due}")
+        raise Failure(outcome.value, f"the message was not cancelled{due}")
     if not as_json:
         print("CANCELLED: it is never delivered")
 
@@ -180,6 +180,6 @@ def _print(answer: pb.CancelManyResponse, *, as_json: bool, dry_run: bool) -> No
     looked = answer.looked
     if looked.HasField("to_slot"):
         since = clock(looked.to_slot)
-        print(f"not looked at: what is due from {since} on; a greater --limit", file=sys.stderr)
+        print(f"not examined: messages due from {since} on; a greater --limit", file=sys.stderr)
     if looked.incomplete:
-        print(f"{looked.node} lacks something: there may be more", file=sys.stderr)
+        print(f"{looked.node} is missing frames: there may be more", file=sys.stderr)

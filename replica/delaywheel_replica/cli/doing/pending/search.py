@@ -75,12 +75,12 @@ class Looking:
         """Prints the summary, and where to continue."""
         looked = self._looked
         read = f"{counted(looked.messages, 'message')}, {counted(looked.length_bytes, 'byte')}"
-        print(f"looked at {read}, on {looked.node}", file=sys.stderr)
+        print(f"examined {read}, on {looked.node}", file=sys.stderr)
         if looked.HasField("to_slot"):
             since = clock(looked.to_slot)
-            print(f"not looked at: what is due from {since} on; a greater --limit", file=sys.stderr)
+            print(f"not examined: messages due from {since} on; a greater --limit", file=sys.stderr)
         if looked.incomplete:
-            print(f"{looked.node} lacks something: there may be more", file=sys.stderr)
+            print(f"{looked.node} is missing frames: there may be more", file=sys.stderr)
 
     def _ask(self, stub: DelayWheelStub) -> pb.SearchResponse:
         return stub.Search(self._request, timeout=self._timeout_s)
