@@ -25,6 +25,10 @@ os.environ.setdefault(JVM_VARIABLE, f"{JVM_OPTIONS} -XX:TieredStopAtLevel=1")
 # Nor do others live longer: Spark, what starts it, Maven and what that runs.
 os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:+UseSerialGC -XX:TieredStopAtLevel=1")
 
+# Nothing here multiplies matrices: each process would start threads for it with numpy, which is a
+# tenth of what a server computes to start.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 # No deadlines: the machine that runs this is shared. `long` is for a night, not for a push.
 settings.register_profile("short", deadline=None, max_examples=40)
 settings.register_profile("long", deadline=None, max_examples=2_000)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Iterator
 from datetime import timedelta
 from functools import partial
@@ -20,23 +21,27 @@ from support.services.service import Service, wait_until
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
 
-@pytest.fixture
-def own_kafka(tmp_path: Path) -> Iterator[KafkaBroker]:
-    """A broker that the test may stop."""
-    with KafkaBroker(tmp_path / "kafka", heap="512m") as broker:
+@pytest.fixture(scope="module")
+def own_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
+    """A broker that tests may stop; each leaves it running, and has a node and a topic of its own.
+
+    Two names of a cluster on one broker are two clusters.
+    """
+    with KafkaBroker(tmp_path_factory.mktemp("kafka"), heap="512m") as broker:
         yield broker
 
 
 def test_kafka_stopped_for_20_seconds(own_kafka: KafkaBroker, tmp_path: Path) -> None:
-    create_topic(own_kafka.address, "orders")
+    topic = f"orders-{uuid.uuid4().hex[:8]}"
+    create_topic(own_kafka.address, topic)
     with Service(own_kafka.address, tmp_path / "cluster", "outage") as service:
         sent: list[bytes] = []
         with service.client(timeout=10.0) as client:
 
             def send() -> None:
                 batch = [
-                    Message("orders", b"%d" % (len(sent) + n), delay=timedelta(seconds=n % 8))
-                    for n in range(50)
+                    Message(topic, b"%d" % (len(sent) + n), delay=timedelta(seconds=n % 8))
+                    for n in range(10)
                 ]
                 assert not [r.error for r in client.produce_many(batch) if r.error]
                 sent.extend(m.value for m in batch if m.value is not None)
@@ -50,13 +55,14 @@ def test_kafka_stopped_for_20_seconds(own_kafka: KafkaBroker, tmp_path: Path) ->
             assert service.status().lateness_ms > 10_000, "seen by who watches"
             own_kafka.start()
             send()
-        with CommittedReader(own_kafka.address, "orders") as reader:
+        with CommittedReader(own_kafka.address, topic) as reader:
             reader.wait_for(len(sent), timeout_s=90)
             assert sorted(m.value() or b"" for m in reader.read_to_end()) == sorted(sent)
 
 
 def test_kafka_away_at_start_with_a_spare(own_kafka: KafkaBroker, tmp_path: Path) -> None:
-    create_topic(own_kafka.address, "orders")
+    topic = f"orders-{uuid.uuid4().hex[:8]}"
+    create_topic(own_kafka.address, topic)
     service = Service(own_kafka.address, tmp_path / "cluster", "away", restart=False)
     service.start()
     wait_until(
@@ -68,11 +74,11 @@ def test_kafka_away_at_start_with_a_spare(own_kafka: KafkaBroker, tmp_path: Path
     own_kafka.stop()
     service.start(wait=False)
     try:
-        with service.client(timeout=20.0) as client:
-            handle = client.produce("orders", b"accepted alone", delay=timedelta(seconds=1))
+        with service.client(timeout=60.0) as client:
+            handle = client.produce(topic, b"accepted alone", delay=timedelta(seconds=1))
             assert handle
         own_kafka.start()
-        with CommittedReader(own_kafka.address, "orders") as reader:
+        with CommittedReader(own_kafka.address, topic) as reader:
             reader.wait_for(1, timeout_s=90)
             assert [m.value() for m in reader.read_to_end()] == [b"accepted alone"]
     finally:

@@ -19,6 +19,7 @@ import pytest
 
 from local.books import make
 from local.loopback.kafka import KafkaBroker
+from support.process.spark import environment_for_few_rows
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -66,7 +67,7 @@ def run(folder: Path, commands: str) -> str:
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     done = subprocess.run(
         ["bash", "-euc", commands],
-        env=os.environ | {"PATH": path, "PYSPARK_PYTHON": sys.executable},
+        env=environment_for_few_rows(folder) | {"PATH": path, "PYSPARK_PYTHON": sys.executable},
         cwd=folder,
         capture_output=True,
         text=True,

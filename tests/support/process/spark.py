@@ -1,6 +1,6 @@
 """How Spark answers queries over a few rows at the least cost.
 
-Compiled, and with its own settings, as users have it, test_audit_doc.py and the demo run the job.
+Compiled, and with Spark's own settings, as users have it, test_demo_whole.py runs the job.
 """
 
 from __future__ import annotations
