@@ -977,7 +977,7 @@ class CancelResult(_message.Message):
     topic: _builtins.str
     outcome: Global___CancelOutcome.ValueType
     """CANCELLED: it will never be delivered. TOO_LATE, RESCHEDULED: nothing was done. UNSPECIFIED: it
-    is unknown whether the message was withdrawn: repeat the call; in a dry run: it is pending.
+    is unknown whether the message was cancelled: repeat the call; in a dry run: it is pending.
     """
     def __init__(
         self,
@@ -1411,7 +1411,7 @@ class Member(_message.Message):
     accepting: _builtins.bool
     """The node accepts messages: it is not draining, a wheel is open, the disk has room. Clients
     trust this only for the answering node, and ask the others themselves. If all members were
-    asked, it is what each reports of itself: false for members without an answer.
+    asked, it is what each reports about itself: false for members without an answer.
     """
     complete: _builtins.bool
     storage_replaced: _builtins.bool
@@ -1426,7 +1426,7 @@ class Member(_message.Message):
     """
     @_builtins.property
     def report(self) -> Global___MemberReport:
-        """What the node reports of itself. With details: for the answering node; if all members were
+        """The node's report about itself. With details: for the answering node; if all members were
         asked: for each that answered.
         """
 
@@ -1453,7 +1453,7 @@ Global___Member: _TypeAlias = Member  # noqa: Y015
 
 @_typing.final
 class MemberReport(_message.Message):
-    """What a node reports of itself."""
+    """A node's report about itself."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

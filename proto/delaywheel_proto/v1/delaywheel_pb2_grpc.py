@@ -119,7 +119,7 @@ class DelayWheelServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def CancelMany(self, request, context):
-        """Withdraws the pending messages that match a filter, page by page, each by itself; or only lists
+        """Cancels the pending messages that match a filter, page by page, one by one; or only lists
         them. The call may be repeated: it reports what was cancelled before as cancelled.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

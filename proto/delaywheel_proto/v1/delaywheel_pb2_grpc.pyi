@@ -50,7 +50,7 @@ class DelayWheelStub:
     may be repeated: for a message that was rescheduled before, it returns the present due.
     """
     CancelMany: _grpc.UnaryUnaryMultiCallable[_delaywheel_pb2.CancelManyRequest, _delaywheel_pb2.CancelManyResponse]
-    """Withdraws the pending messages that match a filter, page by page, each by itself; or only lists
+    """Cancels the pending messages that match a filter, page by page, one by one; or only lists
     them. The call may be repeated: it reports what was cancelled before as cancelled.
     """
     GetMessage: _grpc.UnaryUnaryMultiCallable[_delaywheel_pb2.GetMessageRequest, _delaywheel_pb2.GetMessageResponse]
@@ -80,7 +80,7 @@ class DelayWheelAsyncStub(DelayWheelStub):
     may be repeated: for a message that was rescheduled before, it returns the present due.
     """
     CancelMany: _aio.UnaryUnaryMultiCallable[_delaywheel_pb2.CancelManyRequest, _delaywheel_pb2.CancelManyResponse]  # type: ignore[assignment]
-    """Withdraws the pending messages that match a filter, page by page, each by itself; or only lists
+    """Cancels the pending messages that match a filter, page by page, one by one; or only lists
     them. The call may be repeated: it reports what was cancelled before as cancelled.
     """
     GetMessage: _aio.UnaryUnaryMultiCallable[_delaywheel_pb2.GetMessageRequest, _delaywheel_pb2.GetMessageResponse]  # type: ignore[assignment]
@@ -137,7 +137,7 @@ class DelayWheelServicer(metaclass=_abc_1.ABCMeta):
         request: _delaywheel_pb2.CancelManyRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_delaywheel_pb2.CancelManyResponse, _abc.Awaitable[_delaywheel_pb2.CancelManyResponse]]:
-        """Withdraws the pending messages that match a filter, page by page, each by itself; or only lists
+        """Cancels the pending messages that match a filter, page by page, one by one; or only lists
         them. The call may be repeated: it reports what was cancelled before as cancelled.
         """
 

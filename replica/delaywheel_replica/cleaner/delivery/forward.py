@@ -93,7 +93,7 @@ class ReaderPort(Protocol):
         lost: FrameSet = NO_FRAMES,
         withdrawn: frozenset[MessageKey] = frozenset(),
     ) -> None:
-        """Sets how far each wheel may be taken, which frames are lost, which dues are cancelled."""
+        """Sets how far each wheel may be taken, which frames are lost, which dues are withdrawn."""
 
     def look_for_cancels(self, look: CancelLook, budget: Budget) -> bool:
         """Continues a search for cancels; returns whether all admitted ones were read."""

@@ -237,7 +237,7 @@ def _next(
 
 
 def _withdrawing(stands: Reschedule, due_ms: int) -> Reschedule:
-    """Returns the record as cancelling this due alone, without further frames."""
+    """Returns the record as withdrawing this due alone, without further frames."""
     return replace(stands, is_written=True, passed=(*stands.passed, due_ms))
 
 
