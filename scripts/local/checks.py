@@ -143,7 +143,7 @@ def _text(scratch: Path) -> tuple[Step, ...]:
 
 def _computing(and_not_slow: str) -> tuple[Step, ...]:
     pytest = (*_PYTEST, "-m", "not kafka and not spark" + and_not_slow)
-    gives_way = ("nice", "-n", "10", *pytest)
+    gives_way = ("nice", "-n", "5", *pytest)
     return (
         Step("pytest server", (*pytest, *SERVER)),
         Step("pytest simulation", (*gives_way, SIMULATION, *_ignored(DRILLS, MUTANTS))),

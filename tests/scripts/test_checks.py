@@ -236,7 +236,7 @@ def test_every_test_is_in_one_step(tmp_path: Path, asked: str) -> None:
 
 def test_the_simulation_gives_way(tmp_path: Path) -> None:
     computing, _ = queues(fast=False, scratch=tmp_path)
-    nice = {step.name for step in computing.steps if step.command[:3] == ("nice", "-n", "10")}
+    nice = {step.name for step in computing.steps if step.command[:3] == ("nice", "-n", "5")}
     assert nice == {"pytest simulation", "pytest drills", "pytest mutants"}
 
 
