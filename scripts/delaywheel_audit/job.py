@@ -114,7 +114,7 @@ def run(
     """Runs one reconciliation in an existing session; writes tables, summary and page.
 
     Args:
-        spark: The session; its settings are left as they are, but for the number of tasks.
+        spark: The session; only its number of tasks is changed.
         options: What is asked.
         command: How it was asked, for the summary.
         say: Called with what is being done, for people.

@@ -188,7 +188,7 @@ class Cleaner:
                 return
             rest_s = min(rest_s, self._row_news.rest_s(self._clock.monotonic()))
             answers = _watched(poller, answers, self._leadership.ingress)
-            # Rounded up: what is due must not be looked for before it is due.
+            # Rounded up: a message must not be taken before it is due.
             if poller.poll(int(rest_s * 1000 + 0.999)):
                 self._receive()
 

@@ -110,7 +110,7 @@ def encode(number: int, wishes: Sequence[Wish]) -> list[Part]:
     """Encodes a batch as parts to send in order.
 
     Args:
-        number: of the batch.
+        number: the number of the batch.
         wishes: its records, at least one, all of one kind.
     """
     parts = [_column([wish.due_ms for wish in wishes], "<i8"), b"".join(w.id for w in wishes)]

@@ -226,7 +226,7 @@ _MAKERS: dict[str, Callable[[_Messages], Column]] = {
 
 
 def schema_of(columns: Iterable[str] | None) -> pa.Schema:
-    """Returns the Arrow schema of these columns; None: of all.
+    """Returns the Arrow schema of these columns; None: of all columns.
 
     Raises:
         KafkaSourceError: OPTION_INVALID, for a name that is no column.

@@ -30,7 +30,7 @@ def _with_match(messages: DataFrame) -> DataFrame:
 
     pairs = [same(c, r) for c in ("copy", "last_copy") for r in ("row", "last_row")]
     anyone = pairs[0] | pairs[1] | pairs[2] | pairs[3]
-    # Of three acceptances and more only two are at hand: the one between may be it.
+    # Of three or more acceptances only two are at hand: the one in between may be it.
     return messages.withColumn(
         "matches", (F.col("rows") > 0) & (F.col("copies") > 0) & (anyone | (F.col("rows") > 2))
     )

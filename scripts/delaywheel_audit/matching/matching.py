@@ -19,7 +19,7 @@ INGRESS = "ingress"
 _FRAME = (*KEY, "topic", "wheel", "seq", "accepted_at_ms")
 _FATES = {"cancelled": "cancelled", "duplicate": "duplicates_dropped", "dead-lettered": "dead"}
 _PIECE_SEQS = 65_536
-"""Lost frames are reported in runs of any length; they are looked for among those of one piece."""
+"""Lost frames are reported in runs of any length; they are searched among those of one piece."""
 
 _SUMS = (
     *("rows", *_FATES.values(), "open_rows", "lost_rows", "differs"),

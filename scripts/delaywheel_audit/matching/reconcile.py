@@ -38,7 +38,7 @@ have another outcome or were forwarded before. A copy that fits no acceptance of
 (wheel or time of acceptance differ) is that of an acceptance not published yet, if the table above
 says so; else it is `changed`.
 
-What is missing is then looked for in all of Kafka, whatever its time (`pairing`): a record of the
+Missing messages are then searched in all of Kafka, whatever its time (`pairing`): a record of the
 same id and acceptance is the same message, with another due or with damaged headers, and both
 become `changed`. What is missing then, and may have been among records that Kafka has deleted, is
 not verifiable (`retention`).

@@ -9,7 +9,7 @@ some seconds that hold the same in each case. Then, with files in the page cache
 * leaving: the open wheel is left, as when its node drains or its medium refuses;
 * start: a store is opened on the folder after the death of its process, opens a wheel and has
   written one message. Once more as after a crash of the machine;
-* verifying: what the folder holds is made whole behind that, after both.
+* verifying: recovering the folder after that, in both cases.
 
 Each should cost the same however much is pending; verifying after a crash of the machine examines
 each slot file, so it grows with the seconds that have messages. Everything is done several times,

@@ -299,7 +299,7 @@ class KafkaBroker:
     def _format(self, config: Path) -> None:
         """Prepares an empty folder as Kafka's own tool does, which starts a JVM for that.
 
-        What the tool leaves is the same for each of our brokers, but for the ids; so it runs once.
+        The tool's result is the same for each of our brokers, except for the ids; so it runs once.
         """
         checkpoint = cache_folder() / f"kafka-{KAFKA_VERSION}-{BOOTSTRAP}"
         data = self.folder / "data"

@@ -178,8 +178,8 @@ class Tally:
     ) -> tuple[list[float], list[float]]:
         """Returns the lateness in health, and that of messages affected by the kill.
 
-        That is what was not visible when it happened and was due before things went on: before
-        the arrival that ended the longest silence after the kill.
+        These are messages that were not visible when it happened and were due before forwarding
+        resumed: before the arrival that ended the longest silence after the kill.
         """
         if killed_at_ms is None:
             return list(map(self.lateness_ms, records)), []

@@ -4,7 +4,7 @@
 |---|---|
 | is not admitted yet | its wheel: V rests in front of it |
 | is admitted, in a second that is read | that second: w rests in front of it |
-| is done, but for a message that has another due and no copy there | that message |
+| is done, except for a message that has another due and no copy there | that message |
 
 A frame is waited for until it can be read, because it was repaired from another member, or until
 it is committed as lost.

@@ -250,7 +250,7 @@ class Window:
             return None
         if last <= self.covered_to or AHEAD.is_reached(self._seconds.from_slot(self._first + 1)):
             return None
-        # If w was set back, the floor may be beyond it: deleted files are not looked for.
+        # If w was set back, the floor may be beyond it: deleted files are not read.
         first = max(self.covered_to + 1, self._progress.floor)
         if any(readers[wheel].may_have_holes(seqs[wheel], lost.seqs(wheel)) for wheel in seqs):
             found: int | None = first

@@ -41,7 +41,7 @@ class Sought:
         own: The leader's own node; its heartbeat and what it is missing were reported together.
         heartbeats: The newest heartbeat of each node.
         answers: Answers to fences: they show what was written.
-        frames: Those that were looked for.
+        frames: The frames searched for.
         lacks: Node -> those of them that it reported as missing.
     """
 
@@ -58,7 +58,7 @@ def frames_lost(state: ControlState, ends: Mapping[WheelId, int], sought: Sought
     Args:
         state: What is committed.
         ends: For each registered wheel V, or T if that is known.
-        sought: What is known of frames that were looked for.
+        sought: What is known of frames that were searched for.
     """
     lost: dict[WheelId, SeqSet] = {}
     left = MAX_LOST

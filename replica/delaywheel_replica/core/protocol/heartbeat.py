@@ -23,7 +23,7 @@ MAX_MISSING = 50
 """Missing frames of one wheel are reported in this many spans: the sizes of reports are bounded."""
 
 MAX_SOUGHT = 512
-"""How many spans of frames are looked for at once, per wheel."""
+"""How many spans of frames are searched for at once, per wheel."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,7 +77,7 @@ class ServerStatus:
             origin.
         votes: The nodes that agreed to this node's newest round of asking; see `vote_round`.
         vote_round: See `votes`; 0: none.
-        looked_for: Frames that are looked for; if there are many ranges, some of each wheel.
+        looked_for: Frames being searched for; if there are many ranges, some of each wheel.
         lacks: Member, including this node -> those of them that it does not have. Another member is
             named only after it has reported so.
         implausible_heartbeats: Relayed heartbeats of others that cannot have been theirs; since the

@@ -53,7 +53,7 @@ from delaywheel_replica.core.wheels.open_wheel import CurrentWheel
 from delaywheel_replica.core.wheels.verifying import Verifying
 
 MAX_REPORTED: Final = 4_096
-"""About this many spans of frames that are looked for are reported, over all wheels."""
+"""About this many spans of wanted frames are reported, over all wheels."""
 
 WAITING_BYTES: Final = 32 << 20
 """How much content of a wheel waits for the store at most; a longer message waits alone."""

@@ -15,7 +15,7 @@ behaves, for that wheel, as if it were away:
 So verifying delays what waits for this node: the end of old wheels, and forwarding if this node
 leads and does not yet hold what was taken. It never delays accepting messages.
 
-A wheel that cannot be made whole because its medium reports errors is retried every `AGAIN_MS`; it
+A wheel that cannot be recovered because its medium reports errors is retried every `AGAIN_MS`; it
 does not delay other wheels. The same holds for an own wheel that was left because of such errors
 and still has them: the spare is opened meanwhile.
 """

@@ -150,7 +150,7 @@ def _by_number(wheel: str) -> tuple[str, int]:
 def counted_once(wheels: Collection[pb.WheelStatus], held: Mapping[str, pb.Pending]) -> pb.Pending:
     """Returns the cluster's pending messages, as counted by one node with every acknowledged frame.
 
-    A node's disk has each message once, be it its own or a copy. A node that is in sync with every
+    A node's disk has each message once, its own or a copy. A node that is in sync with every
     wheel has all acknowledged messages.
 
     Args:
@@ -182,7 +182,7 @@ def slots_joined(
 ) -> pb.ListSlotsResponse:
     """Combines the seconds of a cluster, taking the highest count of each.
 
-    A node's count has each message once, be it its own or a copy; a node that holds a second
+    A node's count has each message once, its own or a copy; a node that holds a second
     completely has the greatest count. So nothing is counted twice, and counts are too low only by
     what no single node holds: frames under way between two of them.
 

@@ -2,7 +2,7 @@
 
 All wheels but the open one are here: those of other nodes, and own ones of earlier lives, which are
 copies like all others, to be repaired and closed. A wheel of an earlier life is *unverified* until
-it has been made whole; nothing else is done with it before that.
+it has been recovered; nothing else is done with it before that.
 """
 
 from collections.abc import Iterator, Mapping

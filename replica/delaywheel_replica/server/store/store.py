@@ -9,7 +9,7 @@ a wheel is here as    after
 ====================  ===========================================================================
 the open one          ``open_wheel``: this node writes it
 a copy                the first frame of another node's wheel; ``leave_wheel``
-unverified            the start, if an earlier process left it: it may have to be made whole;
+unverified            the start, if an earlier process left it: it may have to be recovered;
                       ``leave_wheel``, if the medium reports an error
 a copy                ``verifying``
 nothing               ``delete_wheel``

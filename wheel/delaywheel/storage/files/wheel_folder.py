@@ -46,7 +46,7 @@ class MetaDamaged(Exception):  # noqa: N818 - the condition is the name
 class WheelMeta:
     """The content of meta.json.
 
-    ``boot`` is the machine's boot id when the wheel was made, or made whole after a crash of the
+    ``boot`` is the machine's boot id when the wheel was made, or recovered after a crash of the
     machine: under any other id, earlier writes may be lost.
     """
 

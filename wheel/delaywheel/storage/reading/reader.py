@@ -80,7 +80,7 @@ class WheelReader:
         self._folder = layout.wheel_folder(data, wheel)
         self._index = IndexReader(disk, self._folder, opened=opened)
         self._places = SlotPlaces(disk, self._folder, wheel, self._index)
-        # Holes that were looked for in slot files, and which of them were found there.
+        # Holes that were searched in slot files, and which of them were found there.
         self._searched = self._lying = NO_SEQS
         self.wheel = wheel
 
