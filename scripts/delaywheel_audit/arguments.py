@@ -167,7 +167,7 @@ COMMAND = Command(
     _declare,
     "Exit code 0: the books balance; 1: they do not; 2: it could not run, and why.",
     """
-        # The last hour but one, with what a node's settings say of Kafka and the ledger
+        # The hour before last, with Kafka and the ledger from a node's settings
         delaywheel reconcile --settings node.toml --from now-2h --to now-1h
 
         # Without a node's settings

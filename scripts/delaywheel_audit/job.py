@@ -61,11 +61,11 @@ _JAVA = (
 )
 """The last stage of compilation begins ten times later than by default.
 
-Planning runs a little of much code. To compile that so well costs more than half of what a small
-job costs at all; what runs for each of many rows is soon there all the same.
+Planning runs much code once. To compile all of it well costs more than half of what a small
+job costs in total; code that runs for each of many rows is compiled soon in any case.
 """
 _RESTING_S = 10.0
-"""A leader commits its progress three times a second, even if nothing else."""
+"""A leader commits its progress three times a second, even without messages."""
 
 
 class CouldNotRun(Exception):  # noqa: N818 - a named answer to the user, not a defect
@@ -115,12 +115,12 @@ def run(
 
     Args:
         spark: The session; only its number of tasks is changed.
-        options: What is asked.
-        command: How it was asked, for the summary.
-        say: Called with what is being done, for people.
+        options: The checked options.
+        command: The command line, for the summary.
+        say: Called with the present step, for people.
 
     Raises:
-        CouldNotRun: And why.
+        CouldNotRun: The job could not run; the text says why.
     """
     try:
         return _Run(spark, options, command, say).run()
@@ -157,7 +157,7 @@ class _Run:
         self._final = True
         self._topics: list[str] = []
         self._plan = Plan(())
-        """What was read of Kafka last."""
+        """The latest plan of a read of Kafka."""
 
     def run(self) -> Summary:
         options = self._options
@@ -190,7 +190,7 @@ class _Run:
         notes_before = len(self._notes)
 
         def read(terms: Terms) -> Inputs:
-            del self._notes[notes_before:]  # those of the reading before
+            del self._notes[notes_before:]  # those of the previous read
             if terms != setting.terms:
                 self._note("some was accepted under other settings: the whole ledger was read")
             chosen = everything.between(*terms.accepted_range())
@@ -248,7 +248,7 @@ class _Run:
         asked = ended.where(in_range(terms, F.col("due_ms"), F.col("accepted_at_ms")))
         records = self._read_ingress(place, terms, facts)
         topics = list(terms.topics) or topics_in(ledger, asked, records.asked)
-        # Behind the outcomes: what is among them is decided in its topic as well.
+        # After the outcomes: a message among them is decided in its topic as well.
         place.wait_for_transactions(topics)
         messages = place.pin(topics, from_ms, options.kafka_to_ms) if topics else Plan(())
         for line in (*messages.remarks(), *outcomes.remarks()):
@@ -392,7 +392,7 @@ class _session:  # noqa: N801 - used like a function
 
     def __init__(self, options: Options) -> None:
         self._options = options
-        # What Spark and its JVM say: of use only where the job fails.
+        # Output of Spark and its JVM: useful only if the job fails.
         self._said: IO[bytes] | None = None
 
     def __enter__(self) -> SparkSession:
@@ -402,7 +402,7 @@ class _session:  # noqa: N801 - used like a function
         settings = {
             "spark.sql.session.timeZone": "UTC",
             "spark.sql.adaptive.enabled": "true",
-            # A ledger is many small files: some of them together are one task.
+            # A ledger has many small files: one task reads several.
             "spark.sql.files.openCostInBytes": str(256 * 1024),
             "spark.ui.showConsoleProgress": "false",
         }

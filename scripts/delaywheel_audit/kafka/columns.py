@@ -1,7 +1,7 @@
 """Kafka's messages as columns.
 
-A message costs one call into the client library for each thing that is asked of it; everything
-else works on whole columns. What no column needs is not asked for: headers are the dearest.
+A message costs one call into the client library for each property read; everything
+else works on whole columns. Properties that no column needs are not read: headers cost most.
 
 | column | type | |
 |---|---|---|
@@ -64,7 +64,7 @@ class _Form(NamedTuple):
 
     pattern: str
     read: _Read
-    """From values that all match the pattern."""
+    """Built from values that all match the pattern."""
 
 
 def _hex_digits() -> npt.NDArray[np.uint8]:

@@ -30,12 +30,13 @@ class Done:
     """Which messages were done at one moment.
 
     Attributes:
-        due_ms: Everything due up to here, in frames up to `seqs`.
+        due_ms: Everything due up to this time, in frames up to `seqs`, is done.
         seqs: Wheel -> seq.
-        split_seqs: Wheel -> seq: of the millisecond after `due_ms`, frames up to here; 0: none.
-        floor: Everything in seconds below.
-        closed: Wheel -> its last seq, of those that are closed.
-        numbers: Node -> the greatest number of a wheel that it was ever given.
+        split_seqs: Wheel -> seq: frames up to here of the millisecond after `due_ms` are done; 0:
+            none.
+        floor: Everything in earlier seconds is done.
+        closed: Closed wheel -> its last seq.
+        numbers: Node -> the greatest wheel number that it was ever given.
         ingress: Ingress partition -> how far it was settled.
     """
 

@@ -17,7 +17,7 @@ class Reason(StrEnum):
 
     ACCESS_DENIED = "ACCESS_DENIED"
     AUTHENTICATION_FAILED = "AUTHENTICATION_FAILED"
-    """Kafka refuses the credentials, or TLS fails: trying again does not help."""
+    """Kafka refuses the credentials, or TLS fails: a retry does not help."""
     BROKER_AWAY = "BROKER_AWAY"
     CLIENT_REFUSED = "CLIENT_REFUSED"
     """The Kafka client does not take the `kafka.` settings."""
@@ -35,7 +35,7 @@ class Reason(StrEnum):
     """The topic, or one of its partitions, was deleted since planning."""
     TOPIC_MISSING = "TOPIC_MISSING"
     TOPIC_RECREATED = "TOPIC_RECREATED"
-    """The topic of this name is another one than at planning."""
+    """The topic of this name is not the one that was planned."""
 
 
 class KafkaSourceError(Exception):
@@ -99,7 +99,7 @@ REFUSALS = {
     KafkaError._BAD_MSG: Reason.RECORD_UNREADABLE,  # noqa: SLF001 - as above
     KafkaError._BAD_COMPRESSION: Reason.RECORD_UNREADABLE,  # noqa: SLF001 - as above
 }
-"""What no waiting mends."""
+"""Errors that waiting does not fix."""
 
 _PASSING = frozenset(
     {
@@ -122,7 +122,7 @@ _PASSING = frozenset(
         KafkaError.THROTTLING_QUOTA_EXCEEDED,
         KafkaError.UNKNOWN,
         KafkaError.UNKNOWN_LEADER_EPOCH,
-        # No group is used; a client that has a name for one asks for its coordinator all the same.
+        # No group is used, but a client with a group id still asks for its coordinator.
         KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
         KafkaError.COORDINATOR_NOT_AVAILABLE,
         KafkaError.GROUP_AUTHORIZATION_FAILED,

@@ -10,8 +10,8 @@ from confluent_kafka import Message
 def headers_of(message: Message) -> list[tuple[str, bytes | None]] | None:
     """Returns the headers of a record, in order; None: they cannot be read.
 
-    A name that is no UTF-8 leaves an error behind, for which `map` looks at once, and a hole in
-    the list, which is handed out without an error when it is asked for again: ask once.
+    A name that is not UTF-8 sets an error, which `map` notices at once, and leaves a hole in
+    the list, which a second call returns without an error: so call it only once.
     """
     try:
         (headers,) = map(Message.headers, (message,))

@@ -62,14 +62,14 @@ class ClientSettings:
             # An end of a partition is reported this late.
             "fetch.wait.max.ms": 50,
             "fetch.error.backoff.ms": 100,
-            # What a task holds beside its batch: several run in one executor. One fetch (1 MiB as
+            # Memory of a task beside its batch: several run in one executor. One fetch (1 MiB as
             # it comes, more when decompressed) may be on top.
             "queued.max.messages.kbytes": 8 * 1024,
             # With the default of 1000, a full queue would stop the fetching for a second.
             "fetch.queue.backoff.ms": 5,
-            # For ranges cut by hand: a missing partition is reported soon.
+            # For manually edited ranges: a missing partition is reported soon.
             "topic.metadata.propagation.max.ms": 2_000,
-            # A name is asked for; the group of it is never joined, and nothing is committed.
+            # The client requires a group id; the group is never joined, and nothing is committed.
             "group.id": "delaywheel-audit",
             **self.values,
             "isolation.level": "read_committed",
@@ -92,17 +92,17 @@ class SourceOptions:
     """The options of one read.
 
     Attributes:
-        client: How Kafka is reached.
+        client: How to reach Kafka.
         topics: Names, as given.
-        topics_pattern: In place of names: what a name must match as a whole.
-        skips_missing: A topic that is not there counts as empty.
-        starting_ms: Of record timestamps; None: from the earliest record.
-        ending_ms: Not included; None: the end as of planning.
-        ranges: In place of all the former: what `Plan.to_json` gave.
+        topics_pattern: Instead of names: a pattern for whole names.
+        skips_missing: Missing topics count as empty.
+        starting_ms: First record timestamp; None: from the earliest record.
+        ending_ms: End of record timestamps, exclusive; None: the end as of planning.
+        ranges: Instead of all of these: a result of `Plan.to_json`.
         records_per_partition: How many offsets one Spark task reads; None: by size.
-        bytes_per_partition: How much one Spark task reads, about.
-        columns: Which; None: all.
-        timeout_s: How long Kafka may give no sign of progress.
+        bytes_per_partition: Approximate size of what one Spark task reads.
+        columns: The columns to build; None: all.
+        timeout_s: How long Kafka may show no progress.
     """
 
     client: ClientSettings
@@ -237,7 +237,7 @@ def _compiles(pattern: str) -> None:
 def _of_the_service(file: Path) -> dict[str, str]:
     """Returns the Kafka settings of a node's settings file and environment."""
     try:
-        # Only here: a reader without such a file needs nothing of the service.
+        # Imported here: a reader without such a file needs no module of the service.
         from delaywheel_replica.config_sources import (  # noqa: PLC0415
             ConfigError,
             load_config,

@@ -16,7 +16,7 @@ from delaywheel_audit.kafka.options import SourceOptions, invalid
 from delaywheel_audit.kafka.questions import KafkaQuestions, Place, TopicNow
 
 MAX_SLICES = 10_000
-"""Of one plan: more tasks would only be overhead."""
+"""Limit for one plan: more tasks would only be overhead."""
 
 ASSUMED_RECORD_BYTES = 1024
 """Size of a record, where none could be examined."""
@@ -32,7 +32,7 @@ class Range:
     open_until: int | None = None
     """The partition's end, if a transaction was open at `end`: nothing of that is read."""
     cut: bool = False
-    """Records before `start` were deleted: some of the time asked for may be among them."""
+    """Records before `start` were deleted: some of the requested time may be among them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class TopicPlan:
     topic_id: str | None
     ranges: tuple[Range, ...]
     record_bytes: int = ASSUMED_RECORD_BYTES
-    """The mean, of a few records."""
+    """The mean size of a few records."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Slice:
     topic: str
     topic_id: str | None
     partitions: int
-    """Of the topic, at planning."""
+    """The topic's id, at planning."""
     partition: int
     start: int
     end: int
@@ -64,8 +64,8 @@ class Plan:
     """All ranges to read.
 
     Attributes:
-        topics: With their ranges; also those of which nothing is read.
-        missing: Topics that were asked for and are not there.
+        topics: Topics with their ranges, including empty ones.
+        missing: Requested topics that do not exist.
     """
 
     topics: tuple[TopicPlan, ...]
@@ -97,8 +97,8 @@ class Plan:
         """Divides the ranges into Spark's tasks.
 
         Args:
-            records: Offsets in one; None: by size.
-            size: Bytes in one, about.
+            records: Offsets of one task; None: by size.
+            size: Approximate bytes of one task.
         """
         per_topic = {t.name: records or max(1, size // t.record_bytes) for t in self.topics}
         wanted = sum(-(-(r.end - r.start) // per_topic[t.name]) for t, r in self._ranges())
@@ -141,7 +141,7 @@ def plan(options: SourceOptions, kafka: KafkaQuestions) -> Plan:
     """Asks Kafka for the ranges to read now.
 
     Raises:
-        KafkaSourceError: A topic is not there, or Kafka does not answer.
+        KafkaSourceError: A topic is missing, or Kafka does not answer.
     """
     if options.ranges is not None:
         return _given(options.ranges, kafka)
@@ -150,7 +150,7 @@ def plan(options: SourceOptions, kafka: KafkaQuestions) -> Plan:
         names = kafka.names_matching(options.topics_pattern)
     found = kafka.describe(names)
     missing = tuple(name for name in names if found[name] is None)
-    # A topic that matched the pattern and is gone was deleted: it holds nothing.
+    # A missing topic that matched the pattern was deleted: it holds nothing.
     if missing and not options.skips_missing and options.topics_pattern is None:
         raise KafkaSourceError(
             Reason.TOPIC_MISSING,
@@ -173,10 +173,10 @@ def _ranges(
 ) -> dict[Place, Range]:
     places = [(name, number) for name, topic in topics.items() for number in topic.partitions]
     low = kafka.earliest(places)
-    # In this order: what is between the two was undecided when the second was asked for.
+    # In this order: records between the two were undecided at the second request.
     log_ends = kafka.log_ends(places)
     stable = kafka.stable_ends(places)
-    # And these last: "none" means none before the end that was asked for before.
+    # And these last: "none" means none before the end requested earlier.
     starts = _since(options.starting_ms, places, kafka)
     ends = _since(options.ending_ms, places, kafka)
     ranges = {}

@@ -36,10 +36,10 @@ Place: TypeAlias = tuple[str, int]
 _Key = TypeVar("_Key")
 
 _PAUSE_S = 0.1
-# Said when something went wrong before that was said by name.
+# The error text if no named error occurred before.
 _VAGUE = (KafkaError._ALL_BROKERS_DOWN, KafkaError._TIMED_OUT)  # noqa: SLF001 - its own names
 _FRESH_S = 5.0
-"""A topic that was made just now may be known to one broker and not yet to another."""
+"""A topic that was just created may be known to one broker and not yet to another."""
 
 _NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"
 
@@ -49,7 +49,7 @@ class TopicNow:
     """A topic's present state in Kafka."""
 
     topic_id: str | None
-    """None: from before Kafka gave topics ids."""
+    """None: created before Kafka gave topics ids."""
     partitions: tuple[int, ...]
 
 
@@ -98,7 +98,7 @@ def made(client: ClientSettings, make: Callable[[], Any]) -> Any:
     except (KafkaException, TypeError, ValueError) as error:
         inner = error.args[0] if error.args else error
         text = inner.str() if isinstance(inner, KafkaError) else str(inner)
-    # Outside of the handler: the library's own words, with a secret in them perhaps, go no further.
+    # Outside of the handler: the library's text, perhaps with a secret, must go no further.
     raise KafkaSourceError(Reason.CLIENT_REFUSED, client.masked(text))
 
 

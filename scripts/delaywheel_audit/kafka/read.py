@@ -2,7 +2,7 @@
 
 Under read_committed the end of a range need not show as a record: the last offsets may be
 transaction markers, aborted records, or nothing after compaction. So a range is at its end when a
-record behind it arrives, or Kafka reports the partition's end, there or behind it. Silence is never
+later record arrives, or Kafka reports the partition's end, there or later. Silence is never
 an end: after a bounded time it is an error.
 """
 
@@ -30,7 +30,7 @@ from delaywheel_audit.kafka.questions import Heard, KafkaQuestions, made
 
 BATCH_RECORDS = 10_000
 BATCH_BYTES = 16 * 1024 * 1024
-"""Of keys and values; one queue of the client more at most, which is bounded too."""
+"""Limit for keys and values; beside it there is the client's queue, which is bounded too."""
 
 _PARTITION_EOF = KafkaError._PARTITION_EOF  # noqa: SLF001 - the client's own codes begin so
 _WAIT_S = 0.1
@@ -54,7 +54,7 @@ def read_slice(
 ) -> Iterator[list[Message]]:
     """Yields the committed records of a slice, in order, in lists of bounded size.
 
-    Made where it is called: no client of Kafka survives a fork, or goes from process to process.
+    It creates its own client: no Kafka client survives a fork, or moves between processes.
 
     Raises:
         KafkaSourceError: Something of the slice cannot be read. What was given before is not the
@@ -76,7 +76,7 @@ class _SliceReader:
         self._timeout_s = timeout_s
         self._heard = Heard(client)
         self._position = piece.start
-        """All before it was given, or holds no committed record."""
+        """All earlier records were yielded, and the rest holds no committed record."""
         self._fetched_to = piece.start
         self._progress_at = self._looked_at = time.monotonic()
         settings = {
@@ -110,7 +110,7 @@ class _SliceReader:
 
     def _take(self, count: int) -> list[Message]:
         """Takes up to `count` arrived records; moves the position."""
-        # Waits for one only, then takes what is there: so the client's queue bounds what is taken.
+        # Waits only for one, then takes what has arrived: so the client's queue bounds the batch.
         got = self._consumer.consume(1, _WAIT_S)
         if not got:
             self._wait_on()
@@ -147,7 +147,7 @@ class _SliceReader:
         code = error.code()
         if code == _PARTITION_EOF:
             # Before the end of the range: a new leader may not know all of its end yet. It is
-            # waited for, and counts as no progress.
+            # waited for, and does not count as progress.
             if _offset(event) >= self._piece.end:
                 self._reach(_offset(event))
         elif code in RANGE_CODES:

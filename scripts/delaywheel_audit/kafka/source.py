@@ -16,15 +16,15 @@ Spark's Scala version, and reaches Kafka with the settings of delaywheel itself.
 | `kafka.<name>` | a setting of librdkafka, verbatim: `bootstrap.servers`, `security.protocol`, … |
 | `settings` | a node's settings file: its Kafka settings; `kafka.` options win over them |
 | `topics` | names, separated by commas, or a JSON list |
-| `topicsPattern` | in place of them: a regular expression for whole names |
-| `missingTopics` | `error` (default), or `skip`: a topic that is not there is empty |
+| `topicsPattern` | instead of them: a regular expression for whole names |
+| `missingTopics` | `error` (default), or `skip`: a missing topic is empty |
 | `startingTimestampMs` | first offset with this timestamp or a later one; default: the earliest |
 | `endingTimestampMs` | up to before the first offset with this timestamp or a later one; default: \
 the end as of planning |
-| `ranges` | in place of topics and timestamps: `pin(…).to_json()` |
-| `bytesPerPartition` | of one Spark task, about: from the sizes of a few records; default 64 MiB |
-| `recordsPerPartition` | in place of it: offsets of one Spark task |
-| `columns` | which, see `kafka_columns`; default: all. What is not named is not built |
+| `ranges` | instead of topics and timestamps: `pin(…).to_json()` |
+| `bytesPerPartition` | approximate size of one Spark task, from a few records; default 64 MiB |
+| `recordsPerPartition` | instead of it: offsets of one Spark task |
+| `columns` | names, see `kafka_columns`; default: all. Other columns are not built |
 | `timeoutMs` | how long Kafka may give no sign of progress before it is an error; default 60000 |
 
 Spark (4.3) does not report to Python sources which columns a query uses: name them, here or by
@@ -39,7 +39,7 @@ other timestamps, and some with timestamps of the range may stand outside of it.
 **Every action of Spark plans again**, and a later plan sees a later end. A job that reads more than
 once pins the ranges first: `plan = pin(options)`, then `.option("ranges", plan.to_json())`.
 
-What is hard, and what is done about it (errors by name: `kafka_errors.Reason`):
+Difficult cases, and how they are handled (errors by name: `kafka_errors.Reason`):
 
 | | |
 |---|---|
@@ -56,14 +56,14 @@ offsets. Each fetch is from an exact offset, with no resetting to another |
 | compaction during the read | cannot be seen: a record that is compacted away is not read. \
 Nothing else is lost |
 | topic deleted | TOPIC_GONE |
-| topic deleted and made again | TOPIC_RECREATED: topic ids are compared when a slice was read to \
+| topic deleted and recreated | TOPIC_RECREATED: topic ids are compared when a slice was read to \
 its end, before its last records are given |
 | partition or topic added since planning | not read; added partitions are logged |
 | the partition's end went back (unclean election) | OFFSETS_NOT_THERE |
 | a partition is empty; a timestamp behind the end | no task for it |
 | Kafka away, or a name that does not resolve | BROKER_AWAY after `timeoutMs` |
 | wrong credentials, TLS | AUTHENTICATION_FAILED at once; no right to the topic: ACCESS_DENIED |
-| a topic that is not there | TOPIC_MISSING at planning, unless `missingTopics=skip` |
+| a missing topic | TOPIC_MISSING at planning, unless `missingTopics=skip` |
 | null keys, values, header values; repeated header names | as they are |
 | a damaged batch | RECORD_UNREADABLE: checksums are verified |
 | large records | a batch is 16 MiB or 10,000 records, beside it the client's queue (8 MiB) |
@@ -142,7 +142,7 @@ class KafkaReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yields the records of one task."""
         piece: Slice | None = partition.value
-        if piece is None:  # nothing was planned, and Spark wants one task all the same
+        if piece is None:  # nothing was planned, but Spark wants one task all the same
             return
         for messages in read_slice(self._options.client, piece, timeout_s=self._options.timeout_s):
             yield batch_of(
@@ -168,7 +168,7 @@ def all_columns() -> StructType:
 def planned(options: SourceOptions) -> Plan:
     """Asks Kafka for the ranges to read."""
     found = plan(options, KafkaQuestions(options.client, timeout_s=options.timeout_s))
-    # A plan that was made before was weighed then.
+    # An earlier plan has its record sizes already.
     if options.records_per_partition is not None or options.ranges is not None:
         return found
     return weigh(options.client, found)

@@ -13,7 +13,7 @@ class Kind:
     """One kind of finding, for people.
 
     Attributes:
-        means: What is so.
+        means: What the finding means.
         then: What to do.
         is_error: Whether the books do not balance with it: exit code 1.
     """
@@ -96,7 +96,7 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
         ),
     }
 )
-"""By name, in the order in which they are shown."""
+"""Kinds by name, in the order of display."""
 
 
 def is_error(kind: str) -> bool:

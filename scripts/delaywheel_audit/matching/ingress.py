@@ -1,12 +1,12 @@
 """Compares records of ingress topics with their outcomes.
 
-A record that a wheel took is in the ledger, like any other acceptance. One that was due when it
-was read went out directly, and nothing but Kafka knows it: in its topic it names `ingress` as its
-wheel. So of the settled records that ask for a message
+A record that a wheel took is in the ledger, like any other acceptance. A record that was due when
+it was read was forwarded directly, and only Kafka shows it: the delivered message names `ingress`
+as its wheel. So, among the settled records that ask for a message,
 
-- one that went out directly is accepted by its record, once, when it went out;
-- one that left no trace (no row of the ledger, no copy, no outcome), though the floor has passed
-  it, is accepted as well, and will be found missing. Below the floor everything is published.
+- a directly forwarded one counts as accepted once, when it was forwarded;
+- one without a trace (no row of the ledger, no copy, no outcome), although the floor has passed
+  it, counts as accepted as well, and is found missing. Below the floor everything is published.
 
 Such an acceptance has the wheel `ingress`, and the offset of its record as its seq. A copy from
 `ingress` without a record that asks for it is unexpected, unless Kafka has deleted records since.
@@ -57,7 +57,7 @@ def wishes(records: DataFrame, settled: Mapping[IngressPartition, IngressRecord]
     """Returns the requests in settled records: `SCHEMA`.
 
     Args:
-        records: Of the ingress topics, `COLUMNS`.
+        records: Records of the ingress topics, `COLUMNS`.
         settled: How far each partition is settled.
     """
     ends = {at: (record.next_offset, dict(record.levels_ms)) for at, record in settled.items()}
@@ -72,7 +72,7 @@ def wishes(records: DataFrame, settled: Mapping[IngressPartition, IngressRecord]
 
 
 def _wish_of(row: Row, levels_ms: Mapping[str, int]) -> Iterator[_Wish]:
-    # Here: the executors of a cluster, which import this module, have none of it.
+    # Imported here: executors of a cluster, which import this module, do not have it.
     from delaywheel_replica.core.ingress.place import NO_TIMESTAMP, Place  # noqa: PLC0415
     from delaywheel_replica.core.ingress.reading import (  # noqa: PLC0415
         Delayed,
@@ -105,10 +105,10 @@ def with_ingress(
 
     Args:
         ledger: Its rows.
-        records: What settled records ask for.
+        records: The requests in settled records.
         kafka: Records of the topics.
         outcomes: Records of the outcomes topic.
-        terms: What is asked.
+        terms: The parameters.
         facts: What was known before Kafka was read.
     """
     first = F.min(F.struct("offset", "topic", "origin", "sent_ms")).alias("asked")

@@ -10,7 +10,7 @@ from delaywheel_audit.matching.terms import Facts, Terms
 
 BEFORE_FIRST = -1
 BEHIND_LAST = -2
-"""Places of a hole that names do not show; else its number in `Facts.holes`."""
+"""Places of a hole that names do not show; otherwise its number in `Facts.holes`."""
 
 _NUMBERS = "node string, last_number long"
 
@@ -90,7 +90,7 @@ def _why(terms: Terms, facts: Facts) -> Column:
         .when(~exists, F.when(fresh, "unpublished").otherwise("unexpected"))
         .when(inside, F.when(first_is_there, "unexpected").otherwise("gap"))
         .when(all_published, "unexpected")
-        # The floor waits for publication: what is below it was published once.
+        # The floor waits for publication: everything below it was published.
         .when(F.col("due_ms") < done.floor * 1000, "gap")
         .otherwise("unpublished")
     )
