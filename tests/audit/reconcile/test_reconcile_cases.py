@@ -20,7 +20,7 @@ from delaywheel_audit.sources.ledger_files import END_MS, Extent, Hole
 pytestmark = pytest.mark.spark
 
 NOW = 1_800_000_000_000
-"""Of the progress record; the floor is two minutes before."""
+"""The time of the progress record; the floor is two minutes before."""
 FLOOR = NOW // 1000 - 120
 DUE = NOW - 600_000
 ACCEPTED = DUE - 60_000

@@ -151,7 +151,7 @@ class Call(threading.Thread):
 def written_call(trio: Trio, origin: Node, mirrors: list[Node], topic: str) -> Call | None:
     """A call that is written while the mirrors are paused; they stay paused.
 
-    None: the call came so late that the mirrors were missed before; they go on.
+    None: the call came so late that the mirrors were missed before; they continue.
     """
     for mirror in mirrors:
         trio.pause(mirror)

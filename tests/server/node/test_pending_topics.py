@@ -14,7 +14,7 @@ from delaywheel_replica.server.node.pending_topics import BUCKETS, PendingTopics
 START = 1_795_262_400
 AHEAD_S = 7 * 86_400
 WIDTH = -(-AHEAD_S // (BUCKETS - 2))
-"""Of a bucket that far ahead, in seconds."""
+"""The width of a bucket that far ahead, in seconds."""
 TOPICS = [f"topic-{number}" for number in range(5)]
 
 

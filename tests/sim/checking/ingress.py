@@ -10,7 +10,7 @@
 | 6 | nothing is left to read, and the group shows it | at the end |
 | 7 | no leader forgets where a partition was cut off, and later records there are not read | each commit and control record |
 
-That nothing goes out early, and what becomes of what lies in wheels, is looked at for all messages
+Early deliveries, and the fates of messages in wheels, are checked for all messages
 (checks.py).
 """  # noqa: E501 - rows of a table
 

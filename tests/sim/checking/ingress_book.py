@@ -1,6 +1,6 @@
 """Records what senders know of their records: what each requests, and so what must become of it.
 
-It is said here once more what docs/INGRESS.md says, without the code that reads headers.
+It repeats the rules of docs/INGRESS.md, without the code that reads headers.
 """
 
 from __future__ import annotations

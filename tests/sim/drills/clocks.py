@@ -94,7 +94,7 @@ def set_back_short(script: Script) -> None:
     r"clocks_ahead", r"delivers m\d+ ", r"w is set back", r"delivers m60 ", r"reports duplicate"
 )
 def set_back_in_a_millisecond(script: Script) -> None:
-    """A clock is corrected while the messages of one millisecond go out, some at a time."""
+    """A clock is corrected while the messages of one millisecond are forwarded, some at a time."""
     script.cluster("ab", 2, first_cap_messages=4, cap_messages=8, max_frame_messages=3)
     first = script.send(3_000, "b", delay_ms=40_000, count=60)
     script.do(5_000, "kafka_faults", changes={"way_us": (20_000, 30_000)}, ms=8_000)

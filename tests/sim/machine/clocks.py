@@ -2,7 +2,7 @@
 
 True time runs in the scheduler. A node's oscillator may run fast or slow (`drift`), which both its
 clocks follow; an operator or NTP may set its wall clock (`step`), which the monotonic one does not
-notice; a reboot begins the monotonic one anew.
+notice; a reboot restarts the monotonic one.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Simulated time: events in order, and blocking code as tasks that wait without a thread.
 
 One greenlet, the *hub*, runs the events; each `Task` is a greenlet of its own, so that real code
-which blocks (the cleaner) runs unchanged: when it waits, the hub goes on with the next event.
+which blocks (the cleaner) runs unchanged: when it waits, the hub continues with the next event.
 
 * Time is true time in whole microseconds and moves only from event to event.
 * Events of the same microsecond run in the order in which they were asked for.
@@ -9,7 +9,7 @@ which blocks (the cleaner) runs unchanged: when it waits, the hub goes on with t
 * What belongs to a `Process` stops with it. A killed process leaves nothing behind: its events
   are dropped, and no line of its tasks ever runs again, not even a `finally`. A paused one does
   everything that fell due meanwhile when it is resumed, in order.
-* What an event or a task raises, and nobody takes, comes out of `run_until`: it is a finding.
+* An unhandled exception of an event or a task comes out of `run_until`: it is a finding.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Real election machines and real votes, in lockstep. Nothing is lost and no node 
 from run to run is when each node starts and how long Kafka takes.
 
 A leader's main thread stands still while it commits. All hear the leader as long as its row is
-fresh: it is stamped meanwhile, until the machine says that the leader counts no more.
+fresh: it is stamped meanwhile, until the machine says that the leader no longer counts.
 """
 
 from dataclasses import dataclass, field

@@ -20,7 +20,7 @@ class Mutant:
 
     Attributes:
         error: what is wrong with it, in one line.
-        patches: makes its patches; called anew each time.
+        patches: makes its patches; called each time.
         symptom: a regular expression for the violations that reveal it.
         profiles: those of `profiles.PROFILES` that are likely to find it, in turns.
         nodes: the number of nodes that it takes; None: chosen by the seed.

@@ -39,7 +39,7 @@ def test_marks_with_one_id_alone_are_found() -> None:
 
 
 def test_going_on_after_inits_without_reading_is_found() -> None:
-    """Interleaving 1: a leader inits again, and goes on from what it knew."""
+    """Interleaving 1: a leader inits again, and continues from what it knew."""
     marked = Election._marked
 
     def blind(self: Election, report: MarkReport) -> list[Effect]:

@@ -34,7 +34,7 @@ def code() -> Iterator[tuple[Place, Any]]:
 
 
 def _content(name: str, value: Any) -> Any:
-    # What Python keeps, such as __builtins__, nobody changes in place.
+    # Python's own objects, such as __builtins__, are never changed in place.
     if isinstance(value, dict) and not name.startswith("__"):
         return tuple(map(repr, value.items()))
     if isinstance(value, FunctionType):

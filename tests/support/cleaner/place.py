@@ -74,7 +74,7 @@ class Place:
     """Node a of three, and its server's report about the others.
 
     Attributes:
-        heartbeats: the newest of each node; all drain, so that nobody is given a wheel.
+        heartbeats: the newest of each node; all drain, so that no node gets a wheel.
         heard: nodes that are heard; the others were when they were last in here.
         agrees: nodes that give their vote whenever asked.
         hears_leader: a leader is heard all the time.

@@ -21,7 +21,7 @@ class FakeCluster:
     Attributes:
         nodes: The service of each, the latest where one was brought back.
         advertised: The address that is advertised for each.
-        accepting: What each says of itself.
+        accepting: Each node's report about itself.
     """
 
     def __init__(self, count: int = 3, *, cluster_id: str = "c1") -> None:

@@ -133,7 +133,7 @@ class FakeStore:
     Attributes:
         state: node.json.
         frames: wheel -> seq -> frame.
-        cards: who each wheel is.
+        cards: the description of each wheel.
         ends: wheel -> T.
         damaged: frames that cannot be read.
         open: the wheel that is written.

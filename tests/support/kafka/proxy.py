@@ -58,7 +58,7 @@ class HeldCommits:
     """A leader's transactions that do not end.
 
     Attributes:
-        begun: one with a record of the topic is open, until somebody aborts it.
+        begun: one with a record of the topic is open, until it is aborted.
         late: the EndTxn requests that did not arrive, for `end_txn_error`.
     """
 
@@ -165,7 +165,7 @@ class KafkaProxy:
         """The next transaction has its records, and waits with its offsets.
 
         Returns:
-            Set when it is so; and to be set for it to go on.
+            Set when it waits; and to be set to let it continue.
         """
         came, goes_on = threading.Event(), threading.Event()
 

@@ -33,7 +33,7 @@ class Site:
 
     Attributes:
         came: (sender, message), in the order of coming.
-        broken: who was reported as disconnected, in order.
+        broken: peers that were reported as disconnected, in order.
         network: the real one.
         on_message: called with each message before it is remembered.
     """

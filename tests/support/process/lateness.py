@@ -2,8 +2,8 @@
 
 A timer that comes late says only that its loop did not turn. On a machine with more to do than it
 has processors most of that is waiting for one, and a process beside it that only sleeps does not
-show it: who sleeps is let in at once, who works is not. So the kernel is asked what the threads did
-meanwhile (``/proc/self/task/*/schedstat``: time on a processor, time waiting for one):
+show it: a sleeping thread is let in at once, a working one is not. So the kernel is asked what the
+threads did meanwhile (``/proc/self/task/*/schedstat``: time on a processor, time waiting for one):
 
 ==========================  ==================================================================
 while its timer was late    counts as

@@ -3,13 +3,13 @@
 =============  ====================================================================================
 what           how
 =============  ====================================================================================
-lost           all nodes are killed while nobody forwards, and frames spoiled on all their disks,
+lost           all nodes are killed while no leader forwards; frames are spoiled on all disks,
                cut short, or deleted with their file: the cluster finds out at the due, and reports
 missing        likewise, but the last frame of a wheel is cut off with its row in the index: nobody
                can know
 early, late,   such messages, written by hand in place of the service
 changed
-duplicated     a forwarded record, written once more by hand
+duplicated     a forwarded record, written again by hand
 unexpected     a record with an id that was never accepted
 ledger_gap     a file of the ledger deleted after all: one in the middle of a wheel, and the last
 =============  ====================================================================================
@@ -206,9 +206,9 @@ class SeededRun:
             send_signal(node.pids(["cleaner_pid"]), signal.SIGSTOP)
 
     def _kill_before_publication(self, last: Node) -> None:
-        """No search is faster than a node that publishes every second: there is no place meanwhile.
+        """Kills all nodes; of one of them rows are not published yet.
 
-        Nobody is faster than a node that publishes every second: there is no place meanwhile.
+        No search is faster than a node that publishes every second: there is no place meanwhile.
         """
         aside = self.ledger.with_name("aside")
         self.ledger.rename(aside)

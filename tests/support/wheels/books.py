@@ -104,7 +104,7 @@ class Bench:
         place: where the books publish; away on request.
         high_watermark: what may be published of the wheel.
         lost: frames of it that are lost.
-        is_sole: nobody else may publish it.
+        is_sole: no other node may publish it.
         is_full: the disk is at its reserve.
         published: what was reported to the machine.
         unreadable: frames that were reported to it.

@@ -1,7 +1,7 @@
 """A whole node's data folder, as this version leaves it when it is killed.
 
 Used as ``python tests/support/wheels/golden_node.py FOLDER`` where what a release writes has
-changed (docs/FORMAT.md): the folders of before stay.
+changed (docs/FORMAT.md): earlier folders stay.
 """
 
 import sys
