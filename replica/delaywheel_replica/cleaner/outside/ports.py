@@ -209,7 +209,7 @@ class IngressPort(Protocol):
 
 
 class IngressKafkaPort(Protocol):
-    """The ingress topics of a Kafka."""
+    """The ingress topics of a Kafka cluster."""
 
     def find_ingress(self, also: AbstractSet[str] = frozenset()) -> IngressFound:
         """Finds the ingress topics, and creates missing ones of the settings.

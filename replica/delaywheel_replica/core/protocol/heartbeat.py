@@ -58,11 +58,11 @@ class WheelHeartbeat:
 
     @property
     def shown(self) -> SeqSet:
-        """The frames that the node reports to hold."""
+        """The frames that the node reports holding."""
         return NO_SEQS.with_span(1, self.applied) - self.missing
 
     def shows(self, seq: int) -> bool:
-        """Whether the node reports to hold a frame."""
+        """Whether the node reports holding a frame."""
         return seq <= self.applied and seq not in self.missing
 
     @property

@@ -7,7 +7,7 @@ follows.
 
 | a node | is asked |
 |---|---|
-| a member that reports to hold the first frame of the run | first |
+| a member that reports holding the first frame of the run | first |
 | a member that does not report it | when none of these can be asked |
 | a member that said that it is missing that frame, and reports nothing newer | no |
 | a member that did not answer, or that did not help with this frame | after a round |

@@ -77,7 +77,7 @@ class Inventory:
         return self._lost.seqs(wheel).end_from(end)
 
     def put(self, held: Held) -> None:
-        """Notes what the store reports to hold."""
+        """Notes what the store holds."""
         wheel = held.card.wheel
         known = self._wheels.get(wheel)
         if known is None:

@@ -184,7 +184,7 @@ class CurrentWheel:
             self._seal(writing)
 
     def applied(self, sender: str, reported: Applied) -> None:
-        """Notes what a mirror reports to hold."""
+        """Notes what a mirror reports holding."""
         writing = self.writing
         if writing is not None and writing.wheel == reported.wheel:
             writing.applied(

@@ -9,7 +9,7 @@ moment, and reported so or was heard since.
 | leaves the set | its machine restarted, or has another disk: what it held may be lost |
 | leaves the set | it drains, and W are left without it; back when it is heard and they are not |
 | leaves the set | it reports that its disk accepts no frames |
-| comes back | it reports to hold what is acknowledged, and the end of that time ago |
+| comes back | it reports holding what is acknowledged, and the end of that time ago |
 
 So an idle wheel keeps its mirrors, heard or not, and accepts its next message; a mirror that has
 then not been heard for the timeout is not waited for. Under steady load a mirror never reports to
@@ -26,7 +26,7 @@ Pushes follow one another while answers are under way:
 
 Invariants:
 - The high watermark never decreases, never passes the last seq written, and only passes a seq
-  that every in-sync member, and at least W members, reported to hold.
+  that every in-sync member, and at least W members, reported holding.
 - A mirror's report counts only from the storage that the wheel was registered with, and only under
   the newest boot that was heard of it: what it reported before its machine crashed may be lost. A
   boot that was followed by another never counts again, however late its messages arrive.
@@ -58,7 +58,7 @@ class _Mirror:
         boot: The newest boot heard; None: none yet.
         past_boots: Those before.
         has_disk: The storage last heard is the registered one.
-        prefix: It reported to hold everything up to here.
+        prefix: It reported holding everything up to here.
         pushed: Everything up to here is held or under way.
         progress_ms: Since when nothing under way was answered.
         stalled: What was under way counts as lost, and nothing was answered since.
@@ -170,7 +170,7 @@ class Replication:
             self._raise_high_watermark()
 
     def applied(self, peer: str, storage: str, boot: str, prefix: int, now_ms: int) -> None:
-        """Notes the seq up to which a mirror reports to hold everything."""
+        """Notes the seq up to which a mirror reports holding everything."""
         mirror = self._mirrors.get(peer)
         if mirror is None or not mirror.has_disk:
             return
