@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-from delaywheel_replica.cli import known
+from delaywheel_replica.cli import seen_names
 from delaywheel_replica.cli.completing import candidates
 from support.clients.command import Command
 from support.clients.fake_service import answer
@@ -69,7 +69,7 @@ def test_names_that_commands_have_seen(command: Command, node: ScriptedNode) -> 
 
 @pytest.mark.usefixtures("command")
 def test_names_of_another_cluster_are_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    known.note("there:7420", topics=["theirs"])
+    seen_names.note("there:7420", topics=["theirs"])
     assert completed("produce ") == set()
     monkeypatch.setenv("DELAYWHEEL_SERVER", "there:7420")
     assert completed("produce ") == {"theirs"}
@@ -78,13 +78,13 @@ def test_names_of_another_cluster_are_not_reported(monkeypatch: pytest.MonkeyPat
 @pytest.mark.usefixtures("command")
 def test_what_is_known_is_bounded() -> None:
     for number in range(2_000):
-        known.note("a:1", topics=[f"topic-{number}", "x" * 1_000])
-    assert len(known.names("a:1", "topics")) == 500
-    assert known.names("a:1", "topics")[0] == "topic-1999"
+        seen_names.note("a:1", topics=[f"topic-{number}", "x" * 1_000])
+    assert len(seen_names.names("a:1", "topics")) == 500
+    assert seen_names.names("a:1", "topics")[0] == "topic-1999"
     for number in range(20):
-        known.note(f"b{number}:1", nodes=["n"])
-    assert known.names("a:1", "topics") == []
-    assert known.names("b19:1", "nodes") == ["n"]
+        seen_names.note(f"b{number}:1", nodes=["n"])
+    assert seen_names.names("a:1", "topics") == []
+    assert seen_names.names("b19:1", "nodes") == ["n"]
 
 
 @pytest.mark.usefixtures("command")
@@ -94,15 +94,15 @@ def test_a_file_that_cannot_be_read_is_as_none(text: str, tmp_path: Path) -> Non
     path.parent.mkdir(parents=True)
     path.write_text(text, encoding="latin-1")
     assert completed("produce ") == set()
-    known.note("127.0.0.1:7420", topics=["orders"])
+    seen_names.note("127.0.0.1:7420", topics=["orders"])
     assert completed("produce ") == {"orders"}
 
 
 def test_nobody_needs_a_place_to_note(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    known.note("a:1", topics=["orders"])
-    assert known.names("a:1", "topics") == []
+    seen_names.note("a:1", topics=["orders"])
+    assert seen_names.names("a:1", "topics") == []
 
 
 BASH = """

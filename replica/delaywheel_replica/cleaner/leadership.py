@@ -24,10 +24,10 @@ from delaywheel_replica.cleaner.candidacy import Candidacy
 from delaywheel_replica.cleaner.delivery.forward import Forwarder, Planned, Transacted
 from delaywheel_replica.cleaner.ingress.term import Ingress
 from delaywheel_replica.cleaner.kafka.follower import ControlFollower
+from delaywheel_replica.cleaner.node_states import is_older, uses_of
 from delaywheel_replica.cleaner.outside.clocks import Clock, SystemClock
 from delaywheel_replica.cleaner.outside.ports import ProducersPort
 from delaywheel_replica.cleaner.row_keeper import READING_MS, Waiting
-from delaywheel_replica.cleaner.surroundings import is_older, uses_of
 from delaywheel_replica.cleaner.tallies import Tallies
 from delaywheel_replica.cleaner.term_log import TermLog
 from delaywheel_replica.cleaner.view import View

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from delaywheel_replica.cli import known
+from delaywheel_replica.cli import seen_names
 from delaywheel_replica.cli.parsing import ArgumentGroup, Parser
 from delaywheel_replica.cli.values import (
     parse_assignment,
@@ -221,19 +221,19 @@ def _existing(path: Path, *, is_folder: bool) -> Path:
 
 def topics() -> list[str]:
     """Returns topics that commands have seen."""
-    return known.names(asked_server(), "topics")
+    return seen_names.names(asked_server(), "topics")
 
 
 def nodes() -> list[str]:
     """Returns the cluster's nodes that commands have seen."""
-    return known.names(asked_server(), "nodes")
+    return seen_names.names(asked_server(), "nodes")
 
 
 def levels() -> Iterable[str]:
     """Returns the service's levels, as seen by commands, or else the default ones."""
     from delaywheel.levels import DEFAULT_LEVELS  # noqa: PLC0415
 
-    return known.names(asked_server(), "levels") or DEFAULT_LEVELS
+    return seen_names.names(asked_server(), "levels") or DEFAULT_LEVELS
 
 
 def setting_names() -> list[str]:

@@ -13,7 +13,7 @@ from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.server.changing.cancel_many import CancelMany
 from delaywheel_replica.server.changing.cancels import Cancels
 from delaywheel_replica.server.changing.reschedules import Reschedules
-from delaywheel_replica.server.cluster.asking import Asking
+from delaywheel_replica.server.cluster.fan_out import FanOut
 from delaywheel_replica.server.lookup.filters import wanted_of
 from delaywheel_replica.server.lookup.pages import LONGEST_PAGE_BYTES
 from delaywheel_replica.server.lookup.places import Places
@@ -45,7 +45,7 @@ class DelayWheelService:
         queries: Queries,
         search: Search,
         changes: Changes,
-        asking: Asking,
+        fan_out: FanOut,
         passing: Passing,
         places: Places,
         *,
@@ -56,7 +56,7 @@ class DelayWheelService:
         self._passing = passing
         self._places = places
         self._changes = changes
-        self._asking = asking
+        self._fan_out = fan_out
         self._max_message_bytes = max_message_bytes
 
     def length_bytes(self, request: Message) -> int:
@@ -132,7 +132,7 @@ class DelayWheelService:
         self, request: pb.ListSlotsRequest, context: Context
     ) -> pb.ListSlotsResponse:
         """See the protocol."""
-        return await self._asking.list_slots(request, context.time_remaining())
+        return await self._fan_out.list_slots(request, context.time_remaining())
 
     async def GetSlot(  # noqa: N802 - gRPC's names
         self, request: pb.GetSlotRequest, _context: Context
@@ -144,4 +144,4 @@ class DelayWheelService:
         self, request: pb.DescribeClusterRequest, context: Context
     ) -> pb.DescribeClusterResponse:
         """See the protocol."""
-        return await self._asking.describe(request, context.time_remaining())
+        return await self._fan_out.describe(request, context.time_remaining())

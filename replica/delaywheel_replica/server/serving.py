@@ -30,8 +30,8 @@ from delaywheel_replica.server.changing.cancel_many import CancelMany
 from delaywheel_replica.server.changing.cancels import Cancels
 from delaywheel_replica.server.changing.decided import Decisions
 from delaywheel_replica.server.changing.reschedules import Reschedules, Span
-from delaywheel_replica.server.cluster.asking import Asking
 from delaywheel_replica.server.cluster.details import Details, OwnReport
+from delaywheel_replica.server.cluster.fan_out import FanOut
 from delaywheel_replica.server.cluster.operator import (
     DelayWheelAdminService,
     Operator,
@@ -245,7 +245,7 @@ class Server:
             self._queries,
             self._search,
             Changes(cancels, cancel_many, reschedules),
-            self._asking(disk),
+            self._make_fan_out(disk),
             self._passing,
             places,
             max_message_bytes=config.max_message_bytes,
@@ -257,13 +257,13 @@ class Server:
             config, services, self._counts, connections=self._descriptors.connections
         )
 
-    def _asking(self, disk: PosixDisk) -> Asking:
+    def _make_fan_out(self, disk: PosixDisk) -> FanOut:
         own_report = OwnReport(
             started_ms=wall_ms(),
             pulse=self._pulse,
             books=self._books,
         )
-        return Asking(
+        return FanOut(
             self._config,
             self._view,
             self._passing,

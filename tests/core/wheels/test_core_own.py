@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from delaywheel.identity import WheelId
 from delaywheel.storage.folder.node_state import NodeState, Spare
-from delaywheel_replica.core.node.known import Registry
+from delaywheel_replica.core.node.shared_state import Registry
 from delaywheel_replica.core.wheels.own_wheels import Wishes, next_state
 from support.core.member_world import record_of, state_of
 from support.core.values import NODES

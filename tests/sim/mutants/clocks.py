@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delaywheel.identity import WheelId
-from delaywheel_replica.cleaner import surroundings
+from delaywheel_replica.cleaner import node_states
 from delaywheel_replica.cleaner.due.rows import Records
 from delaywheel_replica.cleaner.due.runs import Runs
 from delaywheel_replica.cleaner.due.seconds import Bounds, Second
-from delaywheel_replica.core.node.known import Known
+from delaywheel_replica.core.node.shared_state import Known
 from delaywheel_replica.core.protocol.control import ControlState
 from delaywheel_replica.core.protocol.progress import Position, Progress, SetBackRefusal
 from sim.mutants.mutant import Mutant, Patch, everywhere, instead
@@ -71,7 +71,7 @@ def newer_by_w_alone() -> list[Patch]:
 
         return w(state) < w(than)
 
-    return [everywhere(surroundings.is_older, is_older)]
+    return [everywhere(node_states.is_older, is_older)]
 
 
 CLOCKS = {

@@ -12,7 +12,7 @@ from delaywheel_replica.core.ingress.moment import Moment
 from delaywheel_replica.core.ingress.partition import Intake, begun, unread_bound
 from delaywheel_replica.core.ingress.reading import Incoming, Rules, Wish
 from delaywheel_replica.core.ingress.underway import Answer, IntakeStep, Stage, Taken
-from delaywheel_replica.core.node.known import Known
+from delaywheel_replica.core.node.shared_state import Known
 from delaywheel_replica.core.protocol.control import IngressRecord
 from delaywheel_replica.core.protocol.seal import REST
 from sim.kafka.ingress import SimIngress

@@ -21,7 +21,7 @@ from delaywheel_replica.core.leader import lost_frames as losing
 from delaywheel_replica.core.member.member import Member
 from delaywheel_replica.core.member.prevote import Prevote
 from delaywheel_replica.core.node.events import DiskState, Effect, Held, Send, Sweep
-from delaywheel_replica.core.node.known import Registry
+from delaywheel_replica.core.node.shared_state import Registry
 from delaywheel_replica.core.protocol import quorum
 from delaywheel_replica.core.protocol.heartbeat import Fence, FenceAnswer, Heartbeat
 from delaywheel_replica.core.protocol.messages import Frames, Vote

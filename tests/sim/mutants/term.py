@@ -14,7 +14,7 @@ from delaywheel_replica.core.election.events import Effect, MarkReport
 from delaywheel_replica.core.election.machine import Election
 from delaywheel_replica.core.leader import registration
 from delaywheel_replica.core.member.own_heartbeat import OwnHeartbeat
-from delaywheel_replica.core.node.known import Known
+from delaywheel_replica.core.node.shared_state import Known
 from delaywheel_replica.core.protocol.codec import from_json
 from delaywheel_replica.core.protocol.control import ControlState, Leader, LeaderRecord
 from delaywheel_replica.core.protocol.status_files import ServerStatus

@@ -11,6 +11,7 @@ from typing import Final, TypeVar, cast
 
 import grpc
 
+from delaywheel.client.description import Description, Facts, describe_question
 from delaywheel.client.exchange.channel import CHANNEL_OPTIONS
 from delaywheel.client.exchange.delivery import Delivery
 from delaywheel.client.exchange.endpoints import Endpoints
@@ -18,7 +19,6 @@ from delaywheel.client.exchange.exchange import CLOSED, TIME_OVER, Exchange
 from delaywheel.client.exchange.retry import EndedCall, Failure
 from delaywheel.client.exchange.route import Route, Step
 from delaywheel.client.exchange.settings import Settings
-from delaywheel.client.facts import Description, Facts, describe_question
 from delaywheel.errors import DelaywheelError
 from delaywheel.message import Message, Result, clock_ns
 from delaywheel_proto.v1 import delaywheel_pb2 as pb

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from delaywheel import Client, Handle, Message, Reason, RefusedError
-from delaywheel_replica.cli import known
+from delaywheel_replica.cli import seen_names
 from delaywheel_replica.cli.doing.many import message_of_json, send, value_of_line
 from delaywheel_replica.cli.failures import ExitCode, Failure
 from delaywheel_replica.cli.options import STANDARD_INPUT
@@ -60,12 +60,12 @@ def produce(  # noqa: PLR0913 - as many as the command has
         make = partial(value_of_line if lines else message_of_json, **common)
         with client, _opened(source) as descriptor:
             send(client, descriptor, make, as_ndjson=as_ndjson)
-        known.note(server, topics=[topic])
+        seen_names.note(server, topics=[topic])
         return
     message = Message(value=_value_bytes(value, value_file), **common)
     with client:
         handle = _sent(client, message)
-    known.note(server, topics=[topic])
+    seen_names.note(server, topics=[topic])
     due_ms = message.due_ms
     assert due_ms is not None  # fixed at the sending
     if as_json or as_ndjson:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-from delaywheel_replica.cli import known
+from delaywheel_replica.cli import seen_names
 from delaywheel_replica.cli.asking.connection import ask
 from delaywheel_replica.cli.failures import ExitCode, Failure
 from delaywheel_replica.cli.printing import shapes
@@ -29,7 +29,7 @@ def status(*, check: bool, as_json: bool, server: str, timeout_s: float) -> Exit
         if not as_json and failure.exit_code is ExitCode.UNAVAILABLE:
             print(f"{State.DOWN}: no node that was asked answers")
         raise
-    known.note(
+    seen_names.note(
         server,
         levels=[level.name for level in answer.levels],
         nodes=[member.node for member in answer.members],

@@ -13,7 +13,7 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from delaywheel_replica.cli import known
+from delaywheel_replica.cli import seen_names
 from delaywheel_replica.cli.asking.kafka import kafka_access
 from delaywheel_replica.cli.failures import ExitCode, Failure
 from delaywheel_replica.cli.options import asked_server
@@ -47,7 +47,7 @@ def create(
         else:
             print(f"made: {topic}")
     print("A node that has just refused messages for one takes them in 2 s.", file=sys.stderr)
-    known.note(asked_server(), topics=topics)
+    seen_names.note(asked_server(), topics=topics)
 
 
 def _client(file: Path | None, kafka: str | None, own: Sequence[tuple[str, str]]) -> AdminClient:

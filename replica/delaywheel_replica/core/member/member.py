@@ -93,8 +93,8 @@ from delaywheel_replica.core.node.events import (
     WriteStatus,
     Written,
 )
-from delaywheel_replica.core.node.known import Known, Registry
 from delaywheel_replica.core.node.pending_effects import Awaited
+from delaywheel_replica.core.node.shared_state import Known, Registry
 from delaywheel_replica.core.protocol.frames import NO_FRAMES
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, ServerStatus
 

@@ -10,7 +10,7 @@ from typing import Final
 from delaywheel.identity import WheelId
 from delaywheel_replica.core.node.events import Effect, Send
 from delaywheel_replica.core.node.heard_heartbeats import HeardHeartbeats
-from delaywheel_replica.core.node.known import Known
+from delaywheel_replica.core.node.shared_state import Known
 from delaywheel_replica.core.protocol.control import CONTROL_VERSION
 from delaywheel_replica.core.protocol.heartbeat import Heartbeat, Term, WheelHeartbeat
 from delaywheel_replica.core.protocol.messages import Gossip

@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection
 
 from delaywheel.identity import WheelId
 from delaywheel.storage.folder.node_state import NodeState
-from delaywheel_replica.core.node.known import Registry
+from delaywheel_replica.core.node.shared_state import Registry
 from delaywheel_replica.core.protocol.control import WheelRecord
 from delaywheel_replica.core.protocol.heartbeat import Heartbeat
 

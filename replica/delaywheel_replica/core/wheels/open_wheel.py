@@ -25,7 +25,7 @@ from delaywheel.identity import WheelId
 from delaywheel.storage.folder.node_state import Spare
 from delaywheel_replica.core.node.events import Effect, LeaveWheel, OpenWheel, Serve, Written
 from delaywheel_replica.core.node.heard_heartbeats import HeardHeartbeats
-from delaywheel_replica.core.node.known import Known
+from delaywheel_replica.core.node.shared_state import Known
 from delaywheel_replica.core.protocol.heartbeat import Heartbeat, WheelHeartbeat
 from delaywheel_replica.core.protocol.messages import Applied
 from delaywheel_replica.core.protocol.seal import Seal

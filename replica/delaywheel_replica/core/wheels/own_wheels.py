@@ -27,7 +27,7 @@ from dataclasses import dataclass, field, replace
 
 from delaywheel.identity import WheelId
 from delaywheel.storage.folder.node_state import NodeState, Spare
-from delaywheel_replica.core.node.known import Registry
+from delaywheel_replica.core.node.shared_state import Registry
 from delaywheel_replica.core.protocol.seal import Seal, next_seal
 
 SPARE_SEAL_MS = 1_000

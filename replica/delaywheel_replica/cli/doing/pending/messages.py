@@ -6,7 +6,7 @@ from datetime import datetime
 
 from delaywheel.client.references import message_ref
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-from delaywheel_replica.cli import known
+from delaywheel_replica.cli import seen_names
 from delaywheel_replica.cli.asking.connection import ask
 from delaywheel_replica.cli.printing import shapes
 from delaywheel_replica.cli.printing.tables import bytes_text, print_facts, print_json
@@ -27,7 +27,7 @@ def get(
     """Show one message with its content, until its second is deleted."""
     request = pb.GetMessageRequest(message=message_ref(handle, message_id, at), find_place=True)
     message = ask(server, lambda stub: stub.GetMessage(request, timeout=timeout_s)).message
-    known.note(server, topics=[message.topic])
+    seen_names.note(server, topics=[message.topic])
     if as_json:
         print_json(shapes.stored_message(message, with_content=True))
         return

@@ -10,7 +10,7 @@ from typing import Any
 from delaywheel.client.searching import FilterOptions, filter_of
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_proto.v1.delaywheel_pb2_grpc import DelayWheelStub
-from delaywheel_replica.cli import known
+from delaywheel_replica.cli import seen_names
 from delaywheel_replica.cli.asking.connection import ask
 from delaywheel_replica.cli.printing import shapes
 from delaywheel_replica.cli.printing.messages import print_messages
@@ -127,7 +127,7 @@ def search(  # noqa: PLR0913 - as many as the command has
         looking.print_looked()
         return
     messages = list(shown)
-    known.note(server, topics=[message.topic for message in messages])
+    seen_names.note(server, topics=[message.topic for message in messages])
     if as_json:
         print_json(
             {

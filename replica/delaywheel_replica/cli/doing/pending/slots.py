@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-from delaywheel_replica.cli import known
+from delaywheel_replica.cli import seen_names
 from delaywheel_replica.cli.asking.connection import ask
 from delaywheel_replica.cli.printing import shapes
 from delaywheel_replica.cli.printing.messages import print_messages
@@ -139,7 +139,7 @@ def slot(
         _print_if_more(stored, limit)
         return
     messages = list(shown)
-    known.note(server, topics=[message.topic for message in messages])
+    seen_names.note(server, topics=[message.topic for message in messages])
     if as_json:
         print_json(
             {

@@ -18,8 +18,8 @@ from delaywheel.storage.folder.disk import PosixDisk
 from delaywheel.storage.writing.dial import Dial, DialView
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.protocol.status_files import Role
-from delaywheel_replica.server.cluster import asking as module
-from delaywheel_replica.server.cluster.asking import Asking
+from delaywheel_replica.server.cluster import fan_out as module
+from delaywheel_replica.server.cluster.fan_out import FanOut
 from delaywheel_replica.server.cluster.merging import slots_joined
 from delaywheel_replica.server.lookup import describe as describing
 from delaywheel_replica.server.lookup.describe import describe_cluster
@@ -55,11 +55,11 @@ def queries(tmp_path: Path) -> Iterator[Queries]:
     made.close()
 
 
-def asking_of(queries: Queries) -> Asking:
+def asking_of(queries: Queries) -> FanOut:
     unused: Any = None
     nobody: Any = NobodyElse()
     view = node_view(server_status)
-    return Asking(
+    return FanOut(
         unused, view, nobody, queries, unused, address=lambda: "a:1", refusal=lambda: None
     )
 

@@ -26,7 +26,7 @@ _DETAILS_REST: Final = 10
 _ASKS: Final = 4
 
 
-class Asking:
+class FanOut:
     """Answers for the whole cluster. For the event loop's thread."""
 
     def __init__(
