@@ -100,8 +100,8 @@ class Queue:
 def queues(*, fast: bool, scratch: Path) -> list[Queue]:
     """Returns all checks: those that only compute, and those that mostly wait."""
     return [
-        Queue(3, (*_text(scratch), *_computing(" and not slow" if fast else ""))),
-        Queue(4, _waiting(" and not slow" if fast else "", fast=fast)),
+        Queue(2, (*_text(scratch), *_computing(" and not slow" if fast else ""))),
+        Queue(3, _waiting(" and not slow" if fast else "", fast=fast)),
     ]
 
 
