@@ -1,11 +1,12 @@
 """Every check of the project, one named step after another, each with its time and CPU time.
 
-Steps are in two queues. Tests on real nodes and brokers mostly wait: four run at once. All others
-mostly compute: three run at once, since tests of the server wait as well, and use what the first
-leave of two cores; those of the simulation also have a lower priority. A free lane takes the next
-step of its queue, the longest first, and of the other queue when its own is empty, so that no step
-is alone at the end; the checks of the text come before all tests, because they take seconds. All
-steps run even if one fails: a run reports everything that is wrong. Steps' output appears as it is
+Steps are in two queues. Tests on real nodes and brokers mostly wait: three run at once. All others
+mostly compute: two run at once, since tests of the server wait as well, and use what the first
+leave of two cores; those of the simulation also have a lower priority. More at once take longer:
+idle clusters cost as long as they run. A free lane takes the next step of its queue, the longest
+first, and of the other queue when its own is empty, so that no step is alone at the end; the checks
+of the text come before all tests, because they take seconds. All steps
+run even if one fails: a run reports everything that is wrong. Steps' output appears as it is
 printed, each line with its step's name, and names each failed test at once. The table of steps
 comes last, followed by the numbers of passed and failed tests.
 """
