@@ -438,8 +438,9 @@ class StoreMachine(RuleBasedStateMachine):
     def _alive(self, node: Node, wheel: WheelId) -> dict[int, bytes]:
         """The slots that are not finished, each up to the end of the last frame that has a row.
 
-        While a start finds holes, it cuts nothing that may be theirs: of a group that died with
-        the machine something may lie behind, until the wheel's end is committed.
+        Until the wheel's end is committed, something may lie behind: of a group that died with
+        the machine, since a start that finds holes cuts nothing that may be theirs; of a copy that
+        the medium refused, since the frames are fetched again. Even a file without any row may.
         """
         ends: dict[int, int] = {}
         for row in rows_of(node.disk, DATA, wheel):
@@ -450,7 +451,7 @@ class StoreMachine(RuleBasedStateMachine):
         held = node.store.held_wheels().get(wheel)
         if held is None or held.final_seq is not None:
             assert all(len(content) == ends.get(slot) for slot, content in alive.items())
-        return {slot: content[: ends.get(slot, 0)] for slot, content in alive.items()}
+        return {slot: content[: ends[slot]] for slot, content in alive.items() if slot in ends}
 
     # --- what must hold
 
