@@ -20,7 +20,6 @@ from delaywheel import (
     Result,
     TimedOutError,
 )
-from delaywheel.client.exchange.pending import PendingResult
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from support.clients.fake_service import (
     FakeService,
@@ -133,14 +132,41 @@ async def test_a_message_that_is_due_soon_hastens_those_that_linger() -> None:
             assert await asyncio.to_thread(service.reached.wait, 30)
             lingering = await client.produce_async("t", b"2", delay=SOON)
             await client.produce_async("t", b"3", delay=timedelta(milliseconds=100))
-            assert await asyncio.wait_for(_handle(lingering), 30)
+            answered = asyncio.Event()  # a callback does not hurry it, as to await it would
+            lingering.add_done_callback(lambda _result: answered.set())
+            await asyncio.wait_for(answered.wait(), 30)
             assert not first.done()
             go_on.set()
     assert [len(rows) for rows in service.sent] == [1, 2]
 
 
-async def _handle(pending: PendingResult) -> Handle:
-    return await pending
+async def test_a_caller_who_waits_hastens_what_lingers() -> None:
+    go_on = Event()
+    with FakeService(accept_once(go_on)) as service:
+        async with AsyncClient(service.address, queue=Queue(linger=50.0)) as client:
+            first = await client.produce_async("t", b"1", delay=SOON)
+            assert await asyncio.to_thread(service.reached.wait, 30)
+            lingering = await client.produce_async("t", b"2", delay=SOON)
+            async with asyncio.timeout(30):
+                assert await lingering  # while a request is under way
+            assert not first.done()
+            go_on.set()
+            await first
+            on_a_thread = await client.produce_async("t", b"3", delay=SOON)
+            assert await asyncio.to_thread(on_a_thread.result, 30)
+            await client.produce_async("t", b"4", delay=SOON)
+            await client.flush(timeout=30)
+            await client.produce_async("t", b"5", delay=SOON)
+    assert [len(rows) for rows in service.sent] == [1] * 5
+
+
+async def test_a_caller_who_waits_for_room_hastens_what_lingers() -> None:
+    queue = Queue(max_messages=1, linger=50.0)
+    with FakeService() as service:
+        async with AsyncClient(service.address, queue=queue) as client:
+            for _ in range(3):
+                await client.produce_async("t", b"", delay=SOON)
+    assert len(service.accepted) == 3
 
 
 async def test_a_full_queue_waits_until_the_deadline_and_queues_nothing() -> None:

@@ -271,11 +271,17 @@ class TestSplit:
                 assert encode_request(request).columns.ByteSize() <= max_bytes + 64
 
 
+def gathering(queue: Queue) -> Accumulator:
+    """An accumulator that hurries what a caller waits for, at 0.1 s."""
+    gathered: Accumulator = Accumulator(queue, 30.0, lambda batch: gathered.hurry(batch, 0.1))
+    return gathered
+
+
 class TestAccumulator:
     QUEUE = Queue(max_messages=10, batch_messages=4, batch_bytes=20, linger=0.01, in_flight=2)
 
     def test_a_lone_message_goes_at_once_and_the_next_linger(self) -> None:
-        gathered = Accumulator(self.QUEUE, 30.0)
+        gathered = gathering(self.QUEUE)
         gathered.add(messages(1)[0], 0.0, 30.0)
         assert gathered.next_batch(0.0) is not None
         for message in messages(2):
@@ -286,8 +292,42 @@ class TestAccumulator:
         assert batch is not None
         assert len(batch.messages) == 2
 
+    def test_a_flow_that_nobody_waits_for_makes_a_request_per_linger(self) -> None:
+        gathered, requests = gathering(Queue(linger=0.05)), []
+        for number in range(100):
+            now_s = number * 0.01
+            gathered.add(messages(1)[0], now_s, 30.0)
+            while (batch := gathered.next_batch(now_s)) is not None:
+                requests.append(len(batch.messages))
+                gathered.finished(batch)  # answered before the next message comes
+        assert requests[:3] == [1, 5, 5]
+        assert len(requests) <= 21
+
+    def test_a_caller_who_waits_hurries_the_batch(self) -> None:
+        gathered = gathering(Queue(linger=0.5))
+        gathered.add(messages(1)[0], 0.0, 30.0)
+        under_way = gathered.next_batch(0.0)
+        assert under_way is not None
+        pending = gathered.add(messages(1)[0], 0.0, 30.0)
+        assert gathered.wait_s(0.1) == pytest.approx(0.4)
+        with pytest.raises(TimedOutError):
+            pending.result(timeout=0)
+        assert gathered.wait_s(0.1) == pytest.approx(0.02)
+        gathered.finished(under_way)
+        assert gathered.next_batch(0.1) is not None
+
+    def test_a_caller_who_waits_for_each_message_never_lingers(self) -> None:
+        gathered = gathering(Queue(linger=0.5))
+        for number in range(10):
+            pending = gathered.add(messages(1)[0], number * 0.001, 30.0)
+            with pytest.raises(TimedOutError):
+                pending.result(timeout=0)
+            batch = gathered.next_batch(number * 0.001)
+            assert batch is not None
+            gathered.finished(batch)
+
     def test_what_is_due_soon_lingers_five_milliseconds_at_most(self) -> None:
-        gathered = Accumulator(Queue(linger=0.5), 30.0)
+        gathered = gathering(Queue(linger=0.5))
         gathered.add(messages(1)[0], 0.0, 30.0)
         assert gathered.next_batch(0.0) is not None
         gathered.add(messages(1)[0], 0.0, 30.0)
@@ -300,7 +340,7 @@ class TestAccumulator:
         assert len(batch.messages) == 3
 
     def test_no_more_are_under_way_than_asked_for(self) -> None:
-        gathered = Accumulator(self.QUEUE, 30.0)
+        gathered = gathering(self.QUEUE)
         for message in messages(10):
             gathered.add(message, 0.0, 30.0)
         first, second = gathered.next_batch(0.0), gathered.next_batch(0.0)
@@ -312,7 +352,7 @@ class TestAccumulator:
         assert gathered.next_batch(9.0) is not None
 
     def test_batches_keep_their_bounds_in_messages_and_bytes(self) -> None:
-        gathered = Accumulator(self.QUEUE, 30.0)
+        gathered = gathering(self.QUEUE)
         for message in [*messages(4, value=b""), *messages(4, value=b"x" * 8)]:
             gathered.add(message, 0.0, 30.0)
         sizes = []
@@ -322,7 +362,7 @@ class TestAccumulator:
         assert sizes == [(4, 0), (2, 16), (2, 16)]
 
     def test_the_queue_is_bounded_until_results_are_there(self) -> None:
-        gathered = Accumulator(self.QUEUE, 30.0)
+        gathered = gathering(self.QUEUE)
         for message in messages(10):
             assert gathered.has_room(5)
             gathered.add(message, 0.0, 30.0)
@@ -335,7 +375,7 @@ class TestAccumulator:
 
     def test_bytes_are_free_again_when_their_batch_is_settled(self) -> None:
         queue = Queue(max_bytes=20, batch_bytes=10)
-        gathered = Accumulator(queue, 30.0)
+        gathered = gathering(queue)
         for message in messages(2, value=b"x" * 10):
             gathered.add(message, 0.0, 30.0)
         assert not gathered.has_room(1)
@@ -346,20 +386,20 @@ class TestAccumulator:
         assert not gathered.has_room(11)
 
     def test_a_message_over_all_bounds_goes_alone(self) -> None:
-        gathered = Accumulator(Queue(max_bytes=10), 30.0)
+        gathered = gathering(Queue(max_bytes=10))
         assert gathered.has_room(1000)
         gathered.add(messages(1, value=b"x" * 1000)[0], 0.0, 30.0)
         assert not gathered.has_room(0)
 
     def test_a_batch_s_deadline_is_near_that_of_each_of_its_messages(self) -> None:
-        gathered = Accumulator(Queue(in_flight=1), 30.0)
+        gathered = gathering(Queue(in_flight=1))
         for second in range(10):
             gathered.add(messages(1)[0], float(second), second + 30.0)
         deadlines = {batch.deadline_s for batch in gathered.unsettled()}
         assert len(deadlines) == 5
 
     def test_results_reach_waiters_before_and_after(self) -> None:
-        gathered = Accumulator(self.QUEUE, 30.0)
+        gathered = gathering(self.QUEUE)
         seen: list[Result] = []
         [message] = messages(1)
         pending = gathered.add(message, 0.0, 30.0)
@@ -379,7 +419,7 @@ class TestAccumulator:
 def test_a_callback_that_raises_is_logged_and_the_others_are_called(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    gathered = Accumulator(Queue(), 30.0)
+    gathered = gathering(Queue())
     [message] = messages(1)
     pending = gathered.add(message, 0.0, 30.0)
     seen: list[Result] = []

@@ -20,6 +20,7 @@ from delaywheel import (
     TimedOutError,
 )
 from support.clients.fake_service import FakeService, accept_once, hang, refuse_rows
+from support.services.service import wait_until
 
 SOON = timedelta(seconds=5)
 
@@ -106,10 +107,36 @@ class TestProduceAsync:
             while client._sender._watched_s == inf:  # until a thread waits for it to have lingered
                 time.sleep(0.001)
             client.produce_async("t", b"3", delay=timedelta(milliseconds=100))
-            assert lingering.result(timeout=30)
+            wait_until("it is acknowledged", lingering.done)  # to wait for its result hurries it
             assert not first.done()
             go_on.set()
         assert [len(rows) for rows in service.sent] == [1, 2]
+
+    def test_a_caller_who_waits_hastens_what_lingers(self) -> None:
+        go_on = threading.Event()
+        with (
+            FakeService(accept_once(go_on)) as service,
+            Client(service.address, queue=Queue(linger=50.0)) as client,
+        ):
+            first = client.produce_async("t", b"1", delay=SOON)
+            assert service.reached.wait(30)
+            lingering = client.produce_async("t", b"2", delay=SOON)
+            assert lingering.result(timeout=30)  # while a request is under way
+            assert not first.done()
+            go_on.set()
+            first.result(timeout=30)
+            assert client.produce_async("t", b"3", delay=SOON).result(timeout=30)
+            client.produce_async("t", b"4", delay=SOON)
+            client.flush(timeout=30)
+            client.produce_async("t", b"5", delay=SOON)
+        assert [len(rows) for rows in service.sent] == [1] * 5
+
+    def test_a_caller_who_waits_for_room_hastens_what_lingers(self) -> None:
+        queue = Queue(max_messages=1, linger=50.0)
+        with FakeService() as service, Client(service.address, queue=queue) as client:
+            for _ in range(3):
+                client.produce_async("t", b"", delay=SOON)
+        assert len(service.accepted) == 3
 
     def test_flush_says_when_something_is_still_under_way(self) -> None:
         go_on = threading.Event()

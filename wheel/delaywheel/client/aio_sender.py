@@ -20,16 +20,17 @@ Deliver = Callable[[Sequence[Message], float], Awaitable[Sequence[Result]]]
 class AioSender:
     """Takes messages in its event loop; at most `queue.in_flight` tasks deliver them in batches.
 
-    Only `_pump` starts tasks. It runs whenever something may have changed: a message came, a batch
-    was settled, the linger is over.
+    Only `_pump` starts tasks. It runs whenever something may have changed: a message came, a caller
+    waits, a batch was settled, the linger is over.
     """
 
     def __init__(self, queue: Queue, timeout_s: float, deliver: Deliver) -> None:
         self._deliver: Final = deliver
-        self._gathered: Final = Accumulator(queue, timeout_s)
+        self._gathered: Final = Accumulator(queue, timeout_s, self._hurry_from_anywhere)
         self._room: Final = asyncio.Condition()  # a batch was settled, or the client closed
         self._tasks: Final[set[asyncio.Task[None]]] = set()
         self._timer: asyncio.TimerHandle | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None  # known once there is a message
         self._closed = False
 
     async def put(self, message: Message, deadline_s: float) -> PendingResult:
@@ -45,6 +46,7 @@ class AioSender:
             raise self._gathered.full(message)
         if self._closed:
             raise ClientClosedError(failed=message)
+        self._loop = asyncio.get_running_loop()
         pending = self._gathered.add(message, monotonic(), deadline_s)
         self._pump()
         if pending.first:  # otherwise a loop that only puts would keep the tasks from starting
@@ -71,12 +73,22 @@ class AioSender:
 
     async def _until(self, condition: Callable[[], bool], deadline_s: float) -> bool:
         """Waits for a batch to be settled; False if the deadline came first."""
+        self._hurry(None)
         try:
             async with asyncio.timeout(max(0.0, deadline_s - monotonic())), self._room:
                 await self._room.wait_for(condition)
         except TimeoutError:
             return False
         return True
+
+    def _hurry_from_anywhere(self, batch: Batch) -> None:
+        """Results may be waited for on other threads, and in other loops."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._hurry, batch)
+
+    def _hurry(self, batch: Batch | None) -> None:
+        if self._gathered.hurry(batch, monotonic()):
+            self._pump()
 
     def _pump(self) -> None:
         now_s = monotonic()

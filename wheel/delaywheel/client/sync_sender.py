@@ -25,7 +25,7 @@ class Sender:
     def __init__(self, queue: Queue, timeout_s: float, deliver: Deliver) -> None:
         self._queue: Final = queue
         self._deliver: Final = deliver
-        self._gathered: Final = Accumulator(queue, timeout_s)
+        self._gathered: Final = Accumulator(queue, timeout_s, self._hurry)
         lock = Lock()
         self._work: Final = Condition(lock)  # there may be a batch to send, or none any more
         self._room: Final = Condition(lock)  # a batch was settled
@@ -42,6 +42,7 @@ class Sender:
         """
         with self._room:
             while not self._gathered.has_room(message.length_bytes) and not self._closed:
+                self._hurry_open()
                 if not self._room.wait(deadline_s - monotonic()):
                     raise self._gathered.full(message)
             if self._closed:
@@ -59,6 +60,7 @@ class Sender:
     def flush(self, deadline_s: float) -> bool:
         """Waits until all earlier messages are settled; False on timeout."""
         with self._room:
+            self._hurry_open()
             before = self._gathered.unsettled()
             while not before.isdisjoint(self._gathered.unsettled()):
                 if not self._room.wait(deadline_s - monotonic()):
@@ -69,6 +71,7 @@ class Sender:
         """Accepts no further messages; the threads end when everything is settled."""
         with self._room:
             self._closed = True
+            self._hurry_open()
             self._room.notify_all()
             self._work.notify_all()
 
@@ -77,6 +80,15 @@ class Sender:
         for thread in self._threads:
             if thread is not current_thread():
                 thread.join()
+
+    def _hurry(self, batch: Batch) -> None:
+        with self._work:
+            if self._gathered.hurry(batch, monotonic()):
+                self._work.notify()
+
+    def _hurry_open(self) -> None:
+        if self._gathered.hurry(None, monotonic()):
+            self._work.notify()
 
     def _start(self) -> None:
         for number in range(self._queue.in_flight):

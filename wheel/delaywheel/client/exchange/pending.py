@@ -28,25 +28,33 @@ class Batch:
         opened_s: When the first one was added (monotonic).
         send_by_s: When the first of them has lingered long enough.
         deadline_s: When the first one is given up; all of them were added soon after it.
+        is_hurried: Whether it goes as soon as nothing is under way: a message is due soon, or a
+            caller waits for one.
     """
 
     __slots__ = (
         "_event",
+        "_on_wait",
         "_results",
         "_watchers",
         "deadline_s",
+        "is_hurried",
         "length_bytes",
         "messages",
         "opened_s",
         "send_by_s",
     )
 
-    def __init__(self, opened_s: float, deadline_s: float) -> None:
+    def __init__(
+        self, opened_s: float, deadline_s: float, on_wait: Callable[["Batch"], object]
+    ) -> None:
         self.messages: Final[list[Message]] = []
         self.length_bytes = 0
         self.opened_s: Final = opened_s
         self.send_by_s = float("inf")
         self.deadline_s: Final = deadline_s
+        self.is_hurried = False
+        self._on_wait: Final = on_wait
         self._results: Sequence[Result] | None = None
         self._watchers: list[Callable[[Sequence[Result]], object]] = []
         self._event: Event | None = None
@@ -57,6 +65,16 @@ class Batch:
         self.send_by_s = min(self.send_by_s, send_by_s)
         self.length_bytes += message.length_bytes
         return PendingResult(self, len(self.messages) - 1)
+
+    def hurry(self, send_by_s: float) -> None:
+        """Lets it linger no longer than `send_by_s`, and only while a request is under way."""
+        self.is_hurried = True
+        self.send_by_s = min(self.send_by_s, send_by_s)
+
+    def announce_wait(self) -> None:
+        """Reports that a caller is about to wait, unless the batch is hurried already."""
+        if not self.is_hurried:
+            self._on_wait(self)
 
     @property
     def results(self) -> Sequence[Result] | None:
@@ -97,6 +115,7 @@ class Batch:
                 self._event = event = Event()
                 self._watchers.append(lambda _results: event.set())
             event = self._event
+        self.announce_wait()
         return event.wait(timeout_s)
 
 
@@ -153,7 +172,10 @@ class PendingResult:
         return self.outcome(timeout).unwrap()
 
     def add_done_callback(self, callback: Callable[[Result], object]) -> None:
-        """Calls back with the result on the client's own thread or loop: do not block there."""
+        """Calls back with the result on the client's own thread or loop: do not block there.
+
+        A callback does not wait: the message may gather with others for `Queue.linger`.
+        """
         number = self._number
         self._batch.watch(lambda results: callback(results[number]))
 
@@ -163,6 +185,7 @@ class PendingResult:
             loop = asyncio.get_running_loop()
             settled: asyncio.Future[None] = loop.create_future()
             self._batch.watch(lambda _results: _wake(loop, settled))
+            self._batch.announce_wait()
             yield from settled
         return self._result().unwrap()
 

@@ -20,8 +20,9 @@ class Queue:
         batch_messages: The most messages in one request.
         batch_bytes: The most bytes of keys, values and headers in one request; a longer message
             goes alone.
-        linger: Seconds a message may wait for others while a request is under way; at most 5 ms if
-            it is due within half a second. If none is under way, nothing waits.
+        linger: Seconds a message may wait for others, counted from the last request. Where a caller
+            waits for a message of the batch, or one is due within half a second, at most 20 or 5 ms
+            of it, and only while a request is under way.
         in_flight: Requests under way at once, also for each `produce_many`.
     """
 
@@ -29,7 +30,7 @@ class Queue:
     max_bytes: int = 64 * 1024 * 1024
     batch_messages: int = 1_000
     batch_bytes: int = 2 * 1024 * 1024
-    linger: float = 0.02
+    linger: float = 0.05
     in_flight: int = 4
 
     def __post_init__(self) -> None:
