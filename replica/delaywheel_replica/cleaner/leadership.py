@@ -158,6 +158,12 @@ class Leadership:
         return self._election.phase
 
     @property
+    def pause_s(self) -> float:
+        """How long no transaction may begin, whatever happens; 0 if this node does not lead."""
+        forwarder = self._forwarder
+        return 0.0 if forwarder is None else forwarder.pause_s
+
+    @property
     def counters(self) -> Mapping[str, int]:
         """Counts since the process started."""
         forwarder = self._forwarder

@@ -10,7 +10,6 @@ with 1, and is restarted. Signals are handled by the supervisor.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
 import signal
@@ -188,9 +187,23 @@ class Cleaner:
                 return
             rest_s = min(rest_s, self._row_news.rest_s(self._clock.monotonic()))
             answers = _watched(poller, answers, self._leadership.ingress)
-            # Rounded up: a message must not be taken before it is due.
-            if poller.poll(int(rest_s * 1000 + 0.999)):
-                self._receive()
+            self._rest(poller, rest_s)
+
+    def _rest(self, poller: select.poll, rest_s: float) -> None:
+        """Waits for news, or for this long.
+
+        A new status of the server has to wait until a transaction may begin: under load there are
+        as many of them as transactions, and each would cost a turn that can do nothing.
+        """
+        now_s = self._clock.monotonic()
+        until_s, paused_until_s = now_s + rest_s, now_s + self._leadership.pause_s
+        # Rounded up: a message must not be taken before it is due.
+        while poller.poll(max(0, int((until_s - now_s) * 1000 + 0.999))):
+            is_news = self._receive()
+            now_s = self._clock.monotonic()
+            if is_news or now_s >= paused_until_s:
+                return
+            until_s = min(until_s, paused_until_s)
 
     def close(self) -> None:
         """Closes threads and clients."""
@@ -265,11 +278,17 @@ class Cleaner:
     def _read_server(self) -> None:
         self._server = self._server_row.read() or self._server
 
-    def _receive(self) -> None:
-        with contextlib.suppress(BlockingIOError):  # the link woke us, not a thread
-            os.eventfd_read(self._wake)
-        for message in self._link.receive():
+    def _receive(self) -> bool:
+        """Takes what has arrived; returns whether it is more than a new status of the server."""
+        messages = list(self._link.receive())
+        for message in messages:
             self._take(message)
+        is_news = not messages or any(not isinstance(message, Wake) for message in messages)
+        try:
+            os.eventfd_read(self._wake)
+        except BlockingIOError:  # the link woke us, not a thread
+            return is_news
+        return True
 
     def _take(self, message: Message) -> None:
         match message:

@@ -61,7 +61,7 @@ def paced(commits_ms: list[int]) -> Pace:
 
 @pytest.mark.parametrize(
     ("commits_ms", "pause_ms"),
-    [([], 25), ([1], 10), ([5], 10), ([7], 14), ([12], 24), ([13], 25), ([3_000], 25)],
+    [([], 25), ([1], 20), ([10], 20), ([11], 22), ([12], 24), ([13], 25), ([3_000], 25)],
 )
 def test_transactions_are_as_far_apart_as_the_table_says(
     commits_ms: list[int], pause_ms: int

@@ -10,6 +10,7 @@ from delaywheel_replica.core.protocol.codec import MalformedError, parse_wheel, 
 from delaywheel_replica.core.protocol.control import (
     CONTROL_VERSION,
     NEEDS_KEY,
+    OPENING,
     ControlRecord,
     ControlRecordMalformedError,
     ControlState,
@@ -171,6 +172,10 @@ def test_records_of_a_later_release_are_refused_by_name() -> None:
     assert ControlState().apply_all([known]).needs == CONTROL_VERSION
     with pytest.raises(ControlRecordMalformedError, match="start the later one"):
         ControlState().apply_all([later])
+
+
+def test_what_opens_a_transaction_says_nothing() -> None:
+    assert ControlState().apply_all([OPENING]) == ControlState()
 
 
 def test_releases_that_know_nothing_of_versions_stop_there_as_well() -> None:

@@ -76,6 +76,7 @@ def test_keys_of_the_control_topic() -> None:
         ),
         control.ingress_record(("<topic>", 0), IngressRecord("", 0))[0].replace("0", "<partition>"),
         control.needs_record(control.CONTROL_VERSION)[0],
+        control.OPENING[0],
     ]
     assert [row[0].strip("`") for row in table("key")[1:]] == written
 

@@ -1,6 +1,7 @@
 """Forwards due messages transaction by transaction, together with the progress.
 
-begin -> messages, dead letters, outcomes -> control records -> flush -> progress, last -> commit
+begin -> opening -> messages, dead letters, outcomes -> control records -> flush -> progress, last
+-> commit
 
 Ingress records that are forwarded directly join the due messages of the wheels: at most half of a
 transaction, so that neither waits for the other. Both are planned together; only if an ingress
@@ -57,7 +58,7 @@ from delaywheel_replica.core.leader.rescheduling import (
     passing,
     withdrawn,
 )
-from delaywheel_replica.core.protocol.control import ControlRecord, ControlState
+from delaywheel_replica.core.protocol.control import OPENING, ControlRecord, ControlState
 from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameSet
 from delaywheel_replica.core.protocol.heartbeat import Heartbeat
 from delaywheel_replica.core.protocol.progress import Position, Progress
@@ -311,6 +312,8 @@ class Forwarder:
         self._producers.begin(number)
         counted: Counter[str] = Counter(transactions=1)
         forwarded, dead = list[DueRows](), list[Condemned]()
+        if planned:
+            self._producers.write_own(number, [self._control(OPENING)])
         if step is not None and planned is not None:
             forwarded, dead, written = self._write(
                 number, step, planned.plan, situation.now_ms, timeout_ms
@@ -385,7 +388,7 @@ class Forwarder:
     def _committed(self, step: Step | None, todo: Duties) -> None:
         before = self.state.progress
         is_set_back = before is not None and todo.progress.set_backs != before.set_backs
-        self.state = self.state.apply_all(todo.all_records)
+        self.state = replace(self.state.apply_all(todo.records), progress=todo.progress)
         self._watch = todo.watch
         self._missing = todo.missing
         if step is not None:

@@ -241,6 +241,8 @@ class Term:
         Returns none while the record whose turn it is exceeds the room: smaller records of other
         partitions would use up the room again and again.
         """
+        if not any(intake.waits_to_be_handed for intake in self._intakes.values()):
+            return []  # as in most turns
         most, left_bytes = room if isinstance(room, Room) else Room(room)
         handed: list[Handed] = []
         waiting = self._in_turn(self._hand_turn)

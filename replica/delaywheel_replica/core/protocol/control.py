@@ -15,6 +15,7 @@ known to be committed.
 | ``reschedule/<id>/<due>`` | a message that has another due by now | once frames say so |
 | ``ingress/<topic>/<partition>`` | how far an ingress partition was read | never |
 | ``wheel/newer-release-needed`` | which version of these records a reader has to know | never |
+| ``transaction`` | nothing: it opens a transaction with messages | never |
 
 A release ignores keys that it does not know, and so would lead past a record that binds leaders. So
 the first record of a new kind is accompanied by the last key of the table, in the same transaction.
@@ -52,6 +53,14 @@ CONTROL_VERSION: Final = 2
 """The version of records that this release reads: 2 adds reschedules, 1 is any earlier release."""
 
 NEEDS_KEY: Final = "wheel/newer-release-needed"
+
+OPENING: Final[ControlRecord] = "transaction", b""
+"""Opens a transaction with messages; it says nothing, and no state depends on it.
+
+The client adds the partitions that it finds written to a transaction in one request to the brokers.
+The progress is written last, once all else has arrived: without this record before, its partition
+would take a request of its own in each transaction.
+"""
 
 REMOVED = "removed"
 """Replaces the storage of a node that was removed for good: no disk has it."""
