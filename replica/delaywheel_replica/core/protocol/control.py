@@ -18,7 +18,7 @@ known to be committed.
 | ``transaction`` | nothing: it opens a transaction with messages | never |
 
 A release ignores keys that it does not know, and so would lead past a record that binds leaders. So
-the first record of a new kind is accompanied by the last key of the table, in the same transaction.
+the first record of a new kind is accompanied by ``newer-release-needed``, in the same transaction.
 That key names no wheel: releases that do not know the key itself stop at it, as at a malformed
 record, and later ones compare versions. A node leads only after it has read the topic to its end.
 """
