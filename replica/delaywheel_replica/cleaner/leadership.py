@@ -27,7 +27,7 @@ from delaywheel_replica.cleaner.kafka.follower import ControlFollower
 from delaywheel_replica.cleaner.node_states import is_older, uses_of
 from delaywheel_replica.cleaner.outside.clocks import Clock, SystemClock
 from delaywheel_replica.cleaner.outside.ports import ProducersPort
-from delaywheel_replica.cleaner.row_keeper import READING_MS, Waiting
+from delaywheel_replica.cleaner.row_keeper import QUIET_ROW_S, READING_MS, Waiting
 from delaywheel_replica.cleaner.tallies import Tallies
 from delaywheel_replica.cleaner.term_log import TermLog
 from delaywheel_replica.cleaner.view import View
@@ -77,6 +77,8 @@ from delaywheel_replica.link import DeadLetter
 from delaywheel_replica.process.logs import get_logger
 
 TICK_S = 0.1
+LED_TICK_S = QUIET_ROW_S
+"""The same while another node leads: a leader's silence counts only after four of these."""
 MIN_CALL_MS = 2_000
 STOP_S = 5.0
 """How long a leader that stops tries to close its node's wheel."""
@@ -225,7 +227,7 @@ class Leadership:
             self._candidacy.look_again(has_wheels=self._has_wheels)
             return self._lead()
         self._follow()
-        return TICK_S
+        return LED_TICK_S if self._election.hears_leader else TICK_S
 
     @property
     def _has_wheels(self) -> bool:

@@ -1,8 +1,8 @@
 """The cleaner process: `python -m delaywheel_replica.cleaner.main`, run by the supervisor.
 
 One thread turns (leadership.py) whenever there is work: the server's row changed, a message falls
-due, a background call ended, and at least ten times a second. It reads the server's row and writes
-its own; the link carries wake-ups and a few requests (link.py).
+due, a background call ended, and at least ten times a second, or four while another node leads. It
+reads the server's row and writes its own; the link carries wake-ups and a few requests (link.py).
 
 It ends when the server requests it, or with the supervisor. After a defect on any thread it exits
 with 1, and is restarted. Signals are handled by the supervisor.
@@ -11,7 +11,6 @@ with 1, and is restarted. Signals are handled by the supervisor.
 from __future__ import annotations
 
 import os
-import select
 import signal
 import sys
 import threading
@@ -40,6 +39,7 @@ from delaywheel_replica.cleaner.outside.ports import IDS, ProducersPort
 from delaywheel_replica.cleaner.outside.runner import ThreadRunner
 from delaywheel_replica.cleaner.row_keeper import STAMP_S, News, RowKeeper
 from delaywheel_replica.cleaner.server_row import ServerRow
+from delaywheel_replica.cleaner.wakeups import Wakeups
 from delaywheel_replica.config import Config
 from delaywheel_replica.core.election.events import Phase
 from delaywheel_replica.core.election.machine import ElectionConfig
@@ -88,9 +88,9 @@ class Cleaner:
     def __init__(self, config: Config, link: Link) -> None:
         self._config = config
         self._link = link
-        # Other threads write here to wake the main thread.
-        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._clock = SystemClock()
+        self._wakeups = Wakeups(link, self._take, self._clock)
+        wake = self._wakeups.wake
         row = RowWriter(config.data_dir / "cleaner.row")
         self._boot = read_boot_id()
         self._server_row = ServerRow(
@@ -106,10 +106,10 @@ class Cleaner:
         create = None
         if config.create_topics:
             create = CreateTopics(config.topic_partitions, config.topic_replication_factor)
-        self._topics = KnownTopics(KafkaTopicAdmin(settings), create=create, on_news=self._awake)
+        self._topics = KnownTopics(KafkaTopicAdmin(settings), create=create, on_news=wake)
         threading.Thread(target=self._topics.run, name="topics", daemon=True).start()
         self._news = TopicNews(link.send, creates=config.create_topics)
-        self._places = Places(settings, send=link.send, on_found=self._awake)
+        self._places = Places(settings, send=link.send, on_found=wake)
         threading.Thread(target=self._places.run, name="places", daemon=True).start()
         self._dead_news = DeadNews(link.send, cleaner_ms=self._started_ms)
         self._bisection = Bisection(
@@ -121,7 +121,7 @@ class Cleaner:
             settings.names.outcomes,
             runner=ThreadRunner(LANES, job="trials", call="trial"),
             clock=self._clock,
-            on_found=self._awake,
+            on_found=wake,
         )
         self._dead_letters = DeadLetters(
             self._topics,
@@ -151,7 +151,7 @@ class Cleaner:
                 follower,
                 node=config.node_id,
                 control_topic=settings.names.control,
-                on_event=self._awake,
+                on_event=wake,
                 clock=self._clock,
             ),
             follower,
@@ -171,10 +171,6 @@ class Cleaner:
 
     def run(self) -> None:
         """Runs turn after turn until the node stops."""
-        poller = select.poll()
-        poller.register(self._link.fileno(), select.POLLIN)
-        poller.register(self._wake, select.POLLIN)
-        answers: int | None = None
         while True:
             self._read_server()
             self._take_levels()
@@ -186,24 +182,9 @@ class Cleaner:
             if self._leadership.phase is Phase.STOPPED:
                 return
             rest_s = min(rest_s, self._row_news.rest_s(self._clock.monotonic()))
-            answers = _watched(poller, answers, self._leadership.ingress)
-            self._rest(poller, rest_s)
-
-    def _rest(self, poller: select.poll, rest_s: float) -> None:
-        """Waits for news, or for this long.
-
-        A new status of the server has to wait until a transaction may begin: under load there are
-        as many of them as transactions, and each would cost a turn that can do nothing.
-        """
-        now_s = self._clock.monotonic()
-        until_s, paused_until_s = now_s + rest_s, now_s + self._leadership.pause_s
-        # Rounded up: a message must not be taken before it is due.
-        while poller.poll(max(0, int((until_s - now_s) * 1000 + 0.999))):
-            is_news = self._receive()
-            now_s = self._clock.monotonic()
-            if is_news or now_s >= paused_until_s:
-                return
-            until_s = min(until_s, paused_until_s)
+            ingress = self._leadership.ingress
+            self._wakeups.watch(None if ingress is None else ingress.fileno)
+            self._wakeups.wait(rest_s, self._leadership.pause_s)
 
     def close(self) -> None:
         """Closes threads and clients."""
@@ -215,14 +196,11 @@ class Cleaner:
         self._ingress_runner.close()
         self._topics.close()
         self._reader.close()
-        os.close(self._wake)
+        self._wakeups.close()
 
     def _stamp(self) -> None:
         while not self._ends.wait(STAMP_S):
             self._row_keeper.stamp()
-
-    def _awake(self) -> None:
-        os.eventfd_write(self._wake, 1)
 
     def _forwarder(self, state: ControlState, producers: ProducersPort) -> Forwarder:
         config = self._config
@@ -265,7 +243,7 @@ class Cleaner:
             settings,
             runner=self._ingress_runner,
             clock=self._clock,
-            on_news=self._awake,
+            on_news=self._wakeups.wake,
         )
 
     def _take_levels(self) -> None:
@@ -277,18 +255,6 @@ class Cleaner:
 
     def _read_server(self) -> None:
         self._server = self._server_row.read() or self._server
-
-    def _receive(self) -> bool:
-        """Takes what has arrived; returns whether it is more than a new status of the server."""
-        messages = list(self._link.receive())
-        for message in messages:
-            self._take(message)
-        is_news = not messages or any(not isinstance(message, Wake) for message in messages)
-        try:
-            os.eventfd_read(self._wake)
-        except BlockingIOError:  # the link woke us, not a thread
-            return is_news
-        return True
 
     def _take(self, message: Message) -> None:
         match message:
@@ -376,17 +342,6 @@ def _election_config(config: Config) -> ElectionConfig:
         max_clock_skew_ms=config.max_clock_skew_ms,
         max_clock_dispute_ms=config.max_clock_dispute_ms,
     )
-
-
-def _watched(poller: select.poll, before: int | None, ingress: Ingress | None) -> int | None:
-    """Registers the socket on which the server answers hand-overs; returns its descriptor."""
-    now = None if ingress is None else ingress.fileno
-    if now != before:
-        if before is not None:
-            poller.unregister(before)
-        if now is not None:
-            poller.register(now, select.POLLIN)
-    return now
 
 
 def _reload(config: Config) -> None:

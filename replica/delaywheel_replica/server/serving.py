@@ -64,7 +64,7 @@ from delaywheel_replica.server.node.cleaner_watch import CleanerWatch
 from delaywheel_replica.server.node.counts import Counts
 from delaywheel_replica.server.node.node_view import CleanerRow, NodeView, monotonic_ms, wall_ms
 from delaywheel_replica.server.node.pending_topics import PendingTopics
-from delaywheel_replica.server.node.pulse import Pulse
+from delaywheel_replica.server.node.pulse import Pulse, next_pulse
 from delaywheel_replica.server.node.refusals import Refusal
 from delaywheel_replica.server.service import Changes, DelayWheelService
 from delaywheel_replica.server.store.limits import StoreLimits
@@ -424,7 +424,7 @@ class Server:
         """Reports to health checks what callers would find."""
         while True:
             await self._listener.set_health(serving=self.refusal() is None)
-            await asyncio.sleep(0.2)
+            await next_pulse()
 
     def _written(self) -> object:
         """A value that changes with everything that a checkpoint should put on the medium."""

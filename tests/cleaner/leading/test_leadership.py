@@ -15,6 +15,7 @@ import pytest
 
 from delaywheel.identity import WheelId
 from delaywheel_replica.cleaner import candidacy
+from delaywheel_replica.cleaner.leadership import LED_TICK_S, TICK_S
 from delaywheel_replica.cleaner.outside.ports import IDS, Record, Refusal
 from delaywheel_replica.core.election.machine import MIN_SILENCE_MS, PATIENCE
 from delaywheel_replica.core.leader.failure_detector import SILENT_MS
@@ -76,6 +77,21 @@ def test_while_a_leader_is_heard_nobody_asks_and_then_soon(place: Place) -> None
     place.never(lambda: place.view.vote_wish is not None, for_s=10)
     place.hears_leader = False  # reported as never heard: its connection broke
     assert place.until(lambda: place.view.vote_wish is not None) < MIN_SILENCE_MS / 1000
+
+
+def test_a_standby_turns_less_often_while_a_leader_is_heard(place: Place) -> None:
+    place.hears_leader = True
+    place.never(place.in_term, for_s=1)
+
+    def turns() -> int:
+        before = len(place.turns_us)
+        place.never(place.in_term, for_s=0.8)
+        return len(place.turns_us) - before
+
+    assert turns() <= 0.8 / LED_TICK_S + 1
+    place.hears_leader = False
+    place.never(place.in_term, for_s=LED_TICK_S)  # the rest that has begun
+    assert turns() >= 0.8 / TICK_S - 1
 
 
 def test_where_one_is_enough_nobody_stands_while_the_control_topic_is_written(

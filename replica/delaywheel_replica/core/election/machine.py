@@ -150,6 +150,11 @@ class Election:
         return self._phase
 
     @property
+    def hears_leader(self) -> bool:
+        """Whether this node stood by at the last tick, and had heard a leader shortly before."""
+        return self._phase is Phase.STANDBY and self._led_since_ms is not None
+
+    @property
     def token(self) -> str:
         """The token of the current or last candidacy."""
         return self._token

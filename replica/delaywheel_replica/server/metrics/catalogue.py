@@ -183,7 +183,7 @@ _ACCEPTING: tuple[Spec, ...] = (
 _MACHINE: tuple[Spec, ...] = (
     histogram(
         "loop_lag_seconds",
-        "How late a timer of the server's event loop came, ten times a second.",
+        "How late a timer of the server's event loop came, five times a second.",
         lambda s: s.sources.pulse.lags.read(),
     ),
     gauge(

@@ -137,7 +137,7 @@ PEER_METRICS: tuple[Spec, ...] = (
     ),
     counter(
         "in_sync_changes",
-        "Times that the set of them changed, as seen ten times a second.",
+        "Times that the set of them changed, as seen five times a second.",
         lambda s: s.sources.pulse.in_sync_changes,
     ),
     gauges(

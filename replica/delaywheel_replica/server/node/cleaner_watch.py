@@ -1,7 +1,7 @@
 """Follows the cleaner: its status, its messages on the link, and its end.
 
-The status is read when the link wakes us, and some time after the last reading: wake-ups may be
-lost. The process that writes the status is watched: a dead leader's term is over at once, not
+The status is read when the link wakes us, and at each pulse of the loop: wake-ups may be lost. The
+process that writes the status is watched: a dead leader's term is over at once, not
 when its last status is a second old. If it cannot be watched, the age of the status shows its end
 as well, but later.
 """
@@ -9,7 +9,6 @@ as well, but later.
 import asyncio
 import os
 from collections.abc import Callable
-from typing import Final
 
 from delaywheel_replica.core.protocol.status_files import CleanerStatus
 from delaywheel_replica.link import (
@@ -23,9 +22,7 @@ from delaywheel_replica.link import (
 from delaywheel_replica.process.defects import fatal
 from delaywheel_replica.process.logs import get_logger
 from delaywheel_replica.server.node.node_view import Cleaner, CleanerRow
-
-UNWOKEN_S: Final = 0.15
-"""A cleaner with news wakes us ten times a second: nothing is read in between then."""
+from delaywheel_replica.server.node.pulse import next_pulse
 
 _log = get_logger(__name__)
 
@@ -65,7 +62,6 @@ class CleanerWatch:
         self._on_place = on_place
         self._on_handover = on_handover
         self._on_status = on_status
-        self._read_at = float("-inf")
         self._pid: int | None = None
         self._pidfd: int | None = None
         self._word: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -78,11 +74,8 @@ class CleanerWatch:
         loop.add_reader(self._link.fileno(), fatal(self._receive))
         try:
             while True:
-                rest_s = self._read_at + UNWOKEN_S - loop.time()
-                if rest_s <= 0:
-                    self._read()
-                    rest_s = UNWOKEN_S
-                await asyncio.sleep(rest_s)
+                self._read()
+                await next_pulse()
         finally:
             loop.remove_reader(self._link.fileno())
             self._unwatch()
@@ -111,7 +104,6 @@ class CleanerWatch:
         self._read()
 
     def _read(self) -> None:
-        self._read_at = asyncio.get_running_loop().time()
         status = self._row.read()
         if status is None or status is self._cleaner.status:
             return
