@@ -77,8 +77,11 @@ from delaywheel_replica.link import DeadLetter
 from delaywheel_replica.process.logs import get_logger
 
 TICK_S = 0.1
+"""The longest rest between two turns."""
+
 LED_TICK_S = QUIET_ROW_S
-"""The same while another node leads: a leader's silence counts only after four of these."""
+"""The same while another node leads: its silence counts only after four of these."""
+
 MIN_CALL_MS = 2_000
 STOP_S = 5.0
 """How long a leader that stops tries to close its node's wheel."""
@@ -227,11 +230,16 @@ class Leadership:
             self._candidacy.look_again(has_wheels=self._has_wheels)
             return self._lead()
         self._follow()
-        return LED_TICK_S if self._election.hears_leader else TICK_S
+        return LED_TICK_S if self._election.hears_leader and not self._waits_for_wheel else TICK_S
 
     @property
     def _has_wheels(self) -> bool:
         return self._server is not None and bool(self._server.heartbeat.wheels)
+
+    @property
+    def _waits_for_wheel(self) -> bool:
+        """Whether this node can take no messages before the leader has registered a wheel."""
+        return self._server is not None and self._server.heartbeat.open is None
 
     def _follow(self) -> None:
         """Keeps a standby current with the control topic; a node alone reads it when it stands."""

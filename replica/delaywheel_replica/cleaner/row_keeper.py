@@ -31,7 +31,7 @@ from delaywheel_replica.cleaner.view import View
 from delaywheel_replica.core.protocol.status_files import CleanerStatus
 
 ROW_S = 0.1
-"""The longest time between reports of progress."""
+"""The longest time between a leader's reports of progress."""
 
 QUIET_ROW_S = 0.25
 """The longest time between rows: a quarter of the age at which a process counts as dead."""

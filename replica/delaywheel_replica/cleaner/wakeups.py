@@ -4,7 +4,7 @@
 |---|---|
 | another thread has called `wake` | at once |
 | a request of the server, or its answer to a hand-over | at once |
-| the server's word of a new status, and nothing else | at once, or as soon as a transaction may |
+| the server's notice of a new status, and nothing else | at once, or as soon as a transaction may |
 |   | begin |
 
 Under load there are as many new statuses as transactions, and each would cost a turn that can do
@@ -22,10 +22,10 @@ from delaywheel_replica.link import Link, Message, Wake
 
 
 class Wakeups:
-    """Waits for them; for the main thread, but for `wake`."""
+    """Waits for wake-ups. For the main thread only; `wake` may be called on any thread."""
 
     def __init__(self, link: Link, take: Callable[[Message], object], clock: Clock) -> None:
-        """Begins with nothing to wait for but the link.
+        """Begins without a hand-over to watch.
 
         Args:
             link: The link to the server.
@@ -80,7 +80,7 @@ class Wakeups:
         os.close(self._called)
 
     def _receive(self) -> bool:
-        """Takes what has come; returns whether it is more than word of a new status."""
+        """Takes what has come; returns whether it is more than notice of a new status."""
         is_news, messages = False, 0
         for message in self._link.receive():
             messages += 1

@@ -30,6 +30,7 @@ from delaywheel_replica.core.leader.duties import Cluster, Situation
 from delaywheel_replica.core.leader.pacing import CapLimits
 from delaywheel_replica.core.protocol.codec import from_json
 from delaywheel_replica.core.protocol.control import (
+    OPENING,
     ControlState,
     NodeRecord,
     lost_record,
@@ -207,6 +208,20 @@ def leader(wheels: Wheels) -> Iterator[Leader]:
 
 def sent(number: int, *, in_ms: int = 100, **content: Any) -> Sent:
     return Sent(NOW_MS + in_ms, number.to_bytes(16, "big"), **content)
+
+
+def test_a_transaction_with_messages_joins_the_control_topic_first(
+    wheels: Wheels, leader: Leader
+) -> None:
+    key = OPENING[0].encode()
+    leader.turn()
+    assert all(record.key != key for record in leader.producers.committed), "an idle commit"
+    before = len(leader.producers.committed)
+    wheels.write(A1, [sent(1)])
+    leader.turn(200)
+    written = leader.producers.committed[before:]
+    assert (written[0].topic, written[0].key) == (NAMES.control, key)
+    assert [record.topic for record in written].count(NAMES.control) >= 2, "it has progress, too"
 
 
 def test_retries_have_one_fate_each_wherever_and_whenever_they_come(

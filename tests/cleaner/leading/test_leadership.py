@@ -81,6 +81,8 @@ def test_while_a_leader_is_heard_nobody_asks_and_then_soon(place: Place) -> None
 
 def test_a_standby_turns_less_often_while_a_leader_is_heard(place: Place) -> None:
     place.hears_leader = True
+    waits = place.heartbeats["a"]
+    place.heartbeats["a"] = heartbeat("a", draining=True, open_=A1)
     place.never(place.in_term, for_s=1)
 
     def turns() -> int:
@@ -89,9 +91,20 @@ def test_a_standby_turns_less_often_while_a_leader_is_heard(place: Place) -> Non
         return len(place.turns_us) - before
 
     assert turns() <= 0.8 / LED_TICK_S + 1
-    place.hears_leader = False
+    place.heartbeats["a"] = waits  # for a wheel
     place.never(place.in_term, for_s=LED_TICK_S)  # the rest that has begun
     assert turns() >= 0.8 / TICK_S - 1
+    place.heartbeats["a"] = heartbeat("a", draining=True, open_=A1)
+    place.hears_leader = False
+    place.never(place.in_term, for_s=LED_TICK_S)
+    assert turns() >= 0.8 / TICK_S - 1
+
+
+def test_a_pause_is_the_leaders_alone(place: Place) -> None:
+    assert place.leadership.pause_s == 0
+    place.lead()
+    place.until(lambda: place.leadership.pause_s > 0)
+    place.until(lambda: place.leadership.pause_s == 0)
 
 
 def test_where_one_is_enough_nobody_stands_while_the_control_topic_is_written(

@@ -58,6 +58,8 @@ def test_statuses_one_after_another_extend_no_pause(bed: Bed) -> None:
         while not ended.wait(PAUSE_S / 20):
             bed.server.send(Wake())
 
+    bed.server.send(Wake())
+    bed.server.send(Wake())
     sender = threading.Thread(target=send)
     sender.start()
     try:
@@ -75,7 +77,7 @@ def test_a_new_status_ends_a_rest_without_a_pause(bed: Bed) -> None:
 
 
 def test_a_pause_that_is_over_holds_nothing_up(bed: Bed) -> None:
-    threading.Timer(2 * PAUSE_S, bed.server.send, [Wake()]).start()
+    threading.Timer(3 * PAUSE_S, bed.server.send, [Wake()]).start()
     assert 2 * PAUSE_S <= bed.waited_s(LONG_S, PAUSE_S) < LONG_S
 
 

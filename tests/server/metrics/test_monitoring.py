@@ -13,6 +13,8 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from prometheus_client.openmetrics.parser import (
     text_string_to_metric_families as parse_openmetrics,
 )
@@ -34,7 +36,7 @@ from delaywheel_replica.server.metrics.scrape import Sources
 from delaywheel_replica.server.monitoring import Monitoring
 from delaywheel_replica.server.node.counts import Counts
 from delaywheel_replica.server.node.node_view import Cleaner, NodeView, monotonic_ms
-from delaywheel_replica.server.node.pulse import EVERY_S, Pulse
+from delaywheel_replica.server.node.pulse import EVERY_S, Pulse, pulse_after
 from delaywheel_replica.server.node.refusals import Refusal
 from support.server.server_process import config_for
 from support.server.views import FakeNetwork
@@ -211,11 +213,19 @@ async def test_pending_messages_are_those_that_progress_has_not_passed(node: Nod
 
 async def test_a_loop_that_stands_still_shows(node: Node) -> None:
     await node.get("/healthz")  # its timer runs by now
-    time.sleep(0.3)  # noqa: ASYNC251 - it is to stand still
+    time.sleep(EVERY_S + 0.2)  # noqa: ASYNC251 - it is to stand still
     reported = await node.samples()
     assert reported["delaywheel_loop_lag_max_seconds"] > 0.15
     at_once = reported["delaywheel_loop_lag_seconds_bucket/0.1"]
     assert at_once < reported["delaywheel_loop_lag_seconds_count"]
+
+
+@given(st.floats(0, 1e7))
+def test_whoever_waits_for_a_pulse_waits_for_the_same_one(now_s: float) -> None:
+    pulse_s = pulse_after(now_s)
+    assert now_s - 1e-6 <= pulse_s <= now_s + EVERY_S + 1e-6
+    between_s = now_s + 0.9 * (pulse_s - now_s)
+    assert pulse_s - now_s < 1e-6 or pulse_after(between_s) == pulse_s
 
 
 async def test_changes_of_who_is_in_sync_are_counted() -> None:

@@ -68,7 +68,9 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time has passed: given in every phase at least every 100 ms, and before a transaction.
+    """Time has passed: given at least every 100 ms, and before a transaction.
+
+    While it stands by and hears a leader, every 250 ms are enough.
 
     Attributes:
         now_ms: The monotonic clock.

@@ -1,6 +1,6 @@
 """How much goes into one transaction, and how far apart transactions are.
 
-Every transaction costs the broker 2 to 9 ms of CPU and the leader 2, whatever it holds. So the next
+Every transaction costs the broker 4 to 9 ms of CPU and the leader 2, whatever it holds. So the next
 one begins, after the last one began,
 
 =============================================  =================================================
@@ -15,8 +15,8 @@ they took 12.5 ms or more, or there were none  `MOST_PAUSE_MS`, or once the last
 
 and what falls due after a longer rest than that is sent at once. A message waits for half a pause
 on average, and then for a commit: with `LEAST_PAUSE_MS` that is as early as Kafka's own
-transactions at a cadence of 25 ms, and transactions half as far apart would cost the leader and the
-broker twice as much (decision 68).
+transactions at a cadence of 25 ms, and half of that would cost the leader half as much again
+(decision 68).
 
 A slow Kafka must not be made slower: a new leader begins with one frame a transaction and
 doubles while its transactions are full and quick. The cap is halved only when a commit takes

@@ -15,12 +15,13 @@ known to be committed.
 | ``reschedule/<id>/<due>`` | a message that has another due by now | once frames say so |
 | ``ingress/<topic>/<partition>`` | how far an ingress partition was read | never |
 | ``wheel/newer-release-needed`` | which version of these records a reader has to know | never |
-| ``transaction`` | nothing: it opens a transaction with messages | never |
+| ``transaction`` | nothing: it opens a transaction that is more than an idle commit | never |
 
 A release ignores keys that it does not know, and so would lead past a record that binds leaders. So
-the first record of a new kind is accompanied by ``newer-release-needed``, in the same transaction.
-That key names no wheel: releases that do not know the key itself stop at it, as at a malformed
-record, and later ones compare versions. A node leads only after it has read the topic to its end.
+the first record of a new kind that binds them is accompanied by ``newer-release-needed``, in the
+same transaction. That key names no wheel: releases that do not know the key itself stop at it, as
+at a malformed record, and later ones compare versions. A node leads only after it has read the
+topic to its end.
 """
 
 import re
@@ -55,7 +56,7 @@ CONTROL_VERSION: Final = 2
 NEEDS_KEY: Final = "wheel/newer-release-needed"
 
 OPENING: Final[ControlRecord] = "transaction", b""
-"""Opens a transaction with messages; it says nothing, and no state depends on it.
+"""Opens a transaction that is more than an idle commit. No state depends on it.
 
 The client adds the partitions that it finds written to a transaction in one request to the brokers.
 The progress is written last, once all else has arrived: without this record before, its partition

@@ -64,14 +64,19 @@ class Pulse:
         self._seen = in_sync
 
 
+def pulse_after(now_s: float) -> float:
+    """Returns the next multiple of `EVERY_S`."""
+    return (now_s // EVERY_S + 1) * EVERY_S
+
+
 async def next_pulse() -> int:
-    """Waits for the next multiple of `EVERY_S` on the loop's clock.
+    """Waits for the next pulse on the loop's clock.
 
     Returns:
         How late it comes, in microseconds.
     """
     loop = asyncio.get_running_loop()
     now_s = loop.time()
-    wanted_s = (now_s // EVERY_S + 1) * EVERY_S
+    wanted_s = pulse_after(now_s)
     await asyncio.sleep(wanted_s - now_s)
     return round((loop.time() - wanted_s) * 1e6)
