@@ -262,7 +262,13 @@ class Checks:
     def _may_be_old(self) -> bool:
         """Whether nodes may still use wheels opened before w was set back."""
         since_us = self._world.scheduler.now_us - self._set_back_us
-        return since_us < NEW_WHEELS_US or not is_calm_when_set_back(self._world.plan)
+        return since_us < NEW_WHEELS_US or not self._is_calm_since_set_back()
+
+    def _is_calm_since_set_back(self) -> bool:
+        now_us = self._world.scheduler.now_us
+        return is_calm_when_set_back(
+            self._world.plan, self._set_back_us / US_PER_MS, now_us / US_PER_MS
+        )
 
     # --- what callers learn
 
@@ -403,7 +409,7 @@ class Checks:
 
     def _check_time(self, entry: Entry) -> None:
         """Checks that a message accepted after w was set back is forwarded at its due."""
-        if not (self._set_back_us and is_calm_when_set_back(self._world.plan)):
+        if not (self._set_back_us and self._is_calm_since_set_back()):
             return
         if entry.acknowledged_us > self._set_back_us:
             due_us = (entry.due_ms - EPOCH_MS) * US_PER_MS

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from sim.checking.calm import is_calm_when_set_back
 from sim.nodes.world import run
 from sim.plans.plan import Action, Plan, Request
 from sim.plans.profiles import PROFILES, draw
@@ -57,6 +58,25 @@ def test_a_plan_is_shortened_to_what_makes_it_fail() -> None:
     assert len(shortest) == 2
     assert action in shortest
     assert request in shortest
+
+
+@pytest.mark.parametrize(
+    ("steps", "is_calm"),
+    [
+        ((), True),
+        ((Action(500, "clocks_ahead", {"ms": 400}),), True),
+        ((Action(500, "clocks_ahead", {"ms": 600}),), False),  # set back to a wrong clock
+        ((Action(2_000, "clocks_ahead", {"ms": 100}),), False),  # wrong again later
+        ((Action(4_000, "clocks_ahead", {"ms": 100}),), True),  # not yet
+        ((Action(500, "isolate", {"ms": 400}),), True),
+        ((Action(500, "isolate", {"ms": 600}),), False),
+    ],
+)
+def test_a_w_set_back_is_a_promise_while_clocks_are_right(
+    steps: tuple[Action, ...], *, is_calm: bool
+) -> None:
+    plan = draw(2, profile="calm").only([*steps, Action(1_000, "set_back", {})])
+    assert is_calm_when_set_back(plan, set_back_ms=1_000, now_ms=3_000) == is_calm
 
 
 def test_a_plan_without_faults_delivers_everything() -> None:
