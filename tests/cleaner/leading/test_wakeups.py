@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import pytest
 
@@ -24,7 +24,7 @@ class Bed:
 
     wakeups: Wakeups
     server: Link
-    taken: list[Message] = field(default_factory=list)
+    taken: list[Message]
 
     def waited_s(self, rest_s: float, pause_s: float) -> float:
         """How long it waits."""

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 HARMLESS = frozenset({"lost_answers", "ledger_away", "slow_first_init"})
 """None of these faults gives a node a reason to stand, or to leave a wheel."""
 
+CLOCKS_ALONE = HARMLESS | {"clocks_ahead", "set_back"}
+
 SLOW_CANDIDACIES = 2
 """Epochs beyond the first: a candidacy that ends another's transaction takes two of them."""
 
@@ -41,28 +43,29 @@ def is_slow(plan: Plan) -> bool:
     )
 
 
-def is_calm_when_set_back(plan: Plan, set_back_ms: float, now_ms: float) -> bool:
-    """Whether all faults but changing clocks are over when w is set back last.
-
-    Clocks have to be right when w is set back, and to stay so until now: a w that was set back to a
-    wrong clock is ahead again once that is corrected, and for a minute no node leads that remembers
-    a broker's wrong clock.
-
-    Args:
-        plan: What happens.
-        set_back_ms: When w was set back.
-        now_ms: The time until which it has to be calm.
-    """
+def is_calm_when_set_back(plan: Plan) -> bool:
+    """Whether all faults but changing clocks are over when w is set back last."""
     actions = [step for step in plan.steps if isinstance(step, Action)]
     last_ms = max((step.at_ms for step in actions if step.kind == "set_back"), default=-1)
-    for step in actions:
-        end_ms = step.at_ms + step.arguments.get("ms", 0)
-        if step.kind == "clocks_ahead":
-            if step.at_ms <= now_ms and end_ms >= set_back_ms:
-                return False
-        elif step.kind not in HARMLESS | {"set_back"} and end_ms >= last_ms:
-            return False
-    return True
+    return all(
+        step.kind in CLOCKS_ALONE or step.at_ms + step.arguments.get("ms", 0) < last_ms
+        for step in actions
+    )
+
+
+def are_clocks_right(plan: Plan, from_ms: float, to_ms: float) -> bool:
+    """Whether no clocks are ahead, or corrected, in this time.
+
+    A w that is set back to a wrong clock is ahead again once that is corrected, and for a minute no
+    node leads that remembers a broker's wrong clock.
+    """
+    return not any(
+        step.kind == "clocks_ahead"
+        and step.at_ms <= to_ms
+        and step.at_ms + step.arguments["ms"] >= from_ms
+        for step in plan.steps
+        if isinstance(step, Action)
+    )
 
 
 def wrong_closes(world: World, wheel: WheelId) -> Iterator[str]:

@@ -43,7 +43,12 @@ from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameRange, Frame
 from delaywheel_replica.core.protocol.progress import Progress, violations
 from delaywheel_replica.core.protocol.status_files import Role
 from sim.checking.book import Entry, Fate
-from sim.checking.calm import is_calm_when_set_back, wrong_candidacies, wrong_closes
+from sim.checking.calm import (
+    are_clocks_right,
+    is_calm_when_set_back,
+    wrong_candidacies,
+    wrong_closes,
+)
 from sim.checking.letters import has_expired_long_ago, wrong_letter
 from sim.checking.truth import FrameName, FrameTruth, Key, RewrittenError
 from sim.kafka.log import Entry as LogEntry
@@ -262,13 +267,7 @@ class Checks:
     def _may_be_old(self) -> bool:
         """Whether nodes may still use wheels opened before w was set back."""
         since_us = self._world.scheduler.now_us - self._set_back_us
-        return since_us < NEW_WHEELS_US or not self._is_calm_since_set_back()
-
-    def _is_calm_since_set_back(self) -> bool:
-        now_us = self._world.scheduler.now_us
-        return is_calm_when_set_back(
-            self._world.plan, self._set_back_us / US_PER_MS, now_us / US_PER_MS
-        )
+        return since_us < NEW_WHEELS_US or not is_calm_when_set_back(self._world.plan)
 
     # --- what callers learn
 
@@ -408,10 +407,13 @@ class Checks:
             self._fail(f"{entry} is delivered with other bytes: {content}")
 
     def _check_time(self, entry: Entry) -> None:
-        """Checks that a message accepted after w was set back is forwarded at its due."""
-        if not (self._set_back_us and self._is_calm_since_set_back()):
+        """Checks that a message accepted after w was set back to a right clock is punctual."""
+        plan, set_back_us = self._world.plan, self._set_back_us
+        if not (set_back_us and is_calm_when_set_back(plan)):
             return
-        if entry.acknowledged_us > self._set_back_us:
+        if not are_clocks_right(plan, set_back_us / US_PER_MS, entry.visible_us / US_PER_MS):
+            return
+        if entry.acknowledged_us > set_back_us:
             due_us = (entry.due_ms - EPOCH_MS) * US_PER_MS
             late_us = entry.visible_us - max(due_us, entry.acknowledged_us)
             if late_us > LATE_US:
