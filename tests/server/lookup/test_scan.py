@@ -52,7 +52,8 @@ def test_a_message_is_found_though_an_index_cannot_be_opened() -> None:
     scanner = Scanner(site.disk, DATA)
     site.disk.faults += [Fault("open", path_part=f"{A1}/index") for _ in range(99)]
     for number, wheel in ((1, A1), (2, B1)):
-        found = scanner.find(BASE_SLOT, message(number).id, {A1: 1, B1: 1}, None)
+        reference = Reference(BASE_SLOT, message(number).id, None)
+        (found,) = scanner.find_many([reference], {A1: 1, B1: 1})
         assert [(copy.wheel, copy.seq) for copy in found.copies] == [(wheel, 1)]
 
 
@@ -224,6 +225,41 @@ async def test_who_waits_for_a_cancel_reads_only_what_is_new(site: Site) -> None
     await site.queries.look_for_cancels(reference, found)
     assert found.look is look
     assert (found.cancels, found.rescheduled_to_ms) == ([Position(B1, 2, 0)], LATE_MS)
+
+
+async def test_many_lookups_read_a_second_once_and_each_gets_its_own_answer(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.write(A1, *(message(number, slot=BASE_SLOT) for number in range(2, 9)), sent(LATE_MS))
+    site.write(B1, sent(EARLY_MS), sent(LATE_MS), message(9, slot=BASE_SLOT + 1))
+    site.reschedule(A1, EARLY_MS, 10**12)
+    await site.find(A1)
+    references = [
+        *(Reference(BASE_SLOT, message(number).id, None) for number in range(2, 9)),
+        Reference(BASE_SLOT, ID, EARLY_MS),
+        Reference(BASE_SLOT, ID, None, B1),
+        Reference(BASE_SLOT + 1, message(9).id, None),
+        Reference(BASE_SLOT + 1, ID, None),
+        Reference(BASE_SLOT, message(5).id, None),
+    ]
+    read: list[int] = []
+    frames = Scanner.frames
+
+    def counted(scanner: Scanner, slot: int, *given: Any, **asked: Any) -> Iterator[Frame]:
+        read.append(slot)
+        return frames(scanner, slot, *given, **asked)
+
+    monkeypatch.setattr(Scanner, "frames", counted)
+    found = await site.queries.find_many(references)
+    assert sorted(read) == [BASE_SLOT, BASE_SLOT + 1]
+    assert isinstance(found[8], RefusedError)
+    assert found[8].refusal.reason is Reason.HANDLE_AMBIGUOUS
+    for reference, each in zip(references, found, strict=True):
+        if isinstance(each, Found):
+            assert each == await site.queries.find(reference)
+    assert isinstance(found[7], Found)
+    assert (found[7].rescheduled_to_ms, len(found[7].cancels)) == (10**12, 1)
+    assert [len(each.copies) for each in found if isinstance(each, Found)] == [*[1] * 9, 0, 1]
 
 
 async def test_another_attempt_may_lie_elsewhere(site: Site) -> None:

@@ -27,6 +27,7 @@ from delaywheel_replica.core.leader.holders import holds_progress, knows_all
 from delaywheel_replica.core.protocol.control import ControlState
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role
 from delaywheel_replica.server.commit.committer import Committed, Outcome, Request
+from delaywheel_replica.server.lookup.references import Reference
 from delaywheel_replica.server.lookup.scan import Found, Scanner
 from sim.checking.truth import Key
 
@@ -262,7 +263,8 @@ class Cancels:
         open_wheel = self._server.store.wheel
         if open_wheel is not None:
             limits[open_wheel.wheel] = open_wheel.last_seq
-        found = self.scanner.find(slot, id_, limits, due_ms, lost=status.lost)
+        reference = Reference(slot, id_, due_ms)
+        (found,) = self.scanner.find_many([reference], limits, lost=status.lost)
         found.complete = found.complete and knows_all(registry, row.heartbeat, heard)
         return found
 

@@ -8,7 +8,7 @@ second and long lists are made on two others, so that they do not delay cancels 
 
 import asyncio
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -84,58 +84,66 @@ class Queries:
         self._lists.shutdown(cancel_futures=True)
 
     async def find(self, reference: Reference) -> Found:
-        """Finds a message and its cancels; below the floor there are none.
-
-        Raises:
-            RefusedError: HANDLE_AMBIGUOUS: several messages have this id and second;
-                NOT_UP_TO_DATE: only another message is found, and this one may lie in what cannot
-                be read.
-        """
-        progress = self._progress()
-        if progress is not None and reference.slot < progress.floor:
-            # Its rows may still be in an index, but its file is gone: nothing that others could
-            # hold.
-            return Found()
-        status, cleaner = self._view.status(), self._view.cleaner.status
-        find = partial(
-            self._scanner.find,
-            lost=NO_FRAMES if cleaner is None else cleaner.lost,
-            reschedules={
-                due_ms: stands
-                for (id_, due_ms), stands in (cleaner.reschedules.items() if cleaner else ())
-                if id_ == reference.id
-            },
-        )
-        found = await asyncio.get_running_loop().run_in_executor(
-            self._thread,
-            find,
-            reference.slot,
-            reference.id,
-            limits_of(status),
-            reference.due_ms,
-            reference.wheel,
-        )
-        found.complete = found.complete and self.knows_all(status)
-        if found.copies and not (found.in_wheel or found.complete):
-            raise RefusedError(Reason.NOT_UP_TO_DATE, f"Not all of {reference.wheel} is here")
-        if len(found.dues_ms) > 1:
-            dues = ", ".join(map(str, found.dues_ms[:_DUES_NAMED]))
-            raise RefusedError(
-                Reason.HANDLE_AMBIGUOUS, f"This id was sent with several dues: {dues}"
-            )
+        """Finds one message; raises what `find_many` returns as an error."""
+        (found,) = await self.find_many([reference])
+        if isinstance(found, RefusedError):
+            raise found
         return found
 
-    async def look_for_cancels(self, reference: Reference, found: Found) -> None:
-        """Looks again for cancels of a found message, and for the mark of a reschedule."""
-        assert reference.due_ms is not None
+    async def find_many(self, references: Sequence[Reference]) -> list[Found | RefusedError]:
+        """Finds messages and their cancels; below the floor there are none.
+
+        All lookups cost one hand-over to the thread that reads.
+
+        Returns:
+            For each reference, in the same order, what was found; or one of these errors:
+            HANDLE_AMBIGUOUS: several messages have this id and second; NOT_UP_TO_DATE: only another
+            message is found, and this one may lie in what cannot be read.
+        """
+        progress = self._progress()
+        floor = 0 if progress is None else progress.floor
+        # Below the floor rows may still be in an index, but the files are gone: there is nothing
+        # that others could hold.
+        above = [reference for reference in references if reference.slot >= floor]
+        if not above:
+            return [Found() for _ in references]
         status, cleaner = self._view.status(), self._view.cleaner.status
-        look = partial(
-            self._scanner.look_for_cancels, lost=NO_FRAMES if cleaner is None else cleaner.lost
+        find = partial(
+            self._scanner.find_many,
+            lost=NO_FRAMES if cleaner is None else cleaner.lost,
+            reschedules={} if cleaner is None else cleaner.reschedules,
         )
-        key = reference.id, reference.due_ms
-        await asyncio.get_running_loop().run_in_executor(
-            self._thread, look, reference.slot, key, limits_of(status), found
+        found = await asyncio.get_running_loop().run_in_executor(
+            self._thread, find, above, limits_of(status)
         )
+        knows_all, results = self.knows_all(status), iter(found)
+        return [
+            _judged(reference, next(results), knows_all=knows_all)
+            if reference.slot >= floor
+            else Found()
+            for reference in references
+        ]
+
+    async def look_for_cancels(self, reference: Reference, found: Found) -> None:
+        """Looks again for cancels of one found message; see `look_for_cancels_many`."""
+        await self.look_for_cancels_many([(reference, found)])
+
+    async def look_for_cancels_many(self, known: Sequence[tuple[Reference, Found]]) -> None:
+        """Looks again for cancels of found messages, and for the marks of reschedules.
+
+        Args:
+            known: Messages, each with its due, and what was found of it; that is updated.
+        """
+        status, cleaner = self._view.status(), self._view.cleaner.status
+        lost, limits = NO_FRAMES if cleaner is None else cleaner.lost, limits_of(status)
+
+        def look() -> None:
+            for reference, found in known:
+                assert reference.due_ms is not None
+                key = reference.id, reference.due_ms
+                self._scanner.look_for_cancels(reference.slot, key, limits, found, lost=lost)
+
+        await asyncio.get_running_loop().run_in_executor(self._thread, look)
 
     async def message(self, slot: int, place: Position) -> Columns | None:
         """Returns one message; None: its frame cannot be read, or no longer exists."""
@@ -280,6 +288,17 @@ class Queries:
         is_lost = cleaner is not None and (wheel, seq) in cleaner.lost
         if not is_lost and (floor is None or slot >= floor):
             self._on_damaged(wheel, seq)
+
+
+def _judged(reference: Reference, found: Found, *, knows_all: bool) -> Found | RefusedError:
+    """Returns what was found, unless it does not show which message is meant."""
+    found.complete = found.complete and knows_all
+    if found.copies and not (found.in_wheel or found.complete):
+        return RefusedError(Reason.NOT_UP_TO_DATE, f"Not all of {reference.wheel} is here")
+    if len(found.dues_ms) > 1:
+        dues = ", ".join(map(str, found.dues_ms[:_DUES_NAMED]))
+        return RefusedError(Reason.HANDLE_AMBIGUOUS, f"This id was sent with several dues: {dues}")
+    return found
 
 
 def slots_at_most(request: pb.ListSlotsRequest) -> int:

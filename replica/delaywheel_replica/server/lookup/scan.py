@@ -1,24 +1,29 @@
-"""Finds messages in the slot files: those of one slot, or one by its id and due.
+"""Finds messages in the slot files: those of one slot, or some by their ids and dues.
 
 There is no index of ids: a slot's id column is compared as a whole. Every wheel is searched, since
 a retry may have gone to another wheel than the first attempt. Used by one thread.
 """
 
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from delaywheel.identity import WheelId
 from delaywheel.storage.files.index import OpenIndexes
 from delaywheel.storage.folder.disk import Disk
-from delaywheel.storage.frames.columns import ID_LENGTH_BYTES, Columns
+from delaywheel.storage.frames.columns import Columns
 from delaywheel.storage.frames.format import Frame, Kind
-from delaywheel.storage.reading.cancels import BEGIN_BYTES, Budget, CancelLook
+from delaywheel.storage.reading.cancels import (
+    BEGIN_BYTES,
+    Budget,
+    CancelLook,
+    begins_of,
+    rows_that_begin,
+)
 from delaywheel.storage.reading.reader import WheelReader
 from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameSet
 from delaywheel_replica.core.protocol.progress import Position
@@ -29,11 +34,12 @@ from delaywheel_replica.core.protocol.reschedules import (
     mark_begin,
     marked_due_ms,
 )
+from delaywheel_replica.server.lookup.references import Reference
 
 _LOOK_FRAMES: Final = 1 << 12
 _LOOK_BYTES: Final = 16 << 20
 """How much is read at once for a caller that waits for cancels of one message."""
-_NONE: Final[Mapping[int, Reschedule]] = {}
+_NONE: Final[Mapping[MessageKey, Reschedule]] = {}
 
 
 @dataclass(slots=True)
@@ -62,6 +68,47 @@ class Found:
     look: CancelLook | None = None
 
 
+@dataclass(slots=True)
+class _Rows:
+    """The rows of one id within a second: where each lies, and its due."""
+
+    copies: list[tuple[Position, int]] = field(default_factory=list)
+    cancels: list[tuple[Position, int]] = field(default_factory=list)
+
+    @property
+    def dues_ms(self) -> set[int]:
+        """The dues of its messages."""
+        return {due_ms for _, due_ms in self.copies}
+
+    def of(self, kind: Kind) -> list[tuple[Position, int]]:
+        """Its rows in frames of this kind."""
+        return self.copies if kind is Kind.MESSAGES else self.cancels
+
+    def fill(
+        self,
+        found: Found,
+        reference: Reference,
+        marked: Mapping[int, int],
+        reschedules: Mapping[int, Reschedule],
+    ) -> None:
+        """Fills in which message a reference means, and where it lies."""
+        all_dues_ms = self.dues_ms
+        if reference.due_ms is not None:
+            all_dues_ms &= {reference.due_ms}
+        dues_ms = all_dues_ms
+        if reference.wheel is not None:
+            there = {due for place, due in self.copies if place.wheel == reference.wheel}
+            there &= all_dues_ms
+            found.in_wheel = bool(there)
+            dues_ms = _by_now(there or all_dues_ms, all_dues_ms, marked, reschedules)
+        found.dues_ms = tuple(sorted(dues_ms))
+        if len(dues_ms) == 1:
+            (due_ms,) = dues_ms
+            found.copies = [place for place, its_due_ms in self.copies if its_due_ms == due_ms]
+            found.cancels = [place for place, its_due_ms in self.cancels if its_due_ms == due_ms]
+            found.rescheduled_to_ms = marked.get(due_ms)
+
+
 class Scanner:
     """Reads slots of all wheels of this node. For one thread."""
 
@@ -86,73 +133,95 @@ class Scanner:
         self._open_indexes = OpenIndexes()
         self._readers: dict[WheelId, WheelReader] = {}
 
-    def find(
+    def find_many(
         self,
-        slot: int,
-        id_: bytes,
+        references: Sequence[Reference],
         limits: Mapping[WheelId, int],
-        due_ms: int | None,
-        wheel: WheelId | None = None,
         *,
         lost: FrameSet = NO_FRAMES,
-        reschedules: Mapping[int, Reschedule] = _NONE,
-    ) -> Found:
-        """Finds a message.
+        reschedules: Mapping[MessageKey, Reschedule] = _NONE,
+    ) -> list[Found]:
+        """Finds messages; each second is read once for all of them.
+
+        If a reference names no due, any due within its second fits; if the message was rescheduled
+        within that second, the due that it has by now. If the id was sent with several dues of one
+        second, the wheel of the reference decides. That wheel need not have the message any more:
+        another attempt may lie elsewhere.
 
         Args:
-            slot: Its second.
-            id_: Its 16 bytes.
+            references: Which messages.
             limits: The wheels to search, each up to a seq.
-            due_ms: Its due; None: any within the second; if the message was rescheduled within it,
-                the due that it has by now.
-            wheel: The wheel that accepted it; None: any. It decides if the id was sent with several
-                dues of one second. It need not have the message any more: another attempt may lie
-                elsewhere.
             lost: Frames that no node can read any more. Those whose second is unknown are not
-                assumed to be of this second.
-            reschedules: Decisions about this id that may not be in frames yet, by due.
+                assumed to be of the second that is read.
+            reschedules: Decisions that may not be in frames yet.
+
+        Returns:
+            What was found of each, in the same order.
         """
-        found = Found()
-        wanted = np.frombuffer(id_, dtype=np.uint8)
-        named: dict[Kind, list[tuple[Position, int]]] = {kind: [] for kind in Kind}
-        # None is kept: they may be 4 GiB.
-        for frame in self.frames(slot, limits, found=found, lost=lost):
-            for row in _rows_of(frame.columns, wanted, due_ms):
-                place = Position(frame.wheel, frame.seq, row)
-                named[frame.kind].append((place, int(frame.columns.due_ms[row])))
-        copies, cancels = named[Kind.MESSAGES], named[Kind.CANCELS]
-        all_dues_ms = {due_ms for _, due_ms in copies}
-        dues_ms, marked = all_dues_ms, dict[int, int]()
-        if all_dues_ms and (cancels or len(all_dues_ms) > 1):
-            marked = self._marked(slot, id_, all_dues_ms, limits, lost)
-        if wheel is not None:
-            there = {due_ms for place, due_ms in copies if place.wheel == wheel}
-            found.in_wheel = bool(there)
-            dues_ms = _by_now(there or all_dues_ms, all_dues_ms, marked, reschedules)
-        found.dues_ms = tuple(sorted(dues_ms))
-        if len(dues_ms) == 1:
-            (due_ms,) = dues_ms
-            found.copies = [place for place, its_due_ms in copies if its_due_ms == due_ms]
-            found.cancels = [place for place, its_due_ms in cancels if its_due_ms == due_ms]
-            found.rescheduled_to_ms = marked.get(due_ms)
-        return found
+        results = [Found() for _ in references]
+        by_slot: dict[int, list[tuple[Reference, Found]]] = {}
+        for reference, found in zip(references, results, strict=True):
+            by_slot.setdefault(reference.slot, []).append((reference, found))
+        for slot, wanted in by_slot.items():
+            self._find_in(slot, wanted, limits, lost, reschedules)
+        return results
+
+    def _find_in(
+        self,
+        slot: int,
+        wanted: list[tuple[Reference, Found]],
+        limits: Mapping[WheelId, int],
+        lost: FrameSet,
+        reschedules: Mapping[MessageKey, Reschedule],
+    ) -> None:
+        """Fills in what is found of messages of one second."""
+        rows: dict[bytes, _Rows] = {reference.id: _Rows() for reference, _ in wanted}
+        begins, second = begins_of(rows), Found()
+        # No frame is kept: they may be 4 GiB.
+        for frame in self.frames(slot, limits, found=second, lost=lost):
+            ids, dues_ms = frame.columns.ids, frame.columns.due_ms
+            for row in rows_that_begin(frame.columns, begins):
+                of_id = rows.get(ids[row].tobytes())
+                if of_id is not None:
+                    place = Position(frame.wheel, frame.seq, row)
+                    of_id.of(frame.kind).append((place, int(dues_ms[row])))
+        marked = self._marked(slot, rows, limits, lost)
+        decided: dict[bytes, dict[int, Reschedule]] = {}
+        for (id_, due_ms), stands in reschedules.items():
+            if id_ in rows:
+                decided.setdefault(id_, {})[due_ms] = stands
+        for reference, found in wanted:
+            id_ = reference.id
+            rows[id_].fill(found, reference, marked.get(id_, {}), decided.get(id_, {}))
+            found.readable, found.complete = second.readable, second.complete
 
     def _marked(
         self,
         slot: int,
-        id_: bytes,
-        dues_ms: Collection[int],
+        rows: Mapping[bytes, "_Rows"],
         limits: Mapping[WheelId, int],
         lost: FrameSet,
-    ) -> dict[int, int]:
-        """Returns where messages of one id and second went to, as their marks say."""
-        look = CancelLook(slot, [mark_begin((id_, due_ms)) for due_ms in dues_ms])
-        self.look(look, limits, Budget(sys.maxsize, sys.maxsize), lost=lost)
-        return {
-            due_ms: to_ms
+    ) -> dict[bytes, dict[int, int]]:
+        """Returns where messages of one second went to, as their marks say: due by id and due."""
+        keys = [
+            (id_, due_ms)
+            for id_, of_id in rows.items()
+            if (dues_ms := of_id.dues_ms) and (of_id.cancels or len(dues_ms) > 1)
             for due_ms in dues_ms
-            if (to_ms := marked_due_ms((id_, due_ms), _ids_of(look, due_ms))) is not None
-        }
+        ]
+        if not keys:
+            return {}
+        look = CancelLook(slot, map(mark_begin, keys))
+        self.look(look, limits, Budget(sys.maxsize, sys.maxsize), lost=lost)
+        ids: dict[int, list[bytes]] = {}
+        for row in look.rows:
+            ids.setdefault(row.due_ms, []).append(row.id)
+        marked: dict[bytes, dict[int, int]] = {}
+        for id_, due_ms in keys:
+            to_ms = marked_due_ms((id_, due_ms), ids.get(due_ms, ()))
+            if to_ms is not None:
+                marked.setdefault(id_, {})[due_ms] = to_ms
+        return marked
 
     def look_for_cancels(
         self,
@@ -323,12 +392,3 @@ def key_of(columns: Columns, row: int) -> bytes:
 def message_key(id_: bytes, due_ms: int) -> bytes:
     """Returns the key for an id and a due."""
     return id_ + due_ms.to_bytes(8, "little")
-
-
-def _rows_of(columns: Columns, wanted: NDArray[np.uint8], due_ms: int | None) -> list[int]:
-    ids = np.ascontiguousarray(columns.ids).reshape(-1, ID_LENGTH_BYTES)
-    same = (ids == wanted).all(axis=1)
-    if due_ms is not None:
-        same &= columns.due_ms == due_ms
-    rows: list[int] = np.flatnonzero(same).tolist()
-    return rows
