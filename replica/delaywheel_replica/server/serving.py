@@ -48,7 +48,12 @@ from delaywheel_replica.server.intake.handover import HandoverServer
 from delaywheel_replica.server.intake.known_topics import KnownTopics
 from delaywheel_replica.server.intake.producing import Accepting, Producing
 from delaywheel_replica.server.intake.validate import Rules
-from delaywheel_replica.server.ledger.assignment import Publishable, publishable, registered
+from delaywheel_replica.server.ledger.assignment import (
+    Publishable,
+    publishable,
+    published_seqs,
+    registered,
+)
 from delaywheel_replica.server.ledger.publisher import Books, BooksConfig
 from delaywheel_replica.server.ledger.rows import CountedLedger, Ledger
 from delaywheel_replica.server.listening import Listener, Services
@@ -99,6 +104,9 @@ class _PublishingMember:
             leads=cleaner.leading() is not None,
             heard_for_ms=monotonic_ms() - self._started_ms,
         )
+
+    def reported(self) -> Mapping[WheelId, int]:
+        return published_seqs(self._view.status())
 
     def registered(self) -> Collection[WheelId] | None:
         return registered(self._view.cleaner.fresh())
@@ -161,6 +169,7 @@ class Server:
             seal_seconds=config.ledger_seal_seconds,
             retention_hours=config.ledger_kept_hours,
             full_retention_hours=None if config.ledger_uri else config.ledger_needed_hours,
+            is_shared=config.ledger_uri is not None,
         )
         return Books(disk, config.data_dir, ledger, books, member)
 

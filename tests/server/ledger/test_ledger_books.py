@@ -290,6 +290,76 @@ def test_what_another_gave_up_and_is_gone_is_a_gap(bench: Bench) -> None:
     assert bench.files() == [file_name(1, 1), file_name(3, 3)]
 
 
+# --- what is finished and deleted
+
+
+def finished(bench: Bench, *slots: int) -> None:
+    """The floor passes these slots, all the others lie above."""
+    for slot in slots:
+        next((bench.data / "wheels").rglob(f"{slot}.slot")).unlink()
+    bench.floor = max(slots) + 1
+
+
+def written_of_a_replaced_node(bench: Bench) -> None:
+    """Three frames: that node published them in its own place, and the floor passed the first two.
+
+    Its wheel is closed, and the leader's node publishes what of it is not published.
+    """
+    bench.is_sole = bench.is_shared = False
+    bench.write(message(1), enter=False)
+    bench.write(message(2, slot=BASE_SLOT + 1), enter=False)
+    bench.write(message(3, slot=BASE_SLOT + 9), enter=False)
+    finished(bench, BASE_SLOT, BASE_SLOT + 1)
+
+
+@pytest.mark.parametrize("release", ["this", "one that noted no reports"])
+def test_what_a_replaced_node_published_is_not_waited_for_once_all_were_stopped(
+    bench: Bench, release: str
+) -> None:
+    written_of_a_replaced_node(bench)
+    bench.reported_seq = 3
+    bench.restart()
+    bench.books.work()  # of a node that holds the wheel, whether it publishes it or not
+    bench.reported_seq = 0  # all nodes are stopped, and none remembers
+    if release != "this":
+        (bench.data / "ledger" / "books.json").unlink()
+    bench.restart()
+    assert bench.books.work()
+    assert bench.published == {WHEEL: 3}
+    assert bench.unreadable == []
+    assert bench.gaps() == []
+    assert bench.files() == ([] if release == "this" else [file_name(3, 3)])
+
+
+def test_what_another_node_published_in_its_own_place_is_no_gap(bench: Bench) -> None:
+    """This node led and published the first frame, then another node the second."""
+    bench.is_sole = bench.is_shared = False
+    for number in range(3):
+        bench.write(message(number, slot=BASE_SLOT + number), enter=False)
+    bench.high_watermark = 1
+    bench.restart()
+    assert bench.books.work()
+    assert bench.files() == [file_name(1, 1)]
+    bench.high_watermark, bench.reported_seq = 3, 2
+    finished(bench, BASE_SLOT, BASE_SLOT + 1)
+    assert bench.books.work()
+    assert bench.gaps() == []
+    assert bench.unreadable == []
+    assert bench.files() == [file_name(1, 1), file_name(3, 3)]
+
+
+def test_what_is_deleted_and_was_never_in_a_shared_place_is_a_gap(bench: Bench) -> None:
+    bench.write(message(1))
+    bench.books.work()
+    bench.write(message(2, slot=BASE_SLOT + 1), enter=False)
+    bench.write(message(3, slot=BASE_SLOT + 9), enter=False)
+    finished(bench, BASE_SLOT + 1)
+    bench.restart()
+    assert bench.books.work()
+    assert bench.gaps() == [f"n1.1-{2:019}-{2:019}.json"]
+    assert bench.files() == [file_name(1, 1), file_name(3, 3)]
+
+
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("published", [2, 3, 4])
 def test_a_gap_that_another_node_could_fill_is_none(bench: Bench, published: int) -> None:
@@ -333,12 +403,14 @@ def test_a_wheel_that_is_gone_leaves_nothing_behind_but_gaps_that_wait(
     bench.books.work()
     bench.restart()
     monkeypatch.setattr(bench, "publishable", dict)
+    monkeypatch.setattr(bench, "reported", dict)
     assert bench.books.work()
     assert bench.gaps() == [f"n1.1-{1:019}-{1:019}.json"]
     assert not rows_folder(bench.data, WHEEL).exists()
     assert json.loads((bench.data / "ledger" / "books.json").read_text()) == {
         "placed": {},
         "gaps": [],
+        "reported": {},
     }
 
 

@@ -83,6 +83,9 @@ class BenchMember:
     def publishable(self) -> Mapping[WheelId, Publishable]:
         return self._bench.publishable()
 
+    def reported(self) -> Mapping[WheelId, int]:
+        return self._bench.reported()
+
     def registered(self) -> Collection[WheelId] | None:
         return self._bench.registered
 
@@ -104,7 +107,10 @@ class Bench:
         place: where the books publish; away on request.
         high_watermark: what may be published of the wheel.
         lost: frames of it that are lost.
+        reported_seq: up to here some node reported it as published.
+        floor: frames for earlier slots are finished.
         is_sole: no other node may publish it.
+        is_shared: other nodes publish at the same place.
         is_full: the disk is at its reserve.
         published: what was reported to the machine.
         unreadable: frames that were reported to it.
@@ -121,6 +127,8 @@ class Bench:
         self.folder = folder or data / "published"
         self.high_watermark = 0
         self.reported_seq = 0
+        self.floor = 0
+        self.is_shared = True
         self.is_sole = True
         self.lost: frozenset[int] = frozenset()
         self.is_full = False
@@ -144,7 +152,14 @@ class Bench:
             self.disk,
             self.data,
             self.ledger,
-            BooksConfig(node, str(self.folder), 60, retention_hours, full_retention_hours),
+            BooksConfig(
+                node,
+                str(self.folder),
+                60,
+                retention_hours,
+                full_retention_hours,
+                is_shared=self.is_shared,
+            ),
             BenchMember(self),
             place_at=lambda: self.place,
         )
@@ -157,8 +172,13 @@ class Bench:
             born_ms=ACCEPTED_AT_MS - 60_000,
             is_sole=self.is_sole,
             lost=FrameSet.of((self.name, seq) for seq in self.lost),
+            floor=self.floor,
         )
         return {self.name: found}
+
+    def reported(self) -> dict[WheelId, int]:
+        """The one wheel with files, and up to where it is known as published."""
+        return {self.name: max(self.reported_seq, self.published.get(self.name, 0))}
 
     def write(
         self,

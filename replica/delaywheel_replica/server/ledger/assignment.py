@@ -32,7 +32,7 @@ from delaywheel.identity import WheelId
 from delaywheel_replica.core.leader.failure_detector import ages_ms
 from delaywheel_replica.core.protocol.control import WheelRecord
 from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameSet
-from delaywheel_replica.core.protocol.heartbeat import WheelHeartbeat
+from delaywheel_replica.core.protocol.heartbeat import Heartbeat
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, ServerStatus
 
 LOST_MS: Final = 60_000
@@ -48,6 +48,8 @@ class Publishable:
         born_ms: Nothing of it was accepted before.
         is_sole: No other node may publish it.
         lost: Those of its frames that no node can read.
+        floor: Frames for earlier slots are finished, and their files are deleted: the floor has
+            passed them only after they were published or given up.
     """
 
     last_seq: int
@@ -55,6 +57,7 @@ class Publishable:
     born_ms: int = 0
     is_sole: bool = True
     lost: FrameSet = NO_FRAMES
+    floor: int = 0
 
 
 def publishable(
@@ -71,16 +74,28 @@ def publishable(
     heartbeat = status.heartbeat
     records: Mapping[WheelId, WheelRecord] = {} if cleaner is None else cleaner.wheels
     found: dict[WheelId, Publishable] = {}
-    for wheel, reported in heartbeat.wheels.items():
+    for wheel in heartbeat.wheels:
         record = records.get(wheel)
         is_own = wheel.node == heartbeat.node
         if is_own and wheel != heartbeat.spare:
-            found[wheel] = _publishable(wheel, reported, record, cleaner)
+            found[wheel] = _publishable(wheel, heartbeat, record, cleaner)
         elif not is_own and leads and record is not None and record.closed_at is not None:
             assert cleaner is not None
             if _is_lost(wheel, record, status, cleaner, heard_for_ms):
-                found[wheel] = _publishable(wheel, reported, record, cleaner)
+                found[wheel] = _publishable(wheel, heartbeat, record, cleaner)
     return found
+
+
+def published_seqs(status: ServerStatus) -> dict[WheelId, int]:
+    """Returns each wheel of which this node has files, and up to where it is known as published.
+
+    Args:
+        status: The server's status.
+    """
+    heartbeat = status.heartbeat
+    known = dict.fromkeys(heartbeat.verifying, 0)
+    known.update((wheel, reported.ledger_seq) for wheel, reported in heartbeat.wheels.items())
+    return known
 
 
 def registered(cleaner: CleanerStatus | None) -> Collection[WheelId] | None:
@@ -94,10 +109,11 @@ def registered(cleaner: CleanerStatus | None) -> Collection[WheelId] | None:
 
 def _publishable(
     wheel: WheelId,
-    reported: WheelHeartbeat,
+    heartbeat: Heartbeat,
     record: WheelRecord | None,
     cleaner: CleanerStatus | None,
 ) -> Publishable:
+    reported = heartbeat.wheels[wheel]
     closed_at = None if record is None else record.closed_at
     lost = NO_FRAMES if cleaner is None else cleaner.lost.of_wheel(wheel)
     end = lost.seqs(wheel).end_from(reported.prefix)
@@ -107,6 +123,7 @@ def _publishable(
         born_ms=0 if record is None else record.seal_slot * 1000,
         is_sole=closed_at is None,
         lost=lost,
+        floor=heartbeat.floor or 0,
     )
 
 

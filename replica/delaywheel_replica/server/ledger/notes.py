@@ -2,9 +2,13 @@
 
     <data>/ledger/books.json
 
-For each wheel that this node publishes: up to where files and gaps are in place, so that names are
-looked for no further back; and a gap that was decided while the place was away. That decision is
-durable before it is reported: from then on the frames may be deleted.
+For each wheel that this node has files of:
+
+- up to where its files and gaps are in place, so that names are looked for no further back;
+- up to where any node reported it as published or given up: the floor waits for these reports, and
+  nodes that are all started anew would remember none of them;
+- a gap that was decided while the place was away. That decision is durable before it is reported:
+  from then on the frames may be deleted.
 
 A wheel has at most one gap that is not in place yet: it goes there before anything later does, and
 rows given up meanwhile extend it.
@@ -14,15 +18,22 @@ disk has not even that left, and created again when it has.
 """
 
 import contextlib
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Final, Self
+from typing import Annotated, Final, Self
 
 from delaywheel.identity import WheelId
 from delaywheel.storage.folder.disk import Disk
-from delaywheel_replica.core.protocol.codec import MalformedError, Natural, Positive, decode, encode
+from delaywheel_replica.core.protocol.codec import (
+    ADDED,
+    MalformedError,
+    Natural,
+    Positive,
+    decode,
+    encode,
+)
 from delaywheel_replica.process.logs import get_logger
 
 _BALLAST_BYTES: Final = 64 << 10
@@ -78,10 +89,17 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class _Content:
-    """What the file holds: how far each wheel is in place, and the gaps that are not."""
+    """What the file holds.
+
+    Attributes:
+        placed: How far each wheel is in place.
+        gaps: Those that are not.
+        reported: Up to where each wheel was reported as published.
+    """
 
     placed: Mapping[WheelId, Natural]
     gaps: tuple[Gap, ...]
+    reported: Annotated[Mapping[WheelId, Natural], ADDED] = field(default_factory=dict)
 
 
 class Notes:
@@ -94,6 +112,7 @@ class Notes:
         self._ballast = data / "ledger" / "ballast"
         self._placed: dict[WheelId, int] = {}
         self._gaps: dict[WheelId, Gap] = {}
+        self._reported: dict[WheelId, int] = {}
         try:
             content = decode(_Content, disk.read_file(self._path))
         except FileNotFoundError:
@@ -103,6 +122,7 @@ class Notes:
             return
         self._placed = dict(content.placed)
         self._gaps = {gap.wheel: gap for gap in content.gaps}
+        self._reported = dict(content.reported)
 
     def take_ballast(self) -> None:
         """Creates the ballast if it is absent and there is room."""
@@ -115,6 +135,11 @@ class Notes:
     def gaps(self) -> Mapping[WheelId, Gap]:
         """The gaps that are not in place yet."""
         return self._gaps
+
+    @property
+    def reported(self) -> Mapping[WheelId, int]:
+        """Up to where wheels were reported as published, by this node or others."""
+        return self._reported
 
     def placed(self, wheel: WheelId) -> int:
         """Returns the seq up to which files and gaps are in place, at least."""
@@ -130,7 +155,7 @@ class Notes:
         gap = self._gaps.get(wheel)
         is_gap_placed = gap is not None and gap.last_seq <= seq
         gaps = {w: g for w, g in self._gaps.items() if not (w == wheel and is_gap_placed)}
-        self._write(placed, gaps)
+        self._write(placed, gaps, self._reported)
 
     def give_up(self, gap: Gap) -> None:
         """Notes that the rows of these frames will never be published.
@@ -142,22 +167,32 @@ class Notes:
         joined = gap if before is None else before.followed_by(gap)
         gaps = {**self._gaps, gap.wheel: joined}
         try:
-            self._write(self._placed, gaps)
+            self._write(self._placed, gaps, self._reported)
         except OSError:
             self._disk.delete(self._ballast)
-            self._write(self._placed, gaps)
+            self._write(self._placed, gaps, self._reported)
 
-    def keep_only(self, wheels: Collection[WheelId]) -> None:
-        """Forgets all other wheels, except for gaps, which must be reported however old.
+    def keep(self, reported: Mapping[WheelId, int]) -> None:
+        """Notes what is reported, and forgets all wheels but these, except for gaps.
+
+        Gaps must be put in place however old they are.
+
+        Args:
+            reported: Every wheel that this node has files of, and up to where it is known as
+                published; what was noted before stays true.
 
         Raises:
             OSError: The disk refuses.
         """
-        kept = {w: seq for w, seq in self._placed.items() if w in wheels or w in self._gaps}
-        if kept != self._placed:
-            self._write(kept, self._gaps)
+        kept = {w: seq for w, seq in self._placed.items() if w in reported or w in self._gaps}
+        known = {w: max(seq, self._reported.get(w, 0)) for w, seq in reported.items()}
+        known = {wheel: seq for wheel, seq in known.items() if seq}
+        if (kept, known) != (self._placed, self._reported):
+            self._write(kept, self._gaps, known)
 
-    def _write(self, placed: dict[WheelId, int], gaps: dict[WheelId, Gap]) -> None:
-        content = encode(_Content(placed, tuple(gaps.values())))
+    def _write(
+        self, placed: dict[WheelId, int], gaps: dict[WheelId, Gap], reported: dict[WheelId, int]
+    ) -> None:
+        content = encode(_Content(placed, tuple(gaps.values()), reported))
         self._disk.replace_file(self._path, content)
-        self._placed, self._gaps = placed, gaps
+        self._placed, self._gaps, self._reported = placed, gaps, reported

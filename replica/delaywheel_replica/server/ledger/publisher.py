@@ -8,7 +8,20 @@ far, is in ``assignment.py``.
 
 A frame counts as published once a file or a gap with its seq is in place, or when everything before
 it is published and it has no rows (cancels become part of the next file's range). Then it is
-reported to the machine, which reports it to all nodes: the floor waits for it.
+reported to the machine, which reports it to all nodes: the floor waits for it. What was reported is
+noted by every node that holds the wheel, so that it is still known after all were stopped.
+
+A wheel is published from here on:
+
+=============================  =====================================================================
+its names here, or its notes   behind them; in a place of this node alone, also behind what was
+                               reported, which then is in the place of another node
+none                           behind what was reported, or lies below the floor: the floor passes
+                               only what was published or given up
+=============================  =====================================================================
+
+What is gone, or lost, behind the names of a place that nodes share is a gap: otherwise it would be
+in place.
 
 ========================================  ========================================================
 while the place does not answer           then
@@ -29,7 +42,6 @@ from typing import Final, Protocol
 
 from delaywheel.identity import WheelId
 from delaywheel.storage.folder.disk import Disk
-from delaywheel_replica.core.protocol.frames import FrameName
 from delaywheel_replica.hiding import shown
 from delaywheel_replica.process.logs import get_logger
 from delaywheel_replica.server.ledger.assignment import Publishable
@@ -81,6 +93,7 @@ class BooksConfig:
         seal_seconds: How often rows are sealed and published.
         retention_hours: How long files are kept there; 0: forever.
         full_retention_hours: How long while the disk is full; None: the same.
+        is_shared: Other nodes publish at the same place.
     """
 
     node: str
@@ -88,6 +101,7 @@ class BooksConfig:
     seal_seconds: float
     retention_hours: int = 0
     full_retention_hours: int | None = None
+    is_shared: bool = False
 
 
 class Publishing(Protocol):
@@ -102,6 +116,9 @@ class PublishingNode(Protocol):
 
     def publishable(self) -> Mapping[WheelId, Publishable]:
         """Returns which wheels this node publishes, and how far."""
+
+    def reported(self) -> Mapping[WheelId, int]:
+        """Returns every wheel with files here, and up to where any node reported it published."""
 
     def registered(self) -> Collection[WheelId] | None:
         """Returns the registered wheels; None: they are unknown now."""
@@ -227,6 +244,7 @@ class Books:
             self._files.setdefault(sealed.wheel, []).append(sealed.path)
         for wheel in wheels:
             self._report(wheel, self._noted(wheel))
+        self._remind()
         try:
             self._work(wheels)
         except UNREACHED as error:
@@ -236,6 +254,8 @@ class Books:
             except OSError as refused:
                 _log.warning("rows not given up", error=str(refused))
             return False
+        finally:
+            self._remember()
         if self._failing_since_s is not None:
             _log.info("ledger published again", place=self._state.place)
         self._failing_since_s = None
@@ -255,7 +275,6 @@ class Books:
             self._publish(place, wheel, found)
         if not self._member.is_full():
             self._notes.take_ballast()
-        self._forget_wheels()
 
     def _look_at_names(self, place: Place, wheels: Mapping[WheelId, Publishable]) -> None:
         """Reads the published names of a wheel; if no other node publishes it, they are cached."""
@@ -267,8 +286,15 @@ class Books:
         names = place.newest(asked) if asked else {}
         for wheel in asked:
             known = max(names.get(wheel, 0), self._noted(wheel), self._placed.get(wheel, 0))
-            # Nothing here, but perhaps elsewhere: in another node's own place.
-            self._placed[wheel] = known or wheels[wheel].reported_seq
+            if not (known and self._config.is_shared):
+                known = max(known, self._needless(wheel, known + 1, wheels[wheel]))
+            self._placed[wheel] = known
+
+    def _needless(self, wheel: WheelId, first_seq: int, found: Publishable) -> int:
+        """Returns up to where nothing needs to be published here, as far as that is known."""
+        finished = self._source(wheel).finished_to(first_seq, found.floor, found.lost.seqs(wheel))
+        reported = max(found.reported_seq, self._notes.reported.get(wheel, 0))
+        return min(found.last_seq, max(reported, finished))
 
     def _noted(self, wheel: WheelId) -> int:
         gap = self._notes.gaps.get(wheel)
@@ -286,15 +312,18 @@ class Books:
             on_gap=lambda gap: self._gapped(wheel, gap),
         )
         source = self._source(wheel)
-        last_seq = found.last_seq
+        last_seq, gone_to = found.last_seq, 0
         try:
             for piece in source.blocks(self._placed[wheel] + 1, last_seq):
                 self._moved_s = time.monotonic()
-                if isinstance(piece, Unreadable) and not _is_gone((wheel, piece.seq), found):
-                    # Another member may have it: the machine fetches it, or has it declared lost.
-                    self._member.unreadable(wheel, piece.seq)
-                    last_seq = piece.seq - 1
-                    break
+                if isinstance(piece, Unreadable) and (wheel, piece.seq) not in found.lost:
+                    if piece.seq > gone_to:
+                        gone_to = self._needless(wheel, piece.seq, found)
+                    if piece.seq > gone_to:
+                        # Another member may have it: it is fetched, or declared lost.
+                        self._member.unreadable(wheel, piece.seq)
+                        last_seq = piece.seq - 1
+                        break
                 pages.add(piece)
             pages.finish(last_seq)
         finally:
@@ -343,7 +372,9 @@ class Books:
                 self._give_up_wheel(wheel, found)
 
     def _give_up_wheel(self, wheel: WheelId, found: Publishable) -> None:
-        known = max(self._placed.get(wheel, 0), self._noted(wheel)) or found.reported_seq
+        known = max(self._placed.get(wheel, 0), self._noted(wheel))
+        if not (known and self._config.is_shared):
+            known = max(known, self._needless(wheel, known + 1, found))
         source = self._source(wheel)
         gap = self._gap(source, wheel, known + 1, found.last_seq)
         if gap.messages:
@@ -420,21 +451,27 @@ class Books:
             found[WheelId.parse(name)] = sorted(paths, key=_first_seq)
         return found
 
-    def _forget_wheels(self) -> None:
-        """Forgets wheels that are gone; the open one may have no rows yet."""
-        wheels = self._member.publishable()
-        for wheel in [wheel for wheel in self._files if wheel not in wheels]:
+    def _remind(self) -> None:
+        """Reports again what was reported before nodes were started anew."""
+        reported = self._member.reported()
+        for wheel, seq in self._notes.reported.items():
+            if seq > reported.get(wheel, seq):
+                self._member.published(wheel, seq)
+
+    def _remember(self) -> None:
+        """Notes what any node reported, and forgets wheels that are gone."""
+        reported = self._member.reported()
+        for wheel in [wheel for wheel in self._files if wheel not in reported]:
             self._disk.delete_folder(rows_folder(self._data, wheel))
             del self._files[wheel]
         for known in (self._placed, self._reported):
-            for wheel in known.keys() - wheels.keys():
+            for wheel in known.keys() - reported.keys():
                 del known[wheel]
-        self._notes.keep_only(wheels.keys())
-
-
-def _is_gone(frame: FrameName, found: Publishable) -> bool:
-    """Whether a frame will never be readable: lost, or finished and deleted."""
-    return frame in found.lost or frame[1] <= found.reported_seq
+        own = self._reported
+        try:
+            self._notes.keep({w: max(seq, own.get(w, 0)) for w, seq in reported.items()})
+        except OSError as error:
+            _log.warning("reports of published frames not noted", error=str(error))
 
 
 def _first_seq(path: Path) -> int:

@@ -15,8 +15,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from delaywheel.identity import WheelId
+from delaywheel.seqset import SeqSet
 from delaywheel.storage.folder.disk import Disk
 from delaywheel.storage.frames.format import Frame, Kind
+from delaywheel.storage.frames.rows import is_gone
 from delaywheel.storage.reading.reader import WheelReader
 from delaywheel_replica.server.ledger.place import SCHEMA
 from delaywheel_replica.server.ledger.rows import Block, block_of_frame, read_blocks
@@ -62,6 +64,29 @@ class Source:
                 yield part
                 next_seq = part.last_seq + 1
         yield from self._from_frames(next_seq, last_seq)
+
+    def finished_to(self, first_seq: int, floor: int, lost: SeqSet) -> int:
+        """Returns the last frame from ``first_seq`` on that lies below the floor; 0 if none does.
+
+        The floor passed it only after everything up to it was published or given up. A lost frame
+        proves nothing: the floor does not wait for its gap.
+
+        Args:
+            first_seq: Frames before are not examined.
+            floor: The slot below which everything is finished.
+            lost: Frames that no node can read.
+        """
+        reader = WheelReader(self._disk, self._data, self._wheel)
+        try:
+            last_seq, found = reader.last_seq(), 0
+            for first, rows in reader.rows_of(SeqSet([(first_seq, last_seq)]) - lost):
+                has_slot = rows["length"] > 0
+                below = np.flatnonzero(is_gone(rows) | (has_slot & (rows["slot"] < floor)))
+                if len(below):
+                    found = first + int(below[-1])
+            return found
+        finally:
+            reader.close()
 
     def files_up_to(self, seq: int) -> list[Path]:
         """Returns the files that were read to the end and have no frame beyond this seq."""
