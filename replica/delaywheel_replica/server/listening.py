@@ -14,7 +14,7 @@ from delaywheel_replica.server.cluster.operator import DelayWheelAdminService
 from delaywheel_replica.server.intake.admission import Admission
 from delaywheel_replica.server.intake.calls import Answers, Calls
 from delaywheel_replica.server.intake.producing import Producing
-from delaywheel_replica.server.intake.reception import Reception
+from delaywheel_replica.server.intake.reception import HEALTH, Reception
 from delaywheel_replica.server.node.counts import Counts
 from delaywheel_replica.server.service import DelayWheelService
 
@@ -30,6 +30,8 @@ SERVICE = _SERVICES["DelayWheel"].full_name
 # Bounds of answers being made, or not yet read: of all callers, of one.
 _ANSWERS_BYTES: Final = 64 << 20
 _CALLER_ANSWERS_BYTES: Final = 16 << 20
+_HEALTH_BYTES: Final = 1 << 20
+_HEALTH_ANSWER_BYTES: Final = 64
 # At most this many windows of 64 KiB hold calls of one connection that are not read yet.
 _CALLS_OF_CALLER: Final = 256
 # A request above the limit is refused with a reason, unless it is even larger than this.
@@ -74,6 +76,8 @@ class Listener:
         asked = Admission(max_bytes=_ANSWERS_BYTES, max_caller_bytes=_CALLER_ANSWERS_BYTES)
         answers = Answers(asked, services.questions.length_bytes)
         calls = Calls(Reception(), counts, answers)
+        checked = Admission(max_bytes=_HEALTH_BYTES, max_caller_bytes=_HEALTH_BYTES)
+        checks = Calls(Reception(HEALTH), counts, Answers(checked, lambda _: _HEALTH_ANSWER_BYTES))
         producing = {
             "DelayProduce": calls.call("DelayProduce", services.producing.one),
             "DelayProduceStream": calls.stream("DelayProduceStream", services.producing.stream),
@@ -88,7 +92,7 @@ class Listener:
             (
                 calls.of_service(_SERVICES["DelayWheel"], services.questions, producing),
                 calls.of_service(_SERVICES["DelayWheelAdmin"], services.admin, {}),
-                calls.of_service(_HEALTH, self._health, {}),
+                checks.of_service(_HEALTH, self._health, {}),
                 calls.of_service(_REFLECTION, reflected, {}),
                 calls.of_service(_REFLECTION, reflected, {}, REFLECTION_V1),
             )

@@ -14,7 +14,7 @@ import pytest
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.server.intake.admission import Admission
 from delaywheel_replica.server.intake.calls import Answers, Calls
-from delaywheel_replica.server.intake.reception import Reception
+from delaywheel_replica.server.intake.reception import CALLS, Reception
 from delaywheel_replica.server.node.answering import Context
 from delaywheel_replica.server.node.counts import Counts
 
@@ -33,7 +33,7 @@ class Site:
 
     address: str = ""
     counts: Counts = field(default_factory=Counts)
-    reception: Reception = field(default_factory=lambda: Reception(calls=2))
+    reception: Reception = field(default_factory=lambda: Reception(CALLS._replace(calls=2)))
     go_on: asyncio.Event = field(default_factory=asyncio.Event)
     admission: Admission = field(
         default_factory=lambda: Admission(max_bytes=2 * _LONG, max_caller_bytes=_LONG)

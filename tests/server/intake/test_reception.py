@@ -8,7 +8,8 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from delaywheel.reasons import Reason
-from delaywheel_replica.server.intake.reception import STREAMS, STREAMS_OF_CALLER, Reception
+from delaywheel_replica.server.intake.arrivals import ArrivalBounds
+from delaywheel_replica.server.intake.reception import CALLS, CallBounds, Reception
 from delaywheel_replica.server.node.refusals import RefusedError
 
 
@@ -37,6 +38,13 @@ class Arriving:
         return read
 
 
+def bounds(
+    *, most: int, of_caller: int = 4, arrival_s: float = 30, patience_s: float = 5
+) -> CallBounds:
+    arrivals = ArrivalBounds(most, of_caller, most, arrival_s=arrival_s, patience_s=patience_s)
+    return CALLS._replace(arrivals=arrivals)
+
+
 async def settle() -> None:
     for _ in range(5):
         await asyncio.sleep(0)
@@ -48,7 +56,7 @@ def reason_of(error: BaseException | None) -> Reason:
 
 
 async def test_messages_of_one_caller_come_a_few_at_a_time() -> None:
-    arriving = Arriving(Reception(arriving=3, arriving_of_caller=2))
+    arriving = Arriving(Reception(bounds(most=3, of_caller=2)))
     tasks = {name: arriving.of(name[0], name) for name in ("a1", "a2", "a3", "b1", "b2")}
     await settle()
     assert arriving.begun == ["a1", "a2", "b1"]
@@ -65,7 +73,7 @@ async def test_messages_of_one_caller_come_a_few_at_a_time() -> None:
 
 
 async def test_who_goes_away_takes_nobodys_turn() -> None:
-    arriving = Arriving(Reception(arriving=1))
+    arriving = Arriving(Reception(bounds(most=1)))
     first, second, third = (arriving.of(name, name) for name in "abc")
     await settle()
     second.cancel()
@@ -78,7 +86,7 @@ async def test_who_goes_away_takes_nobodys_turn() -> None:
 
 
 async def test_a_turn_that_is_given_to_one_who_goes_away_goes_to_the_next() -> None:
-    arriving = Arriving(Reception(arriving=1))
+    arriving = Arriving(Reception(bounds(most=1)))
     first, second, third = (arriving.of(name, name) for name in "abc")
     await settle()
     first.cancel()
@@ -90,7 +98,7 @@ async def test_a_turn_that_is_given_to_one_who_goes_away_goes_to_the_next() -> N
 
 
 async def test_a_message_that_does_not_come_is_refused_sooner_while_others_wait() -> None:
-    arriving = Arriving(Reception(arriving=1, arrival_s=3_600, patience_s=0.01))
+    arriving = Arriving(Reception(bounds(most=1, arrival_s=3_600, patience_s=0.01)))
     slow = arriving.of("a", "slow")
     await settle()
     assert not slow.done()
@@ -101,21 +109,33 @@ async def test_a_message_that_does_not_come_is_refused_sooner_while_others_wait(
     assert await quick == "quick"
 
 
-async def test_a_message_has_its_time() -> None:
-    arriving = Arriving(Reception(arrival_s=0.01))
-    slow = arriving.of("a", "slow")
-    await asyncio.wait([slow])
-    assert reason_of(slow.exception()) is Reason.BACKPRESSURE
+async def test_a_call_that_waits_makes_room_for_one_of_a_caller_with_fewer() -> None:
+    reception = Reception(bounds(most=1)._replace(calls=3))
+    arriving = Arriving(reception)
+    for _ in range(3):
+        reception.begin_call("many")
+    tasks = [arriving.of("many", name) for name in ("read", "older", "newest")]
+    await settle()
+    reception.begin_call("few")
+    few = arriving.of("few", "few")
+    await asyncio.wait([tasks[2]])
+    assert reason_of(tasks[2].exception()) is Reason.BACKPRESSURE
+    with pytest.raises(RefusedError, match="BACKPRESSURE"):
+        reception.begin_call("few")  # which has as many that wait, by now
+    for name in ("read", "older", "few"):
+        arriving.come(name)
+    assert [await task for task in (*tasks[:2], few)] == ["read", "older", "few"]
 
 
 def test_calls_and_streams_beyond_their_bounds_are_refused() -> None:
-    reception = Reception(calls=2)
-    ends = [reception.begin_call() for _ in range(2)]
+    reception = Reception(CALLS._replace(calls=2))
+    ends = [reception.begin_call("a") for _ in range(2)]
     with pytest.raises(RefusedError, match="BACKPRESSURE"):
-        reception.begin_call()
+        reception.begin_call("b")
     ends[0]()
-    reception.begin_call()
-    callers = [str(number // STREAMS_OF_CALLER) for number in range(STREAMS)]
+    reception.begin_call("b")
+    of_caller = CALLS.streams_of_caller
+    callers = [str(number // of_caller) for number in range(CALLS.streams)]
     streams = [reception.begin_stream(caller) for caller in callers]
     with pytest.raises(RefusedError, match="BACKPRESSURE"):
         reception.begin_stream("another")

@@ -108,7 +108,7 @@ class Calls:
             try:
                 with ExitStack() as held:
                     try:
-                        held.callback(self._reception.begin_call())
+                        held.callback(self._reception.begin_call(context.peer()))
                         await answer(held, context)
                     except (grpc.aio.AbortError, grpc.aio.InternalError):
                         raise
@@ -154,7 +154,8 @@ class Calls:
         request_class: type[Message],
         watch: Callable[[Any, "_Encoding"], Awaitable[None]],
     ) -> Handler:
-        async def answer(_: ExitStack, context: Context) -> None:
+        async def answer(held: ExitStack, context: Context) -> None:
+            held.callback(self._reception.begin_stream(context.peer()))
             await watch(_parsed(request_class, await self._received(context)), _Encoding(context))
 
         return self._guarded(name, answer)

@@ -2,12 +2,14 @@
 
 The length of a message is known only once it has arrived. So the number of messages that may arrive
 at once is bounded; other calls' messages wait on the caller's side, except for one HTTP/2 window
-each (see listening.py). A caller is one connection.
+each (see listening.py). Whose turn it is, `Arrivals` decides. A caller is one connection.
 
 ====================  ==========================  ============================================
 bound                 beyond it                   why
 ====================  ==========================  ============================================
-calls                 refused: BACKPRESSURE       each costs a task, and a window of bytes
+calls                 refused: BACKPRESSURE; or   each costs a task, and a window of bytes
+                      one that waits is, of the
+                      caller with most of them
 messages on their     waits for its turn          each may become the longest that is accepted
 way, of a caller, of
 all
@@ -15,27 +17,45 @@ streams of a caller,  refused: BACKPRESSURE       a stream's next message may co
 of all
 ====================  ==========================  ============================================
 
-A call whose message does not arrive within ``ARRIVAL_S`` is refused; within ``PATIENCE_S`` if
-others wait for their turn.
+Health checks have a reception of their own, with watches in place of streams: what other calls do
+takes nothing from them.
 """
 
 import asyncio
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Awaitable, Callable
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from delaywheel.reasons import Reason
+from delaywheel_replica.server.intake.arrivals import Arrival, ArrivalBounds, Arrivals
 from delaywheel_replica.server.node.refusals import RefusedError
 
-CALLS: Final = 4_096
-ARRIVING: Final = 16
-ARRIVING_OF_CALLER: Final = 4
-STREAMS: Final = 32
-STREAMS_OF_CALLER: Final = 2
-ARRIVAL_S: Final = 30.0
-PATIENCE_S: Final = 5.0
+_LOOK_S: Final = 0.05
+_LOOK_AT_REST_S: Final = 10.0
+"""How often arrivals are looked at, while a call waits for its turn and while none does."""
 
 _Message = TypeVar("_Message")
+
+
+class CallBounds(NamedTuple):
+    """How much may be received at once.
+
+    Attributes:
+        calls: Open calls, of all callers.
+        arrivals: Messages on their way.
+        streams: Calls that stay open, of all callers.
+        streams_of_caller: The same of one caller.
+    """
+
+    calls: int
+    arrivals: ArrivalBounds
+    streams: int
+    streams_of_caller: int
+
+
+CALLS: Final = CallBounds(4_096, ArrivalBounds(16, 4, slow=12), 32, 2)
+HEALTH: Final = CallBounds(2_048, ArrivalBounds(4, 2, slow=2), 1_024, 4)
+"""The bounds of a node, for all other calls and for health checks."""
 
 
 class Reception:
@@ -45,49 +65,35 @@ class Reception:
         calls: The number of open calls.
     """
 
-    def __init__(
-        self,
-        *,
-        calls: int = CALLS,
-        arriving: int = ARRIVING,
-        arriving_of_caller: int = ARRIVING_OF_CALLER,
-        arrival_s: float = ARRIVAL_S,
-        patience_s: float = PATIENCE_S,
-    ) -> None:
-        """Begins without calls; the defaults are those of a node."""
-        self._max_calls = calls
-        self._max_arriving = arriving
-        self._max_of_caller = arriving_of_caller
-        self._arrival_s = arrival_s
-        self._patience_s = patience_s
+    def __init__(self, bounds: CallBounds = CALLS) -> None:
+        self._bounds: Final = bounds
+        self._arrivals: Final = Arrivals(bounds.arrivals)
+        self._streams: Final[Counter[str]] = Counter()
+        self._look: asyncio.TimerHandle | None = None
         self.calls = 0
-        self._streams: Counter[str] = Counter()
-        self._arriving: Counter[str] = Counter()
-        self._waiting: deque[tuple[str, asyncio.Future[None]]] = deque()
-        # Calls that hold a turn, and until when they may if others wait.
-        self._turns: dict[asyncio.Timeout, float] = {}
 
-    def begin_call(self) -> Callable[[], None]:
+    def begin_call(self, caller: str) -> Callable[[], None]:
         """Counts a call; the returned function ends it.
 
         Raises:
             RefusedError: BACKPRESSURE.
         """
-        if self.calls >= self._max_calls:
+        if self.calls >= self._bounds.calls and not self._arrivals.make_room_for(caller):
             raise RefusedError(Reason.BACKPRESSURE, f"{self.calls} calls are open on this node")
         self.calls += 1
         return self._end_call
 
     def begin_stream(self, caller: str) -> Callable[[], None]:
-        """Counts a stream; the returned function ends it.
+        """Counts a call that stays open; the returned function ends it.
 
         Raises:
             RefusedError: BACKPRESSURE.
         """
-        if self._streams[caller] >= STREAMS_OF_CALLER or self._streams.total() >= STREAMS:
+        of_caller, most = self._bounds.streams_of_caller, self._bounds.streams
+        if self._streams[caller] >= of_caller or self._streams.total() >= most:
             raise RefusedError(
                 Reason.BACKPRESSURE,
-                f"At most {STREAMS_OF_CALLER} streams on one connection, {STREAMS} on this node",
+                f"At most {of_caller} streams on one connection, {most} on this node",
             )
         self._streams[caller] += 1
         return lambda: _less(self._streams, caller)
@@ -98,59 +104,55 @@ class Reception:
         Raises:
             RefusedError: BACKPRESSURE: it did not arrive.
         """
-        if self._has_turn(caller):
-            self._arriving[caller] += 1
-        else:
-            await self._turn(caller)
+        loop = asyncio.get_running_loop()
+        arrival = self._arrivals.begin(caller, loop.time())
+        limit = asyncio.timeout(None)
+        arrived = False
         try:
-            return await self._within_time(read)
+            async with limit:
+                arrival.on_refused = lambda: limit.reschedule(loop.time())
+                self._look_soon(loop)
+                if not arrival.is_read:
+                    await _turn(arrival, loop)
+                message = await read()
+                arrived = True
+                return message
+        except TimeoutError:
+            raise RefusedError(
+                Reason.BACKPRESSURE, "The request did not arrive while other calls waited"
+            ) from None
         finally:
-            self._end_turn(caller)
+            self._arrivals.end(arrival, loop.time(), arrived=arrived)
 
     def _end_call(self) -> None:
         self.calls -= 1
 
-    async def _within_time(self, read: Callable[[], Awaitable[_Message]]) -> _Message:
-        now = asyncio.get_running_loop().time()
-        patience_ends = now + self._patience_s
-        ends = patience_ends if self._waiting else now + self._arrival_s
-        limit = asyncio.timeout_at(ends)
-        try:
-            async with limit:
-                self._turns[limit] = patience_ends
-                return await read()
-        except TimeoutError:
-            raise RefusedError(Reason.BACKPRESSURE, "The request did not arrive in time") from None
-        finally:
-            self._turns.pop(limit, None)
+    def _look_soon(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Has arrivals looked at while there are any: often while a call waits."""
+        after_s = _LOOK_S if self._arrivals.waiting else _LOOK_AT_REST_S
+        if self._look is not None:
+            if self._look.when() <= loop.time() + after_s:
+                return
+            self._look.cancel()
+        self._look = loop.call_later(after_s, self._look_now, loop)
 
-    def _has_turn(self, caller: str) -> bool:
-        has_room = self._arriving.total() < self._max_arriving
-        return has_room and self._arriving[caller] < self._max_of_caller
+    def _look_now(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._look = None
+        self._arrivals.look(loop.time())
+        if not self._arrivals.is_idle:
+            self._look_soon(loop)
 
-    async def _turn(self, caller: str) -> None:
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((caller, turn))
-        for limit, patience_ends in self._turns.items():
-            if not limit.expired():
-                limit.reschedule(patience_ends)
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if turn.cancelled():
-                self._waiting.remove((caller, turn))
-            else:  # it was given just now
-                self._end_turn(caller)
-            raise
 
-    def _end_turn(self, caller: str) -> None:
-        """Ends a turn and admits the next callers; a turn's time counts from its start."""
-        _less(self._arriving, caller)
-        for waiting, turn in list(self._waiting):
-            if not turn.done() and self._has_turn(waiting):
-                self._waiting.remove((waiting, turn))
-                self._arriving[waiting] += 1
-                turn.set_result(None)
+async def _turn(arrival: Arrival, loop: asyncio.AbstractEventLoop) -> None:
+    """Waits until a message may be read."""
+    turn: asyncio.Future[None] = loop.create_future()
+
+    def begin() -> None:
+        if not turn.done():
+            turn.set_result(None)
+
+    arrival.on_read = begin
+    await turn
 
 
 def _less(counter: Counter[str], caller: str) -> None:

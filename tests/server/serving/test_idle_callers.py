@@ -1,0 +1,82 @@
+"""Callers that open calls and send nothing shut nobody out."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2
+
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from support.server.server_process import CHANNEL_OPTIONS, ServerProcess
+
+PRODUCE = "/delaywheel.v1.DelayWheel/DelayProduce"
+CHECK = "/grpc.health.v1.Health/Check"
+TIMEOUT_S = 4.0
+"""Below the 5 s for which those who sent nothing kept everybody waiting."""
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[ServerProcess]:
+    with ServerProcess(tmp_path / "n1") as server:
+        server.wait_accepting()
+        yield server
+
+
+@asynccontextmanager
+async def idle_calls(
+    server: ServerProcess, method: str, *, connections: int, calls: int
+) -> AsyncIterator[grpc.aio.Channel]:
+    """Calls whose messages never come; the channel of a caller beside them."""
+    async with AsyncExitStack() as held:
+
+        async def connected() -> grpc.aio.Channel:
+            channel = grpc.aio.insecure_channel(str(server.address), options=CHANNEL_OPTIONS)
+            await held.enter_async_context(channel)
+            await channel.channel_ready()
+            return channel
+
+        begun: list[Any] = []
+        for _ in range(connections):
+            idle: Any = (await connected()).stream_stream(method)
+            begun += [idle() for _ in range(calls)]
+        # Each call's headers are on their way before those of calls that begin now.
+        yield await connected()
+
+
+async def produce(beside: grpc.aio.Channel) -> None:
+    message = pb.DelayedMessage(topic="orders", value=b"v", delay_ms=600_000)
+    request = pb.DelayProduceRequest(messages=[message]).SerializeToString()
+    call: Any = beside.unary_unary(PRODUCE)
+    assert b"orders" not in await call(request, timeout=TIMEOUT_S)
+
+
+async def check(beside: grpc.aio.Channel) -> None:
+    call: Any = beside.unary_unary(CHECK)
+    answer = health_pb2.HealthCheckResponse.FromString(await call(b"", timeout=TIMEOUT_S))
+    assert answer.status == health_pb2.HealthCheckResponse.SERVING
+
+
+@pytest.mark.parametrize(
+    ("method", "connections", "calls"),
+    [(PRODUCE, 4, 250), (PRODUCE, 40, 4), (CHECK, 4, 250)],
+)
+async def test_callers_that_send_nothing_keep_nobody_waiting(
+    server: ServerProcess, method: str, connections: int, calls: int
+) -> None:
+    async with idle_calls(server, method, connections=connections, calls=calls) as beside:
+        for _ in range(10):
+            await produce(beside)
+            await check(beside)
+
+
+async def test_open_calls_give_way_to_those_of_callers_with_fewer(server: ServerProcess) -> None:
+    """17 connections with all that one may open are more calls than a node takes."""
+    async with idle_calls(server, PRODUCE, connections=17, calls=256) as beside:
+        for _ in range(10):
+            await produce(beside)
+            await check(beside)
