@@ -1475,6 +1475,7 @@ class MemberReport(_message.Message):
     WHEELS_FIELD_NUMBER: _builtins.int
     INGRESS_LAG_FIELD_NUMBER: _builtins.int
     INGRESS_FAULTS_FIELD_NUMBER: _builtins.int
+    FLOOR_WAIT_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     now_ms: _builtins.int
     """The node's wall clock."""
@@ -1522,6 +1523,12 @@ class MemberReport(_message.Message):
     def ingress_faults(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Only from the leader: why records of ingress topics are not taken in, for people."""
 
+    @_builtins.property
+    def floor_wait(self) -> Global___FloorWait:
+        """Only from the leader: what keeps it from deleting finished messages; absent: nothing does, or
+        not for long.
+        """
+
     def __init__(
         self,
         *,
@@ -1543,10 +1550,11 @@ class MemberReport(_message.Message):
         wheels: _builtins.int = ...,
         ingress_lag: _builtins.int | None = ...,
         ingress_faults: _abc.Iterable[_builtins.str] | None = ...,
+        floor_wait: Global___FloorWait | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_cleaner_started_ms", b"_cleaner_started_ms", "_ingress_lag", b"_ingress_lag", "cleaner_started_ms", b"cleaner_started_ms", "ingress_lag", b"ingress_lag", "ledger", b"ledger", "refusing", b"refusing"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_cleaner_started_ms", b"_cleaner_started_ms", "_ingress_lag", b"_ingress_lag", "cleaner_started_ms", b"cleaner_started_ms", "floor_wait", b"floor_wait", "ingress_lag", b"ingress_lag", "ledger", b"ledger", "refusing", b"refusing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cleaner_started_ms", b"_cleaner_started_ms", "_ingress_lag", b"_ingress_lag", "cleaner_started_ms", b"cleaner_started_ms", "dead_letters", b"dead_letters", "elections", b"elections", "in_sync_changes", b"in_sync_changes", "ingress_faults", b"ingress_faults", "ingress_lag", b"ingress_lag", "kafka_error", b"kafka_error", "ledger", b"ledger", "now_ms", b"now_ms", "pending_bytes", b"pending_bytes", "pending_messages", b"pending_messages", "refusing", b"refusing", "role", b"role", "server_started_ms", b"server_started_ms", "unavailable_topics", b"unavailable_topics", "verifying_wheels", b"verifying_wheels", "version", b"version", "wheels", b"wheels"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cleaner_started_ms", b"_cleaner_started_ms", "_ingress_lag", b"_ingress_lag", "cleaner_started_ms", b"cleaner_started_ms", "dead_letters", b"dead_letters", "elections", b"elections", "floor_wait", b"floor_wait", "in_sync_changes", b"in_sync_changes", "ingress_faults", b"ingress_faults", "ingress_lag", b"ingress_lag", "kafka_error", b"kafka_error", "ledger", b"ledger", "now_ms", b"now_ms", "pending_bytes", b"pending_bytes", "pending_messages", b"pending_messages", "refusing", b"refusing", "role", b"role", "server_started_ms", b"server_started_ms", "unavailable_topics", b"unavailable_topics", "verifying_wheels", b"verifying_wheels", "version", b"version", "wheels", b"wheels"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__cleaner_started_ms: _TypeAlias = _typing.Literal["cleaner_started_ms"]  # noqa: Y015
     _WhichOneofArgType__cleaner_started_ms: _TypeAlias = _typing.Literal["_cleaner_started_ms", b"_cleaner_started_ms"]  # noqa: Y015
@@ -1558,6 +1566,34 @@ class MemberReport(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__ingress_lag) -> _WhichOneofReturnType__ingress_lag | None: ...
 
 Global___MemberReport: _TypeAlias = MemberReport  # noqa: Y015
+
+@_typing.final
+class FloorWait(_message.Message):
+    """What the floor waits for: what is finished is deleted once the floor has passed it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BEHIND_SECONDS_FIELD_NUMBER: _builtins.int
+    CAUSES_FIELD_NUMBER: _builtins.int
+    behind_seconds: _builtins.int
+    """How far the floor is behind what forwarding has finished, late window included."""
+    @_builtins.property
+    def causes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What it waits for, for people."""
+
+    def __init__(
+        self,
+        *,
+        behind_seconds: _builtins.int = ...,
+        causes: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["behind_seconds", b"behind_seconds", "causes", b"causes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FloorWait: _TypeAlias = FloorWait  # noqa: Y015
 
 @_typing.final
 class LedgerReport(_message.Message):

@@ -70,6 +70,7 @@ from delaywheel_replica.core.protocol.reschedules import (
 )
 from delaywheel_replica.core.protocol.status_files import (
     CLEANER_FRESH_MS,
+    FloorWait,
     ServerStatus,
 )
 from delaywheel_replica.core.protocol.transaction_outcomes import Verdict
@@ -138,6 +139,7 @@ class Leadership:
         self._answers: tuple[FenceAnswer, ...] = ()
         self._fences: tuple[Fence, ...] = ()
         self._fills: Mapping[WheelId, int] = {}
+        self._floor_wait: FloorWait | None = None
         self._commit_wanted = False
         self._replacements: dict[str, str] = {}
         self._set_back_from: int | None = None
@@ -290,6 +292,7 @@ class Leadership:
             ingress_slot=unread_bound(self._shown.ingress.values())
             if forwarder is None
             else forwarder.ingress_slot,
+            floor_wait=None if forwarder is None else self._floor_wait,
         )
 
     @property
@@ -413,7 +416,7 @@ class Leadership:
             self._forwarder = None
             self._follower.begin_anew()
         self._candidacy.destroy()
-        self._fences, self._fills = (), {}
+        self._fences, self._fills, self._floor_wait = (), {}, None
         self._replacements = {}
         self._set_back_from = None
         self._wishes, self._written = {}, {}
@@ -491,6 +494,7 @@ class Leadership:
             self._waiting = None
         self._commit_wanted = False
         self._fences, self._fills = tuple(done.duties.fences), done.duties.fills
+        self._floor_wait = done.duties.floor_wait
         self._error = None if done.verdict is Verdict.COMMITTED else done.cause
         if done.verdict is Verdict.COMMITTED:
             self.tallies.committed(

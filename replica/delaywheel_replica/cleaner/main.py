@@ -76,6 +76,9 @@ from delaywheel_replica.row_places import server_row_path
 TOPICS_NAMED = 100
 """How many unavailable topics are named: a row has a fixed size."""
 
+FLOOR_PATIENCE_S = 300
+"""A floor that is further behind is reported; the ledger's publication takes two rounds besides."""
+
 FIRST_CAP_MESSAGES = 500
 FIRST_CAP_BYTES = 1 << 20
 
@@ -215,6 +218,7 @@ class Cleaner:
                 nodes=tuple(sorted(config.members)),
                 min_insync=config.min_insync_members,
                 late_window_s=config.late_window_seconds,
+                floor_patience_s=FLOOR_PATIENCE_S + 2 * config.ledger_seal_seconds,
             ),
             caps=CapLimits(
                 frame_messages=min(FIRST_CAP_MESSAGES, config.transaction_messages),
@@ -325,6 +329,7 @@ class Cleaner:
             ingress=None if self._leadership.ingress is None else self._leadership.ingress.status(),
             reschedules=view.state.reschedules,
             needs=view.state.needs,
+            floor_wait=view.floor_wait,
         )
         self._row_keeper.report(status)
         if is_new:

@@ -104,7 +104,7 @@ def _without_haste(view: View) -> View:
     node begins to lead.
     """
     state = replace(view.state, progress=None, ingress={})
-    return replace(view, state=state, ingress_slot=None)
+    return replace(view, state=state, ingress_slot=None, floor_wait=None)
 
 
 class RowKeeper:

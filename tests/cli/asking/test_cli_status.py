@@ -140,6 +140,7 @@ def three_nodes() -> pb.DescribeClusterResponse:
             dead_letters=1_017,
             verifying_wheels=3,
             wheels=7,
+            floor_wait=pb.FloorWait(behind_seconds=1_500, causes=["the ledger of n1.1", "n2.3"]),
         ),
         "n2": pb.MemberReport(now_ms=DUE_MS, refusing=pb.Error(reason="DISK_FULL", message="why")),
     }
@@ -198,6 +199,7 @@ def test_status_of_all_nodes_as_json(command: Command, node: ScriptedNode) -> No
         "wheels": 7,
         "ingress_lag": None,
         "ingress_faults": [],
+        "floor_wait": {"behind_seconds": 1_500, "causes": ["the ledger of n1.1", "n2.3"]},
     }
     assert reports[1]["refusing"] == {"reason": "DISK_FULL", "message": "why"}
     assert (reports[1]["role"], reports[1]["cleaner_started_ms"], reports[2]) == (None, None, None)
@@ -244,6 +246,7 @@ def test_status_of_all_nodes_for_people(command: Command, node: ScriptedNode) ->
         "n2 takes no messages: DISK_FULL: why",
         "n1 and Kafka: topic orders takes nothing",
         "n1 is verifying its wheels: 4 of 7 are done",
+        "deleting is 25 min behind: the floor waits for the ledger of n1.1, n2.3",
         "n1 does not publish its ledger since 2030-03-17T17:45:40.250Z: AccessDenied",
         "incomplete 5, 850 ms",
         "away, reported 65 s ago",

@@ -12,6 +12,7 @@ from delaywheel_replica.core.leader.floor import (
     FloorView,
     FloorWatch,
     floor_after,
+    floor_wait,
     passed_seq,
     published_seqs,
     reported_seals,
@@ -23,6 +24,7 @@ from delaywheel_replica.core.protocol.frames import FrameSet
 from delaywheel_replica.core.protocol.heartbeat import WheelHeartbeat
 from delaywheel_replica.core.protocol.progress import Progress
 from delaywheel_replica.core.protocol.seal import Seal
+from delaywheel_replica.core.protocol.status_files import FloorWait
 from support.core.values import heartbeat, wheel_heartbeat, wheel_record_of
 
 A1, A2, B1 = WheelId("a", 1), WheelId("a", 2), WheelId("b", 1)
@@ -219,6 +221,44 @@ def test_under_load_a_held_seal_moves_the_floor_though_the_newest_is_always_ahea
         watch = watch_seals(watch, seen)
         floors.append(floor_after(seen, watch, late_window_s=100))
     assert floors == [10, 10, 400, 400, 402, 402]
+
+
+@pytest.mark.parametrize(
+    ("changes", "cause"),
+    [
+        ({"published": {A1: 4}}, "the ledger of a.1, which is published up to frame 4 of 5"),
+        ({"progress": Progress(1_000_000, None, {A1: 4}, 10)}, "frame 5 of a.1 to be taken"),
+        ({"reported": {}}, "a to seal a.1, or a.1 to be closed"),
+        (
+            {"wheels": {A1: wheel_record_of(seal_slot=10, closed_at=6)}, "reported": {}},
+            "frame 6 of a.1 to be taken",
+        ),
+        (
+            {"wheels": {}, "ingress_slot": 10},
+            "ingress records that are announced and not settled",
+        ),
+        ({}, "messages that are to get another due"),
+    ],
+)
+def test_a_floor_that_is_far_behind_says_what_it_waits_for(
+    changes: dict[str, object], cause: str
+) -> None:
+    seen = view(**changes)
+    watch = watch_seals(FloorWatch(), seen)
+
+    def wait(patience_s: int) -> FloorWait | None:
+        return floor_wait(seen, watch, 10, late_window_s=100, patience_s=patience_s)
+
+    assert wait(890) is None
+    assert wait(889) == FloorWait(890, (cause,))
+
+
+def test_of_many_wheels_that_a_floor_waits_for_few_are_named() -> None:
+    wheels = {WheelId("a", n): wheel_record_of(seal_slot=10) for n in range(1, 9)}
+    seen = view(wheels=wheels, reported={})
+    wait = floor_wait(seen, FloorWatch(), 10, late_window_s=100, patience_s=60)
+    assert wait is not None
+    assert wait.causes[3:] == ("5 more wheels",)
 
 
 def test_of_all_that_is_reported_the_strongest_counts() -> None:

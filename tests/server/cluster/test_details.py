@@ -14,7 +14,12 @@ from delaywheel.storage.folder.disk import PosixDisk
 from delaywheel.storage.writing.dial import Dial
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.protocol.progress import Progress
-from delaywheel_replica.core.protocol.status_files import CleanerStatus, IngressStatus, Role
+from delaywheel_replica.core.protocol.status_files import (
+    CleanerStatus,
+    FloorWait,
+    IngressStatus,
+    Role,
+)
 from delaywheel_replica.server.cluster.details import Details, OwnReport
 from delaywheel_replica.server.ledger.publisher import BooksState
 from delaywheel_replica.server.node.node_view import Cleaner, monotonic_ms
@@ -74,6 +79,7 @@ def test_what_its_processes_have_counted(data: Path) -> None:
         monotonic_ms=monotonic_ms() + 60_000,  # it stays fresh
         kafka_error="Timed out",
         unavailable_topics=("orders",),
+        floor_wait=FloorWait(901, ("a.1",)),
         ingress=IngressStatus(2, 17, cut_off=("in/1",), faults=("in2 is compacted",)),
         progress=Progress((NOW_SLOT - 2) * 1000, None, {}, 0),
     )
@@ -82,6 +88,7 @@ def test_what_its_processes_have_counted(data: Path) -> None:
     assert (report.in_sync_changes, report.server_started_ms) == (4, 5)
     assert (report.role, report.kafka_error) == ("leading", "Timed out")
     assert list(report.unavailable_topics) == ["orders"]
+    assert (report.floor_wait.behind_seconds, [*report.floor_wait.causes]) == (901, ["a.1"])
     assert report.ingress_lag == 17
     assert list(report.ingress_faults) == [
         "in2 is compacted",

@@ -21,6 +21,7 @@ from delaywheel_replica.core.protocol.histogram import Histogram
 from delaywheel_replica.core.protocol.progress import Position, Progress, Reached
 from delaywheel_replica.core.protocol.status_files import (
     CleanerStatus,
+    FloorWait,
     PeerSight,
     Role,
     ServerStatus,
@@ -172,6 +173,10 @@ cleaner_statuses = st.builds(
     call_since_ms=st.none() | st.integers(0, 2**40),
     unreadable=frame_sets,
     lost=frame_sets,
+    floor_wait=st.none()
+    | st.builds(
+        FloorWait, st.integers(1, 99), st.lists(st.text(max_size=8), max_size=2).map(tuple)
+    ),
 )
 
 

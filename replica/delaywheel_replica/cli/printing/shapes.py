@@ -83,7 +83,15 @@ def _report(report: pb.MemberReport) -> dict[str, Any]:
         "wheels": report.wheels,
         "ingress_lag": _if_set(report, "ingress_lag", report.ingress_lag),
         "ingress_faults": list(report.ingress_faults),
+        "floor_wait": _floor_wait(report),
     }
+
+
+def _floor_wait(report: pb.MemberReport) -> dict[str, Any] | None:
+    wait = report.floor_wait
+    if not report.HasField("floor_wait"):
+        return None
+    return {"behind_seconds": wait.behind_seconds, "causes": list(wait.causes)}
 
 
 def _refusing(answer: pb.DescribeClusterResponse | pb.MemberReport) -> dict[str, Any] | None:

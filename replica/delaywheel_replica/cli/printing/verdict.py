@@ -139,6 +139,15 @@ def _troubles_of(answer: pb.DescribeClusterResponse, member: pb.Member) -> Itera
         yield f"messages for {_named(report.unavailable_topics)} become dead letters"
     for fault in report.ingress_faults:
         yield f"ingress: {fault}"
+    yield from _about_deleting(node, report)
+
+
+def _about_deleting(node: str, report: pb.MemberReport) -> Iterator[str]:
+    """Yields what keeps finished messages on the disks."""
+    if report.HasField("floor_wait"):
+        wait = report.floor_wait
+        behind = about(wait.behind_seconds * 1000)
+        yield f"deleting is {behind} behind: the floor waits for {', '.join(wait.causes)}"
     if report.ledger.failure:
         since = iso(report.ledger.failing_since_ms)
         yield f"{node} does not publish its ledger since {since}: {report.ledger.failure}"

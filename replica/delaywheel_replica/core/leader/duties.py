@@ -43,6 +43,7 @@ from delaywheel_replica.core.leader.floor import (
     FloorView,
     FloorWatch,
     floor_after,
+    floor_wait,
     published_seqs,
     reported_seals,
     watch_seals,
@@ -74,6 +75,7 @@ from delaywheel_replica.core.protocol.control import (
 from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameSet
 from delaywheel_replica.core.protocol.heartbeat import Fence, FenceAnswer, Heartbeat
 from delaywheel_replica.core.protocol.progress import Progress, SetBackRefusal, first_progress
+from delaywheel_replica.core.protocol.status_files import FloorWait
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +86,14 @@ class Cluster:
         nodes: The ids of all nodes: the members of every new wheel.
         min_insync: W of new wheels.
         late_window_s: How long after its due a slot still accepts frames.
+        floor_patience_s: A floor that is further behind is reported, once the leader has led for as
+            long.
     """
 
     nodes: tuple[str, ...]
     min_insync: int
     late_window_s: int
+    floor_patience_s: int = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +149,7 @@ class Duties:
         closed: The wheels that the transaction closes, with their final seqs.
         unregistered: The wheels that the transaction removes.
         refused: Nodes that want a wheel and get none.
+        floor_wait: What keeps back the floor, if it is far behind.
     """
 
     records: list[ControlRecord]
@@ -156,6 +162,7 @@ class Duties:
     closed: Mapping[WheelId, int] = field(default_factory=dict)
     unregistered: frozenset[WheelId] = frozenset()
     refused: Mapping[str, Refusal] = field(default_factory=dict)
+    floor_wait: FloorWait | None = None
 
     @property
     def all_records(self) -> list[ControlRecord]:
@@ -220,6 +227,19 @@ def duties(
         closed=endings.closed,
         unregistered=unregistered,
         refused=refused,
+        floor_wait=_floor_wait(view, watch, floor, cluster, situation),
+    )
+
+
+def _floor_wait(
+    view: FloorView, watch: FloorWatch, floor: int, cluster: Cluster, situation: Situation
+) -> FloorWait | None:
+    """Returns what the floor waits for if that takes long, and did not begin before this term."""
+    patience_s = cluster.floor_patience_s
+    if situation.in_term_ms < patience_s * 1000:
+        return None
+    return floor_wait(
+        view, watch, floor, late_window_s=cluster.late_window_s, patience_s=patience_s
     )
 
 

@@ -19,6 +19,7 @@ Invariants:
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from delaywheel.identity import WheelId
 from delaywheel_replica.core.leader.holders import held_prefix, member_prefixes
@@ -27,6 +28,7 @@ from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameSet
 from delaywheel_replica.core.protocol.heartbeat import Heartbeat
 from delaywheel_replica.core.protocol.progress import Progress, time_floor
 from delaywheel_replica.core.protocol.seal import Seal
+from delaywheel_replica.core.protocol.status_files import FloorWait
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,8 @@ class FloorView:
     lost: FrameSet = NO_FRAMES
     ingress_slot: int | None = None
 
+
+_NAMED: Final = 3
 
 FrameGate = Callable[[FloorView, WheelId], int]
 """Up to which seq a wheel's frames have passed."""
@@ -108,15 +112,55 @@ def watch_seals(watch: FloorWatch, view: FloorView) -> FloorWatch:
 
 def floor_after(view: FloorView, watch: FloorWatch, *, late_window_s: int) -> int:
     """Returns the floor that may be committed with `view.progress`."""
-    limits = [time_floor(view.progress.due_ms, late_window_s)]
-    limits += [
-        watch.sealed_slot(wheel, record)
-        for wheel, record in view.wheels.items()
-        if record.closed_at is None or passed_seq(view, wheel) < record.closed_at
-    ]
+    limits = [time_floor(view.progress.due_ms, late_window_s), *_wheel_limits(view, watch).values()]
     if view.ingress_slot is not None:
         limits.append(view.ingress_slot)
     return max(view.progress.floor, min(limits))
+
+
+def _wheel_limits(view: FloorView, watch: FloorWatch) -> dict[WheelId, int]:
+    """Returns the slot that the floor may not pass because of each wheel."""
+    return {
+        wheel: watch.sealed_slot(wheel, record)
+        for wheel, record in view.wheels.items()
+        if record.closed_at is None or passed_seq(view, wheel) < record.closed_at
+    }
+
+
+def floor_wait(
+    view: FloorView, watch: FloorWatch, floor: int, *, late_window_s: int, patience_s: int
+) -> FloorWait | None:
+    """Returns what a floor waits for that is far below what w alone allows; None: it is not.
+
+    Args:
+        view: As for `floor_after`.
+        watch: Likewise.
+        floor: The floor that is committed with `view.progress`.
+        late_window_s: How long after its due a slot still accepts frames.
+        patience_s: How far behind it may be.
+    """
+    behind_s = time_floor(view.progress.due_ms, late_window_s) - floor
+    if behind_s <= patience_s:
+        return None
+    limits = sorted((slot, wheel) for wheel, slot in _wheel_limits(view, watch).items())
+    causes = [_cause(view, watch, wheel) for slot, wheel in limits if slot <= floor]
+    if view.ingress_slot is not None and view.ingress_slot <= floor:
+        causes.append("ingress records that are announced and not settled")
+    more = len(causes) - _NAMED
+    named = causes[:_NAMED] or ["messages that are to get another due"]
+    return FloorWait(behind_s, (*named, *([f"{more} more wheels"] if more > 0 else [])))
+
+
+def _cause(view: FloorView, watch: FloorWatch, wheel: WheelId) -> str:
+    closed_at, seal = view.wheels[wheel].closed_at, watch.held.get(wheel)
+    if closed_at is None and seal is None:
+        return f"{wheel.node} to seal {wheel}, or {wheel} to be closed"
+    end = seal.seq if closed_at is None and seal is not None else closed_at
+    assert end is not None
+    taken, published = _taken(view, wheel), _published(view, wheel)
+    if taken < end:
+        return f"frame {taken + 1:,} of {wheel} to be taken"
+    return f"the ledger of {wheel}, which is published up to frame {published:,} of {end:,}"
 
 
 def reported_seals(heartbeats: Iterable[Heartbeat]) -> dict[WheelId, Seal]:

@@ -108,6 +108,19 @@ class ServerStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class FloorWait:
+    """What keeps back a floor.
+
+    Attributes:
+        behind_s: How far it is below what w alone allows.
+        causes: What it waits for, for people; of many wheels those that are furthest behind.
+    """
+
+    behind_s: Positive
+    causes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class IngressStatus:
     """How far a leader has read the ingress topics.
 
@@ -175,6 +188,7 @@ class CleanerStatus:
         ingress: How far it takes in the ingress topics; None: it does not lead, or has none.
         reschedules: Messages that have another due by now, while frames do not express it yet.
         needs: The version of control records that a leader must know.
+        floor_wait: What keeps back the floor, if it is far behind, and this node leads.
     """
 
     node: str
@@ -211,6 +225,7 @@ class CleanerStatus:
     ingress: IngressStatus | None = None
     reschedules: Mapping[MessageKey, Reschedule] = field(default_factory=dict)
     needs: Positive = 1
+    floor_wait: FloorWait | None = None
 
     @property
     def floor(self) -> int | None:

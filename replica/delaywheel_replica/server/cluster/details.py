@@ -100,6 +100,10 @@ class Details:
         if fresh is not None:
             report.role, report.kafka_error = fresh.role.value, _of_kafka(fresh)
             report.unavailable_topics.extend(fresh.unavailable_topics)
+            wait = fresh.floor_wait
+            if wait is not None:
+                report.floor_wait.behind_seconds = wait.behind_s
+                report.floor_wait.causes.extend(wait.causes)
             if fresh.ingress is not None:
                 report.ingress_lag = fresh.ingress.lag
                 report.ingress_faults.extend(_of_ingress(fresh.ingress))

@@ -6,6 +6,7 @@ from zero, and `delaywheel_row_age_seconds` shows how old that status is.
 
 from collections.abc import Callable
 
+from delaywheel_replica.core.protocol.progress import time_floor
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, IngressStatus, Role
 from delaywheel_replica.server.metrics.metric import (
     Spec,
@@ -46,6 +47,14 @@ def _overdue_s(scrape: Scrape) -> float | None:
         return None
     silent_ms = max(0, scrape.monotonic_ms - status.monotonic_ms)
     return (status.lateness_ms + (silent_ms if status.lateness_ms else 0)) / 1e3
+
+
+def _behind_s(scrape: Scrape) -> float | None:
+    status = scrape.cleaner
+    if status is None or status.progress is None:
+        return None
+    allowed = time_floor(status.progress.due_ms, scrape.sources.config.late_window_seconds)
+    return max(0, allowed - status.progress.floor)
 
 
 def _registered(scrape: Scrape) -> Values:
@@ -194,6 +203,11 @@ CLEANER_METRICS: tuple[Spec, ...] = (
         "floor_timestamp_seconds",
         "Everything due before this Unix time is done and may be deleted, as committed.",
         _of(lambda status: status.floor),
+    ),
+    gauge(
+        "floor_behind_seconds",
+        "How far the floor is behind what forwarding has finished, late window included.",
+        _behind_s,
     ),
     gauges(
         "registered_wheels",
