@@ -36,7 +36,7 @@ from delaywheel_audit.matching.retention import deleted as find_deleted
 from delaywheel_audit.matching.summary import COUNTS, Summary
 from delaywheel_audit.matching.terms import Facts, Terms
 from delaywheel_audit.options import Options
-from delaywheel_audit.output import Output, OutputUnwritableError
+from delaywheel_audit.output import SUMMARY, Output, OutputUnwritableError
 from delaywheel_audit.progress import Progress
 from delaywheel_audit.settings import Setting, SettingsUnreadableError
 from delaywheel_audit.sources.hiding import shown_command
@@ -176,7 +176,9 @@ class _Run:
         folder = LedgerFolder(setting.ledger)
         everything = folder.listing()
         _refuse_nothing(everything, done, setting.ledger)
-        facts = Facts(done, began_ms, folder.extents(everything), folder.holes(everything))
+        facts = Facts(
+            done, began_ms, folder.extents(everything), folder.holes(everything), setting.seal_ms
+        )
         behind_s = (began_ms - done.due_ms) / 1000
         if behind_s > _RESTING_S:
             self._note(f"nothing was forwarded for {behind_s:,.0f} s when this began: does it run?")
@@ -186,6 +188,7 @@ class _Run:
                 f"not final: the floor stands at {moment(done.floor * 1000)}, and acceptances of "
                 "what is due later may still be unpublished; ask again when it is past the range"
             )
+        self._judge_coverage(facts, terms)
 
         notes_before = len(self._notes)
 
@@ -209,6 +212,31 @@ class _Run:
             return self._write(output, setting, books, done.due_ms)
         finally:
             books.release()
+
+    def _judge_coverage(self, facts: Facts, terms: Terms) -> None:
+        """Notes what may still be accepted or published for the range.
+
+        By due, the floor waits for what is published; but not a file of a wheel is evidence
+        that some are missing.
+        """
+        wheels = [
+            one.hole.wheel
+            for one in facts.uncovered(*terms.accepted_range())
+            if one.is_awaited and (terms.by == "accepted" or one.hole.first_seq == 1)
+        ]
+        if wheels:
+            self._final = False
+            self._note(
+                f"not final: not all that was done of {_some(wheels)} is in the ledger yet; "
+                "if that does not change within minutes, files are missing"
+            )
+        passed_ms = min(facts.began_ms, facts.done.due_ms) - terms.clock_tolerance_ms
+        if terms.by == "accepted" and passed_ms < terms.end_ms:
+            self._final = False
+            self._note(
+                f"not final: what was accepted after {moment(max(0, passed_ms))} may be unknown; "
+                "ask again when that is past the range"
+            )
 
     def _judge_emptiness(self, facts: Facts, terms: Terms) -> None:
         """Decides whether an interval without files saw no messages, or predates the ledger."""
@@ -265,8 +293,11 @@ class _Run:
 
         def deleted() -> Deleted:
             self._say("something is missing: looking for what Kafka has deleted")
-            left = place.pin([*topics, outcomes_topic], None, None)
-            return find_deleted(left, outcomes_topic, lambda plan: place.records(spark, plan))
+            searched = [*topics, outcomes_topic]
+            left, compacted = place.pin(searched, None, None), place.compacted(searched)
+            return find_deleted(
+                left, outcomes_topic, compacted, lambda plan: place.records(spark, plan)
+            )
 
         def letters() -> DataFrame:
             place.wait_for_transactions([names.dead])
@@ -310,6 +341,7 @@ class _Run:
 
     def _write(self, output: Output, setting: Setting, books: Books, progress_ms: int) -> Summary:
         self._say(f"writing the tables to {output.place}")
+        output.begin()
         output.write_table("buckets", books.buckets)
         output.write_table("findings", books.findings)
         kinds = output.findings_by_kind()
@@ -336,7 +368,7 @@ class _Run:
             notes=self._notes,
             final=self._final and not totals["unpublished"] and not totals["pending"],
         )
-        output.write_text("summary.json", summary.to_json() + "\n")
+        output.write_text(SUMMARY, summary.to_json() + "\n")
         page = output.write_page(summary, setting.ledger) if self._options.wants_page else None
         print_summary(summary, output, page, as_json=self._options.wants_json)
         return summary
@@ -377,6 +409,11 @@ def _refuse_nothing(everything: Listing, done: Done, place: str) -> None:
             f"{shown(place)}: no file of a ledger, though the cluster has had wheels; is it the "
             "right place, and mounted? A new cluster publishes within ledger_seal_seconds"
         )
+
+
+def _some(names: Sequence[str], most: int = 5) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def _size(plan: Plan) -> int:

@@ -16,6 +16,8 @@ from delaywheel_replica.hiding import shown
 SHOWN_PER_KIND = 200
 SHOWN_BUCKETS = 20_000
 PAGE = "page.html"
+SUMMARY = "summary.json"
+_PROBE = ".writable"
 
 
 class OutputUnwritableError(Exception):
@@ -36,17 +38,22 @@ class Output:
         self.place = shown(uri)
 
     def check(self) -> None:
-        """Checks in advance that the folder can be written.
+        """Checks in advance that the folder can be written, and leaves what is in it.
 
         Raises:
             OutputUnwritableError: It cannot.
         """
         try:
-            self.write_text("summary.json", "")
+            self.write_text(_PROBE, "")
+            self._delete(_PROBE)
         except Exception as error:
             lines = str(error).splitlines() or [type(error).__name__]
             cause = without_secrets(lines[0], self.uri)
             raise OutputUnwritableError(f"{self.place}: {cause}") from error
+
+    def begin(self) -> None:
+        """Deletes an earlier summary: without one, the tables are of a run that did not end."""
+        self._delete(SUMMARY)
 
     def write_table(self, name: str, table: DataFrame) -> None:
         """Writes a table, replacing an earlier one."""
@@ -72,15 +79,24 @@ class Output:
 
     def write_text(self, name: str, text: str) -> None:
         """Writes a small file."""
-        jvm = self._spark.sparkContext._jvm  # noqa: SLF001 - the way to Hadoop's file systems
-        configuration = self._spark.sparkContext._jsc.hadoopConfiguration()  # noqa: SLF001 - as above
-        assert jvm is not None
-        path = jvm.org.apache.hadoop.fs.Path(self._path(name))
-        stream = path.getFileSystem(configuration).create(path, True)  # noqa: FBT003 - Java's own
+        files, path = self._at(name)
+        stream = files.create(path, True)  # noqa: FBT003 - Java's own
         try:
             stream.write(bytearray(text.encode()))
         finally:
             stream.close()
+
+    def _delete(self, name: str) -> None:
+        files, path = self._at(name)
+        files.delete(path, False)  # noqa: FBT003 - Java's own: the path is no folder
+
+    def _at(self, name: str) -> tuple[Any, Any]:
+        """Returns Hadoop's file system and path of a file."""
+        jvm = self._spark.sparkContext._jvm  # noqa: SLF001 - the way to Hadoop's file systems
+        configuration = self._spark.sparkContext._jsc.hadoopConfiguration()  # noqa: SLF001 - as above
+        assert jvm is not None
+        path = jvm.org.apache.hadoop.fs.Path(self._path(name))
+        return path.getFileSystem(configuration), path
 
     def write_page(self, summary: Summary, ledger: str) -> str:
         """Writes the page for people; returns its place without secrets."""

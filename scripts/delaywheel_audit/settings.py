@@ -23,6 +23,7 @@ class Setting:
         cluster: Its id.
         ledger: Where its ledger is published.
         client: Settings of Kafka's client.
+        seal_ms: How often nodes publish the ledger; without a settings file, by default.
         terms: What is asked, with what the settings know beside it.
     """
 
@@ -30,6 +31,7 @@ class Setting:
     ledger: str
     client: Mapping[str, str]
     terms: Terms
+    seal_ms: int = 60_000
 
     @classmethod
     def of(cls, options: Options) -> Setting:
@@ -57,6 +59,7 @@ class Setting:
             options.ledger or config.ledger_place,
             {**config.kafka, **options.kafka},
             terms,
+            int(config.ledger_seal_seconds * 1000),
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from confluent_kafka import KafkaException
 
@@ -11,6 +12,7 @@ from delaywheel.identity import WheelId
 from delaywheel_replica.cleaner.kafka.control_topic import ControlReader
 from delaywheel_replica.cleaner.outside.ports import ControlNotReadInTime, ControlUnreadable
 from delaywheel_replica.core.protocol.control import (
+    NEEDS_KEY,
     ControlState,
     IngressPartition,
     IngressRecord,
@@ -19,6 +21,7 @@ from delaywheel_replica.core.protocol.progress import Position, Progress
 from delaywheel_replica.kafka_settings import KafkaNames, KafkaSettings
 
 _TIMEOUT_S = 60.0
+NO_TIMES: Final[Mapping[str, int]] = {}
 
 
 class ControlMissingError(Exception):
@@ -36,6 +39,8 @@ class Done:
             none.
         floor: Everything in earlier seconds is done.
         closed: Closed wheel -> its last seq.
+        closed_ms: Closed wheel -> when it was closed, by the brokers' clock; without wheels whose
+            record has no such time.
         numbers: Node -> the greatest wheel number that it was ever given.
         ingress: Ingress partition -> how far it was settled.
     """
@@ -47,10 +52,15 @@ class Done:
     closed: Mapping[str, int]
     numbers: Mapping[str, int]
     ingress: Mapping[IngressPartition, IngressRecord] = field(default_factory=dict)
+    closed_ms: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, state: ControlState) -> Done:
+    def of(cls, state: ControlState, closed_ms: Mapping[str, int] = NO_TIMES) -> Done:
         """Reads the state of the control topic.
+
+        Args:
+            state: It.
+            closed_ms: When wheels were closed.
 
         Raises:
             ControlMissingError: It has no progress record.
@@ -70,6 +80,7 @@ class Done:
             },
             numbers={node: record.last_number for node, record in state.nodes.items()},
             ingress=state.ingress,
+            closed_ms=closed_ms,
         )
 
 
@@ -94,10 +105,24 @@ def read_done(cluster: str, client: Mapping[str, str]) -> Done:
         reader = ControlReader(settings)
         try:
             state = ControlState()
+            closed_ms: dict[str, int] = {}
             for record in reader.read_to_end(_TIMEOUT_S):
                 state = state.apply(record.key, record.value, record.offset)
+                wheel = _closed_wheel(state, record.key)
+                if wheel is not None and record.appended_ms >= 0:
+                    closed_ms.setdefault(wheel, record.appended_ms)
         finally:
             reader.close()
     except (ControlUnreadable, ControlNotReadInTime, KafkaException) as error:
         raise ControlMissingError(f"{settings.names.control}: {error}") from error
-    return Done.of(state)
+    return Done.of(state, closed_ms)
+
+
+def _closed_wheel(state: ControlState, key: bytes) -> str | None:
+    """Returns the name of the closed wheel that a record is about."""
+    text = key.decode(errors="replace")
+    kind, _, name = text.partition("/")
+    if kind != "wheel" or text == NEEDS_KEY:
+        return None
+    record = state.wheels.get(WheelId.parse(name))
+    return None if record is None or record.closed_at is None else name

@@ -18,6 +18,7 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # it is there
     AdminClient,
+    ConfigResource,
     OffsetSpec,
 )
 
@@ -136,6 +137,23 @@ class KafkaQuestions:
                 continue
             wanted = re.compile(pattern)
             return sorted(n for n in topics if wanted.fullmatch(n) and not n.startswith("__"))
+
+    def compacted(self, names: Collection[str]) -> set[str]:
+        """Returns which topics are compacted, except those whose settings may not be read."""
+        resources = [ConfigResource(ConfigResource.Type.TOPIC, name) for name in names]
+
+        def ask(
+            left: list[ConfigResource], timeout_s: float
+        ) -> Mapping[ConfigResource, Future[Any]]:
+            return self._admin.describe_configs(left, request_timeout=timeout_s)
+
+        unknown = TOPIC_CODES | {KafkaError.TOPIC_AUTHORIZATION_FAILED}
+        return {
+            resource.name
+            for resource, answer in self._answers(resources, ask, final_codes=unknown).items()
+            if not isinstance(answer, KafkaError)
+            and "compact" in str(answer["cleanup.policy"].value).split(",")
+        }
 
     def earliest(self, places: Iterable[Place]) -> dict[Place, int]:
         """Returns the first existing offsets."""

@@ -32,8 +32,8 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
             is_error=True,
         ),
         "not_verifiable": Kind(
-            "Accepted, due and done, and Kafka has deleted records of that time: whether it was in "
-            "its topic or among the outcomes is unknown.",
+            "Accepted, due and done, and Kafka has deleted records of that time, or compacts the "
+            "topic: whether it was in its topic or among the outcomes is unknown.",
             "Nothing is known to be wrong, and nothing is proven. Reconcile sooner, or have the "
             "topics, the outcomes topic above all, keep their records for longer.",
             is_error=True,
@@ -51,7 +51,8 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
             is_error=True,
         ),
         "lost": Kind(
-            "In a frame that no member could read any more; the cluster has said so itself.",
+            "In a frame that no member could read any more; the cluster has said so itself. "
+            "Without an id: the ledger has no row of these frames.",
             "`wheel` and `seq` name the frame, `detail` the reason. The message must be sent "
             "again by its sender.",
             is_error=True,

@@ -29,7 +29,7 @@ _SUMS = (
 WHEELS = (
     "wheel string, done_seq long, split_seq long, first_seq long, last_seq long, from_ms long,"
     " to_ms long,"
-    " complete boolean, closed boolean,"
+    " complete boolean, closed boolean, end_seq long,"
     " holes array<struct<number: int, from_ms: long, to_ms: long>>"
 )
 
@@ -68,6 +68,7 @@ def wheel_table(like: DataFrame, facts: Facts) -> DataFrame:
                 extent.to_ms if extent else None,
                 last_seq >= done.closed.get(wheel, done.seqs.get(wheel, last_seq + 1)),
                 wheel in done.closed,
+                done.closed.get(wheel, done.seqs.get(wheel, 0)),
                 holes,
             )
         )

@@ -34,9 +34,10 @@ Every acceptance gets exactly one fate: forwarded, cancelled, duplicate dropped,
 pending, not verifiable or missing. Outcomes name wheel, seq and row; so an outcome counts for the
 acceptance that it names and for no other, and a retry that two nodes took is two acceptances: one
 forwarded, one duplicate dropped. Rows of a frame that the outcomes call lost are lost, unless they
-have another outcome or were forwarded before. A copy that fits no acceptance of its id and due
-(wheel or time of acceptance differ) is that of an acceptance not published yet, if the table above
-says so; else it is `changed`.
+have another outcome or were forwarded before. Lost frames that no file covers are a finding
+`lost` of their own, since nobody knows which messages were in them. A copy that fits no acceptance
+of its id and due (wheel or time of acceptance differ) is that of an acceptance not published yet,
+if the table above says so; else it is `changed`.
 
 Missing messages are then searched in all of Kafka, whatever its time (`pairing`): a record of the
 same id and acceptance is the same message, with another due or with damaged headers, and both
@@ -54,7 +55,7 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
-from delaywheel_audit.matching.judging import judged, with_findings
+from delaywheel_audit.matching.judging import BEFORE_FIRST, BEHIND_LAST, judged, with_findings
 from delaywheel_audit.matching.letters import letter_findings
 from delaywheel_audit.matching.matching import messages
 from delaywheel_audit.matching.pairing import MAX_SOUGHT, pair, with_pairs
@@ -66,6 +67,7 @@ from delaywheel_audit.matching.tables import (
     gap_findings,
     outer_hole,
     totals,
+    unbooked_losses,
 )
 from delaywheel_audit.matching.terms import Facts, Terms
 from delaywheel_audit.sources.ledger_files import Hole, moment
@@ -124,7 +126,7 @@ def outcomes_schema() -> str:
     return (
         "outcome string, reason string, content_differs boolean, id string, due_ms long,"
         " accepted_at_ms long, topic string, wheel string, seq long, last_seq long,"
-        " origin string"
+        " slot long, last_slot long, messages long, origin string"
     )
 
 
@@ -146,6 +148,7 @@ def reconcile(
         facts: What was known before Kafka was read.
         say: Called with what is done next, for people.
     """
+    asked = terms
     inputs, first, sums = _first_look(read, terms, facts, say)
     if sums["unread_from_ms"] is not None:
         first.unpersist()
@@ -164,13 +167,14 @@ def reconcile(
         if deleted:
             sums = _keep(kept, with_deleted(kept[-1], deleted, terms))
     found = kept[-1]
-    gaps = _gaps(found, terms, facts)
+    gaps = _gaps(found, asked, facts)
 
     def release() -> None:
         for one in reversed(kept):
             one.unpersist()
 
     table = findings(found).unionByName(gap_findings(found, gaps))
+    table = table.unionByName(unbooked_losses(inputs.outcomes, asked, facts))
     if sums["dead"]:
         table = table.unionByName(letter_findings(found, inputs.letters()))
     return Books(buckets(found, terms), table, sums.asDict(), gaps, too_many, release)
@@ -202,17 +206,24 @@ def _totals(fated: DataFrame) -> Row:
 def _gaps(found: DataFrame, terms: Terms, facts: Facts) -> list[tuple[Hole, int]]:
     """Returns holes that may contain requested messages."""
     evidence: dict[int, int] = {}
-    outer: list[tuple[Hole, int]] = []
+    outer: dict[tuple[str, int], tuple[Hole, int]] = {}
     for row in gap_counts(found).collect():
         if row["gap_at"] >= 0:
             evidence[row["gap_at"]] = evidence.get(row["gap_at"], 0) + row["messages"]
         else:
             hole = outer_hole(row["wheel"], row["gap_at"], row["from_ms"], row["to_ms"])
-            outer.append((hole, row["messages"]))
+            outer[row["wheel"], row["gap_at"]] = hole, row["messages"]
     from_ms, to_ms = terms.accepted_range()
     inner = [
         (hole, evidence.get(number, 0))
         for number, hole in enumerate(facts.holes)
         if number in evidence or (hole.to_ms >= from_ms and hole.from_ms < to_ms)
     ]
-    return [*inner, *outer]
+    for missing in facts.uncovered(from_ms, to_ms):
+        # Without a beginning, what is asked for is what the ledger has.
+        is_asked = terms.from_ms is not None or not missing.is_before_first
+        if is_asked and not missing.is_awaited:
+            place = BEFORE_FIRST if missing.is_before_first else BEHIND_LAST
+            known = outer.pop((missing.hole.wheel, place), None)
+            inner.append((missing.hole, 0 if known is None else known[1]))
+    return [*inner, *outer.values()]

@@ -1,4 +1,4 @@
-"""Records that Kafka has deleted: whether messages of that time were there is unknown.
+"""Records that Kafka has deleted: whether messages were among them is unknown.
 
 If a partition begins above offset 0, records before that were deleted. It is written in the order
 of forwarding, so what is gone was forwarded no later than the first of our records that is left. A
@@ -10,12 +10,14 @@ whichever partition its key would have chosen. The same holds for the outcomes t
 | has no copy, and no outcome | in any cut partition of its topic, or of the outcomes topic |
 | has a copy, and an acceptance without an outcome | of the outcomes topic |
 
+A compacted topic keeps the newest record of each key: any other may be deleted, whatever its time.
+
 Asked for only when something is missing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from pyspark.sql import DataFrame
@@ -42,22 +44,27 @@ class Deleted:
     Attributes:
         topics: Topics whose begin is missing.
         outcomes_ms: For the outcomes topic; None: nothing is missing.
+        compacted: Topics that are compacted; they may be among the others, too.
     """
 
     topics: Mapping[str, int] = field(default_factory=dict)
     outcomes_ms: int | None = None
+    compacted: frozenset[str] = frozenset()
 
     def __bool__(self) -> bool:
         """Whether anything may be deleted."""
-        return bool(self.topics) or self.outcomes_ms is not None
+        return bool(self.topics or self.compacted) or self.outcomes_ms is not None
 
 
-def deleted(plan: Plan, outcomes: str, read: Callable[[Plan], DataFrame]) -> Deleted:
+def deleted(
+    plan: Plan, outcomes: str, compacted: Collection[str], read: Callable[[Plan], DataFrame]
+) -> Deleted:
     """Returns how far some topics' records are deleted.
 
     Args:
         plan: All that is left of them.
         outcomes: The name of the outcomes topic among them.
+        compacted: Those of them that are compacted.
         read: Reads the records of a plan.
     """
     cut = {(t.name, r.partition): r for t in plan.topics for r in t.ranges if r.start > 0}
@@ -71,7 +78,9 @@ def deleted(plan: Plan, outcomes: str, read: Callable[[Plan], DataFrame]) -> Del
     for name, partition in cut:
         at_ms = found.get((name, partition), END_MS)
         by_topic[name] = max(at_ms, by_topic.get(name, 0))
-    return Deleted({n: ms for n, ms in by_topic.items() if n != outcomes}, by_topic.get(outcomes))
+    outcomes_ms = END_MS if outcomes in compacted else by_topic.get(outcomes)
+    topics = {name: at_ms for name, at_ms in by_topic.items() if name != outcomes}
+    return Deleted(topics, outcomes_ms, frozenset(compacted) - {outcomes})
 
 
 def _only(plan: Plan, places: Mapping[Place, Range], length: int | None) -> Plan:
@@ -104,6 +113,10 @@ def with_deleted(fated: DataFrame, deleted: Deleted, terms: Terms) -> DataFrame:
     rows = [
         (topic, at_ms, _deleted_text(topic, at_ms))
         for topic, at_ms in sorted(deleted.topics.items())
+        if topic not in deleted.compacted
+    ] + [
+        (topic, END_MS, f"{topic} is compacted: a later record of its key may have replaced it")
+        for topic in sorted(deleted.compacted)
     ]
     schema = "of_topic string, topic_ms long, topic_text string"
     topics = fated.sparkSession.createDataFrame(rows, schema)

@@ -6,8 +6,9 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
 from delaywheel_audit.matching.judging import BEFORE_FIRST
+from delaywheel_audit.matching.matching import wheel_table
 from delaywheel_audit.matching.summary import COUNTS
-from delaywheel_audit.matching.terms import Terms
+from delaywheel_audit.matching.terms import Facts, Terms
 from delaywheel_audit.sources.ledger_files import Hole
 
 PERCENTILE_ACCURACY = 10_000
@@ -17,6 +18,7 @@ _FINDING = (
     "kind string, topic string, id string, due_ms long, accepted_at_ms long, wheel string,"
     " seq long, partition int, offset long, forwarded_at_ms long, lateness_ms long, detail string"
 )
+_PART = "struct<first: long, last: long, from_ms: long, to_ms: long>"
 _DROPPED = "this acceptance was dropped, its content is not in Kafka"
 _COLUMNS = tuple(part.split()[0] for part in _FINDING.split(","))
 
@@ -116,6 +118,65 @@ def gap_findings(like: DataFrame, gaps: list[tuple[Hole, int]]) -> DataFrame:
              hole.first_seq or None, None, None, None, None, detail)
         )  # fmt: skip
     return like.sparkSession.createDataFrame(rows, _FINDING)
+
+
+def unbooked_losses(outcomes: DataFrame, terms: Terms, facts: Facts) -> DataFrame:
+    """Returns a finding for each range of lost frames that no file of the ledger covers.
+
+    Which messages were in them is unknown. Only frames that may be of the requested time count: by
+    the seconds that the outcome names or, if it names none, by the times of acceptance around them.
+    """
+    known = wheel_table(outcomes, facts).withColumnRenamed("wheel", "of_wheel")
+    first, last = F.col("seq"), F.coalesce("last_seq", "seq")
+    is_known = F.col("first_seq").isNotNull()
+    end = F.when(F.col("end_seq") > first, F.least(last, "end_seq")).otherwise(last)
+    before = F.struct(
+        first.alias("first"),
+        F.least(end, F.col("first_seq") - 1).alias("last"),
+        F.lit(0).cast("long").alias("from_ms"),
+        F.col("from_ms").alias("to_ms"),
+    )
+    behind = F.struct(
+        F.when(is_known, F.greatest(first, F.col("last_seq_known") + 1)).otherwise(first),
+        end,
+        F.coalesce("to_ms", F.lit(0).cast("long")),
+        F.lit(facts.began_ms).cast("long"),
+    )
+    has_slots = F.coalesce("slot", F.lit(0)) > 0
+    may_hold = ~has_slots | (F.coalesce("messages", F.lit(1)) > 0)
+    parts = F.array(F.when(is_known, before), behind.cast(_PART))
+    from_ms, to_ms = terms.accepted_range()
+    part = F.col("part")
+    is_asked = (part["to_ms"] >= from_ms) & (part["from_ms"] < to_ms)
+    if terms.by == "due":
+        begins, ends = F.col("slot") * 1000, (F.coalesce("last_slot", "slot") + 1) * 1000
+        is_asked = F.when(has_slots, (ends > terms.start_ms) & (begins < terms.end_ms)).otherwise(
+            is_asked
+        )
+    text = F.format_string(
+        "frames %d to %d, which no file of the ledger has; messages in all that were given up with"
+        " them, as far as known: %d; %s",
+        part["first"],
+        part["last"],
+        F.coalesce("messages", F.lit(0)),
+        F.coalesce("reason", F.lit("")),
+    )
+    values = {"kind": F.lit("lost"), "wheel": F.col("wheel"), "seq": part["first"], "detail": text}
+    columns = [values.get(name, F.lit(None)).alias(name) for name in _COLUMNS]
+    return (
+        outcomes.where("outcome = 'lost'")
+        .where(may_hold)
+        .join(
+            F.broadcast(known.withColumnRenamed("last_seq", "last_seq_known")),
+            F.col("wheel") == F.col("of_wheel"),
+            "left",
+        )
+        .withColumn("part", F.explode(F.array_compact(parts)))
+        .where(part["first"] <= part["last"])
+        .where(is_asked)
+        .select(*columns)
+        .to(outcomes.sparkSession.createDataFrame([], _FINDING).schema)
+    )
 
 
 def finding(

@@ -68,6 +68,21 @@ class Terms:
 
 
 @dataclass(frozen=True, slots=True)
+class Uncovered:
+    """Seqs of a wheel before its first file in the ledger, or after its last.
+
+    Attributes:
+        hole: They, with the time in which they were accepted.
+        is_before_first: Where they are.
+        is_awaited: They may be published yet. Otherwise nothing will publish them.
+    """
+
+    hole: Hole
+    is_before_first: bool
+    is_awaited: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Facts:
     """What was known of the cluster and its ledger before Kafka was read.
 
@@ -76,28 +91,56 @@ class Facts:
         began_ms: When that was.
         extents: Wheel -> what its files cover, the whole ledger over.
         holes: What its files are missing, over the whole ledger.
+        seal_ms: How often nodes publish.
     """
 
     done: Done
     began_ms: int
     extents: Mapping[str, Extent] = field(default_factory=dict)
     holes: Sequence[Hole] = ()
+    seal_ms: int = 60_000
 
     def has_all_of(self, from_ms: int, to_ms: int) -> bool:
-        """Whether the ledger covers all acceptances of this time, apart from holes.
+        """Whether the ledger covers all acceptances of this time, apart from holes."""
+        return not self.uncovered(from_ms, to_ms)
 
-        It reaches from before it to behind it, or from the first seq of a wheel to its last.
+    def uncovered(self, from_ms: int, to_ms: int) -> list[Uncovered]:
+        """Returns the seqs that no file has, and that may have been accepted in this time.
+
+        | the seqs of a wheel | were accepted | and are |
+        |---|---|---|
+        | before its first file | before the first row of it | deleted by retention, or lost |
+        | after its last file, of a closed wheel | before it was closed | as `_is_awaited` says |
+        | after its last file, of another wheel | until now | awaited |
+
+        The last seq of a wheel that is not closed is the last that was done.
         """
-        done = self.done
-        wanted = {**done.seqs, **done.closed}
-        for wheel in {*wanted, *self.extents}:
+        wanted = {**self.done.seqs, **self.done.closed}
+        found = []
+        for wheel in sorted({*wanted, *self.extents}):
             extent = self.extents.get(wheel)
-            if extent is None:
-                if wanted[wheel]:
-                    return False
-                continue
-            if from_ms < extent.from_ms and extent.first_seq > 1:
-                return False
-            if to_ms > extent.to_ms and extent.last_seq < wanted.get(wheel, 0):
-                return False
-        return True
+            if extent is not None and extent.first_seq > 1 and from_ms < extent.from_ms:
+                hole = Hole(wheel, 1, extent.first_seq - 1, 0, extent.from_ms, _BEFORE_FIRST)
+                found.append(Uncovered(hole, is_before_first=True, is_awaited=False))
+            last_seq, last_ms = (0, 0) if extent is None else (extent.last_seq, extent.to_ms)
+            end = wanted.get(wheel, 0)
+            closed_ms = self.done.closed_ms.get(wheel, self.began_ms)
+            if end > last_seq and to_ms > last_ms and from_ms <= closed_ms:
+                hole = Hole(wheel, last_seq + 1, end, last_ms, closed_ms, _BEHIND_LAST)
+                awaited = self._is_awaited(wheel)
+                found.append(Uncovered(hole, is_before_first=False, is_awaited=awaited))
+        return found
+
+    def _is_awaited(self, wheel: str) -> bool:
+        """Whether the rest of a wheel may be published yet.
+
+        A closed wheel is published to its end, by another node if its own is lost.
+        """
+        closed_ms = self.done.closed_ms.get(wheel)
+        return closed_ms is None or self.began_ms < closed_ms + self.seal_ms + _PUBLISHED_MS
+
+
+_BEFORE_FIRST = "the wheel's first files are not there: deleted by retention, or lost"
+_BEHIND_LAST = "the wheel was closed with these seqs, and no file has them"
+_PUBLISHED_MS = 600_000
+"""A closed wheel is published this much later at most, beside `seal_ms`, if its place answers."""

@@ -20,6 +20,8 @@ _COLUMNS = (
     "topic,partition,offset,timestamp_ms,timestamp_type,"
     "dw_id,dw_due_ms,dw_accepted_ms,dw_wheel,dw_forwarded_ms,dw_malformed"
 )
+_WHOLE = {"ignoreMissingFiles": "false", "ignoreCorruptFiles": "false"}
+"""Whatever the session says: a file that is not read would be missing acceptances."""
 _OPEN_TRANSACTION_S = 30.0
 """The service's own transactions end within ten seconds."""
 
@@ -63,6 +65,12 @@ class KafkaPlace:
         """Returns messages with the parsed content of our headers."""
         return self.read(spark, plan, _COLUMNS)
 
+    def compacted(self, topics: Sequence[str]) -> set[str]:
+        """Returns which of these topics are compacted, as far as that may be known."""
+        asked = KafkaQuestions(ClientSettings(self.client), timeout_s=60.0)
+        there = [name for name, found in asked.describe(topics).items() if found is not None]
+        return asked.compacted(there)
+
     def wait_for_transactions(self, topics: Sequence[str]) -> None:
         """Waits until every transaction that is in Kafka now has ended.
 
@@ -102,7 +110,8 @@ def read_ledger(spark: SparkSession, folder: LedgerFolder, listing: Listing) -> 
     """Reads the rows of these files, each once."""
     rows: DataFrame | None = None
     for read in listing.reads():
-        part = spark.read.schema(LEDGER_SCHEMA).parquet(*folder.spark_paths(read.files))
+        reader = spark.read.schema(LEDGER_SCHEMA).options(**_WHOLE)
+        part = reader.parquet(*folder.spark_paths(read.files))
         if read.behind_seq:
             part = part.where(F.col("seq") > read.behind_seq)
         rows = part if rows is None else rows.unionByName(part)

@@ -36,6 +36,8 @@ _FILE = re.compile(
     r"(?P<wheel>[a-z0-9][a-z0-9-]*\.[1-9]\d*)-(?P<first>\d{19})-(?P<last>\d{19})\.parquet"
 )
 _GAP = re.compile(r"(?:.*/)?gaps/(?P<wheel>.+)-(?P<first>\d{19})-(?P<last>\d{19})\.json")
+_GLOB = re.compile(r"[\\{}\[\]*?]")
+"""What Spark takes for a pattern in a path."""
 _ROW_BYTES: Final = 24
 """Of a published row, about: ids do not compress."""
 
@@ -334,15 +336,20 @@ class LedgerFolder:
         return found
 
     def spark_paths(self, files: Iterable[LedgerFile]) -> list[str]:
-        """Returns the paths as Spark's file systems name them."""
+        """Returns the paths as Spark's file systems name them; each matches itself alone."""
         scheme, separator, rest = self.uri.partition("://")
-        if not separator or scheme == "file":
-            return [f"file://{file.path}" for file in files]
         authority = rest.partition("?")[0].partition("/")[0]
+        paths = [_GLOB.sub(r"\\\g<0>", file.path) for file in files]
+        if not separator or scheme == "file":
+            return [f"file://{path}" for path in paths]
         name = {"s3": "s3a", "gcs": "gs"}.get(scheme, scheme)
         if scheme in ("s3", "gs", "gcs"):  # there the bucket is the first part of pyarrow's paths
-            return [f"{name}://{file.path}" for file in files]
-        return [f"{name}://{authority}/{file.path.lstrip('/')}" for file in files]
+            return [f"{name}://{path}" for path in paths]
+        if scheme in ("abfs", "abfss"):
+            host = _azure_host(authority)
+            parts = [path.lstrip("/").partition("/") for path in paths]
+            return [f"{name}://{container}@{host}/{path}" for container, _, path in parts]
+        return [f"{name}://{authority}/{path.lstrip('/')}" for path in paths]
 
     def _accepted(self, file: LedgerFile) -> tuple[int, int]:
         """Returns when a file's first and last rows were accepted, from its footer."""
@@ -360,6 +367,17 @@ class LedgerFolder:
             return file.hour_ms, file.hour_ms + HOUR_MS - 1
         ends: list[int] = [end for pair in known for end in pair if end is not None]
         return (min(ends), max(ends)) if ends else (file.hour_ms, file.hour_ms + HOUR_MS - 1)
+
+
+def _azure_host(authority: str) -> str:
+    """Returns the host that Spark asks, from any of the forms of URI that pyarrow takes.
+
+    The container is the first part of pyarrow's paths, whichever form it was given in.
+    """
+    given, _, host = authority.rpartition("@")
+    if "." not in host:  # it is the container, and the account stands before it
+        return f"{given.partition(':')[0]}.dfs.core.windows.net"
+    return host.replace(".blob.", ".dfs.")
 
 
 def moment(ms: int) -> str:

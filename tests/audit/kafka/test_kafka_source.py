@@ -182,6 +182,7 @@ def test_what_is_deleted_reaches_up_to_the_first_of_our_records_that_is_left(
 ) -> None:
     register(spark)
     cut, emptied, whole, outcomes = topic(partitions=2), topic(partitions=2), topic(), topic()
+    latest = topic(config={"cleanup.policy": "compact,delete"})
     for made in (cut, emptied, whole):
         made.produce([b"ours"] * 2, headers=OURS, timestamps=[1_000, 2_000])
         made.produce([b"somebody else's"], timestamps=[9_000])
@@ -192,12 +193,16 @@ def test_what_is_deleted_reaches_up_to_the_first_of_our_records_that_is_left(
     emptied.delete_records(1, partition=1)
     outcomes.delete_records(1)
     place = KafkaPlace({"bootstrap.servers": cut.bootstrap})
-    names = [each.name for each in (cut, emptied, whole)]
+    names = [each.name for each in (cut, emptied, whole, latest)]
+    compacted = place.compacted([*names, "no-such-topic"])
+    assert compacted == {latest.name}
 
     def read(plan: Plan) -> DataFrame:
         return place.records(spark, plan)
 
     left = place.pin([*names, outcomes.name], None, None)
-    found = deleted(left, outcomes.name, read)
-    assert found == Deleted({cut.name: 3_000, emptied.name: END_MS}, 6_000)
-    assert not deleted(place.pin([whole.name], None, None), outcomes.name, read)
+    found = deleted(left, outcomes.name, compacted, read)
+    assert found == Deleted({cut.name: 3_000, emptied.name: END_MS}, 6_000, frozenset(compacted))
+    whole_plan = place.pin([whole.name], None, None)
+    assert not deleted(whole_plan, outcomes.name, set(), read)
+    assert deleted(whole_plan, outcomes.name, {outcomes.name}, read).outcomes_ms == END_MS

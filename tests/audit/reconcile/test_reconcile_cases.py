@@ -98,13 +98,16 @@ class World:
                 "orders",
                 place.get("wheel", "n1.1"),
                 place.get("seq", 5),
-                None,
+                *[None] * 4,
             )
         )
 
-    def lose(self, wheel: str, seq: int, last_seq: int | None, reason: str) -> None:
+    def lose(
+        self, wheel: str, seq: int, last_seq: int | None, reason: str, *,
+        slot: int | None = None, messages: int | None = None,
+    ) -> None:  # fmt: skip
         place = (None, None, None, None, None, wheel, seq, last_seq)
-        self.outcomes.append(("lost", reason, *place))
+        self.outcomes.append(("lost", reason, *place, slot, slot, messages))
 
 
 def good(world: World) -> None:
@@ -201,6 +204,7 @@ def of_a_time_that_kafka_has_deleted(world: World) -> None:
     world.accept("within the tolerance", due=SHORT_FROM + 1_000, topic="short")
     world.accept("due behind it", due=SHORT_FROM + 1_001, topic="short")
     world.accept("of an empty topic", due=NOW - 1, topic="emptied")
+    world.accept("of a compacted topic", topic="latest")
     # Of what became of the second acceptance, the outcomes alone would show.
     for name, due in (("outcome deleted", OUTCOMES_FROM), ("outcome missing", SHORT_FROM)):
         world.accept(name, due=due, topic="short")
@@ -224,6 +228,13 @@ def lost_in_a_row(world: World) -> None:
     world.lose("n1.1", 30, 31, "HOLE")
     world.accept("in an enormous row", wheel="n3.1", seq=10)
     world.lose("n3.1", 10, 1 << 53, "GONE")
+
+
+def lost_without_rows(world: World) -> None:
+    world.lose("n8.1", 1, 500, "GONE")
+    world.lose("n8.1", 600, 610, "GONE", slot=DUE // 1000, messages=7)
+    world.lose("n8.1", 700, 700, "GONE", slot=1, messages=7)  # due at another time
+    world.lose("n8.1", 800, 800, "GONE", slot=DUE // 1000, messages=0)  # of cancels
 
 
 def duplicated(world: World) -> None:
@@ -333,7 +344,8 @@ CASES: list[Callable[[World], None]] = [
     good, forwarded_after_the_record, pending, done_or_missing, cancelled,
     cancelled_twice_accepted, cancelled_and_forwarded, twice_accepted, twice_in_one_frame,
     duplicate_before_the_first_is_published, outcome_before_its_row,
-    acceptance_without_an_outcome, differing, dead, lost, lost_in_a_row, duplicated,
+    acceptance_without_an_outcome, differing, dead, lost, lost_in_a_row,
+    lost_without_rows, duplicated,
     early_and_late, changed,
     unexpected, unpublished, in_a_hole, behind_the_last_file, duplicate_of_nothing,
     more_outcomes_than_acceptances, ended_and_forwarded, missing_beside_another_due,
@@ -343,10 +355,15 @@ CASES: list[Callable[[World], None]] = [
 FACTS = Facts(
     done=Done(
         due_ms=NOW,
-        seqs={"n1.1": 90, "n3.1": 20, "n4.1": 20, "n5.1": 20, "n6.1": 20},
+        seqs={"n1.1": 90, "n3.1": 20, "n4.1": 20, "n5.1": 20, "n6.1": 20, "n7.1": 40},
         split_seqs={"n1.1": 75},
         floor=FLOOR,
-        closed={},
+        closed={"n7.1": 40, "n7.2": 9, "n7.3": 9, "n7.4": 9},
+        closed_ms={
+            "n7.1": NOW - 3_000_000,
+            "n7.2": NOW - 10_000,  # it may be published yet
+            "n7.3": EARLIEST - 3_600_000,  # before anything of the range was accepted
+        },
         numbers={"n1": 1, "n2": 1, "n3": 2, "n4": 1, "n5": 1, "n6": 1},
     ),
     began_ms=NOW,
@@ -358,6 +375,7 @@ FACTS = Facts(
         "n4.1": Extent(1, 20, ACCEPTED - 1_000, NOW - 60_000),
         "n5.1": Extent(1, 10, ACCEPTED - 1_000, ACCEPTED),
         "n6.1": Extent(1, 20, EARLIEST - 3_600_000, NOW - 60_000),
+        "n7.1": Extent(1, 30, ACCEPTED - 1_000, ACCEPTED),
     },
     holes=[Hole("n4.1", 5, 9, ACCEPTED - 10, ACCEPTED + 10, "no file")],
 )
@@ -375,7 +393,11 @@ def run(spark: SparkSession, world: World, terms: Terms = TERMS, *, first_offset
             outcomes_schema().replace("id string", "id binary"),
         ),
         lambda: kafka,
-        lambda: Deleted({"short": SHORT_FROM, "emptied": END_MS}, OUTCOMES_FROM),
+        lambda: Deleted(
+            {"short": SHORT_FROM, "emptied": END_MS, "latest": NOW},
+            OUTCOMES_FROM,
+            compacted=frozenset({"latest", "of nobody"}),
+        ),
         lambda: spark.createDataFrame(world.letters, LETTERS),
     )
 
@@ -430,7 +452,7 @@ NAMES = [
     "two fates", "cancel ignored", "dead, alive", "two dues", "two acceptances",
     "long ago", "long ago, missing", "forged long ago", "dead", "dead, letter gone",
     "up to the first left", "within the tolerance", "due behind it", "of an empty topic",
-    "outcome deleted", "outcome missing", "any topic, no outcome",
+    "outcome deleted", "outcome missing", "any topic, no outcome", "of a compacted topic",
 ]  # fmt: skip
 
 
@@ -443,13 +465,13 @@ def test_every_kind_has_exactly_its_messages(found: Found) -> None:
         },
         "not_verifiable": {
             "up to the first left", "within the tolerance", "of an empty topic",
-            "outcome deleted", "any topic, no outcome",
+            "outcome deleted", "any topic, no outcome", "of a compacted topic",
         },
         "dead_letter": {"dead", "dead, letter gone", "dead, alive"},
         "duplicated": {"duplicated"},
         "early": {"early"},
         "late": {"late", "changed due beyond"},
-        "lost": {"lost", "first of a row", "last of a row", "in an enormous row"},
+        "lost": {"lost", "first of a row", "last of a row", "in an enormous row", None},
         "content_differs": {"differs"},
         "changed": {
             f"changed {what}"
@@ -485,12 +507,21 @@ def test_a_finding_says_all_that_is_known(found: Found) -> None:
 
 def test_holes_of_the_ledger_show_how_many_messages_fall_into_them(found: Found) -> None:
     reported = {row["wheel"]: row["detail"] for row in found.by_kind["ledger_gap"][None]}
-    assert set(reported) == {"n4.1", "n5.1"}
+    assert set(reported) == {"n4.1", "n5.1", "n7.1"}
     assert reported["n4.1"].startswith("seqs 5 to 9:")
     assert reported["n4.1"].endswith("3 forwarded messages fall into it")
     assert reported["n5.1"].endswith("1 forwarded messages fall into it")
+    assert reported["n7.1"].startswith("seqs 31 to 40: the wheel was closed with these seqs")
     assert found.totals["unbooked"] == 4
     assert found.totals["unpublished"] == 3
+
+
+def test_lost_frames_that_no_file_covers_are_named(found: Found) -> None:
+    reported = {(row["wheel"], row["seq"]): row["detail"] for row in found.by_kind["lost"][None]}
+    assert set(reported) == {("n8.1", 1), ("n8.1", 600), ("n3.1", 11)}
+    assert reported["n8.1", 1].startswith("frames 1 to 500, which no file of the ledger has")
+    assert reported["n8.1", 600].endswith("as far as known: 7; GONE")
+    assert reported["n3.1", 11].startswith("frames 11 to 20,"), "none was written after 20"
 
 
 def test_every_acceptance_has_one_fate(found: Found) -> None:
@@ -510,7 +541,7 @@ def test_every_acceptance_has_one_fate(found: Found) -> None:
         assert found.totals[name] == sum(row[name] for row in found.buckets)
     expected = {
         "pending": 3, "cancelled": 8, "duplicates_dropped": 6, "dead": 3, "lost": 4,
-        "not_verifiable": 5, "missing": 11, "duplicated": 2, "unexpected": 12, "early": 1,
+        "not_verifiable": 6, "missing": 11, "duplicated": 2, "unexpected": 12, "early": 1,
         "late": 2,
     }  # fmt: skip
     assert {name: found.totals[name] for name in expected} == expected
@@ -536,6 +567,7 @@ def test_what_may_be_deleted_says_where(found: Found) -> None:
         "short: what was forwarded before 2027-01-15"
     )
     assert reported["of an empty topic"].startswith("emptied was recreated since")
+    assert reported["of a compacted topic"].startswith("latest is compacted")
     assert reported["outcome deleted"].startswith("the outcomes topic: what was")
     assert reported["any topic, no outcome"].startswith("the outcomes topic: what was")
 
@@ -575,9 +607,15 @@ def test_a_range_of_acceptances_and_a_record_from_another_time(spark: SparkSessi
 
 
 def test_what_the_ledger_has_all_of() -> None:
-    assert FACTS.has_all_of(0, ACCEPTED)
-    assert not FACTS.has_all_of(0, ACCEPTED + 1), "of n5.1 seqs behind the last file were done"
-    cut = replace(FACTS, extents={**FACTS.extents, "n1.1": Extent(2, 95, ACCEPTED - 1_000, NOW)})
+    facts = replace(FACTS, done=replace(FACTS.done, closed={}))
+    assert facts.has_all_of(0, ACCEPTED)
+    assert not facts.has_all_of(0, ACCEPTED + 1), "of n5.1 seqs behind the last file were done"
+    cut = replace(facts, extents={**FACTS.extents, "n1.1": Extent(2, 95, ACCEPTED - 1_000, NOW)})
     assert not cut.has_all_of(0, ACCEPTED), "of n1.1 the first is not there"
     assert cut.has_all_of(ACCEPTED - 1_000, ACCEPTED)
-    assert not replace(FACTS, extents={}).has_all_of(0, ACCEPTED)
+    assert not replace(facts, extents={}).has_all_of(0, ACCEPTED)
+
+
+def test_what_is_not_in_the_ledger_is_awaited_or_missing() -> None:
+    found = {one.hole.wheel: one.is_awaited for one in FACTS.uncovered(*TERMS.accepted_range())}
+    assert found == {"n3.1": True, "n5.1": True, "n7.1": False, "n7.2": True, "n7.4": True}

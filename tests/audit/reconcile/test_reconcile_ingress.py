@@ -94,7 +94,7 @@ def test_each_record_counts_once(spark: SparkSession) -> None:
         world.ask(name)
     world.ask("not published yet", NOW)
     origin = world.ask("dead")
-    world.outcomes.append(("ingress-dead-lettered", "SLOT_FULL", *[None] * 8, origin))
+    world.outcomes.append(("ingress-dead-lettered", "SLOT_FULL", *[None] * 11, origin))
     for name in ("direct", "twice", "twice", "forged"):
         world.forward(name)
     world.accept("wheel")

@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(600)]
 
 @pytest.fixture
 def options(kafka: KafkaBroker, cluster_id: str, tmp_path: Path) -> Options:
-    ledger = tmp_path / "ledger"
+    ledger = tmp_path / "ledger [1]"  # it is no pattern
     topics = (f"{cluster_id}-orders", f"{cluster_id}-bills")
     make(1_500, ledger, kafka.address, cluster=cluster_id, topics=topics, rows_per_file=100)
     return Options.parse(
@@ -69,7 +69,7 @@ def test_books_that_balance_and_books_with_a_file_lost(
     assert sum(row["accepted"] for row in written) == 1_500
     assert {row["lateness_max_ms"] for row in written} == {8}
 
-    files = sorted((tmp_path / "ledger").rglob("n2.1-*.parquet"))
+    files = sorted((tmp_path / "ledger [1]").rglob("n2.1-*.parquet"))
     files[len(files) // 2].unlink()
     deleted = delete_first(kafka.address, f"{options.cluster}-orders", 7)
     summary = run(spark, replace(options, wants_page=False, wants_json=True))
@@ -92,6 +92,18 @@ def test_what_cannot_run_says_why(spark: SparkSession, options: Options) -> None
         run(spark, replace(options, output="/proc/nothing"))
 
 
+def test_a_run_that_fails_leaves_the_earlier_books(
+    spark: SparkSession, options: Options, tmp_path: Path
+) -> None:
+    (tmp_path / "output").mkdir()
+    earlier = tmp_path / "output" / "summary.json"
+    earlier.write_text("{}")
+    with pytest.raises(CouldNotRun, match="CONTROL_UNREADABLE"):
+        run(spark, replace(options, cluster="nobody"))
+    assert earlier.read_text() == "{}"
+    assert not (tmp_path / "output" / ".writable").exists()
+
+
 def test_a_ledger_without_files_of_the_time_proves_nothing(
     spark: SparkSession, options: Options, tmp_path: Path
 ) -> None:
@@ -108,7 +120,7 @@ def test_a_ledger_without_files_of_the_time_proves_nothing(
     assert summary.balanced, "each wheel's first seq was accepted later"
     assert not any("not final" in note for note in summary.notes)
 
-    min((tmp_path / "ledger").rglob("n1.1-*.parquet"), key=lambda path: path.name).unlink()
+    min((tmp_path / "ledger [1]").rglob("n1.1-*.parquet"), key=lambda path: path.name).unlink()
     with pytest.raises(CouldNotRun, match="LEDGER_OUT_OF_RANGE"):
         run(spark, replace(options, terms=before))
 

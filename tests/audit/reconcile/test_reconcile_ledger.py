@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -182,3 +183,30 @@ def test_a_place_that_is_not_there_is_an_error_and_no_empty_ledger(tmp_path: Pat
         LedgerFolder(str(tmp_path / "nowhere")).listing()
     with pytest.raises(LedgerUnreadableError):
         LedgerFolder("gopher://x/y")
+
+
+@pytest.mark.parametrize(
+    ("uri", "path", "read"),
+    [
+        ("/books [1]/{a}*?", "/books [1]/{a}*?/f", r"file:///books \[1\]/\{a\}\*\?/f"),
+        ("s3://bucket/books", "bucket/books/f", "s3a://bucket/books/f"),
+        ("hdfs://name:8020/books", "/books/f", "hdfs://name:8020/books/f"),
+        (
+            "abfs://box@mine.dfs.core.windows.net/books", "box/books/f",
+            "abfs://box@mine.dfs.core.windows.net/books/f",
+        ),
+        (
+            "abfss://mine.blob.core.windows.net/box/books", "box/books/f",
+            "abfss://box@mine.dfs.core.windows.net/books/f",
+        ),
+        ("abfs://mine:secret@box/books", "box/books/f", "abfs://box@mine.dfs.core.windows.net/books/f"),
+    ],
+)  # fmt: skip
+def test_spark_finds_each_file_where_pyarrow_found_it(
+    monkeypatch: pytest.MonkeyPatch, uri: str, path: str, read: str
+) -> None:
+    anywhere = SimpleNamespace(from_uri=lambda _: (None, "anywhere"))
+    systems = SimpleNamespace(FileSystem=anywhere, LocalFileSystem=object)
+    monkeypatch.setattr("delaywheel_audit.sources.ledger_files.fs", systems)
+    folder = LedgerFolder(uri)
+    assert folder.spark_paths([LedgerFile(WHEEL, 1, 2, HOUR, path)]) == [read]

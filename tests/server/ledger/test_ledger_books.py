@@ -84,6 +84,39 @@ def test_cancels_are_reported_at_once_and_become_part_of_the_next_files_range(be
     assert bench.local_files() == []
 
 
+@pytest.mark.parametrize("is_restarted", [True, False])
+def test_the_names_of_a_closed_wheel_reach_its_end(bench: Bench, *, is_restarted: bool) -> None:
+    bench.write(message(1))
+    bench.write(message(1), kind=Kind.CANCELS)
+    bench.write(message(2), kind=Kind.CANCELS)
+    bench.high_watermark = 1
+    bench.books.work()
+    bench.high_watermark = 3
+    bench.books.work()
+    assert bench.files() == [file_name(1, 1)], "the next message's file would have the cancels"
+    if is_restarted:
+        bench.restart()
+    bench.is_sole, bench.is_whole = False, True
+    for _ in range(2):
+        bench.books.work()
+    assert [name.rpartition("/")[2] for name in bench.files()] == [
+        file_name(first, last).rpartition("/")[2] for first, last in [(1, 1), (2, 3)]
+    ]
+    assert bench.rows() == bench.all_written()
+
+
+def test_no_name_says_that_messages_which_it_does_not_have_are_none(bench: Bench) -> None:
+    """Another node has published them in its own place, and was replaced."""
+    bench.is_shared = False
+    bench.books = bench.new_books()
+    bench.write(message(1))
+    bench.write(message(1), kind=Kind.CANCELS)
+    bench.reported_seq = 2
+    bench.is_sole, bench.is_whole = False, True
+    bench.books.work()
+    assert bench.files() == []
+
+
 def test_only_what_enough_members_hold_is_published(bench: Bench) -> None:
     """A block may be held in part."""
     bench.write(message(1))

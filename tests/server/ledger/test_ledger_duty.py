@@ -77,7 +77,7 @@ def test_own_wheels_are_published_as_far_as_they_are_acknowledged_or_closed() ->
         LEFT: Publishable(8, born_ms=70_000),
         # What is missing may still come; what is lost does not.
         CLOSED: Publishable(5, born_ms=70_000, is_sole=False),
-        ENDED: Publishable(6, born_ms=70_000, is_sole=False, lost=lost),
+        ENDED: Publishable(6, born_ms=70_000, is_sole=False, is_whole=True, lost=lost),
     }
     found = publishable(status, None, leads=False, heard_for_ms=0)
     assert {wheel: each.last_seq for wheel, each in found.items()} == {
@@ -90,7 +90,7 @@ def test_own_wheels_are_published_as_far_as_they_are_acknowledged_or_closed() ->
 
 LEADER = heartbeat_of("n1", n2_1=held(9, 4, ledger=4), n2_2=held(3, 3))
 ENDS = {THEIRS: 9, THEIR_OPEN: None}
-MINE = {THEIRS: Publishable(9, reported_seq=4, born_ms=70_000, is_sole=False)}
+MINE = {THEIRS: Publishable(9, reported_seq=4, born_ms=70_000, is_sole=False, is_whole=True)}
 
 
 @pytest.mark.parametrize(

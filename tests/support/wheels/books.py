@@ -110,6 +110,7 @@ class Bench:
         reported_seq: up to here some node reported it as published.
         floor: frames for earlier slots are finished.
         is_sole: no other node may publish it.
+        is_whole: the wheel is closed at the high watermark.
         is_shared: other nodes publish at the same place.
         is_full: the disk is at its reserve.
         published: what was reported to the machine.
@@ -130,6 +131,7 @@ class Bench:
         self.floor = 0
         self.is_shared = True
         self.is_sole = True
+        self.is_whole = False
         self.lost: frozenset[int] = frozenset()
         self.is_full = False
         self.registered: Collection[WheelId] | None = None
@@ -171,6 +173,7 @@ class Bench:
             reported_seq=self.reported_seq,
             born_ms=ACCEPTED_AT_MS - 60_000,
             is_sole=self.is_sole,
+            is_whole=self.is_whole,
             lost=FrameSet.of((self.name, seq) for seq in self.lost),
             floor=self.floor,
         )

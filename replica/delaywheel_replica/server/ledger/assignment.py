@@ -47,6 +47,7 @@ class Publishable:
         reported_seq: Up to here some node reported it as published or given up.
         born_ms: Nothing of it was accepted before.
         is_sole: No other node may publish it.
+        is_whole: It is closed, and `last_seq` is its end.
         lost: Those of its frames that no node can read.
         floor: Frames for earlier slots are finished, and their files are deleted: the floor has
             passed them only after they were published or given up.
@@ -56,6 +57,7 @@ class Publishable:
     reported_seq: int = 0
     born_ms: int = 0
     is_sole: bool = True
+    is_whole: bool = False
     lost: FrameSet = NO_FRAMES
     floor: int = 0
 
@@ -117,11 +119,13 @@ def _publishable(
     closed_at = None if record is None else record.closed_at
     lost = NO_FRAMES if cleaner is None else cleaner.lost.of_wheel(wheel)
     end = lost.seqs(wheel).end_from(reported.prefix)
+    last_seq = min(end, reported.high_watermark if closed_at is None else closed_at)
     return Publishable(
-        last_seq=min(end, reported.high_watermark if closed_at is None else closed_at),
+        last_seq=last_seq,
         reported_seq=reported.ledger_seq,
         born_ms=0 if record is None else record.seal_slot * 1000,
         is_sole=closed_at is None,
+        is_whole=last_seq == closed_at,
         lost=lost,
         floor=heartbeat.floor or 0,
     )

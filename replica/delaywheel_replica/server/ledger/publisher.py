@@ -173,6 +173,8 @@ class Books:
         # For each wheel: up to where names reach, and up to where the machine was informed.
         self._placed: dict[WheelId, int] = {}
         self._reported: dict[WheelId, int] = {}
+        # Closed wheels whose names reach their ends, as far as they can.
+        self._ended_names: set[WheelId] = set()
         self._files = self._files_found()
         waiting = self._notes.gaps.values()
         self._state = BooksState(
@@ -273,8 +275,38 @@ class Books:
         self._look_at_names(place, open_ends)
         for wheel, found in open_ends.items():
             self._publish(place, wheel, found)
+        self._name_ends(place, wheels)
         if not self._member.is_full():
             self._notes.take_ballast()
+
+    def _name_ends(self, place: Place, wheels: Mapping[WheelId, Publishable]) -> None:
+        """Puts an empty file in place for the cancels at the end of each closed wheel.
+
+        So names that end before a closed wheel does prove that a file is missing.
+        """
+        ended = {
+            wheel: found
+            for wheel, found in wheels.items()
+            if found.is_whole
+            and wheel not in self._ended_names
+            and self._reported.get(wheel, 0) >= found.last_seq
+        }
+        names = place.newest({w: found.born_ms for w, found in ended.items()}) if ended else {}
+        for wheel, found in ended.items():
+            first_seq = names.get(wheel, 0) + 1
+            if first_seq <= found.last_seq and self._has_no_rows(wheel, first_seq, found):
+                place.begin().close()
+                place.put_file(wheel, first_seq, found.last_seq, _wall_ms())
+            self._ended_names.add(wheel)
+
+    def _has_no_rows(self, wheel: WheelId, first_seq: int, found: Publishable) -> bool:
+        """Whether no file has these frames because they have no messages."""
+        source = self._source(wheel)
+        finished_to = 0
+        if self._config.is_shared:  # the floor passed them: if they had rows, a name would show it
+            finished_to = source.finished_to(first_seq, found.floor, found.lost.seqs(wheel))
+        first_seq = max(first_seq, finished_to + 1)
+        return first_seq > found.last_seq or not source.may_have_messages(first_seq, found.last_seq)
 
     def _look_at_names(self, place: Place, wheels: Mapping[WheelId, Publishable]) -> None:
         """Reads the published names of a wheel; if no other node publishes it, they are cached."""
