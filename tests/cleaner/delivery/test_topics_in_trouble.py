@@ -49,6 +49,8 @@ class Kafka:
         self.silent: set[str] | None = set()
         self.asked: list[str] = []
         self.searched: list[set[str]] = []
+        self.everywhere: list[Mapping[str, int]] = []
+        self.tried: list[DueRows] = []
 
     def clock(self) -> float:
         return self.now
@@ -63,7 +65,9 @@ class Kafka:
     def ask(self, names: Iterable[str]) -> None:
         self.asked += names
 
-    def search(self, rows: DueRows) -> Future[Findings]:
+    def search(self, rows: DueRows, everywhere: Mapping[str, int]) -> Future[Findings]:
+        self.everywhere.append(everywhere)
+        self.tried.append(rows)
         future: Future[Findings] = Future()
         names = rows.topic_names()
         self.searched.append(names)
@@ -183,7 +187,7 @@ def test_many_topics_that_only_trials_find_are_waited_for_together() -> None:
     kafka = Kafka(dict.fromkeys(["good", *bad], PRESENT))
     kafka.silent = set(bad)
     judging, rows = judge(kafka), rows_of("good", *bad)
-    judging.failed(rows)
+    judging.failed(rows, kafka.now)
     dead: list[int] = []
     held = held_s(kafka, judging, 20, lambda _: rows, lambda plan: dead.append(len(plan.dead)))
     assert held <= PATIENCE_S + TURN_S
@@ -197,19 +201,55 @@ def test_many_topics_that_only_trials_find_are_waited_for_together() -> None:
     assert not judging.unavailable_topics
 
 
+def test_a_search_tries_every_partition_for_messages_that_go_anywhere() -> None:
+    kafka = Kafka({"any": PRESENT, "keyed": PRESENT, "named": PRESENT})
+    judging, rows = judge(kafka), rows_of("any", "keyed", "named")
+    rows.records["key_length"][1], rows.records["partition"][2] = 0, 1
+    judging.failed(rows, kafka.now)
+    turn(kafka, judging, rows)
+    assert kafka.everywhere == [{"any": 2}], "the others go again to the partition that failed"
+
+
+def test_a_probe_tries_every_partition_that_its_messages_may_go_to() -> None:
+    kafka = Kafka({"keyed": PRESENT, "named": PRESENT})
+    kafka.silent = {"keyed", "named"}
+    judging, rows = judge(kafka), rows_of("keyed", "named", "named")
+    rows.records["key_length"][0], rows.records["partition"][1:] = 0, (0, 1)
+    judging.failed(rows, kafka.now)
+    held_s(kafka, judging, 2, lambda _: rows)
+    assert kafka.everywhere[1] == {"keyed": 2, "named": 2}
+    probed = kafka.tried[1]
+    named = probed.take(probed.topic_numbers == probed.topics.index("named"))
+    assert named.partitions.tolist() == [0, 1]
+
+
+def test_what_it_took_to_find_a_topic_counts_as_waiting_for_it() -> None:
+    kafka = Kafka({"good": PRESENT, "bad": PRESENT})
+    kafka.silent = {"bad"}
+    judging, rows = judge(kafka), rows_of("good", "bad")
+    kafka.now += RECENT_S
+    judging.failed(rows, kafka.now - PATIENCE_S + 1)
+    assert held_s(kafka, judging, 10, lambda _: rows) <= 1 + TURN_S
+    assert judging.unavailable_topics == ("bad",)
+    kafka.topics["next"] = replace(PRESENT, state=TopicState.LEADERLESS)
+    after = rows_of("good", "next")
+    assert held_s(kafka, judging, 10, lambda _: after) <= 2, "the allowance is used up"
+
+
 def test_what_a_search_had_no_time_for_is_searched_before_anything_is_forwarded() -> None:
     kafka = Kafka({"a": PRESENT, "b": PRESENT})
     kafka.silent = None
     searches: list[Future[Findings]] = []
 
-    def search(rows: DueRows) -> Future[Findings]:
+    def search(rows: DueRows, everywhere: Mapping[str, int]) -> Future[Findings]:
+        del everywhere
         kafka.searched.append(rows.topic_names())
         searches.append(Future())
         return searches[-1]
 
     kafka.search = search  # type: ignore[method-assign]
     judging, rows = judge(kafka), rows_of("a", "b")
-    judging.failed(rows)
+    judging.failed(rows, kafka.now)
     assert turn(kafka, judging, rows) is None
     searches[0].set_result(Findings(tried={"a"}))
     assert turn(kafka, judging, rows) is None
@@ -220,7 +260,7 @@ def test_trouble_of_an_earlier_term_condemns_nothing_in_the_next() -> None:
     kafka = Kafka({"good": PRESENT, "bad": PRESENT})
     kafka.silent = {"bad"}
     judging, rows = judge(kafka), rows_of("good", "bad")
-    judging.failed(rows)
+    judging.failed(rows, kafka.now)
     held_s(kafka, judging, 10, lambda _: rows)
     assert list(judging.unavailable_topics) == ["bad"]
     for away_s in (10, 7 * 86_400):  # another one leads, and the topic is mended
@@ -230,7 +270,7 @@ def test_trouble_of_an_earlier_term_condemns_nothing_in_the_next() -> None:
         assert not judging.unavailable_topics
         assert fates(kafka, judging, rows) == (2, [])
         kafka.silent = {"bad"}
-        judging.failed(rows)
+        judging.failed(rows, kafka.now)
         held_s(kafka, judging, 10, lambda _: rows)
 
 
@@ -238,7 +278,7 @@ def test_a_failure_just_before_an_election_is_looked_into_after_it() -> None:
     kafka = Kafka({"good": PRESENT, "bad": PRESENT})
     kafka.silent = {"bad"}
     judging, rows = judge(kafka), rows_of("good", "bad")
-    judging.failed(rows)
+    judging.failed(rows, kafka.now)
     kafka.now += 3
     judging.begin_term()
     assert turn(kafka, judging, rows) is None
@@ -316,13 +356,13 @@ def test_a_sample_to_probe_with_is_small_whatever_was_sent() -> None:
     rows.records["value_length"], rows.records["key_length"] = 900_000, 3
     large = replace(rows, blobs=[memoryview(b"key" + bytes(900_000))])
     judging = judge(kafka)
-    judging.failed(large)
+    judging.failed(large, kafka.now)
     held_s(kafka, judging, 1.0, lambda _: large)
     search = kafka.search
 
-    def watched(rows: DueRows) -> Future[Findings]:
+    def watched(rows: DueRows, everywhere: Mapping[str, int]) -> Future[Findings]:
         probed.append(rows)
-        return search(rows)
+        return search(rows, everywhere)
 
     kafka.search = watched  # type: ignore[method-assign]
     held_s(kafka, judging, 6.0, lambda _: large)

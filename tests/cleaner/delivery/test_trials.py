@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import TypeVar
 
 import numpy as np
+import pytest
 
 from delaywheel.identity import WheelId
 from delaywheel_replica.cleaner.delivery.bisection import Bisection, Findings
@@ -16,6 +18,8 @@ from delaywheel_replica.core.protocol.transaction_outcomes import Verdict
 
 T = TypeVar("T")
 FENCED = "_FENCED: another producer"
+NOWHERE: Mapping[str, int] = MappingProxyType({})
+DENIED = "TOPIC_AUTHORIZATION_FAILED: not allowed"
 
 
 class AtOnce:
@@ -40,26 +44,33 @@ class Brokers:
     Attributes:
         causes: of topics: why the brokers refuse a transaction with them.
         silent: topics that do not answer.
+        lost_answers: how many answers of each topic are lost.
         aborts: whether aborts get an answer.
+        inited: the ids that were inited, in order.
+        written: what producers wrote.
     """
 
     def __init__(self) -> None:
         self.causes: dict[str, str] = {}
         self.silent: set[str] = set()
+        self.lost_answers: dict[str, int] = {}
         self.aborts = True
         self.inited: list[int] = []
+        self.written: list[Record] = []
 
     def producer(self, number: int) -> Producer:
         return Producer(self, number)
 
-    def search(self, *topics: str) -> Findings:
+    def search(
+        self, *topics: str, partition: int = -1, everywhere: Mapping[str, int] = NOWHERE
+    ) -> Findings:
         records = np.zeros(len(topics), RECORD)
         records["topic"] = np.arange(len(topics))
         records["key_length"] = records["value_length"] = records["timestamp_ms"] = -1
-        records["partition"] = -1
+        records["partition"] = partition
         rows = DueRows(records, topics, [WheelId("a", 1)], [memoryview(b"")])
         trials = Bisection(self.producer, "outcomes", runner=AtOnce(), clock=SystemClock())
-        return trials.search(rows).result(0)
+        return trials.search(rows, everywhere).result(0)
 
 
 class Producer:
@@ -83,12 +94,18 @@ class Producer:
         self._topics = set()
 
     def write(self, records: Iterable[Record]) -> list[RefusedRecord]:
-        self._topics |= {record.topic for record in records}
+        written = [*records]
+        self._brokers.written += written
+        self._topics |= {record.topic for record in written}
         return []
 
     def flush(self, timeout_ms: int) -> bool:
         assert timeout_ms > 0
-        return self._topics.isdisjoint(self._brokers.silent | self._brokers.causes.keys())
+        lost = [name for name in self._topics if self._brokers.lost_answers.get(name)]
+        for name in lost:
+            self._brokers.lost_answers[name] -= 1
+        # A refusal is an answer, too.
+        return not lost and self._topics.isdisjoint(self._brokers.silent)
 
     def cause(self) -> str | None:
         causes = [cause for name, cause in self._brokers.causes.items() if name in self._topics]
@@ -115,7 +132,34 @@ def test_what_a_stuck_trial_wrote_is_let_go_at_once() -> None:
     brokers = Brokers()
     brokers.silent = {"bad"}
     brokers.search("bad")
-    assert brokers.inited == [0, 0], "the next init of an id ends its transaction"
+    assert brokers.inited == [0, 4, 0, 4], "the next init of an id ends its transaction"
+
+
+def test_one_lost_answer_does_not_make_a_topic_silent() -> None:
+    brokers = Brokers()
+    brokers.lost_answers = {"good": 1}
+    findings = brokers.search("good")
+    assert findings.complete
+    assert not findings
+    brokers.lost_answers = {"bad": 2}
+    assert brokers.search("bad").unavailable.keys() == {"bad"}
+
+
+def test_every_partition_is_tried_if_messages_may_go_to_any() -> None:
+    brokers = Brokers()
+    brokers.search("good", everywhere={"good": 3})
+    tried = [record.partition for record in brokers.written if record.topic == "good"]
+    assert tried == [-1, 0, 1, 2]
+    brokers.search("good", partition=1, everywhere={"good": 3})
+    tried = [record.partition for record in brokers.written if record.topic == "good"]
+    assert tried[4:] == [1, 1], "its caller has named it"
+
+
+def test_a_sample_that_is_refused_is_one_of_the_messages() -> None:
+    brokers = Brokers()
+    brokers.causes["bad"] = "INVALID_RECORD: no"
+    findings = brokers.search("bad", everywhere={"bad": 3})
+    assert [*findings.refused.values()] == ["INVALID_RECORD: no"]
 
 
 def test_a_message_that_is_refused_is_found() -> None:
@@ -124,6 +168,25 @@ def test_a_message_that_is_refused_is_found() -> None:
     findings = brokers.search("bad", "good")
     assert [*findings.refused.values()] == ["INVALID_RECORD: no"]
     assert not findings.unavailable
+
+
+@pytest.mark.parametrize("cause", [DENIED, "INVALID_RECORD: it has no key"])
+def test_a_guard_that_is_refused_blames_nobody(cause: str) -> None:
+    brokers = Brokers()
+    brokers.causes["outcomes"] = cause
+    findings = brokers.search("good", "bad")
+    assert not findings
+    assert not findings.complete
+    assert findings.obstacle == cause
+    assert brokers.inited == [0, 1], "what was refused is aborted: nobody waits for it"
+
+
+def test_a_guard_has_a_key_in_case_its_topic_is_compacted() -> None:
+    brokers = Brokers()
+    brokers.search("good")
+    guards = [record for record in brokers.written if record.topic == "outcomes"]
+    assert guards
+    assert all(record.key for record in guards)
 
 
 def test_the_trials_of_another_leader_say_nothing_of_a_message() -> None:

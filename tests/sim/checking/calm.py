@@ -34,6 +34,15 @@ def is_calm(plan: Plan) -> bool:
     return all(step.kind in HARMLESS for step in plan.steps if isinstance(step, Action))
 
 
+def is_calm_beside(plan: Plan, kind: str) -> bool:
+    """Whether nothing but faults of one kind happens to it."""
+    return all(
+        step.kind == kind or step.kind in HARMLESS
+        for step in plan.steps
+        if isinstance(step, Action)
+    )
+
+
 def is_slow(plan: Plan) -> bool:
     """Whether nothing happens to it, except that the brokers are slow with commits."""
     harms = [step for step in plan.steps if isinstance(step, Action) and step.kind not in HARMLESS]

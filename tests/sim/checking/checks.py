@@ -49,6 +49,7 @@ from sim.checking.calm import (
     wrong_candidacies,
     wrong_closes,
 )
+from sim.checking.held_up import held_up
 from sim.checking.letters import has_expired_long_ago, wrong_letter
 from sim.checking.truth import FrameName, FrameTruth, Key, RewrittenError
 from sim.kafka.log import Entry as LogEntry
@@ -637,6 +638,7 @@ class Checks:
                     self._fail(f"{entry} went with {wheel}/{seq}, and that was never reported")
         self._ingress.check_at_the_end()
         self._fail_all(wrong_candidacies(self._world))
+        self._fail_all(held_up(self._world))
         for node in self._world.living():
             self._check_copies(node)
 

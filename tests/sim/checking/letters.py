@@ -1,19 +1,16 @@
-"""Invariants of dead letters, and of topics in trouble that delay messages for others.
+"""Invariants of dead letters.
 
 A message may become a dead letter only if its topic was in the trouble that the letter names,
-recently enough; or if it has expired, and then it must. Topics in trouble may delay others no
-longer than troubles.py says.
+recently enough; or if it has expired, and then it must.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Protocol
 
-from delaywheel_replica.cleaner.delivery.dead_letters import ANSWER_S, DeadLetters, Hold, Plan
 from delaywheel_replica.cleaner.delivery.outcomes import DeadReason
-from delaywheel_replica.cleaner.delivery.troubles import LAST_PROBE_S, PATIENCE_S, REGAIN_S
-from delaywheel_replica.cleaner.due.rows import DueRows
+from delaywheel_replica.cleaner.delivery.troubles import LAST_PROBE_S
 from sim.kafka.topic_troubles import TopicTrouble
 from sim.machine.clocks import true_wall_ms
 from sim.machine.scheduler import US_PER_MS, US_PER_S
@@ -27,9 +24,6 @@ REPORTED_LATE_US = 15 * US_PER_S
 """Kafka's answer may be two seconds old, and a commit may take nine."""
 PROBED_LATE_US = round((LAST_PROBE_S + 15) * US_PER_S)
 """Troubles that only probes find are reported later."""
-SLACK_S = 2.5
-"""A turn, in which a commit may be waited for."""
-
 _BY_KAFKA = (TopicTrouble.LEADERLESS, TopicTrouble.SHRUNK, TopicTrouble.DENIED)
 _REFUSING = ("refused_batch", "lost_request", "lost_reply")
 """Faults that make trials err: no topic is to blame, and only one of its requests is lost."""
@@ -56,7 +50,7 @@ def wrong_letter(world: World, entry: Expiring, letter: LogEntry) -> str | None:
         if entry.expires_us is not None and _latest_clock_us(world) >= entry.expires_us:
             return None
         return f"a dead letter that has not expired: {ours.get('dw-dead-detail', '')}"
-    if _is_justified(world, topic, reason):
+    if _is_justified(world, topic, reason, letter.key):
         return None
     return f"a dead letter of {topic}, which is well: {reason} {ours.get('dw-dead-detail', '')}"
 
@@ -68,54 +62,22 @@ def _latest_clock_us(world: World) -> int:
     return world.scheduler.now_us + max(0, ahead_ms) * US_PER_MS
 
 
-def _is_justified(world: World, topic: str, reason: DeadReason) -> bool:
+def _is_justified(world: World, topic: str, reason: DeadReason, key: bytes | None) -> bool:
     troubles, now_us = world.kafka.troubles, world.scheduler.now_us
     if any(fault in _faults(world) for fault in _REFUSING):
         return True
     if reason is DeadReason.TOPIC_MISSING:
         return troubles.lately(topic, [TopicTrouble.MISSING], now_us - REPORTED_LATE_US)
+    if reason in {DeadReason.KEY_MISSING, DeadReason.REFUSED}:
+        compacted = [TopicTrouble.COMPACTED]
+        return key is None and troubles.lately(topic, compacted, now_us - REPORTED_LATE_US)
     if reason is not DeadReason.TOPIC_UNAVAILABLE:
         return False
     reported = troubles.lately(topic, _BY_KAFKA, now_us - REPORTED_LATE_US)
-    probed = (TopicTrouble.SILENT, *TopicTrouble)
-    return reported or troubles.lately(topic, probed, now_us - PROBED_LATE_US)
+    return reported or troubles.lately(topic, [*TopicTrouble], now_us - PROBED_LATE_US)
 
 
 def _faults(world: World) -> Iterator[str]:
     for step in world.plan.steps:
         if isinstance(step, Action) and step.kind == "kafka_faults":
             yield from step.arguments["changes"]
-
-
-class WatchedDeadLetters(DeadLetters):
-    """The real class, which also measures how long it delays other messages."""
-
-    def __init__(self, world: World, *ports: Any, **rest: Any) -> None:
-        super().__init__(*ports, **rest)
-        self._world = world
-        self._clock: Callable[[], float] = rest["monotonic"]
-        self._began = self._at = self._clock()
-        self._holding = False
-        self._held_s = 0.0
-
-    def begin_term(self) -> None:
-        """Checks each term separately."""
-        super().begin_term()
-        self._began = self._at = self._clock()
-        self._holding, self._held_s = False, 0.0
-
-    def plan(self, rows: DueRows, ahead: Callable[[], Iterable[str]] = tuple) -> Plan | Hold:
-        """See `DeadLetters`."""
-        now = self._clock()
-        if self._holding:
-            self._held_s += now - self._at
-            allowed_s = PATIENCE_S + (now - self._began) * PATIENCE_S / REGAIN_S
-            allowed_s += ANSWER_S * len(rows.topic_names()) + SLACK_S
-            if self._held_s > allowed_s:
-                self._world.violation(
-                    f"topics in trouble held up everything for {self._held_s:.1f} s"
-                )
-                self._held_s = 0.0
-        plan = super().plan(rows, ahead)
-        self._at, self._holding = now, isinstance(plan, Hold) and plan.for_topics
-        return plan

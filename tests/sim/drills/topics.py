@@ -23,6 +23,40 @@ def many_topics(script: Script) -> None:
 
 
 @TOPICS(r"topic_trouble", r"dead letter", r"delivers")
+def one_silent_topic(script: Script) -> None:
+    """Only trials can find the topic, after several nodes have failed with it."""
+    script.do(6_000, "topic_trouble", topic="mails", trouble="silent", ms=FOREVER_MS)
+    for at_ms in range(4_000, 60_000, 500):
+        script.send(script.about(at_ms), "abc", delay_ms=400, topic="orders")
+        script.send(script.about(at_ms), "abc", delay_ms=400, topic="mails")
+    script.until_ms = 62_000
+
+
+@TOPICS(r"topic_trouble", r"dead letter", r"delivers")
+def one_silent_partition(script: Script) -> None:
+    """Messages for the topic mostly go to its other partition, and so may a probe."""
+    ms, partition = script.random.choice((60_000, 20_000)), script.random.randrange(2)
+    where = {"topic": "mails", "partition": partition}
+    script.do(6_000, "topic_trouble", **where, trouble="silent", ms=ms)
+    for at_ms in range(4_000, 80_000, 500):
+        script.send(script.about(at_ms), "abc", delay_ms=400, topic="orders")
+        count = script.random.choice((1, 6))
+        script.send(script.about(at_ms), "abc", delay_ms=400, topic="mails", count=count)
+    script.until_ms = 82_000
+
+
+@TOPICS(r"delivers", r"own_topic_trouble", r"client +cancels m", r"reports cancelled", r"delivers")
+def refused_outcomes(script: Script) -> None:
+    """Transactions with an outcome fail, and so do the guards of the search that follows."""
+    script.flow(3_000, 22_000, 250, "abc", delay_ms=500)
+    script.do(6_000, "own_topic_trouble", which="outcomes", trouble="denied", ms=12_000)
+    for at_ms in (6_000, 9_000):
+        first = script.send(script.about(at_ms), "abc", delay_ms=1_500)
+        script.cancel(script.about(at_ms + 200), first, "a")
+    script.until_ms = 24_000
+
+
+@TOPICS(r"topic_trouble", r"dead letter", r"delivers")
 def one_topic_after_another(script: Script) -> None:
     """Whenever others have waited for a topic, the next one gets into trouble."""
     for number, topic in enumerate(MORE_TOPICS):

@@ -245,8 +245,8 @@ class SimKafka:
         """
         known = self._ids[transactional_id]
         for taken, (partition, record) in enumerate(records):
-            trouble = self.troubles.of(partition.topic)
-            if trouble is not None:
+            trouble = self.troubles.of(partition.topic, partition.number)
+            if trouble is not None and not trouble.takes(record.key):
                 return Code(trouble.refusal or Code.NO_ANSWER), taken
             if partition not in added:
                 code = self._add_partition(known, epoch, node)

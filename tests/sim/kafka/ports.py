@@ -35,19 +35,22 @@ class SimKafkaClient:
         """Makes sure that Kafka answers and can keep our promises; creates our topics."""
         kafka, names = self._line.kafka, self._line.names
 
-        def ensure() -> bool:
+        def ensure() -> str:
             if has_wheels and not kafka.has(names.control):
-                return False
+                return f"the control topic {names.control} is missing"
             kafka.create(names.control, compacted=True)
-            kafka.create(names.outcomes)
-            kafka.create(names.dead)
-            return True
+            for name in (names.outcomes, names.dead):
+                kafka.create(name)
+                trouble = kafka.troubles.of(name)
+                if trouble is not None and trouble.refusal is not None:
+                    return f"topic {name} is {trouble}"
+            return ""
 
-        found = self._line.ask(ensure, CALL_S, brokers_us=kafka.faults.check_us)
-        if found is None:
+        objection = self._line.ask(ensure, CALL_S, brokers_us=kafka.faults.check_us)
+        if objection is None:
             raise KafkaAway("Kafka does not answer")
-        if not found:
-            raise Refusal(f"the control topic {names.control} is missing")
+        if objection:
+            raise Refusal(objection)
         return ()
 
     def find_ingress(self, also: AbstractSet[str] = frozenset()) -> IngressFound:

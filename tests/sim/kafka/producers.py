@@ -129,10 +129,14 @@ class SimProducer:
             self._failed = Ended(verdict, refused.reason)
 
     def flush(self, timeout_ms: int) -> bool:
-        """Waits for the brokers' answers to what was written; returns whether all came."""
-        if self._failed is None:
-            self._failed = self._send_queue(Call.FLUSH, self._deadline_us(timeout_ms))
-        return self._failed is None
+        """Waits for the brokers' answers to what was written; returns whether all came.
+
+        A refusal is an answer: it shows in what comes next.
+        """
+        if self._failed is not None:
+            return False
+        self._failed = self._send_queue(Call.FLUSH, self._deadline_us(timeout_ms))
+        return self._failed is None or self._failed.verdict is Verdict.ABORT
 
     def commit(self, last: Record, timeout_ms: int) -> Ended:
         """Ends the transaction with `last` as its last record."""

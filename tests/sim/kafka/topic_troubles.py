@@ -7,6 +7,9 @@
 | SILENT | all is well | is not answered |
 | DENIED | not authorized | is refused, and its transaction can only be aborted |
 | MISSING | there is no such topic | the same |
+| COMPACTED | it is compacted | is refused as well if a record has no key |
+
+One partition of a topic may be in trouble alone.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ class TopicTrouble(StrEnum):
     SILENT = "silent"
     DENIED = "denied"
     MISSING = "missing"
+    COMPACTED = "compacted"
 
     @property
     def refusal(self) -> str | None:
@@ -31,45 +35,64 @@ class TopicTrouble(StrEnum):
         return {
             TopicTrouble.DENIED: "TOPIC_AUTHORIZATION_FAILED",
             TopicTrouble.MISSING: "UNKNOWN_TOPIC_OR_PART",
+            TopicTrouble.COMPACTED: "INVALID_RECORD",
         }.get(self)
+
+    def takes(self, key: bytes | None) -> bool:
+        """Whether the topic takes a record with this key nevertheless."""
+        return self is TopicTrouble.COMPACTED and key is not None
 
 
 @dataclass(slots=True)
-class _Spell:
+class Spell:
+    """One trouble of a topic, or of one of its partitions, from its beginning to its end."""
+
+    topic: str
+    partition: int | None
     trouble: TopicTrouble
+    began_us: int
     ended_us: int | None = None
+
+    def lasts_until(self, at_us: int) -> bool:
+        """Whether it had not ended by then."""
+        return self.ended_us is None or self.ended_us >= at_us
 
 
 class TopicTroubles:
     """The topics that are or were in trouble."""
 
     def __init__(self) -> None:
-        self._spells: dict[str, list[_Spell]] = {}
+        self.spells: list[Spell] = []
 
-    def begin(self, topic: str, trouble: TopicTrouble, now_us: int) -> None:
-        """Puts a topic into one trouble from now on."""
-        self.end(topic, now_us)
-        self._spells.setdefault(topic, []).append(_Spell(trouble))
+    def begin(
+        self, topic: str, trouble: TopicTrouble, now_us: int, partition: int | None = None
+    ) -> None:
+        """Puts a topic, or one of its partitions, into one trouble from now on."""
+        self.end(topic, now_us, partition)
+        self.spells.append(Spell(topic, partition, trouble, now_us))
 
-    def end(self, topic: str, now_us: int) -> None:
-        """Ends the trouble of a topic."""
-        spells = self._spells.get(topic)
-        if spells and spells[-1].ended_us is None:
-            spells[-1].ended_us = now_us
+    def end(self, topic: str, now_us: int, partition: int | None = None) -> None:
+        """Ends the trouble of a topic or partition."""
+        for spell in self.spells:
+            if (spell.topic, spell.partition) == (topic, partition) and spell.ended_us is None:
+                spell.ended_us = now_us
 
     def end_all(self, now_us: int) -> None:
         """Ends all troubles."""
-        for topic in self._spells:
-            self.end(topic, now_us)
+        for spell in self.spells:
+            spell.ended_us = now_us if spell.ended_us is None else spell.ended_us
 
-    def of(self, topic: str) -> TopicTrouble | None:
-        """The present trouble of a topic."""
-        spells = self._spells.get(topic)
-        return spells[-1].trouble if spells and spells[-1].ended_us is None else None
+    def of(self, topic: str, partition: int | None = None) -> TopicTrouble | None:
+        """The present trouble of a topic as a whole, or one that this partition has a part in."""
+        for spell in self.spells:
+            has_part = spell.partition is None or spell.partition == partition
+            if spell.ended_us is None and spell.topic == topic and has_part:
+                return spell.trouble
+        return None
 
     def lately(self, topic: str, kinds: Collection[TopicTrouble], since_us: int) -> bool:
-        """Whether a topic had such a trouble since then."""
+        """Whether a topic, or a part of it, had such a trouble since then."""
         return any(
-            spell.trouble in kinds and (spell.ended_us is None or spell.ended_us >= since_us)
-            for spell in self._spells.get(topic, ())
+            spell.topic == topic and spell.trouble in kinds and spell.lasts_until(since_us)
+            for spell in self.spells
         )

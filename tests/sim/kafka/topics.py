@@ -44,9 +44,18 @@ class SimTopicAdmin:
 
     def limits(self, names: Sequence[str]) -> Mapping[str, Limits | None]:
         """Returns the limits of each topic for messages."""
-        reply = self._line.ask(lambda: True, CALL_S)
-        limits = None if reply is None else Limits(LARGEST_BYTES, min_insync=MIN_INSYNC)
-        return dict.fromkeys(names, limits)
+        troubles = self._line.kafka.troubles
+        reply = self._line.ask(lambda: {name: troubles.of(name) for name in names}, CALL_S)
+        if reply is None:
+            return dict.fromkeys(names)
+        return {
+            name: Limits(
+                LARGEST_BYTES,
+                needs_key=trouble is TopicTrouble.COMPACTED,
+                min_insync=MIN_INSYNC,
+            )
+            for name, trouble in reply.items()
+        }
 
     def create(self, names: Sequence[str], how: CreateTopics) -> None:
         """Does nothing: it is never requested."""

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
+from delaywheel_replica.cleaner.delivery import dead_letters
+from delaywheel_replica.cleaner.delivery.bisection import Answer, Trial, _Lane
 from delaywheel_replica.cleaner.delivery.dead_letters import DeadLetters, _Questions
 from delaywheel_replica.cleaner.delivery.expiring import find_expired
-from delaywheel_replica.cleaner.delivery.troubles import Allowance, Troubles
+from delaywheel_replica.cleaner.delivery.troubles import Allowance, Troubles, sample_of, spread
 from delaywheel_replica.cleaner.due.rows import DueRows
 from sim.mutants.mutant import Mutant, Patch, everywhere, instead
 
@@ -37,6 +40,25 @@ def believes_old_answers() -> list[Patch]:
     return [instead(_Questions, "is_answered", lambda *_: True)]
 
 
+def probes_go_anywhere() -> list[Patch]:
+    return [everywhere(spread, lambda rows, _partitions: sample_of(rows))]
+
+
+def new_leaders_try_first() -> list[Patch]:
+    return [instead(dead_letters, "OVERDUE_S", 1e9)]
+
+
+def refused_guards_blame() -> list[Patch]:
+    real = _Lane._try_with
+
+    def try_with(self: _Lane, *trial: Any) -> Trial:
+        ended = real(self, *trial)
+        is_refused = ended.answer is Answer.UNGUARDED and ended.cause
+        return Trial(Answer.REFUSED, ended.cause) if is_refused else ended
+
+    return [instead(_Lane, "_try_with", try_with)]
+
+
 def forwards_what_has_expired() -> list[Patch]:
     return [everywhere(find_expired, lambda *_: {})]
 
@@ -51,6 +73,24 @@ def lives_from_the_acceptance() -> list[Patch]:
 
 
 TOPICS = {
+    "probes go anywhere": Mutant(
+        "a topic is used again once a probe went to another partition than what had failed",
+        probes_go_anywhere,
+        "held up the others",
+        ("one_silent_partition",),
+    ),
+    "new leaders try first": Mutant(
+        "a new leader tries what is overdue, though its predecessor may have failed with that",
+        new_leaders_try_first,
+        "held up the others",
+        ("one_silent_topic",),
+    ),
+    "refused guards blame": Mutant(
+        "a search takes the refusal of its guard for one of the messages that it tried",
+        refused_guards_blame,
+        "which is well",
+        ("refused_outcomes",),
+    ),
     "forwards what has expired": Mutant(
         "nobody looks whether a message has expired",
         forwards_what_has_expired,

@@ -27,8 +27,8 @@ from delaywheel_replica.core.protocol.quorum import required_answers
 from delaywheel_replica.core.protocol.reschedules import RescheduleWish, RescheduleWritten
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, ServerStatus
 from delaywheel_replica.kafka_settings import KafkaNames
+from sim.checking.held_up import WatchedDeadLetters
 from sim.checking.ingress_book import LEVELS_MS, MOST_BYTES
-from sim.checking.letters import WatchedDeadLetters
 from sim.kafka.line import KafkaLine
 from sim.kafka.ports import SimKafkaClient
 from sim.kafka.producers import SimProducers

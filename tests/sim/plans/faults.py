@@ -413,11 +413,21 @@ def slow_first_init(world: World, us: int) -> None:
 
 
 @_fault
-def topic_trouble(world: World, topic: str, trouble: str, ms: int) -> None:
-    """Makes a topic take nothing for a while."""
+def topic_trouble(
+    world: World, topic: str, trouble: str, ms: int, partition: int | None = None
+) -> None:
+    """Makes a topic, or one of its partitions, take nothing for a while."""
     troubles, scheduler = world.kafka.troubles, world.scheduler
-    troubles.begin(topic, TopicTrouble(trouble), scheduler.now_us)
-    world.later(ms, lambda: troubles.end(topic, scheduler.now_us))
+    troubles.begin(topic, TopicTrouble(trouble), scheduler.now_us, partition)
+    world.later(ms, lambda: troubles.end(topic, scheduler.now_us, partition))
+
+
+@_fault
+def own_topic_trouble(world: World, which: str, trouble: str, ms: int) -> None:
+    """Makes the topic of outcomes, or that of dead letters, take nothing for a while."""
+    topic_trouble(
+        world, {"outcomes": world.names.outcomes, "dead": world.names.dead}[which], trouble, ms
+    )
 
 
 @_fault

@@ -273,7 +273,20 @@ def _ledger_away(stage: Stage) -> list[Action]:
 
 def _topic_trouble(stage: Stage) -> list[Action]:
     topic, trouble = stage.random.choice(TOPICS), stage.random.choice(tuple(TopicTrouble))
-    return stage.act("topic_trouble", topic=topic, trouble=str(trouble), ms=stage.ms(100, 20_000))
+    arguments: dict[str, Any] = {"topic": topic, "ms": stage.ms(100, 20_000)}
+    if stage.random.random() < 0.25:
+        trouble, arguments["partition"] = TopicTrouble.SILENT, stage.random.randrange(2)
+    return stage.act("topic_trouble", trouble=str(trouble), **arguments)
+
+
+def _own_topic_trouble(stage: Stage) -> list[Action]:
+    which = stage.random.choice(("outcomes", "dead"))
+    trouble = stage.random.choice(
+        (TopicTrouble.DENIED, TopicTrouble.COMPACTED, TopicTrouble.SILENT)
+    )
+    return stage.act(
+        "own_topic_trouble", which=which, trouble=str(trouble), ms=stage.ms(1_000, 20_000)
+    )
 
 
 def _on_a_link(stage: Stage, kind: str, **arguments: Any) -> list[Action]:
@@ -354,6 +367,10 @@ PROFILES: dict[str, Profile] = {
     "absence": Profile((_long_absence, _long_absence, _absence, _pause, _kafka_down), (3, 8)),
     "topics": Profile(
         (*TROUBLED, *TROUBLED, _kill_cleaner, _isolate, _kafka_cut, _kafka_slow), (4, 14)
+    ),
+    "troubled": Profile((_topic_trouble,), (1, 4)),
+    "own_topics": Profile(
+        (_own_topic_trouble, _own_topic_trouble, *TROUBLED, _kill_cleaner), (2, 8)
     ),
     "wipes": Profile((_wipe, _wipe, _kill_server, _cut, _crash_machine), (2, 6)),
     "members": Profile((*DEATHS, *LINKS), (2, 6), (3,), changes_members=True),

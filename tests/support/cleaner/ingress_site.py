@@ -311,7 +311,7 @@ class AllGoes(DeadLetters):
     def committed(self) -> None:
         """Nothing was tried."""
 
-    def failed(self, rows: DueRows) -> None:
+    def failed(self, rows: DueRows, since: float) -> None:
         """Lets the next transaction try the same."""
 
 

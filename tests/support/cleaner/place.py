@@ -50,7 +50,7 @@ class AllGoes:
     def committed(self) -> None:
         """A transaction was committed."""
 
-    def failed(self, rows: DueRows) -> None:
+    def failed(self, rows: DueRows, since: float) -> None:
         """Lets a transaction fail; the next one tries the same."""
 
 

@@ -5,24 +5,28 @@ so that nothing the leader does depends on how it ends. Trials run on a separate
 waits for an unresponsive topic must not delay the leader's idle commits.
 
 Topics are tried side by side, in `LANES` lanes with two ids each: if several accept nothing, each
-costs its lane `TRIAL_MS`, and delays no other lane.
+costs its lane `TRIAL_MS` twice, and delays no other lane. A topic is tried twice before it counts
+as silent, since one lost answer looks the same.
 
 Each trial writes a *guard* to the outcomes topic first. A transaction to which no partition could
-be added cannot be aborted (the coordinator does not know of it), and if the guard fails, Kafka is
-away, and no topic is to blame.
+be added cannot be aborted (the coordinator does not know of it). A guard that is not taken says
+nothing about messages: the search ends without blaming any topic. It has a key, in case the
+outcomes topic is compacted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import Enum
+from types import MappingProxyType
 from typing import Protocol
 
 import numpy as np
 
 from delaywheel_replica.cleaner.delivery.outcomes import forwarded
+from delaywheel_replica.cleaner.delivery.troubles import spread
 from delaywheel_replica.cleaner.due.rows import DueMessage, DueRows
 from delaywheel_replica.cleaner.outside.clocks import Clock
 from delaywheel_replica.cleaner.outside.ports import Ended, Record, RefusedRecord
@@ -33,8 +37,11 @@ from delaywheel_replica.process.logs import get_logger
 
 INIT_MS = 5_000
 LANES = 4
-TRIAL_MS = 1_500
+TRIAL_MS = 1_000
 """How long a topic may take to answer before it counts as not answering."""
+
+BYTES_A_MS = 4_000
+"""It may take longer for so many bytes."""
 
 SEARCH_S = 5.0
 """After this long a search begins with no other topic; a topic whose search takes longer counts as
@@ -64,8 +71,8 @@ class Answer(Enum):
     REFUSED = "refused"
     SILENT = "silent"
     """The brokers did not answer for these messages, though they did for the guard."""
-    AWAY = "away"
-    """Kafka did not answer at all."""
+    UNGUARDED = "unguarded"
+    """Nothing was tried: the brokers did not take the guard, or did not answer at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +95,8 @@ class Findings:
     """The result of a search.
 
     Attributes:
-        complete: Kafka answered all along; otherwise the rest is what was found until then.
+        complete: Every trial was guarded; otherwise the rest is what was found until then.
+        obstacle: Why a trial was not guarded, in Kafka's words; empty: it did not answer.
         refused: Messages that Kafka refuses, and its errors.
         unavailable: Topics that accept nothing, and why.
         batch_bytes: Topics that refuse large batches of messages which they accept one by one, and
@@ -97,6 +105,7 @@ class Findings:
     """
 
     complete: bool = True
+    obstacle: str = ""
     refused: dict[Place, str] = field(default_factory=dict)
     unavailable: dict[str, str] = field(default_factory=dict)
     batch_bytes: dict[str, int] = field(default_factory=dict)
@@ -109,6 +118,7 @@ class Findings:
     def add(self, other: Findings) -> None:
         """Adds the findings about other topics."""
         self.complete &= other.complete
+        self.obstacle = self.obstacle or other.obstacle
         self.refused |= other.refused
         self.unavailable |= other.unavailable
         self.batch_bytes |= other.batch_bytes
@@ -172,24 +182,33 @@ class Bisection:
         self._runner = runner
         self._clock = clock
         self._on_found = on_found
-        guard = Record(outcomes_topic, None, b"trial", [])
+        guard = Record(outcomes_topic, b"trial", b"", [])
         self._lanes = [
             _Lane(make_producer, guard, clock, range(number, TRIAL_IDS, LANES))
             for number in range(LANES)
         ]
 
-    def search(self, rows: DueRows) -> Future[Findings]:
-        """Finds which of these messages, or of their topics, make a transaction fail."""
+    def search(
+        self, rows: DueRows, everywhere: Mapping[str, int] = MappingProxyType({})
+    ) -> Future[Findings]:
+        """Finds which of these messages, or of their topics, make a transaction fail.
+
+        Args:
+            rows: The messages.
+            everywhere: Topics whose partitions are all to be tried, whichever of them these
+                messages go to, and how many there are.
+        """
         future: Future[Findings] = Future()
 
         def job() -> None:
             try:
-                future.set_result(self._search(rows))
+                future.set_result(self._search(rows, everywhere))
             except BaseException as error:
                 future.set_exception(error)
                 raise
             finally:
                 self._on_found()
+            self._runner.together([lane.release for lane in self._lanes if lane.is_stuck])
 
         self._runner.start(job)
         return future
@@ -198,11 +217,11 @@ class Bisection:
         """Starts no further searches; one under way ends within its bounds."""
         self._runner.close()
 
-    def _search(self, rows: DueRows) -> Findings:
+    def _search(self, rows: DueRows, everywhere: Mapping[str, int]) -> Findings:
         names = sorted(rows.topic_names())
         deadline = self._clock.monotonic() + SEARCH_S
         shares = [(lane, names[n::LANES]) for n, lane in enumerate(self._lanes) if names[n::LANES]]
-        calls = [_Call(lane, rows, share, deadline) for lane, share in shares]
+        calls = [_Call(lane, rows, share, everywhere, deadline) for lane, share in shares]
         findings = Findings()
         for found in self._runner.together(calls):
             findings.add(found)
@@ -216,18 +235,20 @@ class _Call:
     lane: _Lane
     rows: DueRows
     names: Sequence[str]
+    everywhere: Mapping[str, int]
     deadline: float
 
     def __call__(self) -> Findings:
-        return self.lane.search(self.rows, self.names, self.deadline)
+        return self.lane.search(self.rows, self.names, self.everywhere, self.deadline)
 
 
 class _Lane:
     """Tests one topic after another.
 
     A producer is usable until a trial with it fails. The library skips the numbers of a refused
-    batch and repairs that, when it notices, with an init that takes half a second. Another id needs
-    no repair, so two ids take turns.
+    batch and repairs that, when it notices, with an init that takes half a second. A transaction
+    that is not answered is *stuck* until the next init of its id, which takes as long. Another id
+    needs neither, so two ids take turns.
     """
 
     def __init__(
@@ -239,8 +260,21 @@ class _Lane:
         self._numbers = numbers
         self._turn = 0
         self._producer: TrialProducer | None = None
+        self._stuck: set[int] = set()
 
-    def search(self, rows: DueRows, names: Sequence[str], deadline: float) -> Findings:
+    @property
+    def is_stuck(self) -> bool:
+        """Whether readers wait for one of its transactions."""
+        return bool(self._stuck)
+
+    def release(self) -> None:
+        """Ends its transactions that are stuck: readers of everything they wrote to wait."""
+        for number in sorted(self._stuck):
+            self._init(number)
+
+    def search(
+        self, rows: DueRows, names: Sequence[str], everywhere: Mapping[str, int], deadline: float
+    ) -> Findings:
         """Finds what these topics refuse."""
         findings = Findings()
         for name in names:
@@ -250,17 +284,20 @@ class _Lane:
             findings.tried.add(name)
             numbers = [number for number, topic in enumerate(rows.topics) if topic == name]
             mine = rows.take(np.isin(rows.topic_numbers, numbers))
-            _TopicSearch(self._try, findings, name, self._clock, now + SEARCH_S).run(mine)
+            samples = spread(mine, everywhere[name]) if name in everywhere else None
+            _TopicSearch(self._try, findings, name, self._clock, now + SEARCH_S).run(mine, samples)
         self._producer = None
         return findings
 
-    def _try(self, topic: str, rows: DueRows) -> Trial:
-        """Runs one trial with messages of one topic."""
+    def _try(self, topic: str, rows: DueRows, samples: DueRows | None) -> Trial:
+        """Runs one trial with messages of one topic, and perhaps samples beside them."""
         began = self._clock.monotonic()
         if self._producer is None:
-            self._make_ready()
+            self._producer = self._init(self._numbers[self._turn])
         producer = self._producer
-        trial = Trial(Answer.AWAY) if producer is None else self._try_with(producer, topic, rows)
+        trial = Trial(Answer.UNGUARDED)
+        if producer is not None:
+            trial = self._try_with(producer, topic, rows, samples)
         log.debug(
             "trial",
             topic=topic,
@@ -271,14 +308,22 @@ class _Lane:
         )
         return trial
 
-    def _try_with(self, producer: TrialProducer, topic: str, rows: DueRows) -> Trial:
+    def _try_with(
+        self, producer: TrialProducer, topic: str, rows: DueRows, samples: DueRows | None
+    ) -> Trial:
         producer.begin()
         producer.write([self._guard])
-        if not producer.flush(TRIAL_MS) or not producer.warm([topic], TRIAL_MS):
-            self._drop(stuck=True)
-            return Trial(Answer.AWAY)
-        refused = producer.write(forwarded(rows, self._clock.wall_ms()))
         answered = producer.flush(TRIAL_MS)
+        producer.write([self._guard])  # shows whether the first one was refused
+        cause = producer.cause()
+        if not answered or cause is not None or not producer.warm([topic], TRIAL_MS):
+            is_aborted = answered and producer.abort().verdict is Verdict.ABORTED
+            self._drop(stuck=not is_aborted)
+            return Trial(Answer.UNGUARDED, cause or "")
+        refused = producer.write(forwarded(rows, self._clock.wall_ms()))
+        if samples is not None:
+            producer.write(forwarded(samples, self._clock.wall_ms()))
+        answered = producer.flush(TRIAL_MS + sent_bytes(rows) // BYTES_A_MS)
         producer.write([self._guard])  # the client accepts nothing once the transaction failed
         cause = producer.cause()
         if not answered and not producer.abortable:
@@ -292,48 +337,53 @@ class _Lane:
             return Trial(Answer.PASSED, refused=refused)
         # Another leader's trials have begun, or Kafka is away: this says nothing about the topic.
         self._drop(stuck=True)
-        return Trial(Answer.AWAY)
+        return Trial(Answer.UNGUARDED)
 
     def _drop(self, *, stuck: bool) -> None:
         """Discards a producer whose trial failed.
 
         Args:
-            stuck: Its transaction could not be aborted. The next producer of its id does that, at
-                once: until then, readers of everything it wrote to wait.
+            stuck: Its transaction could not be aborted.
         """
         self._producer = None
         if stuck:
-            self._make_ready()
-        else:
-            self._turn = (self._turn + 1) % len(self._numbers)
+            self._stuck.add(self._numbers[self._turn])
+        self._turn = (self._turn + 1) % len(self._numbers)
 
-    def _make_ready(self) -> None:
-        producer = self._make(self._numbers[self._turn])
-        if producer.init(INIT_MS).verdict is Verdict.CONTINUE:
-            self._producer = producer
+    def _init(self, number: int) -> TrialProducer | None:
+        """Makes an id ready, and ends what it left behind; None: Kafka does not answer."""
+        self._stuck.discard(number)
+        producer = self._make(number)
+        return producer if producer.init(INIT_MS).verdict is Verdict.CONTINUE else None
 
 
 @dataclass(frozen=True, slots=True)
 class _TopicSearch:
     """Searches among the messages of one topic by halving."""
 
-    attempt: Callable[[str, DueRows], Trial]
+    attempt: Callable[[str, DueRows, DueRows | None], Trial]
     findings: Findings
     topic: str
     clock: Clock
     deadline: float
 
-    def run(self, rows: DueRows) -> None:
-        """Adds the causes of these messages' failure to the findings."""
-        trial = self.attempt(self.topic, rows)
+    def run(self, rows: DueRows, samples: DueRows | None = None) -> None:
+        """Adds the causes of these messages' failure to the findings.
+
+        Samples are tried with them at first: what refuses them refuses one of the messages, too.
+        """
+        trial = self.attempt(self.topic, rows, samples)
+        if trial.answer is Answer.SILENT:
+            trial = self.attempt(self.topic, rows, samples)
         if trial.refused:
             numbers = np.array([refused.number for refused in trial.refused])
             for refused, message in zip(trial.refused, rows.take(numbers), strict=True):
                 self.findings.refused[place_of(message)] = refused.reason
             rows = rows.take(np.delete(np.arange(len(rows)), numbers))
         match trial.answer:
-            case Answer.AWAY:
+            case Answer.UNGUARDED:
                 self.findings.complete = False
+                self.findings.obstacle = trial.cause
             case Answer.SILENT:
                 self.findings.unavailable[self.topic] = trial.cause
             case Answer.REFUSED:

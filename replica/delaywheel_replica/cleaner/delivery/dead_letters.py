@@ -43,17 +43,20 @@ from delaywheel_replica.cleaner.delivery.suitability import Unsuited, find_unsui
 from delaywheel_replica.cleaner.delivery.topics import Topic, TopicState
 from delaywheel_replica.cleaner.delivery.troubles import PATIENCE_S, RECENT_S, Allowance, Troubles
 from delaywheel_replica.cleaner.due.rows import DueMessage, DueRows
-from delaywheel_replica.cleaner.outside.ports import HEADER_CUT_OFF
+from delaywheel_replica.cleaner.outside.ports import ANY_PARTITION, HEADER_CUT_OFF
+from delaywheel_replica.process.logs import get_logger
 
 FRESH_S = 2.0
 ANSWER_S = 1.0
-OVERDUE_S = 4.0
-"""Longer than it takes until another one leads."""
+OVERDUE_S = 2.0
+"""A transaction that is not answered does not fail sooner."""
 SEARCH_PAUSE_S = 1.0
 """Between searches that could not be done."""
 LOOK_AHEAD_S = 0.5
 AHEAD_AT_MOST = 10_000
 """Topics that are checked before messages for them are due."""
+
+log = get_logger(__name__)
 
 _UNLIMITED = 1 << 62
 
@@ -71,7 +74,7 @@ class TopicsPort(Protocol):
 class BisectionPort(Protocol):
     """Searches in the background."""
 
-    def search(self, rows: DueRows) -> Future[Findings]:
+    def search(self, rows: DueRows, everywhere: Mapping[str, int]) -> Future[Findings]:
         """Finds which of these messages, or of their topics, make a transaction fail."""
 
 
@@ -226,10 +229,15 @@ class DeadLetters:
         self._batch_limits.clear()
         self._look_up.clear()
 
-    def failed(self, rows: DueRows) -> None:
-        """Notes that a transaction with these messages failed: culprits are searched for."""
+    def failed(self, rows: DueRows, since: float) -> None:
+        """Notes that a transaction with these messages failed: culprits are searched for.
+
+        Args:
+            rows: The messages.
+            since: When it began.
+        """
         self._suspect = True
-        self._failed_at = self._monotonic()
+        self._failed_at = since
         self._topics.ask(rows.topic_names())
 
     def committed(self) -> None:
@@ -265,15 +273,15 @@ class DeadLetters:
         return rows.take(alive), dead
 
     def _plan(self, rows: DueRows, ahead: Callable[[], Iterable[str]], now: float) -> Plan | Hold:
-        self._take_probe(now)
         names = rows.topic_names()
+        held = self._look_for_guilty(rows, now) if names else None
+        self._take_probe(now)
         if now >= self._ahead_at:
             self._ahead_at = now + LOOK_AHEAD_S
             self._look_at(names | set(islice(ahead(), AHEAD_AT_MOST)), now)
             self._prune(names, now)
         if not names:
             return Plan(rows)
-        held = self._look_for_guilty(rows, now)
         if held is not None:
             return held
         topics = self._look_at(names, now)
@@ -315,16 +323,28 @@ class DeadLetters:
         names = {name for name in names if self._troubles.cause(name) is None}
         untried = rows.take(_of_topics(rows, names))
         if len(untried):
-            self._search = names, self._bisection.search(untried)
+            # Such messages go to any partition: to another one each time they are tried.
+            goes_anywhere = (untried.partitions == ANY_PARTITION) & (
+                untried.records["key_length"] < 0
+            )
+            self._search = names, self._tried(untried, untried.take(goes_anywhere).topic_names())
+
+    def _tried(self, rows: DueRows, everywhere: set[str]) -> Future[Findings]:
+        """Starts a search that also tries every partition of some topics."""
+        partitions = {n: topic.partitions for n, topic in self._topics.find(everywhere).items()}
+        return self._bisection.search(rows, partitions)
 
     def _learn(self, findings: Findings, rows: DueRows, now: float) -> None:
         if not findings.complete:
             self._search_after = now + SEARCH_PAUSE_S
+            log.warning("search without result", cause=findings.obstacle or "Kafka does not answer")
         elif not findings:
             self._look_up |= findings.tried
         self._guilty |= findings.refused
         self._batch_limits |= findings.batch_bytes
         since = self._failed_at if now - self._failed_at < RECENT_S else now
+        if findings.unavailable:
+            self._allowance.charge(since, now)
         for name, cause in findings.unavailable.items():
             sample = rows.take(_of_topics(rows, {name}))
             if len(sample):
@@ -338,10 +358,10 @@ class DeadLetters:
             findings, self._probe = self._probe.result(), None
             failed = set(findings.unavailable)
             passed = findings.tried - failed if findings.complete else set[str]()
-            self._troubles.probed(passed, failed | (findings.tried - passed), now)
+            self._troubles.probed(passed, failed, findings.tried - passed - failed, now)
         rows = self._troubles.probes(now)
         if rows is not None:
-            self._probe = self._bisection.search(rows)
+            self._probe = self._tried(rows, rows.topic_names())
 
     # --- topics
 

@@ -3,22 +3,27 @@
 | a topic is in trouble | because | it is over when |
 |---|---|---|
 | by Kafka's word | it has no leader, too few replicas in sync, or is denied to us | Kafka says so |
-| by a search | trial transactions showed that it takes nothing | a probe, which is such
-              a trial, goes through, or Kafka says that the topic does not exist |
+| by a search | a trial transaction was not answered, or refused whatever was tried | a probe, which
+              is such a trial, goes through, or Kafka says that the topic does not exist |
+
+A topic counts as a whole: one partition that does not answer is a trouble of its topic. So probes
+write to every partition that the messages may go to; a message that happens to go to another
+partition than those that failed ends nothing.
 
 Two clocks bound the waiting:
 
-* Each topic has `PATIENCE_S` from the moment at which its trouble was first seen, which may be
-  before a message for it was due; one that a search found has until a probe fails, too. Spells
-  of one topic add up until it was well for `RECENT_S`, so one that comes and goes is waited for
-  once.
-* All topics together have an allowance of `PATIENCE_S`, which is regained within `REGAIN_S`. So
+* Each topic has `PATIENCE_S` from the moment at which its trouble was first seen: when Kafka said
+  so, which may be before a message for it was due, or when the transaction began that failed.
+  Spells of one topic add up until it was well for `RECENT_S`, so one that comes and goes is waited
+  for once.
+* All topics together have an allowance of `PATIENCE_S`, which is regained within `REGAIN_S`. What
+  failed transactions, elections and searches cost before a topic was found is taken from it. So
   however many are in trouble, and whenever each begins, others are held up for 5 s, and from then
-  on 5 s a minute at most.
+  on 5 s a minute at most, beside the time that it takes to find a topic.
 
-When either is used up, the messages of a topic in trouble are dead letters. What was learnt
-belongs to one term: another leader may have mended it meanwhile. Of the troubles of an earlier
-term only the patience that they used up is remembered, and that for `RECENT_S`.
+When either is used up, the messages of a topic in trouble are dead letters. Only trials of this
+term make dead letters: another leader may have mended the trouble meanwhile. Of the troubles of an
+earlier term only the patience that they used up is remembered, and that for `RECENT_S`.
 """
 
 from __future__ import annotations
@@ -26,9 +31,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from delaywheel_replica.cleaner.delivery.topics import Topic, TopicState
 from delaywheel_replica.cleaner.due.rows import DueRows, join_rows
-from delaywheel_replica.cleaner.outside.ports import NOW
+from delaywheel_replica.cleaner.outside.ports import ANY_PARTITION, NOW
 
 PATIENCE_S = 5.0
 REGAIN_S = 60.0
@@ -52,6 +59,7 @@ class Allowance:
     def __init__(self, now: float) -> None:
         self._left_s = PATIENCE_S
         self._at = now
+        self._charged_to = now
         self._holding = False
 
     def pass_time(self, now: float) -> None:
@@ -59,8 +67,14 @@ class Allowance:
         passed_s, self._at = max(0.0, now - self._at), now
         if self._holding:
             self._left_s = max(0.0, self._left_s - passed_s)
+            self._charged_to = now
         else:
             self._left_s = min(PATIENCE_S, self._left_s + passed_s * PATIENCE_S / REGAIN_S)
+
+    def charge(self, since: float, now: float) -> None:
+        """Accounts for time in which others were held up by topics that only now are known."""
+        self._left_s = max(0.0, self._left_s - max(0.0, now - max(since, self._charged_to)))
+        self._charged_to = now
 
     @property
     def suffices(self) -> bool:
@@ -82,7 +96,6 @@ class _Trouble:
         needed_at: When a message for it was last examined.
         ended_at: When it recovered; None: it has not.
         sample: What to probe with; None: Kafka itself reports the end.
-        confirmed: A probe has failed as well: the cause was not one lost answer.
         by_kafka: Kafka also said that it accepts nothing.
         given_up: Messages for it are dead letters.
     """
@@ -92,7 +105,6 @@ class _Trouble:
     needed_at: float
     ended_at: float | None = None
     sample: DueRows | None = None
-    confirmed: bool = False
     by_kafka: bool = False
     given_up: bool = False
     probe_at: float = 0.0
@@ -137,7 +149,7 @@ class Troubles:
     def found(self, name: str, cause: str, sample: DueRows, now: float, since: float) -> None:
         """Notes that a search found a topic that accepts nothing."""
         trouble = self._begin(name, cause, now, since=since)
-        trouble.cause, trouble.sample, trouble.confirmed = cause, sample_of(sample), False
+        trouble.cause, trouble.sample = cause, sample_of(sample)
         trouble.probe_at, trouble.pause_s = now + FIRST_PROBE_S, FIRST_PROBE_S
 
     def cause(self, name: str) -> str | None:
@@ -150,8 +162,7 @@ class Troubles:
         trouble = self._of.get(name)
         if trouble is None or trouble.is_over or trouble.given_up:
             return False
-        is_proven = trouble.sample is None or trouble.confirmed
-        return now - trouble.since < PATIENCE_S or not is_proven
+        return now - trouble.since < PATIENCE_S
 
     def give_up(self, name: str) -> None:
         """Turns a topic's messages into dead letters until it works again."""
@@ -170,15 +181,27 @@ class Troubles:
         samples = [t.sample for t in due if t.sample is not None]
         return join_rows(samples, samples[-1].wheels) if samples else None
 
-    def probed(self, passed: Iterable[str], failed: Iterable[str], now: float) -> None:
-        """Takes the results of probes."""
+    def probed(
+        self, passed: Iterable[str], failed: Iterable[str], untold: Iterable[str], now: float
+    ) -> None:
+        """Takes the results of probes.
+
+        Args:
+            passed: Topics that took theirs.
+            failed: Topics that did not.
+            untold: Topics of which the trial said nothing: Kafka did not take its guard.
+            now: The monotonic clock, in seconds.
+        """
         for name in passed:
             self._end(name, now)
         for name in failed:
             trouble = self._of.get(name)
             if trouble is not None and trouble.sample is not None:
-                trouble.confirmed = True
                 trouble.pause_s = trouble.pause_s * 2 if trouble.given_up else FIRST_PROBE_S
+                trouble.probe_at = now + min(trouble.pause_s, LAST_PROBE_S)
+        for name in untold:
+            trouble = self._of.get(name)
+            if trouble is not None:
                 trouble.probe_at = now + min(trouble.pause_s, LAST_PROBE_S)
 
     def prune(self, now: float) -> None:
@@ -210,17 +233,36 @@ class Troubles:
 
 
 def sample_of(rows: DueRows) -> DueRows:
-    """Returns the smallest message that tests a topic's partition: only its key.
+    """Returns the smallest messages that test a topic as these rows do: a key, and partitions.
 
-    It keeps no map of a slot file alive, and is small whatever callers send.
+    There is one for each partition that callers named; if one of them named none, there is another
+    one that goes anywhere, or everywhere (`spread`). They keep no map of a slot file alive, and are
+    small whatever callers send.
     """
     shortest = int(rows.records["key_length"].argmin())
     sample = rows.take(slice(shortest, shortest + 1))
     (record,) = sample
     key = None if record.key is None else record.key[:SAMPLE_KEY_BYTES]
-    records = sample.records.copy()
+    records = sample.records.repeat(len(partitions := np.unique(rows.partitions)))
+    records["partition"] = partitions
     records["key_length"] = -1 if key is None else len(key)
     records["value_length"] = records["headers_length"] = 0
     records["topic"] = records["blob"] = records["start"] = 0
     records["timestamp_ms"] = NOW
     return replace(sample, records=records, topics=(record.topic,), blobs=[memoryview(key or b"")])
+
+
+def spread(rows: DueRows, partitions: int) -> DueRows:
+    """Returns samples of one topic's messages for every partition that these may go to.
+
+    Args:
+        rows: Messages of one topic, at least one.
+        partitions: How many the topic has, or 0 if that is not known.
+    """
+    sample = sample_of(rows)
+    anywhere = sample.partitions == ANY_PARTITION
+    if not (anywhere.any() and partitions):
+        return sample
+    records = sample.records[:1].repeat(partitions)
+    records["partition"] = np.arange(partitions)
+    return replace(sample, records=records)

@@ -1,0 +1,118 @@
+"""Invariants of topics in trouble that delay messages for others: no longer than troubles.py says.
+
+| what is measured | in which runs | over |
+|---|---|---|
+| how long a leader says that it waits for topics | all | one process, all its terms |
+| how long messages for topics that are well wait after their dues | those in which | the whole |
+|   | nothing but topics is in trouble | run |
+
+The second sees what the first cannot: failed transactions, elections and searches, and other nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from delaywheel_replica.cleaner.delivery.dead_letters import ANSWER_S, DeadLetters, Hold, Plan
+from delaywheel_replica.cleaner.delivery.troubles import PATIENCE_S, REGAIN_S
+from delaywheel_replica.cleaner.due.rows import DueRows
+from sim.checking.calm import is_calm_beside
+from sim.machine.clocks import EPOCH_MS
+from sim.machine.scheduler import US_PER_MS, US_PER_S
+
+if TYPE_CHECKING:
+    from sim.nodes.world import World
+
+SLACK_S = 2.5
+"""A turn, in which a commit may be waited for."""
+
+FOUND_S = 6.0
+"""It takes less to find a topic: a transaction that fails, an election, two trials."""
+
+LATE_S = 1.0
+"""Messages are not late by more in health, once there is a leader."""
+
+FIRST_LEADER_US = 3 * US_PER_S
+"""There is a leader by then."""
+
+
+class _Wait(NamedTuple):
+    """A time during which messages for topics that are well were due."""
+
+    begin_us: int
+    end_us: int
+
+    @property
+    def seconds(self) -> float:
+        return (self.end_us - self.begin_us) / US_PER_S
+
+
+def held_up(world: World) -> Iterator[str]:
+    """Checks a finished run: nothing waited too long for topics in trouble."""
+    spells = world.kafka.troubles.spells
+    if not spells or not is_calm_beside(world.plan, "topic_trouble"):
+        return
+    waits = [wait for wait in _waits(world) if wait.seconds > LATE_S]
+    for wait in waits:
+        begun = sum(
+            wait.begin_us - FOUND_S * US_PER_S < spell.began_us < wait.end_us for spell in spells
+        )
+        allowed_s = PATIENCE_S + SLACK_S + max(0, begun - 1) * FOUND_S
+        if wait.seconds > allowed_s:
+            yield f"topics in trouble held up the others for {wait.seconds:.1f} s in a row"
+    total_s = sum(wait.seconds for wait in waits)
+    first_us = min(spell.began_us for spell in spells)
+    regained_s = (world.scheduler.now_us - first_us) / US_PER_S * PATIENCE_S / REGAIN_S
+    if total_s > PATIENCE_S + SLACK_S + regained_s + (len(spells) - 1) * FOUND_S:
+        yield f"topics in trouble held up the others for {total_s:.1f} s in all"
+
+
+def _waits(world: World) -> list[_Wait]:
+    """Returns, joined, when messages for topics that never were in trouble waited."""
+    sick = {spell.topic for spell in world.kafka.troubles.spells}
+    found = sorted(
+        _Wait(max((entry.due_ms - EPOCH_MS) * US_PER_MS, entry.acknowledged_us), entry.visible_us)
+        for entry in world.book.by_key.values()
+        if entry.topic not in sick and entry.is_visible and entry.acknowledged_us > FIRST_LEADER_US
+    )
+    joined: list[_Wait] = []
+    for wait in found:
+        if joined and wait.begin_us <= joined[-1].end_us:
+            joined[-1] = joined[-1]._replace(end_us=max(joined[-1].end_us, wait.end_us))
+        else:
+            joined.append(wait)
+    return joined
+
+
+class WatchedDeadLetters(DeadLetters):
+    """The real class, which also measures how long it delays other messages."""
+
+    def __init__(self, world: World, *ports: Any, **rest: Any) -> None:
+        super().__init__(*ports, **rest)
+        self._world = world
+        self._clock: Callable[[], float] = rest["monotonic"]
+        self._began = self._at = self._clock()
+        self._holding = False
+        self._held_s = 0.0
+
+    def begin_term(self) -> None:
+        """Holds nothing up between two terms; what it did before counts."""
+        super().begin_term()
+        self._holding = False
+
+    def plan(self, rows: DueRows, ahead: Callable[[], Iterable[str]] = tuple) -> Plan | Hold:
+        """See `DeadLetters`."""
+        now = self._clock()
+        if self._holding:
+            self._held_s += now - self._at
+            allowed_s = PATIENCE_S + (now - self._began) * PATIENCE_S / REGAIN_S
+            allowed_s += ANSWER_S * len(rows.topic_names()) + SLACK_S
+            if self._held_s > allowed_s:
+                self._world.violation(
+                    f"topics in trouble held up everything for {self._held_s:.1f} s"
+                )
+                self._held_s = 0.0
+        plan = super().plan(rows, ahead)
+        self._at, self._holding = now, isinstance(plan, Hold) and plan.for_topics
+        return plan
