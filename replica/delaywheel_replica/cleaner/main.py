@@ -15,8 +15,8 @@ import signal
 import sys
 import threading
 
+from delaywheel.storage.folder.boot import read_boot_id
 from delaywheel.storage.folder.disk import PosixDisk
-from delaywheel.storage.folder.node_file import read_boot_id
 from delaywheel.storage.folder.status_file import RowWriter
 from delaywheel_replica.cleaner.candidacy import Candidacy
 from delaywheel_replica.cleaner.delivery.bisection import LANES, Bisection
@@ -95,7 +95,7 @@ class Cleaner:
         self._wakeups = Wakeups(link, self._take, self._clock)
         wake = self._wakeups.wake
         row = RowWriter(config.data_dir / "cleaner.row")
-        self._boot = read_boot_id()
+        self._boot = read_boot_id(config.data_dir)
         self._server_row = ServerRow(
             server_row_path(config.data_dir),
             boot=self._boot,

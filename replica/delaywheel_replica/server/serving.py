@@ -15,8 +15,8 @@ from typing import Final
 
 from delaywheel.identity import WheelId
 from delaywheel.reasons import Reason
+from delaywheel.storage.folder.boot import read_boot_id
 from delaywheel.storage.folder.disk import PosixDisk
-from delaywheel.storage.folder.node_file import read_boot_id
 from delaywheel_replica.config import Config
 from delaywheel_replica.core.node.events import DiskState, MemberConfig
 from delaywheel_replica.core.protocol.status_files import CleanerStatus
@@ -130,7 +130,7 @@ class Server:
         self._descriptors = descriptors
         self._draining = False
         disk, data = PosixDisk(), config.data_dir
-        self._boot_id = read_boot_id()
+        self._boot_id = read_boot_id(data)
         cleaner_row = CleanerRow(data / "cleaner.row", self._boot_id)
         self._store = _open_store(disk, config, cleaner_row, self._boot_id, descriptors)
         ledger = Ledger(disk, data)

@@ -1,7 +1,9 @@
 """The store's effects on its own wheels, for the member machine, one after another."""
 
+import errno
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
@@ -92,6 +94,38 @@ def test_with_synced_groups_a_new_boot_loses_nothing() -> None:
     disk = SimulatedDisk()
     opened(disk, sync_groups=True).release()
     assert not opened(disk, "boot-2", sync_groups=True).state.all_incomplete
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_what_was_acknowledged_without_a_sync_is_doubted_until_it_is_synced(before: bool) -> None:
+    disk = SimulatedDisk()
+    opened(disk, sync_groups=before).mirror(CARD, bundled(written_elsewhere()))
+    disk.restart()
+    looked_into(disk, sync_groups=not before)
+    disk.restart()
+    disk.lose_unsynced()
+    assert looked_into(disk, "boot-2", sync_groups=True).state.all_incomplete
+
+
+def test_all_that_a_synced_start_has_verified_survives_a_new_boot() -> None:
+    disk = SimulatedDisk()
+    opened(disk).mirror(CARD, bundled(written_elsewhere()))
+    disk.restart()
+    opened(disk, sync_groups=True)
+    disk.restart()
+    disk.lose_unsynced()
+    store = opened(disk, "boot-2", sync_groups=True)
+    assert not store.state.all_incomplete
+    assert store.held(WHEEL).applied == 5
+
+
+def test_a_new_mount_is_a_new_boot_and_an_older_release_noted_no_mount() -> None:
+    disk = SimulatedDisk()
+    for boot_id, is_doubtful in (("boot", False), ("boot/1", False), ("boot/2", True)):
+        store = opened(disk, boot_id)
+        assert store.state.all_incomplete == is_doubtful
+        store.mirror(CARD, bundled(written_elsewhere()))
+        disk.restart()
 
 
 def test_a_start_that_fails_gives_the_folder_back() -> None:
@@ -207,6 +241,41 @@ def test_a_broken_wheel_shows_what_counts() -> None:
     held = left(store)
     assert (held.applied, held.top_slot) == (1, BASE_SLOT)
     assert list(slots_of(disk, DATA, OWN)) == [BASE_SLOT], "the tail is cut"
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO])
+def test_of_a_synced_group_that_failed_half_way_nothing_counts(error: int) -> None:
+    disk = SimulatedDisk()
+    store = opened(disk, sync_groups=True)
+    open_own(store)
+    disk.faults.append(Fault("write", error, f"{BASE_SLOT + 2}.slot"))
+    with pytest.raises(WheelBroken) as broken:
+        write(store, 0, 2)
+    assert len(broken.value.done) == 0
+    assert store.top_slot == BASE_SLOT
+
+
+def test_a_sync_that_fails_while_its_wheel_is_left_is_not_missed() -> None:
+    disk = SimulatedDisk()
+    store = opened(disk)
+    open_own(store)
+    write(store, 0, 1)
+    wheel = store.wheel
+    assert wheel is not None
+
+    def checkpoint(path: Path) -> None:
+        if path.name == "writing":  # deleted when the wheel is closed
+            disk.on_delete = None
+            disk.faults.append(Fault("sync", path_part=".slot"))
+            with suppress(WheelBroken):
+                wheel.checkpoint()
+
+    disk.on_delete = checkpoint
+    left(store)
+    assert wheel.broken is not None
+    store.checkpoint(ignored)
+    disk.lose_unsynced()
+    assert read(restarted(disk, "boot-2"), OWN, 1, 2) == ([1, 2], [])
 
 
 @pytest.mark.parametrize("countdown", range(3))

@@ -367,13 +367,6 @@ def test_nothing_waits_for_the_syncs_of_a_checkpoint(action: str) -> None:
         assert rows_of(disk, DATA, WHEEL) == [copy.row for copy in copies[:2]]
 
 
-def lose_unsynced(disk: SimulatedDisk) -> None:
-    """The machine crashes, and only synced writes survive."""
-    for content in disk._files.values():
-        content.now = bytearray(content.durable)
-        content.unsynced.clear()
-
-
 def test_a_wheel_that_is_left_while_its_sync_fails_is_written_again() -> None:
     disk = SimulatedDisk()
     store = opened(disk)
@@ -384,7 +377,7 @@ def test_a_wheel_that_is_left_while_its_sync_fails_is_written_again() -> None:
         store.checkpoint(ignored)
     assert len(done) == 1
     store.checkpoint(ignored)
-    lose_unsynced(disk)
+    disk.lose_unsynced()
     assert read(restarted(disk, "boot-2"), OWN, 1, 2) == ([1, 2], [])
 
 
@@ -396,7 +389,7 @@ def test_what_a_failed_sync_dropped_is_written_again_also_by_the_next_process() 
     with pytest.raises(OSError, match="Input/output"):
         store.checkpoint(ignored)
     restarted(disk).checkpoint(ignored)
-    lose_unsynced(disk)
+    disk.lose_unsynced()
     store = restarted(disk, "boot-2")
     assert store.held(WHEEL).missing == NO_SEQS
     assert read(store, WHEEL, 1, 4) == ([1, 2, 3, 4], [])

@@ -357,8 +357,11 @@ class StoreMachine(RuleBasedStateMachine):
     ) -> None:
         disk = self.nodes["a"].disk
         disk.faults.append(Fault("write", countdown=countdown, written_bytes=written_bytes))
-        with suppress(WheelBroken):
+        try:
             self.append(messages)
+        except WheelBroken as broken:  # its callers hear that these count
+            names = {(self.wheels[-1], seq) for seq in broken.done.bundle.seqs.tolist()}
+            self.nodes["a"].promised |= names
         disk.faults.clear()
         self._origin_goes_on()
 

@@ -18,7 +18,8 @@ The numbers are those of docs/PROTOCOL.md:
 | 12 | once w was set back: at its due, in wheels that take what is due | each commit and refusal |
 
 Also checked, as early signs: W disks hold what is acknowledged; a committed end T covers what was
-acknowledged; a frame is committed as lost only when no disk has it.
+acknowledged; a frame is committed as lost only when no disk has it; with synced groups what is
+reported is on the medium; a node whose machine has lost what it had reported starts as incomplete.
 """
 
 from __future__ import annotations
@@ -149,6 +150,24 @@ class Checks:
         """Notes that a server has looked into its folder."""
         self.looked(node)
         self.disturbed()
+        assert node.server is not None
+        if node.has_lost and not node.server.store.state.all_incomplete:
+            self._fail(f"{node.name} starts as complete, and its machine has lost {node.has_lost}")
+        node.has_lost = None
+
+    def reported_on(self, node: SimNode) -> list[FrameTruth]:
+        """Returns what a disk holds of what its node has said to hold, since its machine booted."""
+        storage = node.storage
+        if storage is None:
+            return []
+        had = self._truth.had
+        return [
+            frame
+            for frame in self._truth.live(self.floor)
+            if frame.seq <= had.get((storage, node.boot, frame.wheel), 0)
+            and (frame.wheel.node != node.name or self.is_acknowledged((frame.wheel, frame.seq)))
+            and frame.is_on(node.disk, with_row=True)
+        ]
 
     def verified(self, node: SimNode, held: Held) -> None:
         """Notes that a server has recovered a wheel that it found there."""
@@ -167,7 +186,20 @@ class Checks:
         if storage is not None:
             place = storage, node.boot, held.card.wheel
             self._reported[place] = held
-            self._truth.held(*place, self._prefix(held))
+            before, prefix = self._truth.had[place], self._prefix(held)
+            self._truth.held(*place, prefix)
+            self._check_synced(node, held.card.wheel, range(before + 1, prefix + 1))
+
+    def _check_synced(self, node: SimNode, wheel: WheelId, seqs: range) -> None:
+        """Checks that frames which a node is about to report are on its medium, if it says so."""
+        if not node.sync_groups:
+            return
+        for seq in seqs:
+            frame = self._truth.frames.get((wheel, seq))
+            if frame is None or frame.slot < self.floor or (wheel, seq) in self.given_up:
+                continue
+            if frame.is_on(node.disk, with_row=True) and not frame.is_durable_on(node.disk):
+                self._fail(f"{node.name} reports {wheel}/{seq}, which is not synced")
 
     def _prefix(self, held: Held) -> int:
         """Returns up to where it holds a wheel; a frame that is given up is not missing."""
@@ -190,13 +222,14 @@ class Checks:
         since_us = self._world.scheduler.now_us - us
         file_us = node.longest_disk_wait_us(since_us)
         us -= node.paused_us(since_us)
-        if us > HELD_FILES * file_us + GROUP_US and not self._world.settings.sync_groups:
+        if us > HELD_FILES * file_us + GROUP_US and not node.sync_groups:
             self._fail(f"{node.name} holds up a group for {us // US_PER_MS} ms")
 
     def acknowledged(self, node: SimNode, wheel: WheelId, seq: int) -> None:
         """Checks an acknowledgement: W members hold it, as far as the origin can know."""
         if seq <= self._high_watermarks[wheel]:
             return
+        self._check_synced(node, wheel, range(self._high_watermarks[wheel] + 1, seq + 1))
         self._high_watermarks[wheel] = seq
         record = self.registered[wheel]
         holders = [

@@ -73,6 +73,13 @@ class FrameTruth:
             return False
         return self._is_readable(disk) and not (with_row and self.is_behind_bad_sector(disk))
 
+    def is_durable_on(self, disk: SimulatedDisk) -> bool:
+        """Whether a disk that has it keeps it, and its row, whatever happens to the machine."""
+        end = self.seq * INDEX_ROW_LENGTH_BYTES
+        index, begin = index_of(self.wheel), end - INDEX_ROW_LENGTH_BYTES
+        is_kept = disk.is_durable(self.path, self.offset, self.offset + len(self.content))
+        return is_kept and disk.is_durable(index, begin, end)
+
     def _is_written(self, disk: SimulatedDisk, *, with_row: bool) -> bool:
         file, end = disk.peek(self.path), self.offset + len(self.content)
         if file is None or file[self.offset : end] != self.content:

@@ -9,6 +9,7 @@ from sim.drills.clocks import CLOCKS
 from sim.drills.closing import CLOSING
 from sim.drills.delivery import DELIVERY
 from sim.drills.ingress import INGRESS
+from sim.drills.media import MEDIA
 from sim.drills.script import Situation
 from sim.drills.term import TERM
 from sim.drills.topics import TOPICS
@@ -19,6 +20,7 @@ DRILLS: dict[str, Situation] = {
     **CLOSING,
     **DELIVERY,
     **INGRESS,
+    **MEDIA,
     **TERM,
     **TOPICS,
     **VERIFYING,

@@ -205,6 +205,20 @@ class SimulatedDisk:
         if machine_crash is not None:
             self._lose_unsynced(machine_crash)
 
+    def lose_unsynced(self) -> None:
+        """Loses every write, and every name, that was not synced."""
+        for name, before in self._unsynced_names.items():
+            if before is None:
+                self._files.pop(name, None)
+            else:
+                self._files[name] = before
+        self._unsynced_names.clear()
+        for content in self._files.values():
+            content.now = bytearray(content.durable)
+            content.unsynced.clear()
+            content.dirty.clear()
+        self._list_anew()
+
     def flip_bit(self, path: Path, bit: int) -> None:
         """Damages the medium itself."""
         content = self._files[str(path)]
@@ -280,6 +294,13 @@ class SimulatedDisk:
         """Whether the medium can read these bytes of a file, as far as it has them."""
         content = self._files.get(str(path))
         return content is None or not content.is_bad(begin, end - begin)
+
+    def is_durable(self, path: Path, begin: int, end: int) -> bool:
+        """Whether a crash of the machine keeps these bytes of a file, and its name."""
+        content = self._files.get(str(path))
+        if content is None or str(path) in self._unsynced_names:
+            return False
+        return content.durable[begin:end] == content.now[begin:end]
 
     def peek_unlinked(self, path: Path) -> bytearray | None:
         """As `peek`, for the file that had this name until `unlink_somewhere` took it."""

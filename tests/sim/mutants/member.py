@@ -17,6 +17,9 @@ from delaywheel.storage.files.index import OpenIndexes
 from delaywheel.storage.files.slot_files import SlotFiles
 from delaywheel.storage.folder import layout
 from delaywheel.storage.folder.node_state import NodeState
+from delaywheel.storage.frames.bundle import WrittenGroup
+from delaywheel.storage.frames.columns import Columns
+from delaywheel.storage.frames.format import Kind
 from delaywheel_replica.core.leader import lost_frames as losing
 from delaywheel_replica.core.member.member import Member
 from delaywheel_replica.core.member.prevote import Prevote
@@ -221,6 +224,34 @@ def _first_boot(replication: Replication, peer: str) -> str | None:
     return None if mirror is None else mirror.boot
 
 
+def half_a_group_counts_unsynced() -> list[Patch]:
+    def append(self: Store, columns: Columns, kind: Kind, accepted_at_ms: int) -> WrittenGroup:
+        synced, wheel = self._limits.sync_groups, self.wheel
+        assert wheel is not None
+        self._limits = replace(self._limits, sync_groups=False)
+        try:
+            group = append_unsynced(self, columns, kind, accepted_at_ms)
+        finally:
+            self._limits = replace(self._limits, sync_groups=synced)
+        if synced:
+            wheel.sync()
+        return group
+
+    append_unsynced = Store.append
+    return [instead(Store, "append", append)]
+
+
+def the_new_setting_of_flush_counts() -> list[Patch]:
+    real = Store._start
+
+    def start(self: Store, boot_id: str, floor: int) -> None:
+        if self._limits.sync_groups:
+            self._folder.state = replace(self._folder.state, unsynced=False)
+        real(self, boot_id, floor)
+
+    return [instead(Store, "_start", start)]
+
+
 def a_vote_is_no_leader_heard() -> list[Patch]:
     real = Prevote.asked
 
@@ -378,6 +409,18 @@ MEMBER = {
         boots_are_ignored,
         "acknowledges .* alone",
         ("old_boots",),
+    ),
+    "half a group counts unsynced": Mutant(
+        "callers are answered for what was written of a group whose next write failed",
+        half_a_group_counts_unsynced,
+        "not synced",
+        ("half_a_group",),
+    ),
+    "the new setting of flush counts": Mutant(
+        "a start with synced groups trusts what was acknowledged without",
+        the_new_setting_of_flush_counts,
+        "starts as complete",
+        ("switched_flush",),
     ),
     "a vote given is no leader heard": Mutant(
         "a node gives its vote to everyone who asks",

@@ -52,6 +52,8 @@ class SimNode:
         old_row: the last server's status: its file outlives the server and the machine's boot.
         recovered: the folder was recovered since the machine last crashed.
         damaged: files in which its disk flipped a bit, or that lost their names.
+        sync_groups: frames are on the medium before they are acknowledged.
+        has_lost: a frame that it had reported, and that its machine's last crash took; None: none.
     """
 
     def __init__(self, world: World, name: str) -> None:
@@ -73,6 +75,8 @@ class SimNode:
         self.old_row: ServerStatus | None = None
         self.recovered = True
         self.damaged: set[Path] = set()
+        self.sync_groups = world.settings.sync_groups
+        self.has_lost: str | None = None
         self._disk_waits: list[tuple[int, str, int]] = []  # when each ends, and how long it takes
         self._pauses_us: list[tuple[int, int]] = []  # begin and end of each
         self._boots = 0
@@ -171,8 +175,12 @@ class SimNode:
         if self.server is not None:
             self._end_server(silently=True)
         self._end_cleaner()
+        reported = self.world.checks.reported_on(self)
         self.disk.restart(loses)
         self.recovered = False
+        lost = (frame for frame in reported if not frame.is_on(self.disk, with_row=False))
+        if (frame := next(lost, None)) is not None:
+            self.has_lost = f"{frame.wheel}/{frame.seq}"
         self.clock.reboot()
         self.boot = self._next_boot()
         self.world.checks.disturbed()
@@ -181,6 +189,7 @@ class SimNode:
         """Gives the machine a new, empty disk; it stays dead until `start`."""
         self.crash_machine(None)
         self.disk.wipe()
+        self.has_lost = None  # its next storage has reported nothing
         self.old_row = None
         self.damaged.clear()
         self.world.checks.disturbed()

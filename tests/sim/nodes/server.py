@@ -464,7 +464,7 @@ class SimServer:
                 open_files=settings.handles,
                 max_frame_messages=settings.max_frame_messages,
                 max_frame_bytes=settings.max_frame_bytes,
-                sync_groups=settings.sync_groups,
+                sync_groups=node.sync_groups,
                 recent_bytes=RECENT_BYTES,
                 reserve_bytes=RESERVE_BYTES,
                 ballast_bytes=BALLAST_BYTES,

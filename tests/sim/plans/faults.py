@@ -133,6 +133,14 @@ def crash_all(world: World, ms: int, *, loses: bool = True) -> None:
 
 
 @_fault
+def switch_flush(world: World, node: str) -> None:
+    """Restarts a node with the other setting of `flush`."""
+    sim = world.nodes[node]
+    sim.sync_groups = not sim.sync_groups
+    sim.restart()
+
+
+@_fault
 def wipe(world: World, node: str, ms: int, replaced_ms: int) -> None:
     """Loses the data folder; some time later the operator replaces the node."""
     sim = world.nodes[node]
@@ -203,10 +211,11 @@ def disk_full(world: World, node: str, spare_bytes: int, ms: int) -> None:
 
 @_fault
 def disk_error(world: World, node: str, operation: str, path_part: str, countdown: int) -> None:
-    """Makes one operation fail with EIO."""
+    """Makes one operation fail: with EIO, or, of each fourth write, for lack of space."""
     disk = world.nodes[node].disk
     written_bytes = countdown * 37 % 90
-    fault = Fault(operation, errno.EIO, path_part, countdown, written_bytes)
+    error = errno.ENOSPC if (operation, countdown) == ("write", 3) else errno.EIO
+    fault = Fault(operation, error, path_part, countdown, written_bytes)
     disk.faults.append(fault)
 
     def forget() -> None:

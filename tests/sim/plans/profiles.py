@@ -82,6 +82,18 @@ def _crash_all(stage: Stage) -> list[Action]:
     return stage.act("crash_all", ms=stage.ms(200, 3_000))
 
 
+def _switch_flush(stage: Stage) -> list[Action]:
+    """Most often the machine crashes before all wheels are verified."""
+    node, part = stage.node, "checkpoint"
+    actions = stage.act("switch_flush", node=node)
+    if stage.random.random() < 0.7:
+        actions = stage.act("disk_error", node=node, operation="read", path_part=part, countdown=0)
+        actions.append(Action(stage.at_ms + 1, "switch_flush", {"node": node}))
+        crash = {"node": node, "ms": stage.ms(200, 3_000)}
+        actions.append(Action(stage.at_ms + stage.ms(2, 300), "crash_machine", crash))
+    return actions
+
+
 def _wipe(stage: Stage) -> list[Action]:
     ms = stage.ms(200, 5_000)
     return stage.act("wipe", node=stage.node, ms=ms, replaced_ms=ms + stage.ms(500, 12_000))
@@ -305,7 +317,9 @@ DEATHS: tuple[Draw, ...] = (
     _kill_all, _absence, _drain, _slow_start,
 )  # fmt: skip
 WAITS: tuple[Draw, ...] = (_pause, _pause, _long_absence, _slow_disk, _slow_files)
-CRASHES: tuple[Draw, ...] = (_crash_machine, _crash_machine, _crash_all, _slow_start)
+CRASHES: tuple[Draw, ...] = (
+    _crash_machine, _crash_machine, _crash_all, _slow_start, _switch_flush,
+)  # fmt: skip
 CLOCKS: tuple[Draw, ...] = (_clock_step, _clock_step, _clock_drift)
 DISKS: tuple[Draw, ...] = (
     _disk_full, _full_for_long, _disk_error, _disk_error, _bit_flip, _bit_flip, _bad_sector,

@@ -75,6 +75,8 @@ FOUND = {
     "one_topic_after_another",
     "silent_topics",
     "mended_meanwhile",
+    "half_a_group",
+    "switched_flush",
     "missing_for_a_moment",
     "expired_meanwhile",
     "slow_files",

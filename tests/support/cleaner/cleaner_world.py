@@ -19,7 +19,7 @@ from typing import Self
 from uuid import uuid4
 
 from delaywheel.identity import WheelId
-from delaywheel.storage.folder.node_file import read_boot_id
+from delaywheel.storage.folder.boot import read_boot_id
 from delaywheel.storage.folder.status_file import RowReader, RowWriter
 from delaywheel.storage.frames.format import Kind
 from delaywheel_replica.cleaner.main import Cleaner
@@ -57,6 +57,7 @@ class PretendedServer:
         self.topics: dict[str, Topics] = {}
         self._link = link
         self._wheels = wheels
+        self._boot = read_boot_id(data)
         self._row = RowWriter(data / "server.row")
         self._cleaner = RowReader(data / "cleaner.row", partial(from_json, CleanerStatus))
         self._open: WheelId | None = None
@@ -168,7 +169,7 @@ class PretendedServer:
             heartbeat = Heartbeat(
                 node=NODE,
                 storage=STORAGE,
-                boot=read_boot_id(),
+                boot=self._boot,
                 wall_ms=now_ms(),
                 open=None if self.draining else self._open,
                 spare=self._spare,

@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 
 from delaywheel.identity import WheelId
-from delaywheel.storage.folder.node_file import read_boot_id
+from delaywheel.storage.folder.boot import read_boot_id
 from delaywheel.storage.folder.status_file import RowReader, RowWriter
 from delaywheel_replica.core.leader.closing import wheels_to_close
 from delaywheel_replica.core.leader.lost_frames import Sought, frames_lost, frames_missing
@@ -112,7 +112,7 @@ class FakeCleaner:
         self._link = Link(link_fd)
         self._server_row = RowReader(row or data / "server.row", partial(from_json, ServerStatus))
         self._row = RowWriter(data / "cleaner.row")
-        self._boot = read_boot_id()
+        self._boot = read_boot_id(data)
         self._lock = threading.Lock()
         self._fences: dict[str, Fence] = {}
         self._missing = NO_FRAMES

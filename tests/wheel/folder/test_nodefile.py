@@ -1,10 +1,12 @@
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from delaywheel.identity import NameInvalidError, WheelId
+from delaywheel.storage.folder.boot import is_same_boot, read_boot_id
 from delaywheel.storage.folder.disk import Disk, PosixDisk
 from delaywheel.storage.folder.node_file import (
     NodeFileDamaged,
@@ -13,7 +15,6 @@ from delaywheel.storage.folder.node_file import (
     NodeFolderInUse,
     load_node_state,
     open_node_folder,
-    read_boot_id,
 )
 from delaywheel.storage.folder.node_state import Spare
 from sim.machine.disk import Crash, SimulatedDisk
@@ -55,6 +56,7 @@ def test_everything_saved_comes_back() -> None:
         fenced={"node-2": 4},
         incomplete=(WheelId("node-2", 3),),
         all_incomplete=True,
+        unsynced=False,
     )
     folder.put(state)
     assert load_node_state(disk, DATA) == state == folder.state
@@ -109,4 +111,28 @@ def test_the_file_is_readable_json() -> None:
     disk = SimulatedDisk()
     opened(disk)
     assert json.loads(disk.content(DATA / "node.json"))["node"] == "node-1"
-    assert read_boot_id() == read_boot_id() != ""
+
+
+def test_a_boot_ends_with_the_mount_of_its_device(tmp_path: Path) -> None:
+    data, sys = tmp_path / "data", tmp_path / "sys"
+    data.mkdir()
+    boot = read_boot_id(data, sys=sys)
+    assert boot == read_boot_id(data / "not made yet", sys=sys)
+    device = data.stat().st_dev
+    (sys / "dev/block").mkdir(parents=True)
+    (sys / "devices/sda1").mkdir(parents=True)
+    (sys / "fs/ext4").mkdir(parents=True)
+    (sys / f"dev/block/{os.major(device)}:{os.minor(device)}").symlink_to(sys / "devices/sda1")
+    assert read_boot_id(data, sys=sys) == boot, "it is not shown"
+    mounts = []
+    for number in range(2):
+        mounted = sys / "fs/ext4/sda1"
+        mounted.mkdir()
+        mounts.append(read_boot_id(data, sys=sys))
+        mounted.rename(sys / f"fs/ext4/unmounted-{number}")
+    assert mounts[0] != mounts[1]
+    assert is_same_boot(mounts[0], mounts[0])
+    assert not is_same_boot(mounts[0], mounts[1])
+    assert not is_same_boot(mounts[0], boot)
+    assert is_same_boot(boot, mounts[0]), "an older release noted the boot alone"
+    assert not is_same_boot("", mounts[0])

@@ -68,12 +68,6 @@ class Pair:
         )
         return recovered
 
-    def lose_unsynced(self) -> None:
-        """Crashes the machine so that only synced writes survive."""
-        for content in self.disk._files.values():
-            content.now = bytearray(content.durable)
-            content.unsynced.clear()
-
     def append(self, copies: Sequence[FrameCopy]) -> FrameDamaged | None:
         return self.mirror.append(bundled(copies))
 
@@ -393,7 +387,7 @@ def test_after_a_failed_sync_everything_is_written_again() -> None:
         with pytest.raises(OSError, match="Input/output"):
             pair.mirror.checkpoint()
     pair.mirror.checkpoint()
-    pair.lose_unsynced()
+    pair.disk.lose_unsynced()
     assert not pair.disk._unsynced_names
     assert pair.reopened(os_crashed=True) == Recovered(4, [], NO_SEQS)
     assert load_checkpoint(pair.disk, pair.folder) == Checkpoint(4)
@@ -418,7 +412,7 @@ def test_a_repair_that_a_crash_of_the_machine_undoes_is_missing_again() -> None:
     pair.mirror.checkpoint()
     pair.disk.flip_bit(pair.slot_path(1), 700)
     pair.repair(pair.copies)
-    pair.lose_unsynced()
+    pair.disk.lose_unsynced()
     assert pair.reopened(os_crashed=True).damaged == SeqSet.of([2])
 
 
@@ -430,7 +424,7 @@ def test_a_new_process_syncs_what_the_last_one_repaired() -> None:
     pair.repair(pair.copies)
     assert pair.reopened() == Recovered(5, [], NO_SEQS)
     pair.mirror.checkpoint()
-    pair.lose_unsynced()
+    pair.disk.lose_unsynced()
     assert pair.reopened(os_crashed=True) == Recovered(5, [], NO_SEQS)
     pair.assert_same()
 

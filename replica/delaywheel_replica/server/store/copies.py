@@ -24,6 +24,7 @@ from delaywheel.storage.files.wheel_folder import (
     save_meta,
     syncing_names,
 )
+from delaywheel.storage.folder.boot import is_same_boot
 from delaywheel.storage.folder.disk import Disk
 from delaywheel.storage.folder.layout import meta_path, wheel_folder
 from delaywheel.storage.folder.steps import Steps, finish
@@ -153,11 +154,11 @@ class Copies:
         yield
         yield from syncing_names(self.disk, self.data)
         meta = load_meta(self.disk, self.data, wheel)
-        os_crashed = meta.boot != self.boot
+        os_crashed = not is_same_boot(meta.boot, self.boot)
         recovered = yield from recovering(
             self.disk, self.data, wheel, os_crashed=os_crashed, floor=self.floor
         )
-        if os_crashed:  # not before: an interrupted start must do all of it again
+        if meta.boot != self.boot:  # not before: an interrupted start must do all of it again
             save_meta(self.disk, self.data, replace(meta, boot=self.boot))
             yield
         if recovered.cut or recovered.damaged:

@@ -33,6 +33,7 @@ from delaywheel.identity import WheelId
 from delaywheel.seqset import SeqSet
 from delaywheel.storage.files.handles import HandleCache
 from delaywheel.storage.files.wheel_folder import WheelExists, WheelMeta, WheelMissing
+from delaywheel.storage.folder.boot import is_same_boot
 from delaywheel.storage.folder.disk import Disk
 from delaywheel.storage.folder.node_file import NodeFolder, new_storage, open_node_folder
 from delaywheel.storage.folder.node_state import NodeState, Spare
@@ -95,6 +96,7 @@ class Store:
             table_rows=limits.table_rows,
         )
         self.unverified = frozenset[WheelId]()
+        self._unsynced = folder.state.unsynced
         self._counted = frozenset[WheelId]()  # those of them that the dial already counts
         self._open: OriginWheel | None = None
         self._top_slot = -1
@@ -116,9 +118,10 @@ class Store:
     ) -> Self:
         """Locks the folder, finds its wheels, and counts the start.
 
-        If the machine was restarted since the node last ran, acknowledged frames may be lost: that
-        is noted together with the new boot id, in one save, so that a second crash cannot hide the
-        first.
+        If the machine was restarted since the node last ran, acknowledged frames may be lost,
+        unless all of them had been synced: that is noted together with the new boot id, in one
+        save, so that a second crash cannot hide the first. What counts is how they were
+        acknowledged, not whether groups are synced from now on.
 
         Args:
             disk: Where the data folder lies.
@@ -152,11 +155,15 @@ class Store:
 
     def _start(self, boot_id: str, floor: int) -> None:
         state = self._folder.state
-        os_crashed = state.boot_id != boot_id
+        os_crashed = not is_same_boot(state.boot_id, boot_id)
         self.room.before_start()
         self._copies.floor, self._copies.boot = floor, boot_id
         self.unverified = self._copies.look()
-        doubtful = os_crashed and not self._limits.sync_groups
+        doubtful = os_crashed and state.unsynced
+        # Under this boot id an earlier process may have left what it did not sync; `verifying`
+        # syncs it if groups are synced.
+        left_unsynced = state.unsynced and not os_crashed and bool(self.unverified)
+        self._unsynced = not self._limits.sync_groups or left_unsynced
         self.save(
             replace(
                 state,
@@ -179,8 +186,8 @@ class Store:
         return self._folder.state
 
     def save(self, state: NodeState) -> None:
-        """Makes this the durable content of node.json."""
-        self._folder.put(state)
+        """Makes this the durable content of node.json, except `unsynced`, which the store knows."""
+        self._folder.put(replace(state, unsynced=self._unsynced))
 
     def verifying(self, wheel: WheelId) -> Steps[Held]:
         """Recovers a left wheel, in steps; returns what it holds.
@@ -192,6 +199,9 @@ class Store:
         yield from self._copies.verifying(wheel, counts=wheel not in self._counted)
         self.unverified -= {wheel}
         self._counted -= {wheel}
+        if self._unsynced and self._limits.sync_groups and not self.unverified:
+            self._unsynced = False
+            self.save(self.state)
         return self.held(wheel)
 
     # --- the wheel that this node writes
@@ -247,7 +257,8 @@ class Store:
             SlotFull: Nothing was written.
             SlotFinished: Nothing was written.
             NotEncodable: Nothing was written.
-            WheelBroken: The medium reported an error; some frames may count, see `last_seq`.
+            WheelBroken: The medium reported an error; some frames may count, see `last_seq`. If
+                groups are synced, none of this one is known to: what it wrote is not on the medium.
         """
         if self._open is None:
             raise ValueError("no wheel is open")
@@ -258,6 +269,8 @@ class Store:
                 self._open.sync()
         except WheelBroken as broken:
             group = group if len(group) else broken.done
+            if self._limits.sync_groups:
+                broken.done = NO_GROUP
             raise
         finally:
             if len(group):
@@ -287,8 +300,7 @@ class Store:
         """
         if self._open is None:
             raise WheelMissing(f"{self._data} has no open wheel")
-        wheel, is_doubtful = self._open.wheel, self._open.is_doubtful
-        self._open.close()
+        wheel, is_doubtful = self._open.wheel, self._open.close()
         self._open = None
         self.outgoing.left()
         try:

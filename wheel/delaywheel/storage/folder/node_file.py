@@ -16,7 +16,6 @@ from delaywheel.storage.folder.disk import Disk, FolderInUseError, Lock
 from delaywheel.storage.folder.node_state import NodeState, Spare
 
 _VERSION = 1
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class NodeFolderError(Exception):
@@ -96,7 +95,7 @@ def open_node_folder(
     try:
         state = load_node_state(disk, data)
         if state is None:
-            state = NodeState(node, cluster_id, make_storage(), boot_id)
+            state = NodeState(node, cluster_id, make_storage(), boot_id, unsynced=False)
             _write(disk, data, state)
         _refuse_foreign(data, state, node=node, cluster_id=cluster_id)
     except BaseException:
@@ -120,11 +119,6 @@ def load_node_state(disk: Disk, data: Path) -> NodeState | None:
         return _decoded(json.loads(content))
     except (ValueError, KeyError, TypeError) as error:
         raise NodeFileDamaged(f"{path}: {error}") from error
-
-
-def read_boot_id() -> str:
-    """Returns the machine's boot id; a new one means that unsynced writes may be lost."""
-    return _BOOT_ID.read_text().strip()
 
 
 def _refuse_foreign(data: Path, state: NodeState, *, node: str, cluster_id: str) -> None:
@@ -155,6 +149,7 @@ def _encoded(state: NodeState) -> dict[str, Any]:
         "fenced": dict(state.fenced),
         "incomplete": [str(wheel) for wheel in state.incomplete],
         "all_incomplete": state.all_incomplete,
+        "unsynced": state.unsynced,
     }
 
 
@@ -174,6 +169,7 @@ def _decoded(document: dict[str, Any]) -> NodeState:
         fenced={str(node): int(number) for node, number in document["fenced"].items()},
         incomplete=tuple(WheelId.parse(wheel) for wheel in document["incomplete"]),
         all_incomplete=bool(document["all_incomplete"]),
+        unsynced=bool(document.get("unsynced", True)),  # earlier releases did not say
     )
 
 

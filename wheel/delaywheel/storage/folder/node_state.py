@@ -37,3 +37,5 @@ class NodeState:
     incomplete: tuple[WheelId, ...] = ()
     # Until the control topic is first read after such a loss: every wheel.
     all_incomplete: bool = False
+    # A crash of the machine may lose acknowledged frames: some may not be on the medium.
+    unsynced: bool = True

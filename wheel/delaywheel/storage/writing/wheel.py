@@ -100,6 +100,7 @@ class OriginWheel:
         self._save_lock = threading.Lock()
         self._broken: str | None = None
         self._closed = False
+        self._is_refused = False  # by the medium: a write or a sync
         self._floor = 0
         self.meta = meta
 
@@ -216,15 +217,13 @@ class OriginWheel:
         yield from delete_slots_below(self._disk, self._folder, self._floor)
         self._index.delete_below(self._floor)
 
-    @property
-    def is_doubtful(self) -> bool:
-        """Whether the medium has refused something, or may do so in a sync that is under way."""
-        return self._broken is not None or self._sync_lock.locked()
-
-    def close(self) -> None:
+    def close(self) -> bool:
         """Closes the files; the wheel is never opened for append again.
 
         Does not wait for a checkpoint in progress, which will not be recorded.
+
+        Returns:
+            Whether the medium has refused something, or may still do so in a sync in progress.
         """
         if self._broken is None:
             with suppress(OSError):  # then recovery examines a few slots needlessly
@@ -235,6 +234,9 @@ class OriginWheel:
             self._broken = self._broken or "it was closed"
         self._slots.close()
         self._index.close()
+        # Last: from now on no sync begins. The lock first: a sync that fails notes it before it
+        # releases the lock.
+        return self._sync_lock.locked() or self._is_refused
 
     def _encode(self, columns: Columns, kind: Kind, accepted_at_ms: int) -> EncodedGroup:
         try:
@@ -295,6 +297,7 @@ class OriginWheel:
         self._synced_seq = seq
 
     def _break(self, cause: str, done: WrittenGroup | None = None) -> WheelBroken:
+        self._is_refused = True
         self._broken = cause
         return WheelBroken(self.meta.wheel, cause, done)
 

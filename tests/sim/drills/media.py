@@ -1,0 +1,31 @@
+"""Drills about what is on the medium, and what only seems to be."""
+
+from __future__ import annotations
+
+from sim.drills.script import Drills, Script
+
+MEDIA = Drills()
+
+
+@MEDIA(r"a +broke a\.1", r"a +does OpenWheel", r"client +hears of a .*WHEEL_LOST")
+def half_a_group(script: Script) -> None:
+    """With synced groups, the second slot file of a group refuses a write."""
+    script.cluster("a", 1, sync_groups=True)
+    at_ms = script.about(3_000)
+    script.do(at_ms, "disk_error", node="a", operation="write", path_part=".slot", countdown=1)
+    for delay_ms in (4_000, 6_000):
+        script.send(at_ms + 1, "a", delay_ms=delay_ms, patience_ms=500)
+    script.flow(4_000, 6_000, 200, "a", delay_ms=3_000)
+    script.until_ms = 9_000
+
+
+@MEDIA(r"a +failed VerifyWheel\(wheel=c\.1\)", r"a +starts .*all_incomplete=True")
+def switched_flush(script: Script) -> None:
+    """A node is restarted with synced groups, and its machine crashes before it has synced all."""
+    script.flow(2_500, 4_600, 25, "c", delay_ms=20_000)
+    at_ms = script.about(4_650, 50)
+    part = "c.1/checkpoint"
+    script.do(at_ms, "disk_error", node="a", operation="read", path_part=part, countdown=0)
+    script.do(at_ms + 1, "switch_flush", node="a")
+    script.do(at_ms + 200, "crash_machine", node="a", ms=500)
+    script.until_ms = 12_000
