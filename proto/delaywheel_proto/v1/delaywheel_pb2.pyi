@@ -594,16 +594,24 @@ class CancelRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     MESSAGE_FIELD_NUMBER: _builtins.int
+    MESSAGES_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def message(self) -> Global___MessageRef: ...
+    def message(self) -> Global___MessageRef:
+        """Either one message, or many."""
+
+    @_builtins.property
+    def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___MessageRef]:
+        """At most 1,000. Each is answered in `results`; only what concerns all of them ends the call."""
+
     def __init__(
         self,
         *,
         message: Global___MessageRef | None = ...,
+        messages: _abc.Iterable[Global___MessageRef] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "messages", b"messages"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -615,24 +623,63 @@ class CancelResponse(_message.Message):
 
     OUTCOME_FIELD_NUMBER: _builtins.int
     DUE_MS_FIELD_NUMBER: _builtins.int
+    RESULTS_FIELD_NUMBER: _builtins.int
     outcome: Global___CancelOutcome.ValueType
+    """For one message."""
     due_ms: _builtins.int
     """Only if the message was rescheduled: its present due."""
+    @_builtins.property
+    def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___MessageCancelled]:
+        """For many messages, in order."""
+
     def __init__(
         self,
         *,
         outcome: Global___CancelOutcome.ValueType = ...,
         due_ms: _builtins.int | None = ...,
+        results: _abc.Iterable[Global___MessageCancelled] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_due_ms", b"_due_ms", "due_ms", b"due_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_due_ms", b"_due_ms", "due_ms", b"due_ms", "outcome", b"outcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_due_ms", b"_due_ms", "due_ms", b"due_ms", "outcome", b"outcome", "results", b"results"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__due_ms: _TypeAlias = _typing.Literal["due_ms"]  # noqa: Y015
     _WhichOneofArgType__due_ms: _TypeAlias = _typing.Literal["_due_ms", b"_due_ms"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__due_ms) -> _WhichOneofReturnType__due_ms | None: ...
 
 Global___CancelResponse: _TypeAlias = CancelResponse  # noqa: Y015
+
+@_typing.final
+class MessageCancelled(_message.Message):
+    """What became of one of many messages."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OUTCOME_FIELD_NUMBER: _builtins.int
+    DUE_MS_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    outcome: Global___CancelOutcome.ValueType
+    """UNSPECIFIED when error is set."""
+    due_ms: _builtins.int
+    """Only if the message was rescheduled: its present due."""
+    @_builtins.property
+    def error(self) -> Global___Error: ...
+    def __init__(
+        self,
+        *,
+        outcome: Global___CancelOutcome.ValueType = ...,
+        due_ms: _builtins.int | None = ...,
+        error: Global___Error | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_due_ms", b"_due_ms", "due_ms", b"due_ms", "error", b"error"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_due_ms", b"_due_ms", "due_ms", b"due_ms", "error", b"error", "outcome", b"outcome"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__due_ms: _TypeAlias = _typing.Literal["due_ms"]  # noqa: Y015
+    _WhichOneofArgType__due_ms: _TypeAlias = _typing.Literal["_due_ms", b"_due_ms"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__due_ms) -> _WhichOneofReturnType__due_ms | None: ...
+
+Global___MessageCancelled: _TypeAlias = MessageCancelled  # noqa: Y015
 
 @_typing.final
 class RescheduleRequest(_message.Message):

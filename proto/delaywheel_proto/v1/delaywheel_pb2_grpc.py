@@ -104,7 +104,8 @@ class DelayWheelServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Cancel(self, request, context):
-        """Withdraws a pending message. CANCELLED means that it is never delivered.
+        """Withdraws pending messages: one, or up to 1,000, each on its own. CANCELLED means that it is
+        never delivered. The call may be repeated: it finds what the first attempt did.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -26,6 +26,7 @@ from delaywheel_replica.server.node.refusals import RefusedError
 
 _SHORT_BYTES: Final = 1 << 12
 _LIST_BYTES: Final = 1 << 20
+_RESULT_BYTES: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +70,17 @@ class DelayWheelService:
                 return self._max_message_bytes
             case pb.ListSlotsRequest() | pb.DescribeClusterRequest() | pb.CancelManyRequest():
                 return _LIST_BYTES
+            case pb.CancelRequest():
+                return _SHORT_BYTES + _RESULT_BYTES * len(request.messages)
             case _:
                 return _SHORT_BYTES
 
     async def Cancel(self, request: pb.CancelRequest, context: Context) -> pb.CancelResponse:  # noqa: N802 - gRPC's names
         """See the protocol."""
         passed = was_passed(context.invocation_metadata())
-        return await self._changes.cancels.cancel(request, passed=passed)
+        return await self._changes.cancels.cancel(
+            request, passed=passed, left_s=context.time_remaining()
+        )
 
     async def CancelMany(  # noqa: N802 - gRPC's names
         self, request: pb.CancelManyRequest, context: Context

@@ -29,7 +29,9 @@ from delaywheel_replica.row_places import server_row_path
 from delaywheel_replica.server.changing.cancel_many import CancelMany
 from delaywheel_replica.server.changing.cancels import Cancels
 from delaywheel_replica.server.changing.decided import Decisions
+from delaywheel_replica.server.changing.gathering import CancelGroups
 from delaywheel_replica.server.changing.reschedules import Reschedules, Span
+from delaywheel_replica.server.changing.sights import Sights
 from delaywheel_replica.server.cluster.details import Details, OwnReport
 from delaywheel_replica.server.cluster.fan_out import FanOut
 from delaywheel_replica.server.cluster.operator import (
@@ -218,22 +220,12 @@ class Server:
             on_handover=self._handover.begin,
             on_status=partial(self._heard_cleaner, fates),
         )
-        cancels = Cancels(
-            self._view,
-            self._queries,
-            writing,
-            self._passing,
-            ask=self._link.send,
-            next_change=self._hearing.next_change,
+        sights = Sights(self._view, self._queries, self._passing)
+        self._cancel_groups = CancelGroups(
+            sights, writing, ask=self._link.send, next_change=self._hearing.next_change
         )
-        cancel_many = CancelMany(
-            self._view,
-            self._search,
-            writing,
-            self._passing,
-            ask=self._link.send,
-            next_change=self._hearing.next_change,
-        )
+        cancels = Cancels(sights, self._cancel_groups, self._passing)
+        cancel_many = CancelMany(self._view, self._search, self._cancel_groups, self._passing)
         self._decisions = Decisions(
             self._view,
             self._queries,
@@ -244,6 +236,7 @@ class Server:
         reschedules = Reschedules(
             self._view,
             self._queries,
+            sights,
             self._decisions,
             self._passing,
             span=Span(config.span_seconds, config.max_clock_skew_ms),
@@ -345,6 +338,7 @@ class Server:
                 tasks.create_task(self._hearing.run()),
                 tasks.create_task(self._watch_health()),
                 tasks.create_task(self._decisions.run()),
+                tasks.create_task(self._cancel_groups.run()),
             ]
             report_ready(bound)
             _log.info("serving", address=bound, node=self._config.node_id)

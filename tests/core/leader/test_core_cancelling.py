@@ -13,8 +13,10 @@ from delaywheel_replica.core.leader.cancel import (
     CancelView,
     after_writing,
     before_writing,
+    directly_before,
 )
 from delaywheel_replica.core.protocol.progress import Position, Progress
+from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role
 
 A1, B1 = WheelId("a", 1), WheelId("b", 1)
 DUE_MS = 10
@@ -83,19 +85,53 @@ def test_no_answer_after_writing_is_ever_untrue(seqs: list[int]) -> None:
         if not is_step(start, run[0]):
             continue
         real = truth((start, *run), cancels)
-        for seen in run:
-            decision = after_writing(view(progress=seen, cancels=cancels))
-            decided.add(decision)
-            if decision is CancelDecision.CANCELLED:
-                assert real != "delivered", run
-            if decision is CancelDecision.ALREADY_DELIVERED:
-                assert real == "delivered", run
+        for before, seen in pairwise((start, *run)):
+            for known in (None, before):
+                sight = view(progress=seen, before=known, cancels=cancels)
+                decision = after_writing(sight)
+                decided.add(decision)
+                if decision is CancelDecision.CANCELLED:
+                    assert real != "delivered", run
+                if decision is CancelDecision.ALREADY_DELIVERED:
+                    assert real == "delivered", run
     assert decided == {
         CancelDecision.CANCELLED,
         CancelDecision.ALREADY_DELIVERED,
         CancelDecision.UNKNOWN,
         CancelDecision.WAIT,
     }
+
+
+def test_the_transaction_that_took_both_cancelled_the_message() -> None:
+    """What one step did is decided, unless a part of its millisecond was taken before."""
+    start, cancel = Progress(8, None, {}), Position(A1, 1, 0)
+    after = Progress(10, None, {A1: 1, B1: 1})
+    for before in EVERY_PROGRESS:
+        if not (is_step(start, before) and is_step(before, after)) or before.seq(A1):
+            continue
+        decision = after_writing(view(progress=after, before=before, cancels=[cancel]))
+        is_whole = before.last_due_ms < DUE_MS
+        assert decision is (CancelDecision.CANCELLED if is_whole else CancelDecision.UNKNOWN)
+
+
+def status(transactions: int, progress: Progress, **changes: object) -> CleanerStatus:
+    made = CleanerStatus("a", "boot", 1, 0, 0, Role.LEADING, epoch=5, progress=progress)
+    return replace(made, counters={"transactions": transactions}, **changes)  # type: ignore[arg-type]
+
+
+def test_what_was_committed_directly_before_is_known_without_a_gap_alone() -> None:
+    first, second = Progress(8, None, {}), Progress(9, None, {})
+    before, after = status(3, first), status(4, second)
+    assert directly_before(before, after, None) == first
+    assert directly_before(after, status(5, second), first) == first, "nothing was taken"
+    for gap in (
+        status(5, second),
+        status(4, second, epoch=6),
+        status(4, second, pid=2),
+        status(4, second, role=Role.STANDBY),
+    ):
+        assert directly_before(before, gap, None) is None
+    assert directly_before(None, after, None) is None
 
 
 def set_back_runs() -> Iterator[tuple[Progress, ...]]:
@@ -118,10 +154,12 @@ def test_no_answer_is_untrue_when_w_was_set_back(seqs: list[int]) -> None:
     decided: set[tuple[bool, CancelDecision]] = set()
     for run in set_back_runs():
         real = truth(run, cancels)
-        for seen in run[2:]:
-            for complete in (True, False):
+        for before, seen in pairwise(run[1:]):
+            for complete, known in product((True, False), (None, before)):
                 copies = [COPY] if complete else []
-                sight = view(progress=seen, cancels=cancels, copies=copies, complete=complete)
+                sight = view(
+                    progress=seen, before=known, cancels=cancels, copies=copies, complete=complete
+                )
                 decision = after_writing(sight)
                 decided.add((complete, decision))
                 if decision is CancelDecision.CANCELLED:

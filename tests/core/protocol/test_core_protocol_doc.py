@@ -327,7 +327,10 @@ SEEN = {
         WRITTEN, progress=ELSEWHERE
     ),
     ("yes", "w < due, perhaps done ahead"): replace(WRITTEN, progress=AHEAD),
-    ("yes", "w ≥ due"): replace(WRITTEN, progress=Progress(1_000, None, {A1: 2})),
+    ("yes", "w ≥ due, and one transaction took both: directly before, w < due"): replace(
+        WRITTEN, progress=Progress(1_000, None, {A1: 2}), before=Progress(999, None, {A1: 1})
+    ),
+    ("yes", "w ≥ due otherwise"): replace(WRITTEN, progress=Progress(1_000, None, {A1: 2})),
     ("no", "done, everything could be read"): replace(WRITTEN, progress=DONE),
     ("no", "done, something could not be read"): replace(WRITTEN, progress=DONE, complete=False),
     ("no", "not done"): WRITTEN,

@@ -139,14 +139,7 @@ async def test_only_so_many_calls_hold_a_page_each() -> None:
         status=lambda: SimpleNamespace(heartbeat=SimpleNamespace(node="n1")),
     )
     search: Any = SimpleNamespace(page=page)
-    many = CancelMany(
-        view, search, cast("Any", None), cast("Any", None), ask=print, next_change=goes_on.wait
-    )
-
-    async def look_for_cancels(_: object) -> bool:
-        return True
-
-    search.look_for_cancels = look_for_cancels
+    many = CancelMany(view, search, cast("Any", None), cast("Any", None))
     calls = [asyncio.create_task(many.cancel_many(asked(b"k"), passed=False)) for _ in range(20)]
     done, waiting = await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
     assert (len(waiting), len(let_in)) == (16, 16)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import cast
@@ -12,10 +13,13 @@ import pytest
 
 from delaywheel.identity import WheelId
 from delaywheel.reasons import Reason
+from delaywheel.storage.frames.columns import Columns
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.protocol.progress import Position, Progress
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role, ServerStatus
 from delaywheel_replica.server.changing.cancels import Cancels
+from delaywheel_replica.server.changing.gathering import CancelGroups
+from delaywheel_replica.server.changing.sights import Sights
 from delaywheel_replica.server.commit.writing import Writing
 from delaywheel_replica.server.lookup.queries import Queries
 from delaywheel_replica.server.lookup.references import Reference
@@ -51,6 +55,7 @@ class Site:
     held: int = 1
     others: dict[int, bool] = field(default_factory=dict)
     asked: list[Reference] = field(default_factory=list)
+    written: list[int] = field(default_factory=list)
     due_ms: int = field(default_factory=lambda: wall_ms() + 60_000)
 
     def __post_init__(self) -> None:
@@ -83,9 +88,9 @@ class Site:
         wheels = {OWN: wheel_heartbeat(2), OTHERS: wheel_heartbeat(self.held)}
         return ServerStatus(heartbeat("a", open_=OWN, wheels=wheels), 1, monotonic_ms())
 
-    async def find(self, reference: Reference) -> Found:
-        self.asked.append(reference)
-        return self.scans.pop(0) if len(self.scans) > 1 else self.scans[0]
+    async def find_many(self, references: list[Reference]) -> list[Found]:
+        self.asked += references
+        return [self.scans.pop(0) if len(self.scans) > 1 else self.scans[0] for _ in references]
 
     def leader_address(self) -> None:
         return None
@@ -93,8 +98,9 @@ class Site:
     async def others_have_none(self, _message: pb.MessageRef, *, wanted: int) -> bool:
         return self.others[wanted]
 
-    async def submit(self, *_columns: object) -> object:
-        return SimpleNamespace(failed={})
+    async def submit(self, columns: Columns, _kind: object) -> object:
+        self.written.append(len(columns))
+        return SimpleNamespace(wheel=OWN, seq=2, failed={})
 
     async def next_change(self) -> None:
         if not self.words:
@@ -105,20 +111,27 @@ class Site:
         self, named: pb.MessageRef | None = None
     ) -> pb.CancelOutcome.ValueType | Reason:
         """What is answered."""
-        view = node_view(self.status, cleaner=self.cleaner)
-        cancels = Cancels(
-            view,
-            cast("Queries", self),
-            cast("Writing", self),
-            cast("Passing", self),
-            ask=lambda _: None,
-            next_change=self.next_change,
-        )
         named = named or pb.MessageRef(id_and_due=pb.IdAndDue(id=bytes(16), due_ms=self.due_ms))
+        async with self.serving() as cancels:
+            try:
+                request = pb.CancelRequest(message=named)
+                return (await cancels.cancel(request, passed=False, left_s=None)).outcome
+            except RefusedError as error:
+                return error.refusal.reason
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[Cancels]:
+        """The part of a node that cancels."""
+        view = node_view(self.status, cleaner=self.cleaner)
+        sights = Sights(view, cast("Queries", self), cast("Passing", self))
+        groups = CancelGroups(
+            sights, cast("Writing", self), ask=lambda _: None, next_change=self.next_change
+        )
+        running = asyncio.create_task(groups.run())
         try:
-            return (await cancels.cancel(pb.CancelRequest(message=named), passed=False)).outcome
-        except RefusedError as error:
-            return error.refusal.reason
+            yield Cancels(sights, groups, cast("Passing", self))
+        finally:
+            running.cancel()
 
 
 def found(*cancels: Position) -> Found:
@@ -155,12 +168,12 @@ async def test_once_found_by_its_handle_it_stays_that_message() -> None:
     handle = pb.MessageRef(handle=f"{OWN}:{slot}:{bytes(16).hex()}")
     assert await site.cancel(handle) == pb.CANCEL_OUTCOME_ALREADY_DELIVERED
     pinned = Reference(slot, bytes(16), site.due_ms, OWN)
-    assert site.asked == [replace(pinned, due_ms=None), pinned, pinned]
+    assert site.asked == [replace(pinned, due_ms=None), pinned]
 
 
 async def test_a_cancel_that_a_next_leader_took_meanwhile_is_not_passed_over() -> None:
     """It is in another wheel, and cancelled the message that is done without the own cancel."""
-    site = Site([found(), found(OWN_CANCEL), found(OWN_CANCEL, CANCEL_OF_ANOTHER)])
+    site = Site([found(), found(OWN_CANCEL, CANCEL_OF_ANOTHER)])
     site.words.append(lambda: site.done(others=1))
     assert await site.cancel() == Reason.CANCEL_UNKNOWN
 
@@ -172,7 +185,7 @@ async def test_a_cancel_may_lie_in_what_progress_took_and_this_node_lacks() -> N
 
 
 async def test_what_is_below_the_floor_by_then_cannot_be_said_any_more() -> None:
-    site = Site([found(), found(OWN_CANCEL), Found()])
+    site = Site([found(), Found()])
     site.words.append(lambda: site.done(others=1))
     assert await site.cancel() == Reason.CANCEL_UNKNOWN
 

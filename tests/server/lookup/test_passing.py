@@ -23,7 +23,8 @@ from delaywheel_replica.peers.states import (
     PeerState,
 )
 from delaywheel_replica.server.changing.cancels import Cancels
-from delaywheel_replica.server.commit.writing import Writing
+from delaywheel_replica.server.changing.gathering import CancelGroups
+from delaywheel_replica.server.changing.sights import Sights
 from delaywheel_replica.server.lookup.queries import Queries
 from delaywheel_replica.server.node.calls_to_nodes import Passing, Silent, was_passed
 from delaywheel_replica.server.node.node_view import NodeView
@@ -113,15 +114,15 @@ def view_of(
 
 def cancels_of(view: NodeView, passing: Passing) -> Cancels:
     """The server of a node whose cleaner does not lead: it neither looks nor writes."""
-    nothing = object.__new__(Queries), object.__new__(Writing)
-    return Cancels(view, *nothing, passing, ask=lambda _: None, next_change=None)  # type: ignore[arg-type]
+    sights = Sights(view, object.__new__(Queries), passing)
+    return Cancels(sights, object.__new__(CancelGroups), passing)
 
 
 async def test_a_cancel_is_passed_on_and_says_so(leader: tuple[LeadersNode, str]) -> None:
     node, address = leader
     view = view_of(address)
     passing = Passing(view)
-    answer = await cancels_of(view, passing).cancel(REQUEST, passed=False)
+    answer = await cancels_of(view, passing).cancel(REQUEST, passed=False, left_s=5)
     assert answer.outcome == pb.CANCEL_OUTCOME_CANCELLED
     assert node.passed == [True]
     await passing.close()
@@ -162,7 +163,7 @@ async def test_the_leaders_reason_is_the_answer(leader: tuple[LeadersNode, str])
     ):
         node.answer = answer
         with pytest.raises(RefusedError) as caught:
-            await passing.cancel(address, REQUEST)
+            await passing.cancel(address, REQUEST, within_s=5)
         assert caught.value.refusal.reason is reason
     await passing.close()
 
@@ -188,7 +189,7 @@ async def test_how_the_leaders_node_is_says_nothing_of_this_one(
     node.answer = Refusal(there)
     passing = Passing(view_of(address))
     with pytest.raises(RefusedError) as caught:
-        await passing.cancel(address, REQUEST)
+        await passing.cancel(address, REQUEST, within_s=5)
     assert caught.value.refusal.reason is here
     if here is not there:
         assert caught.value.refusal.detail == f"The leader's node cannot write it: {there}"

@@ -217,6 +217,19 @@ def slow_cancel(script: Script) -> None:
     script.until_ms = 12_000
 
 
+@DELIVERY(r"client +cancels", r"delivers")
+def overtaken_cancel(script: Script) -> None:
+    """Messages are taken, and then the cancels, before the server reads the next status."""
+    for at_ms in range(3_000, 12_000, 1_000):
+        # Several, of which one transaction or the next takes each.
+        firsts = [script.send(at_ms, "cb", delay_ms=350 + 25 * n) for n in range(20)]
+        for first in firsts:
+            script.cancel(at_ms + 200, first, "a")
+        for node in "bc":
+            script.mute(at_ms + 150, "Applied Gossip", node, "a", ms=script.about(330, 120))
+    script.until_ms = 14_000
+
+
 @DELIVERY(r"hears of c .*acknowledged", r"client +cancels m\d+ at a", r"client +hears of m\d+:")
 def unheard_of(script: Script) -> None:
     """The leader's node is asked to cancel what others have just acknowledged without it.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -109,11 +108,13 @@ def finished_is_not_found() -> list[Patch]:
 
 def many_cancels_as_one() -> list[Patch]:
     real = cancelling.after_writing
+    first: dict[tuple[object, bool], CancelDecision] = {}
 
-    def as_the_first(views: Mapping[object, CancelView]) -> dict[object, CancelDecision]:
-        return {key: real(next(iter(views.values()))) for key in views}
+    def as_the_first(view: CancelView) -> CancelDecision:
+        reached = None if view.progress is None else view.progress.order
+        return first.setdefault((reached, view.confirmed), real(view))
 
-    return [everywhere(cancelling.after_writing_many, as_the_first)]
+    return [everywhere(real, as_the_first)]
 
 
 def rescheduled_is_not_withdrawn() -> list[Patch]:
@@ -259,7 +260,7 @@ FORWARDING = {
     "many cancels are answered as one": Mutant(
         "cancels that were written together are all reported with the outcome of the first",
         many_cancels_as_one,
-        "after it was (cancelled|delivered)",
+        "after it was (cancelled|delivered)|is reported delivered and is not",
         ("many_cancels",),
     ),
     "what was rescheduled is not withdrawn": Mutant(

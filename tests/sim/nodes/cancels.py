@@ -1,34 +1,37 @@
 """Cancels at a simulated server: carries out what `core/leader/cancel.py` decides.
 
-As `delaywheel_replica.server.changing.cancels` does it, without threads: a caller that waits for
-committed progress is reconsidered with every status of the cleaner.
+As `delaywheel_replica.server.changing.gathering` does it, without threads and batches: what waits
+for committed progress is looked at with every status of the cleaner, in the same order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from delaywheel.reasons import Reason
 from delaywheel.storage.frames.columns import Columns
 from delaywheel.storage.frames.format import Kind
 from delaywheel_replica.core.election.eligibility import heard_heartbeats
-from delaywheel_replica.core.leader.cancel import (
-    CancelDecision,
-    CancelView,
-    after_writing,
-    after_writing_many,
-    before_writing,
-    others_to_ask,
-)
+from delaywheel_replica.core.leader.cancel import CancelDecision, directly_before, others_to_ask
 from delaywheel_replica.core.leader.holders import holds_progress, knows_all
 from delaywheel_replica.core.protocol.control import ControlState
+from delaywheel_replica.core.protocol.progress import Position, Progress
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role
+from delaywheel_replica.server.changing.sights import Moment
+from delaywheel_replica.server.changing.waiting import (
+    Decided,
+    PendingCancel,
+    Subject,
+    WaitingCancels,
+)
 from delaywheel_replica.server.commit.committer import Committed, Outcome, Request
 from delaywheel_replica.server.lookup.references import Reference
 from delaywheel_replica.server.lookup.scan import Found, Scanner
+from delaywheel_replica.server.node.refusals import Refusal
 from sim.checking.truth import Key
 
 if TYPE_CHECKING:
@@ -41,26 +44,6 @@ OnDecision = Callable[[CancelDecision], None]
 OnDecisions = Callable[[dict[Key, CancelDecision]], None]
 
 
-@dataclass(slots=True)
-class _Waiting:
-    """A cancel that was written, here or before."""
-
-    key: Key
-    found: Found
-    until_ms: int
-    on_answer: OnDecision
-
-
-@dataclass(slots=True)
-class _WaitingMany:
-    """Cancels that were written together."""
-
-    found: dict[Key, Found]
-    decisions: dict[Key, CancelDecision]
-    until_ms: int
-    on_answer: OnDecisions
-
-
 class Cancels:
     """Cancels messages at one server.
 
@@ -71,8 +54,10 @@ class Cancels:
     def __init__(self, server: SimServer) -> None:
         self._server = server
         self.scanner = Scanner(server.node.disk, server.node.data)
-        self._waiting: list[_Waiting] = []
-        self._waiting_many: list[_WaitingMany] = []
+        self._status: CleanerStatus | None = None
+        self._before: Progress | None = None
+        self._pending: dict[Key, PendingCancel] = {}
+        self._waiting = WaitingCancels()
 
     def leading(self) -> CleanerStatus | None:
         """The cleaner's status, if it lives and leads."""
@@ -82,103 +67,108 @@ class Cancels:
         fresh = self._server.now_ms() - status.monotonic_ms < CLEANER_FRESH_MS
         return status if fresh else None
 
-    def ask(self, key: Key, on_answer: OnDecision) -> None:
-        """Handles a caller's cancel."""
-        found = self.find(key)
-        decision = self.before_writing(key, found)
+    def take(self, status: CleanerStatus | None) -> None:
+        """Notes the cleaner's newest status."""
+        if status is not None:
+            self._before = directly_before(self._status, status, self._before)
+            self._status = status
+
+    def ask(self, keys: list[Key], on_answer: OnDecisions) -> None:
+        """Handles a caller's cancels, which are written together; each is answered on its own."""
+        decisions: dict[Key, CancelDecision] = {}
+
+        def settle(key: Key, decided: Decided | Refusal) -> None:
+            decisions[key] = (
+                CancelDecision.UNKNOWN if isinstance(decided, Refusal) else decided.decision
+            )
+            if len(decisions) == len(keys):
+                on_answer(decisions)
+
+        to_write = [
+            pending
+            for key in keys
+            if (pending := self._begin(key, partial(settle, key))) is not None
+        ]
+        if to_write:
+            self._write(to_write)
+        self.look()
+
+    def _begin(
+        self, key: Key, caller: Callable[[Decided | Refusal], object]
+    ) -> PendingCancel | None:
+        """Begins with a message, unless an earlier attempt waits; returns it if it is written."""
+        pending = self._pending.get(key)
+        if pending is not None:
+            pending.callers.append(caller)
+            return None
+        id_, due_ms = key
+        reference = Reference(due_ms // 1000, id_, due_ms)
+        subject = Subject(reference, reference, self.find(key))
+        pending = PendingCancel(key, subject, self._server.now_ms(), [caller])
+        self._pending[key] = pending
+        decision = self.before_writing(key, subject.found)
         if decision is CancelDecision.WRITE:
-            self._write(key, on_answer)
-        elif decision in {CancelDecision.WAIT, CancelDecision.CONFIRM}:
-            self._wait(key, found, on_answer)
+            return pending
+        if _is_open(decision) or decision is CancelDecision.ALREADY_DELIVERED:
+            self._waiting.add(pending, look=True)
+            self._server.node.commit_soon()
         else:
-            on_answer(decision)
+            self._settle(pending, decision)
+        return None
+
+    def _settle(self, pending: PendingCancel, decision: CancelDecision) -> None:
+        del self._pending[pending.key]
+        self._waiting.discard(pending)
+        pending.settle(Decided(decision))
 
     def before_writing(self, key: Key, found: Found) -> CancelDecision:
         """Decides by what this node finds; asks other nodes before answering that none has it."""
-        decision = before_writing(self.sight(key, found))
+        decision = self.moment().before_writing(key, found).decision
         if decision is CancelDecision.NOT_FOUND and not self._others_have_none(key):
             return CancelDecision.UNKNOWN
         return decision
 
-    def ask_many(self, keys: list[Key], on_answer: OnDecisions) -> None:
-        """Handles a caller's cancels that are written together."""
-        decisions = {key: before_writing(self.sight(key, self._find_one(key))) for key in keys}
-        if CancelDecision.NO_LEADER in decisions.values():
-            on_answer(dict.fromkeys(keys, CancelDecision.NO_LEADER))
-            return
-        chosen = [key for key, decided in decisions.items() if decided is CancelDecision.WRITE]
-
+    def _write(self, group: list[PendingCancel]) -> None:
         def written(outcome: Outcome) -> None:
-            whole = isinstance(outcome, Committed)
-            for row, key in enumerate(chosen):
-                failed = not isinstance(outcome, Committed) or row in outcome.failed
-                decisions[key] = CancelDecision.UNKNOWN if failed else CancelDecision.WAIT
-            if not whole:
-                on_answer(decisions)
-                return
-            self._wait_for_many(decisions, on_answer)
+            for row, pending in enumerate(group):
+                if not isinstance(outcome, Committed):
+                    self._settle(pending, CancelDecision.UNKNOWN)
+                elif row not in outcome.failed:
+                    place = Position(outcome.wheel, outcome.seq, 0)
+                    pending.subject.found.cancels.append(place)
+                    self._waiting.add(pending)
+                elif outcome.failed[row].reason is Reason.DUE_TOO_OLD:
+                    self._settle(pending, CancelDecision.TOO_LATE)
+                else:
+                    self._settle(pending, CancelDecision.UNKNOWN)
+            self._server.node.commit_soon()
+            self.look()
 
-        if chosen:
-            self._server.write(Request(_cancels_of(chosen), Kind.CANCELS, written))
-        else:
-            self._wait_for_many(decisions, on_answer)
-
-    def _wait_for_many(self, decisions: dict[Key, CancelDecision], on_answer: OnDecisions) -> None:
-        found = {
-            key: self._find_one(key)
-            for key, decided in decisions.items()
-            if decided in {CancelDecision.WAIT, CancelDecision.CONFIRM}
-        }
-        decisions |= dict.fromkeys(found, CancelDecision.WAIT)
-        until_ms = self._server.now_ms() + WAIT_MS
-        self._waiting_many.append(_WaitingMany(found, decisions, until_ms, on_answer))
-        self._server.node.commit_soon()
-        self.look()
-
-    def _look_at_many(self) -> None:
-        waiting, self._waiting_many = self._waiting_many, []
-        for each in waiting:
-            undecided = {
-                key: self.sight(key, found)
-                for key, found in each.found.items()
-                if each.decisions[key] is CancelDecision.WAIT
-            }
-            each.decisions |= after_writing_many(undecided)
-            doubtful = [k for k, d in each.decisions.items() if d is CancelDecision.CONFIRM]
-            each.decisions |= self._confirmed_many(doubtful)
-            over = self._server.now_ms() >= each.until_ms
-            if over or CancelDecision.WAIT not in each.decisions.values():
-                each.on_answer(each.decisions)
-            else:
-                self._waiting_many.append(each)
+        columns = _cancels_of([pending.key for pending in group])
+        self._server.write(Request(columns, Kind.CANCELS, written))
 
     def look(self) -> None:
         """Called when there may be a new progress."""
-        self._look_at_many()
-        waiting, self._waiting = self._waiting, []
-        for each in waiting:
-            decision = after_writing(self.sight(each.key, each.found))
-            if decision is CancelDecision.CONFIRM:
-                decision = self._confirmed(each.key)
-            if decision is not CancelDecision.WAIT:
-                each.on_answer(decision)
-            elif self._server.now_ms() >= each.until_ms:
-                each.on_answer(CancelDecision.UNKNOWN)
-            else:
-                self._waiting.append(each)
+        moment = self.moment()
+        if moment.progress is not None:
+            for pending in self._waiting.covered(moment.progress):
+                decision = moment.after_writing(pending.key, pending.subject.found).decision
+                if decision in {CancelDecision.CONFIRM, CancelDecision.ALREADY_DELIVERED}:
+                    decision = self._confirmed(pending.key, decision)
+                if decision is not CancelDecision.WAIT:
+                    self._settle(pending, decision)
+        for pending in list(self._waiting.older(self._server.now_ms() - WAIT_MS)):
+            self._settle(pending, CancelDecision.UNKNOWN)
 
-    def _confirmed(self, key: Key) -> CancelDecision:
+    def _confirmed(self, key: Key, decision: CancelDecision) -> CancelDecision:
         """Looks again once everything is held that progress covers."""
+        is_done = decision is CancelDecision.ALREADY_DELIVERED
         if not self._holds_progress():
-            return CancelDecision.WAIT
-        return after_writing(self.sight(key, self.find(key), confirmed=True))
-
-    def _confirmed_many(self, keys: list[Key]) -> dict[Key, CancelDecision]:
-        if not self._holds_progress():
-            return dict.fromkeys(keys, CancelDecision.WAIT)
-        return after_writing_many(
-            {key: self.sight(key, self._find_one(key), confirmed=True) for key in keys}
-        )
+            return CancelDecision.UNKNOWN if is_done else CancelDecision.WAIT
+        confirmed = self.moment().after_writing(key, self.find(key), confirmed=True).decision
+        if confirmed is CancelDecision.WAIT and is_done:
+            return CancelDecision.UNKNOWN
+        return confirmed
 
     def _holds_progress(self) -> bool:
         status, row = self._server.cleaner_row, self._server.row
@@ -186,37 +176,11 @@ class Cancels:
             return False
         return holds_progress(status.control, self._server.driver.status().heartbeat)
 
-    def _write(self, key: Key, on_answer: OnDecision) -> None:
-        def written(outcome: Outcome) -> None:
-            if isinstance(outcome, Committed) and not outcome.failed:
-                self._wait(key, self.find(key), on_answer)
-            else:
-                on_answer(CancelDecision.UNKNOWN)
-
-        self._server.write(Request(_cancels_of([key]), Kind.CANCELS, written))
-
-    def _wait(self, key: Key, found: Found, on_answer: OnDecision) -> None:
-        until_ms = self._server.now_ms() + WAIT_MS
-        self._waiting.append(_Waiting(key, found, until_ms, on_answer))
-        self._server.node.commit_soon()
-        self.look()
-
-    def sight(self, key: Key, found: Found, *, confirmed: bool = False) -> CancelView:
-        """Returns what this node knows of a message."""
+    def moment(self) -> Moment:
+        """Returns what this node decides by now."""
         status = self._server.cleaner_row
-        return CancelView(
-            due_ms=key[1],
-            now_ms=self._server.wall_ms(),
-            leading=self.leading() is not None,
-            progress=None if status is None else status.progress,
-            copies=found.copies,
-            cancels=found.cancels,
-            complete=found.complete,
-            readable=found.readable,
-            rescheduled=found.rescheduled_to_ms is not None
-            or (status is not None and key in status.reschedules),
-            confirmed=confirmed,
-        )
+        before = self._before if status is self._status else None
+        return Moment(self._server.wall_ms(), status, before, self.leading() is not None)
 
     def _others_have_none(self, key: Key) -> bool:
         """Whether enough other reachable nodes find nothing either."""
@@ -240,11 +204,6 @@ class Cancels:
             return None
         found = self.find(key)
         return False if found.copies else found.complete or None
-
-    def _find_one(self, key: Key) -> Found:
-        """One copy of a message and its cancels; other copies stay unknown, as after a search."""
-        found = self.find(key)
-        return replace(found, copies=found.copies[:1], complete=False)
 
     def find(self, key: Key) -> Found:
         """Finds a message and its cancels.
@@ -272,3 +231,8 @@ class Cancels:
 def _cancels_of(keys: list[Key]) -> Columns:
     ids = np.frombuffer(b"".join(id_ for id_, _ in keys), dtype=np.uint8).reshape(len(keys), -1)
     return Columns.of_cancels(np.array([due_ms for _, due_ms in keys], dtype=np.int64), ids)
+
+
+def _is_open(decision: CancelDecision) -> bool:
+    """Whether a later progress may decide."""
+    return decision in {CancelDecision.WAIT, CancelDecision.CONFIRM}

@@ -233,6 +233,7 @@ class SimCleaner:
                 control_offset=view.control_offset,
                 wheels=view.state.wheels,
                 lateness_ms=view.lateness_ms,
+                counters=self.leadership.counters,
                 kafka_error=view.error,
                 fences=view.fences,
                 fills=view.fills,

@@ -177,11 +177,11 @@ class SimServer:
 
     def cancel(self, key: tuple[bytes, int], on_answer: Callable[[Any], None]) -> None:
         """Handles a caller's cancel."""
-        self._cancels.ask(key, on_answer)
+        self._cancels.ask([key], lambda decisions: on_answer(decisions[key]))
 
     def cancel_many(self, keys: list[tuple[bytes, int]], on_answer: Callable[[Any], None]) -> None:
         """Handles a caller's cancels."""
-        self._cancels.ask_many(keys, on_answer)
+        self._cancels.ask(keys, on_answer)
 
     def reschedule(
         self, key: tuple[bytes, int], to_ms: int, on_answer: Callable[[Any], None]
@@ -200,6 +200,7 @@ class SimServer:
     def take_cleaner_status(self, status: CleanerStatus | None) -> None:
         """Called when the cleaner has a new status, or has died."""
         self.cleaner_row = status
+        self._cancels.take(status)
         self.driver.cleaner_reported(status)
         self._cancels.look()
         self._reschedules.look()

@@ -42,6 +42,7 @@ INTERLEAVINGS = {
 FOUND = {
     "crashed_repair",
     "many_cancels",
+    "overtaken_cancel",
     "other_dues",
     "other_dues_without_rows",
     "passed_dues",

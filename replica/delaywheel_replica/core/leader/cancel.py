@@ -27,10 +27,15 @@ After writing (`after_writing`), for each committed progress seen:
 | yes | w < due, beyond all that was done ahead | CANCELLED |
 | yes | w < due, was not done ahead, everything could be read | CANCELLED |
 | yes | w < due, perhaps done ahead | UNKNOWN |
-| yes | w >= due | UNKNOWN |
+| yes | w >= due, and one transaction took both: directly before, w < due | CANCELLED |
+| yes | w >= due otherwise | UNKNOWN |
 | no | done, everything could be read | ALREADY_DELIVERED |
 | no | done, something could not be read | UNKNOWN |
 | no | not done | WAIT |
+
+One transaction took both if the progress that it began with is known (`directly_before`), and
+nothing due at that millisecond was done by then: a cancel with c <= V counts in the transaction
+that takes its message.
 
 A message was rescheduled (rescheduling.py) if the record of that stands with this progress, or its
 mark lies in the slot. Before CANCELLED is answered the slot is scanned again, when the node
@@ -47,24 +52,22 @@ NOT_FOUND a node asks the others (`others_to_ask`): what was acknowledged after 
 heartbeats is not known yet.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TypeVar
 
 from delaywheel_replica.core.protocol.control import WheelRecord
 from delaywheel_replica.core.protocol.progress import Position, Progress
+from delaywheel_replica.core.protocol.status_files import CleanerStatus
 
 TOO_LATE_MS = 100
-
-_Key = TypeVar("_Key")
 
 
 class CancelDecision(StrEnum):
     """What to do about a cancel, or what to answer."""
 
     WRITE = "write"
-    """Write a cancel frame, scan the slot again, then follow `after_writing`."""
+    """Write a cancel frame, then follow `after_writing`."""
     WAIT = "wait"
     """Look again at the next committed progress."""
     CONFIRM = "confirm"
@@ -88,8 +91,8 @@ class CancelView:
         leading: This node's cleaner leads, and its status is fresh.
         progress: The committed one; None before the first leader.
         copies: Where the message lies in the slot files.
-        cancels: Where cancels of it lie. After writing: found by a scan that began when the own
-            cancel was in its file, so that no cancel with a smaller seq is missing.
+        cancels: Where cancels of it lie, as far as known. One that is not known delays an answer,
+            and is found by the scan that confirms it.
         complete: Every frame of the slot could be read, of every registered wheel, and the node
             holds all that was acknowledged (`holding.knows_all`).
         readable: Every frame of the slot could be read.
@@ -97,6 +100,7 @@ class CancelView:
             lies in the slot.
         confirmed: The cancels were found by a scan that began when the node held every frame <= V
             of this progress.
+        before: What was committed directly before this progress; None: unknown.
     """
 
     due_ms: int
@@ -109,6 +113,27 @@ class CancelView:
     readable: bool = True
     rescheduled: bool = False
     confirmed: bool = False
+    before: Progress | None = None
+
+
+def directly_before(
+    earlier: CleanerStatus | None, now: CleanerStatus, known: Progress | None
+) -> Progress | None:
+    """Returns what was committed directly before the progress of a status; None if unknown.
+
+    Args:
+        earlier: The status that was read before this one.
+        now: The newest status.
+        known: The result for the earlier status.
+    """
+    if earlier is None or not (earlier.has_term and now.has_term):
+        return None
+    if (earlier.pid, earlier.started_ms, earlier.epoch) != (now.pid, now.started_ms, now.epoch):
+        return None
+    if earlier.progress == now.progress:
+        return known
+    transactions = [status.counters.get("transactions", 0) for status in (earlier, now)]
+    return earlier.progress if transactions[1] - transactions[0] == 1 else None
 
 
 def others_to_ask(wheels: Collection[WheelRecord]) -> int:
@@ -154,9 +179,9 @@ def after_writing(view: CancelView) -> CancelDecision:
     if view.rescheduled:
         return CancelDecision.RESCHEDULED
     if any(cancel.seq <= progress.seq(cancel.wheel) for cancel in view.cancels):
-        if not _is_to_come(view, progress):
-            return CancelDecision.UNKNOWN
-        return _confirmed(view)
+        if _is_to_come(view, progress) or _was_to_come(view):
+            return _confirmed(view)
+        return CancelDecision.UNKNOWN
     if _is_done(view, progress):
         return CancelDecision.ALREADY_DELIVERED if view.complete else CancelDecision.UNKNOWN
     return CancelDecision.WAIT
@@ -169,14 +194,6 @@ def _confirmed(view: CancelView) -> CancelDecision:
     return CancelDecision.CANCELLED if view.readable else CancelDecision.WAIT
 
 
-def after_writing_many(views: Mapping[_Key, CancelView]) -> dict[_Key, CancelDecision]:
-    """Decides each of several messages whose cancels were written together.
-
-    Transactions take them apart: some may be taken before the cancels are, others after.
-    """
-    return {key: after_writing(view) for key, view in views.items()}
-
-
 def _is_to_come(view: CancelView, progress: Progress) -> bool:
     """Whether no transaction can have taken any copy of the message yet."""
     if view.due_ms <= progress.due_ms:
@@ -184,6 +201,16 @@ def _is_to_come(view: CancelView, progress: Progress) -> bool:
     if progress.ahead_ms is None or view.due_ms > progress.ahead_ms:
         return True
     return view.complete and not _is_done(view, progress)
+
+
+def _was_to_come(view: CancelView) -> bool:
+    """Whether the transaction that led to this progress took the message, if it is done.
+
+    V rests while a millisecond is being split: of one that was split before, a part may have been
+    taken without the cancel.
+    """
+    before = view.before
+    return before is not None and view.due_ms > before.last_due_ms and _is_to_come(view, before)
 
 
 def _is_done(view: CancelView, progress: Progress) -> bool:

@@ -30,7 +30,8 @@ from delaywheel_replica.core.protocol.progress import Position
 from delaywheel_replica.core.protocol.reschedules import MessageKey, Reschedule, RescheduleWish
 from delaywheel_replica.process.logs import get_logger
 from delaywheel_replica.server.changing.decided import Decisions
-from delaywheel_replica.server.changing.sights import Decided, Sights, Subject
+from delaywheel_replica.server.changing.sights import Sights
+from delaywheel_replica.server.changing.waiting import Decided, Subject
 from delaywheel_replica.server.lookup.queries import Queries
 from delaywheel_replica.server.lookup.references import Reference, reference_of
 from delaywheel_replica.server.lookup.scan import Found
@@ -82,6 +83,7 @@ class Reschedules:
         self,
         view: NodeView,
         queries: Queries,
+        sights: Sights,
         decisions: Decisions,
         passing: Passing,
         *,
@@ -94,6 +96,7 @@ class Reschedules:
         Args:
             view: What the parts know of the node.
             queries: Finds messages.
+            sights: Examines them.
             decisions: Writes what is decided.
             passing: Forwards calls to the leader's node.
             span: How far ahead a due may be.
@@ -102,7 +105,7 @@ class Reschedules:
         """
         self._view = view
         self._queries = queries
-        self._sights = Sights(view, queries, passing)
+        self._sights = sights
         self._decisions = decisions
         self._passing = passing
         self._span = span
@@ -120,7 +123,7 @@ class Reschedules:
                 DUE_BEYOND_SPAN, DUE_TAKEN, RELEASE_TOO_OLD, RESCHEDULES_BUSY,
                 RESCHEDULES_RESTING, RESCHEDULE_UNKNOWN.
         """
-        reference_of(request.message)  # refused here, if it is none
+        named = reference_of(request.message)  # refused here, if it is none
         to_ms = self._span.checked(request.deliver_at_ms, wall_ms())
         answer = await self._sights.elsewhere(
             passed=passed, call=lambda address: self._passing.reschedule(address, request)
@@ -129,7 +132,7 @@ class Reschedules:
             return answer
         if self._view.cleaner.leading() is None:
             raise RefusedError(Reason.NO_LEADER)
-        subject = await self._sights.find(request.message)
+        subject = await self._sights.find(named)
         decision, moved_ms = await self._decide(subject, to_ms)
         if decision is not CancelDecision.RESCHEDULED:
             return pb.RescheduleResponse(outcome=_OUTCOMES[decision])
@@ -148,7 +151,7 @@ class Reschedules:
         try:
             async with asyncio.timeout(_WAIT_S):
                 while True:
-                    decided = await self._sights.decide(subject, written=False)
+                    decided = await self._sights.decide(subject)
                     decision = decided.decision
                     if decision is CancelDecision.RESCHEDULED:
                         return decided

@@ -4,8 +4,7 @@ Cancels and reschedules begin alike: the caller's reference is parsed, a node th
 forwards the call, the message is looked up, and core/leader/cancel.py decides.
 """
 
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple, TypeVar
 
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
@@ -17,49 +16,72 @@ from delaywheel_replica.core.leader.cancel import (
     others_to_ask,
 )
 from delaywheel_replica.core.leader.holders import holds_progress
+from delaywheel_replica.core.protocol.progress import Progress
 from delaywheel_replica.core.protocol.reschedules import MessageKey, known_due_ms
 from delaywheel_replica.core.protocol.status_files import CleanerStatus
+from delaywheel_replica.server.changing.waiting import Decided, Subject
 from delaywheel_replica.server.lookup.queries import Queries
-from delaywheel_replica.server.lookup.references import Reference, reference_of
+from delaywheel_replica.server.lookup.references import Reference
 from delaywheel_replica.server.lookup.scan import Found
 from delaywheel_replica.server.node.calls_to_nodes import Passing
 from delaywheel_replica.server.node.node_view import NodeView, wall_ms
+from delaywheel_replica.server.node.refusals import RefusedError
 
 _Answer = TypeVar("_Answer")
 
 
-@dataclass(slots=True)
-class Subject:
-    """The message that a call is about.
+class Moment(NamedTuple):
+    """What decisions that are made together are based on.
 
     Attributes:
-        reference: Which message, including its due: messages that enter its second later differ.
-        named: The reference as the caller gave it.
-        found: Where the message and its cancels lie.
+        now_ms: The wall clock.
+        status: The cleaner's status; None: there is none yet.
+        before: What was committed directly before its progress; None: unknown.
+        leading: The cleaner leads, and its status is fresh.
     """
 
-    reference: Reference
-    named: pb.MessageRef
-    found: Found
+    now_ms: int
+    status: CleanerStatus | None
+    before: Progress | None
+    leading: bool
 
     @property
-    def key(self) -> MessageKey:
-        """The message's id and due."""
-        assert self.reference.due_ms is not None
-        return self.reference.id, self.reference.due_ms
+    def progress(self) -> Progress | None:
+        """The committed progress."""
+        return None if self.status is None else self.status.progress
 
+    def view(self, key: MessageKey, found: Found, *, confirmed: bool = False) -> CancelView:
+        """Returns what is known of a message; see `CancelView` for `confirmed`."""
+        status = self.status
+        return CancelView(
+            due_ms=key[1],
+            now_ms=self.now_ms,
+            leading=self.leading,
+            progress=None if status is None else status.progress,
+            copies=found.copies,
+            cancels=found.cancels,
+            complete=found.complete,
+            readable=found.readable,
+            rescheduled=found.rescheduled_to_ms is not None
+            or (status is not None and key in status.reschedules),
+            confirmed=confirmed,
+            before=self.before,
+        )
 
-class Decided(NamedTuple):
-    """A decision about a message.
+    def before_writing(self, key: MessageKey, found: Found) -> Decided:
+        """Decides while no cancel has been written."""
+        return self._with_due(before_writing(self.view(key, found)), key, found)
 
-    Attributes:
-        decision: The decision.
-        moved_ms: The message's new due, if it was rescheduled; None also if its frame was lost
-            before the message had a new due.
-    """
+    def after_writing(self, key: MessageKey, found: Found, *, confirmed: bool = False) -> Decided:
+        """Decides once a cancel has been written, or found."""
+        view = self.view(key, found, confirmed=confirmed)
+        return self._with_due(after_writing(view), key, found)
 
-    decision: CancelDecision
-    moved_ms: int | None = None
+    def _with_due(self, decision: CancelDecision, key: MessageKey, found: Found) -> Decided:
+        if decision is not CancelDecision.RESCHEDULED:
+            return Decided(decision)
+        stands = None if self.status is None else self.status.reschedules.get(key)
+        return Decided(decision, known_due_ms(stands, found.rescheduled_to_ms))
 
 
 class Sights:
@@ -84,96 +106,98 @@ class Sights:
         address = self._passing.leader_address()
         return None if address is None else await call(address)
 
-    async def find(self, named: pb.MessageRef) -> Subject:
-        """Finds the message that a caller refers to.
+    def moment(self) -> Moment:
+        """Returns what decisions are based on now."""
+        cleaner = self._view.cleaner
+        return Moment(wall_ms(), cleaner.status, cleaner.before, cleaner.leading() is not None)
+
+    async def find_many(self, named: Sequence[Reference]) -> list[Subject | RefusedError]:
+        """Finds messages that callers refer to; see `Queries.find_many` for the errors."""
+        found = await self._queries.find_many(named)
+        return [
+            each
+            if isinstance(each, RefusedError)
+            else Subject(_pinned(reference, each), reference, each)
+            for reference, each in zip(named, found, strict=True)
+        ]
+
+    async def find(self, named: Reference) -> Subject:
+        """Finds one message.
 
         Raises:
-            RefusedError: Those of references; HANDLE_AMBIGUOUS, NOT_UP_TO_DATE.
+            RefusedError: HANDLE_AMBIGUOUS, NOT_UP_TO_DATE.
         """
-        reference = reference_of(named)
-        found = await self._queries.find(reference)
-        return Subject(replace(reference, due_ms=_due_of(reference, found)), named, found)
-
-    async def find_again(self, subject: Subject) -> None:
-        """Finds the same message again."""
-        subject.found = await self._queries.find(subject.reference)
+        (subject,) = await self.find_many([named])
+        if isinstance(subject, RefusedError):
+            raise subject
+        return subject
 
     async def look_for_cancels(self, subject: Subject) -> None:
         """Looks for new cancels of the message, and for the mark of a reschedule."""
         await self._queries.look_for_cancels(subject.reference, subject.found)
 
-    async def decide(self, subject: Subject, *, written: bool) -> Decided:
-        """Returns the present decision about a message.
-
-        Args:
-            subject: Which message.
-            written: A cancel of it was written, or found.
-        """
-        decided = self._decided(subject.reference, subject.found, written=written)
+    async def decide(self, subject: Subject) -> Decided:
+        """Returns the present decision about a message of which no cancel was written."""
+        decided = self.moment().before_writing(subject.key, subject.found)
         match decided.decision:
-            case CancelDecision.CONFIRM:
-                return await self._held(subject, CancelDecision.WAIT)
-            case CancelDecision.ALREADY_DELIVERED:
-                # Since the last scan another caller's cancel may have been written and taken: by
-                # this leader, or a later one, in a wheel of which this node may lack frames.
-                decided = await self._held(subject, CancelDecision.UNKNOWN)
-                # The message is done; its second may have been deleted since, and not be found.
-                is_open = decided.decision is CancelDecision.WAIT
-                return Decided(CancelDecision.UNKNOWN) if is_open else decided
-            case CancelDecision.NOT_FOUND if not await self._nobody_has(subject.named):
+            case CancelDecision.CONFIRM | CancelDecision.ALREADY_DELIVERED as decision:
+                ((_, decided),) = await self.confirm([(subject, decision)])
+                return decided
+            case CancelDecision.NOT_FOUND if not await self.nobody_has(subject.named):
                 return Decided(CancelDecision.UNKNOWN)
             case _:
                 return decided
 
-    async def _held(self, subject: Subject, otherwise: CancelDecision) -> Decided:
-        """Decides after a scan that has every frame up to V of the deciding progress."""
-        status = self._view.cleaner.status
-        if status is None or not holds_progress(status.control, self._view.status().heartbeat):
-            return Decided(otherwise)
-        found = await self._queries.find(subject.reference)
-        sight, moved_ms = self._sight(subject.reference, found, status, confirmed=True)
-        return Decided(after_writing(sight), moved_ms)
+    async def confirm(
+        self, doubtful: Sequence[tuple[Subject, CancelDecision]]
+    ) -> list[tuple[Subject, Decided]]:
+        """Decides after one scan that has every frame up to V of the deciding progress.
 
-    async def _nobody_has(self, named: pb.MessageRef) -> bool:
+        Since the last scan another caller's cancel may have been written and taken: by this leader,
+        or a later one, in a wheel of which this node may lack frames. And a message that is done
+        may have been deleted since, and not be found.
+
+        Args:
+            doubtful: Messages, each with what it is to confirm: CONFIRM or ALREADY_DELIVERED.
+        """
+        moment = self.moment()
+        status = moment.status
+        if status is None or not holds_progress(status.control, self._view.status().heartbeat):
+            return [(subject, _not_confirmed(decision)) for subject, decision in doubtful]
+        found = await self._queries.find_many([subject.reference for subject, _ in doubtful])
+        results = []
+        for (subject, decision), each in zip(doubtful, found, strict=True):
+            if isinstance(each, RefusedError):
+                decided = _not_confirmed(decision)
+            else:
+                decided = moment.after_writing(subject.key, each, confirmed=True)
+                if decided.decision is CancelDecision.WAIT:
+                    decided = _not_confirmed(decision)
+            results.append((subject, decided))
+        return results
+
+    async def nobody_has(self, named: Reference) -> bool:
         """Asks the other nodes: one may have acknowledged the message since its last heartbeat."""
         cleaner = self._view.cleaner.status
         wheels = () if cleaner is None else cleaner.wheels.values()
-        return await self._passing.others_have_none(named, wanted=others_to_ask(wheels))
-
-    def _decided(self, reference: Reference, found: Found, *, written: bool) -> Decided:
-        sight, moved_ms = self._sight(reference, found, self._view.cleaner.status)
-        return Decided(after_writing(sight) if written else before_writing(sight), moved_ms)
-
-    def _sight(
-        self,
-        reference: Reference,
-        found: Found,
-        status: CleanerStatus | None,
-        *,
-        confirmed: bool = False,
-    ) -> tuple[CancelView, int | None]:
-        """Returns what is known of a message, and its new due by the same record."""
-        assert reference.due_ms is not None
-        stands = None
-        if status is not None:
-            stands = status.reschedules.get((reference.id, reference.due_ms))
-        view = CancelView(
-            due_ms=reference.due_ms,
-            now_ms=wall_ms(),
-            leading=self._view.cleaner.leading() is not None,
-            progress=None if status is None else status.progress,
-            copies=found.copies,
-            cancels=found.cancels,
-            complete=found.complete,
-            readable=found.readable,
-            rescheduled=stands is not None or found.rescheduled_to_ms is not None,
-            confirmed=confirmed,
-        )
-        return view, known_due_ms(stands, found.rescheduled_to_ms)
+        return await self._passing.others_have_none(_as_named(named), wanted=others_to_ask(wheels))
 
 
-def _due_of(reference: Reference, found: Found) -> int:
-    """The due of the message; if it is not found, any due of that second."""
-    if reference.due_ms is not None:
-        return reference.due_ms
-    return found.dues_ms[0] if found.dues_ms else reference.slot * 1000
+def _not_confirmed(decision: CancelDecision) -> Decided:
+    """What is true of a message without a scan that confirms it."""
+    is_done = decision is CancelDecision.ALREADY_DELIVERED
+    return Decided(CancelDecision.UNKNOWN if is_done else CancelDecision.WAIT)
+
+
+def _pinned(named: Reference, found: Found) -> Reference:
+    """The reference with its due; if the message is not found, any due of that second."""
+    if named.due_ms is not None:
+        return named
+    due_ms = found.dues_ms[0] if found.dues_ms else named.slot * 1000
+    return Reference(named.slot, named.id, due_ms, named.wheel)
+
+
+def _as_named(named: Reference) -> pb.MessageRef:
+    if named.due_ms is not None:
+        return pb.MessageRef(id_and_due=pb.IdAndDue(id=named.id, due_ms=named.due_ms))
+    return pb.MessageRef(handle=f"{named.wheel}:{named.slot}:{named.id.hex()}")

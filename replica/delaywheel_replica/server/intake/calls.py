@@ -23,8 +23,8 @@ from delaywheel_replica.server.node.answering import Answer, Context, defect
 from delaywheel_replica.server.node.counts import Counts
 from delaywheel_replica.server.node.refusals import Refusal, RefusedError, abort
 
-# Queries name a message or a second: no such request is longer.
-_QUESTION_BYTES: Final = 1 << 16
+# Queries name a second, or up to 1,000 messages: no such request is longer.
+_QUESTION_BYTES: Final = 1 << 17
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 

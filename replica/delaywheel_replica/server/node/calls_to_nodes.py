@@ -89,7 +89,9 @@ class Passing:
         peer = self._view.peers().get(leader.node)
         return None if peer is None else peer.client_address
 
-    async def cancel(self, address: str, request: pb.CancelRequest) -> pb.CancelResponse:
+    async def cancel(
+        self, address: str, request: pb.CancelRequest, *, within_s: float
+    ) -> pb.CancelResponse:
         """Makes the same call there.
 
         Raises:
@@ -100,7 +102,7 @@ class Passing:
         return await self._withdraw(
             address,
             lambda channel: rpc.DelayWheelStub(channel).Cancel(
-                request, timeout=_TIMEOUT_S, metadata=AS_PASSED
+                request, timeout=within_s, metadata=AS_PASSED
             ),
         )
 

@@ -10,6 +10,7 @@ import asyncio
 import os
 from collections.abc import Callable
 
+from delaywheel_replica.core.leader.cancel import directly_before
 from delaywheel_replica.core.protocol.status_files import CleanerStatus
 from delaywheel_replica.link import (
     DeadLettered,
@@ -108,6 +109,7 @@ class CleanerWatch:
         if status is None or status is self._cleaner.status:
             return
         before = self._cleaner.status
+        self._cleaner.before = directly_before(before, status, self._cleaner.before)
         self._cleaner.status, self._cleaner.has_died = status, False
         if before is None or status.progress != before.progress or status.role != before.role:
             word, self._word = self._word, asyncio.get_running_loop().create_future()

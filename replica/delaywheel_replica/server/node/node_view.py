@@ -41,10 +41,12 @@ class Cleaner:
 
     Attributes:
         status: Its status; None: none was read yet.
+        before: What was committed directly before its progress; None: unknown.
         has_died: The process that wrote it was seen to end.
     """
 
     status: CleanerStatus | None = None
+    before: Progress | None = None
     has_died: bool = False
 
     def fresh(self) -> CleanerStatus | None:

@@ -42,6 +42,8 @@ class Refusal:
 
     reason: Reason
     detail: str = ""
+    after_ms: int | None = None
+    """When to retry, if that is known better than the reason alone says."""
 
     @property
     def text(self) -> str:
@@ -51,7 +53,10 @@ class Refusal:
     @property
     def retry_delay_ms(self) -> int | None:
         """When to retry; set where waiting helps."""
-        return _RETRY_DELAY_MS.get(self.reason, 100) if self.reason.retry_helps else None
+        if not self.reason.retry_helps:
+            return None
+        known_ms = _RETRY_DELAY_MS.get(self.reason, 100)
+        return known_ms if self.after_ms is None else self.after_ms
 
     def as_error(self) -> pb.Error:
         """Returns the refusal as an error in a result."""

@@ -1,0 +1,441 @@
+"""Cancels in groups, on the leader's node: whoever asks, and however many.
+
+| a message to be cancelled is | until | then |
+|---|---|---|
+| queued | the batch before it was looked up | taken; dropped, if no caller waits for it any more |
+| taken | it is looked up, with all of its batch | answered; to be written; waits |
+| to be written | its batch's cancels are in the wheel | waits; refused |
+| waiting | committed progress decides it (waiting.py), or `WAIT_S` have passed | answered |
+
+What arrives while a batch is looked up forms the next one: a single cancel waits for nothing, and
+the cost of a batch is shared by what is in it. Cancels are written as one group while the next
+batch is looked up. A message is in this table once: whoever asks again joins its first attempt,
+even if its caller gave up, and nothing is read or written for that.
+
+So that load is refused instead of piling up, at most `QUEUED_AT_MOST` messages are queued and
+`KEPT_AT_MOST` are in the table, and nothing is queued behind what waits for `QUEUED_S` already.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
+
+import numpy as np
+
+from delaywheel.reasons import Reason
+from delaywheel.storage.frames.columns import ID_LENGTH_BYTES, Columns
+from delaywheel.storage.frames.format import Kind
+from delaywheel_replica.core.leader.cancel import CancelDecision
+from delaywheel_replica.core.protocol.progress import Position
+from delaywheel_replica.core.protocol.reschedules import MessageKey
+from delaywheel_replica.link import CommitSoon
+from delaywheel_replica.server.changing.sights import Moment, Sights
+from delaywheel_replica.server.changing.waiting import (
+    Decided,
+    PendingCancel,
+    Subject,
+    WaitingCancels,
+)
+from delaywheel_replica.server.commit.writing import Writing
+from delaywheel_replica.server.lookup.references import Reference
+from delaywheel_replica.server.node.answering import defect
+from delaywheel_replica.server.node.node_view import monotonic_ms
+from delaywheel_replica.server.node.refusals import Refusal, RefusedError
+
+WAIT_S: Final = 10.0
+QUEUED_AT_MOST: Final = 16_384
+KEPT_AT_MOST: Final = 49_152
+"""A message takes about 1 KiB."""
+QUEUED_S: Final = 1.0
+_BATCH: Final = 2_048
+_AT_ONCE: Final = 256
+"""Decisions between which the event loop serves others."""
+_ASKED_ABOUT: Final = 64
+"""Messages that are looked for on other nodes at once, before it is said that none has them."""
+_RETRY_MS: Final = (50, 2_000)
+
+_UNDECIDED: Final = frozenset({CancelDecision.WAIT, CancelDecision.CONFIRM})
+_TO_CONFIRM: Final = frozenset({CancelDecision.CONFIRM, CancelDecision.ALREADY_DELIVERED})
+
+Answered = Decided | Refusal
+"""What became of one message."""
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    """One caller's messages, and what became of each."""
+
+    results: list[Answered | None]
+    done: asyncio.Future[None]
+    left: int
+    is_over: bool = False
+
+    def settle(self, row: int, answered: Answered) -> None:
+        self.results[row] = answered
+        self.left -= 1
+        if not self.left and not self.done.done():
+            self.done.set_result(None)
+
+
+@dataclass(slots=True, eq=False)
+class _Asked:
+    """A message that callers named, and that is not looked up yet."""
+
+    reference: Reference
+    since_ms: int
+    callers: list[tuple[_Call, int]] = field(default_factory=list)
+    is_taken: bool = False
+
+    @property
+    def is_awaited(self) -> bool:
+        return any(not call.is_over for call, _ in self.callers)
+
+    def settle(self, answered: Answered) -> None:
+        for call, row in self.callers:
+            call.settle(row, answered)
+
+
+class CancelGroups:
+    """Cancels messages while this node's cleaner leads. For the event loop's thread."""
+
+    def __init__(
+        self,
+        sights: Sights,
+        writing: Writing,
+        *,
+        ask: Callable[[CommitSoon], object],
+        next_change: Callable[[], Awaitable[object]],
+    ) -> None:
+        """Prepares; `run` works.
+
+        Args:
+            sights: Examines messages.
+            writing: Writes cancels.
+            ask: Asks the cleaner to commit soon.
+            next_change: Waits for a new progress or role in the cleaner's row.
+        """
+        self._sights = sights
+        self._writing = writing
+        self._ask = ask
+        self._next_change = next_change
+        self._queue: deque[_Asked] = deque()
+        # By what callers call it; only the first is not looked up yet.
+        self._named: dict[Reference, _Asked | PendingCancel] = {}
+        self._pending: dict[MessageKey, PendingCancel] = {}
+        self._waiting = WaitingCancels()
+        self._arrived = asyncio.Event()
+        self._news = asyncio.Event()
+        self._asked_about = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """Works until the task is cancelled."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._take_batches())
+                tasks.create_task(self._follow())
+                tasks.create_task(self._watch())
+        finally:
+            for task in self._tasks:
+                task.cancel()
+
+    async def cancel(
+        self, references: Sequence[Reference | Refusal], within_s: float
+    ) -> list[Answered]:
+        """Cancels messages; returns what became of each, in order.
+
+        Args:
+            references: The messages; a refusal is returned as it is.
+            within_s: How long to wait at most.
+        """
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        call = _Call([None] * len(references), done, len(references))
+        asked = [self._begin_one(reference, call, row) for row, reference in enumerate(references)]
+        try:
+            async with asyncio.timeout(min(within_s, WAIT_S)):
+                await done
+        except TimeoutError:
+            pass
+        finally:
+            call.is_over = True
+        return [
+            _over(each) if result is None else result
+            for result, each in zip(call.results, asked, strict=True)
+        ]
+
+    async def known(self, references: Sequence[Reference]) -> list[Answered]:
+        """Decides by what is known, without writing anything."""
+        subjects = await self._sights.find_many(references)
+        moment = self._sights.moment()
+        results: list[Answered] = []
+        doubtful: list[tuple[Subject, CancelDecision]] = []
+        for subject in subjects:
+            if isinstance(subject, RefusedError):
+                results.append(subject.refusal)
+                continue
+            decided = moment.before_writing(subject.key, subject.found)
+            results.append(decided)
+            if decided.decision in _TO_CONFIRM:
+                doubtful.append((subject, decided.decision))
+        if doubtful:
+            confirmed = iter(await self._sights.confirm(doubtful))
+            results = [
+                next(confirmed)[1]
+                if isinstance(each, Decided) and each.decision in _TO_CONFIRM
+                else each
+                for each in results
+            ]
+        return results
+
+    @property
+    def kept(self) -> int:
+        """How many messages are queued or not decided."""
+        return len(self._queue) + len(self._pending)
+
+    def waits_ms(self) -> int:
+        """How long the first of the queued messages has waited."""
+        return monotonic_ms() - self._queue[0].since_ms if self._queue else 0
+
+    # --- callers
+
+    def _begin_one(self, reference: Reference | Refusal, call: _Call, row: int) -> _Asked | None:
+        """Queues a message, or joins an earlier attempt; returns what waits for its turn."""
+        if isinstance(reference, Refusal):
+            call.settle(row, reference)
+            return None
+        known = self._named.get(reference)
+        if isinstance(known, PendingCancel):
+            known.callers.append(partial(call.settle, row))
+            return None
+        if known is None:
+            refusal = self._too_many()
+            if refusal is not None:
+                call.settle(row, refusal)
+                return None
+            known = self._named[reference] = _Asked(reference, monotonic_ms())
+            self._queue.append(known)
+            self._arrived.set()
+        known.callers.append((call, row))
+        return known
+
+    def _too_many(self) -> Refusal | None:
+        waits_ms = self.waits_ms()
+        is_full = len(self._queue) >= QUEUED_AT_MOST or self.kept >= KEPT_AT_MOST
+        if not is_full and waits_ms < QUEUED_S * 1000:
+            return None
+        least_ms, most_ms = _RETRY_MS
+        return Refusal(
+            Reason.BACKPRESSURE,
+            f"{self.kept:,} messages are being cancelled",
+            after_ms=max(least_ms, min(waits_ms, most_ms)),
+        )
+
+    def _settle(self, pending: PendingCancel, answered: Answered) -> None:
+        if self._pending.get(pending.key) is not pending:
+            return
+        del self._pending[pending.key]
+        self._waiting.discard(pending)
+        for name in pending.names:
+            self._named.pop(name, None)
+        if isinstance(answered, Decided) and answered.decision is CancelDecision.UNKNOWN:
+            answered = Refusal(_unknown(pending))
+        pending.settle(answered)
+
+    # --- batches
+
+    async def _take_batches(self) -> None:
+        while True:
+            await self._arrived.wait()
+            self._arrived.clear()
+            while batch := self._take():
+                try:
+                    await self._look_up(batch)
+                except Exception as error:  # noqa: BLE001 - a defect is named to its callers alone
+                    refusal = defect(error)
+                    for asked in batch:
+                        self._refuse(asked, refusal)
+
+    def _take(self) -> list[_Asked]:
+        batch: list[_Asked] = []
+        while self._queue and len(batch) < _BATCH:
+            asked = self._queue.popleft()
+            if asked.is_awaited:
+                asked.is_taken = True
+                batch.append(asked)
+            else:
+                del self._named[asked.reference]
+        return batch
+
+    async def _look_up(self, batch: list[_Asked]) -> None:
+        subjects = await self._sights.find_many([asked.reference for asked in batch])
+        to_write: list[PendingCancel] = []
+        for begin in range(0, len(batch), _AT_ONCE):
+            moment = self._sights.moment()
+            for row in range(begin, min(begin + _AT_ONCE, len(batch))):
+                pending = self._begin(batch[row], subjects[row], moment)
+                if pending is not None:
+                    to_write.append(pending)
+            await asyncio.sleep(0)
+        if to_write:
+            self._start(self._write(to_write))
+
+    def _begin(
+        self, asked: _Asked, subject: Subject | RefusedError, moment: Moment
+    ) -> PendingCancel | None:
+        """Decides what to do about a message that was looked up; returns it if it is written."""
+        if isinstance(subject, RefusedError):
+            self._refuse(asked, subject.refusal)
+            return None
+        key = subject.key
+        callers = [partial(call.settle, row) for call, row in asked.callers]
+        pending = self._pending.get(key)
+        if pending is not None:  # by another name
+            pending.callers += callers
+            pending.names.append(asked.reference)
+            self._named[asked.reference] = pending
+            return None
+        pending = PendingCancel(key, subject, asked.since_ms, list(callers), [asked.reference])
+        self._named[asked.reference] = self._pending[key] = pending
+        decided = moment.before_writing(key, subject.found)
+        decision = decided.decision
+        if decision is CancelDecision.WRITE:
+            return pending
+        if decision in _UNDECIDED or decision is CancelDecision.ALREADY_DELIVERED:
+            self._waiting.add(pending, look=True)
+            self._ask(CommitSoon())
+            self._news.set()
+        elif decision is CancelDecision.NOT_FOUND:
+            self._ask_others(pending)
+        elif decision is CancelDecision.NO_LEADER:
+            self._settle(pending, Refusal(Reason.NO_LEADER))
+        else:
+            self._settle(pending, decided)
+        return None
+
+    def _refuse(self, asked: _Asked, refusal: Refusal) -> None:
+        if self._named.get(asked.reference) is asked:
+            del self._named[asked.reference]
+            asked.settle(refusal)
+
+    def _ask_others(self, pending: PendingCancel) -> None:
+        """Asks other nodes for a message that is not here, unless many are asked about."""
+        if self._asked_about >= _ASKED_ABOUT:
+            refusal = Refusal(Reason.BACKPRESSURE, "Other nodes are asked about many messages")
+            self._settle(pending, refusal)
+            return
+
+        async def ask() -> None:
+            try:
+                is_none = await self._sights.nobody_has(pending.subject.named)
+                decision = CancelDecision.NOT_FOUND if is_none else CancelDecision.UNKNOWN
+                self._settle(pending, Decided(decision))
+            finally:
+                self._asked_about -= 1
+                self._settle(pending, Decided(CancelDecision.UNKNOWN))
+
+        self._asked_about += 1
+        self._start(ask())
+
+    async def _write(self, group: list[PendingCancel]) -> None:
+        """Writes the cancels of a batch as one group."""
+        try:
+            columns = _cancels_of([pending.key for pending in group])
+            written = await self._writing.submit(columns, Kind.CANCELS)
+        except RefusedError as error:
+            for pending in group:
+                self._settle(pending, error.refusal)
+            return
+        # Some frame up to this one has the cancel.
+        place = Position(written.wheel, written.seq, 0)
+        for row, pending in enumerate(group):
+            refusal = written.failed.get(row)
+            if refusal is None:
+                pending.is_written = True
+                pending.subject.found.cancels.append(place)
+                self._waiting.add(pending)
+            elif refusal.reason is Reason.DUE_TOO_OLD:
+                self._settle(pending, Decided(CancelDecision.TOO_LATE))
+            else:
+                self._settle(pending, refusal)
+        self._ask(CommitSoon())
+        self._news.set()
+
+    def _start(self, work: Awaitable[None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # --- committed progress
+
+    async def _watch(self) -> None:
+        while True:
+            await self._next_change()
+            self._news.set()
+
+    async def _follow(self) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(QUEUED_S if len(self._waiting) else None):
+                    await self._news.wait()
+            except TimeoutError:
+                pass
+            self._news.clear()
+            try:
+                await self._decide()
+            except Exception as error:  # noqa: BLE001 - those that wait are looked at again
+                defect(error)
+            for pending in self._waiting.older(monotonic_ms() - round(WAIT_S * 1000)):
+                self._settle(pending, Decided(CancelDecision.UNKNOWN))
+
+    async def _decide(self) -> None:
+        """Decides what the present progress covers; confirmations are one look for all."""
+        moment = self._sights.moment()
+        if moment.progress is None:
+            return
+        doubtful: list[tuple[PendingCancel, CancelDecision]] = []
+        for number, pending in enumerate(self._waiting.covered(moment.progress), 1):
+            decided = moment.after_writing(pending.key, pending.subject.found)
+            if decided.decision in _TO_CONFIRM:
+                doubtful.append((pending, decided.decision))
+            elif decided.decision is not CancelDecision.WAIT:
+                self._settle(pending, decided)
+            if number % _AT_ONCE == 0:
+                await asyncio.sleep(0)
+        for begin in range(0, len(doubtful), _BATCH):
+            await self._confirm(doubtful[begin : begin + _BATCH])
+
+    async def _confirm(self, doubtful: Sequence[tuple[PendingCancel, CancelDecision]]) -> None:
+        confirmed = await self._sights.confirm(
+            [(pending.subject, decision) for pending, decision in doubtful]
+        )
+        for number, ((pending, _), (_, decided)) in enumerate(
+            zip(doubtful, confirmed, strict=True), 1
+        ):
+            if decided.decision is not CancelDecision.WAIT:
+                self._settle(pending, decided)
+            if number % _AT_ONCE == 0:
+                await asyncio.sleep(0)
+
+
+def _over(asked: _Asked | None) -> Answered:
+    """The answer for a message whose caller's time is over."""
+    if asked is not None and not asked.is_taken:
+        return Refusal(Reason.BACKPRESSURE, "Its turn did not come in time")
+    return Refusal(Reason.CANCEL_UNKNOWN)
+
+
+def _unknown(pending: PendingCancel) -> Reason:
+    """Why it is not known what became of a message."""
+    was_cancelled = pending.is_written or pending.subject.found.cancels
+    return Reason.CANCEL_UNKNOWN if was_cancelled else Reason.NOT_UP_TO_DATE
+
+
+def _cancels_of(keys: Iterable[MessageKey]) -> Columns:
+    ids, dues_ms = zip(*keys, strict=True)
+    named = np.frombuffer(b"".join(ids), dtype=np.uint8).reshape(-1, ID_LENGTH_BYTES)
+    return Columns.of_cancels(np.array(dues_ms, dtype=np.int64), named)
