@@ -51,7 +51,8 @@ def test_an_answer_survives(answer: PeerIdentity | PeerRefusal) -> None:
 def test_processes_of_one_machine_are_distinguished() -> None:
     first, second = identity("n2"), identity("n2")
     assert 0 < first.started_ns < second.started_ns
-    assert id_taken(first, second) is None
+    assert id_taken(first, first) is None
+    assert id_taken(first, second) is not None
     assert id_taken(second, first) is not None
 
 

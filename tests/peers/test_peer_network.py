@@ -379,14 +379,14 @@ def test_who_goes_before_it_is_welcomed_is_not_held_to_be_there() -> None:
 
 
 def test_a_stream_that_is_opened_again_takes_the_place_of_the_first() -> None:
-    members = members_of(2)
+    members, sender = members_of(2), identity("n2")
     with Site(identity("n1"), members) as one, Raw(members["n1"]) as first:
-        first.greet(identity("n2"), "n1")
+        first.greet(sender, "n1")
         assert first.answer().welcome.node == "n1"
         first.say(encode(Vote(1)))
         one.wait_for_messages(1)
         with Raw(members["n1"]) as second:
-            second.greet(identity("n2"), "n1")
+            second.greet(sender, "n1")
             assert second.answer().welcome.node == "n1"
             first.wait_ended()
             second.say(encode(Vote(2)))

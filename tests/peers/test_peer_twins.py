@@ -1,5 +1,7 @@
 """Two processes that claim to be the same node; real sockets over loopback."""
 
+import pytest
+
 from delaywheel_replica.core.protocol.messages import Vote
 from delaywheel_replica.peers.states import Connection, PeerReason
 from local.loopback.kafka import free_ports
@@ -33,21 +35,24 @@ def test_a_second_process_with_a_node_id_waits_until_the_first_is_gone() -> None
         second.network.stop()
 
 
-def test_a_copied_folder_never_takes_the_place_of_the_first() -> None:
+@pytest.mark.parametrize("boot", ["elsewhere", "boot"])
+def test_a_copied_folder_never_takes_the_place_of_the_first(boot: str) -> None:
     """Two nodes with one storage would keep replacing each other's streams."""
     members = members_of_two()
     elsewhere = members | {"n2": f"127.0.0.1:{free_ports(1)[0]}"}
-    copied = identity("n2", boot="elsewhere")
     with Site(identity("n1"), members) as one, Site(identity("n2"), members) as first:
         one.wait_connected("n2")
         first.wait_connected("n1")
-        with Site(copied, elsewhere) as second:
+        with Site(identity("n2", boot=boot), elsewhere) as second:
             second.wait_refused("n1", PeerReason.NODE_ID_TAKEN)
+            second.wait("it has to go", second.network.has_twin)
             one.network.send("n2", Vote(1))
             first.wait("heard", lambda: first.came)
             assert one.state("n2").connection is Connection.CONNECTED
             assert not one.broken
             assert not first.broken
+            assert not first.network.has_twin()
+            assert not one.network.has_twin()
 
 
 def test_a_twin_of_this_node_is_refused() -> None:

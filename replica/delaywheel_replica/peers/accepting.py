@@ -85,11 +85,9 @@ class Acceptor:
         node = hello.identity.node
         # A node of another version may send something unknown here: it is refused then.
         stream = hello.stream or Stream.CONTROL
-        # One object, which identifies the stream: each access to a method makes another.
-        end = channel.end
         refusal = self._judge(hello)
         if refusal is None:
-            refusal = self._peers[node].came(stream, hello.identity, end)
+            refusal = self._peers[node].came(stream, hello.identity, channel)
         if refusal is not None:
             self._note(node, stream, refusal)
             _answer(channel, refusal)
@@ -107,7 +105,7 @@ class Acceptor:
             peer.tallies[Way.IN, stream].malformed += 1
             peer.refused(Way.IN, stream, PeerRefusal(PeerReason.MALFORMED, str(error)[:_TEXT]))
         finally:
-            peer.went(stream, end)
+            peer.went(stream, channel)
 
     def _hello(self, channel: Channel, incoming: Incoming) -> Hello | None:
         """Reads the first message; None if it does not come, or not from a node."""

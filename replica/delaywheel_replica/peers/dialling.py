@@ -132,6 +132,8 @@ class Dialler:
         except MalformedError as error:
             raise _RefusedError(PeerRefusal(PeerReason.MALFORMED, str(error))) from error
         if isinstance(answer, PeerRefusal):
+            if answer.reason is PeerReason.NODE_ID_TAKEN:
+                self._peer.found_twin()
             raise _RefusedError(answer)
         # From now on any thread may send on it, and none may block.
         channel.socket.settimeout(0)

@@ -54,7 +54,7 @@ class PeerIdentity:
         reads_from: With `reads_to`, the versions that it reads, both included.
         reads_to: See `reads_from`.
         started_ns: When it started, by the machine's monotonic clock: within a boot each process
-            has its own value, and a later one a greater value. 0: its release does not report it.
+            has its own value. 0: its release does not report it.
     """
 
     cluster_id: str
@@ -151,20 +151,21 @@ def wrong_node(reached: str, wanted: str) -> PeerRefusal:
 def id_taken(first: PeerIdentity, second: PeerIdentity) -> PeerRefusal | None:
     """Returns whether a second process uses a connected node's id; None if it may connect.
 
-    Equal storages alone prove nothing, as folders can be copied.
+    The first one lives, or is not known to be dead: whichever came later is refused. Equal storages
+    prove nothing, as folders can be copied.
 
     | storage, boot | started | |
     |---|---|---|
     | one of them is another | | refused |
     | the same | the same | another stream of the same process |
-    | the same | later | the node was restarted: the first one's streams are about to break |
-    | the same | earlier | refused: a copy on that machine was started after it |
+    | the same | at another time | refused: a copy on that machine |
+    | the same | its release does not say when | may be the same process |
     """
     for_peer = f"{first.node} is connected already, as another process"
     if (first.storage, first.boot) != (second.storage, second.boot):
         return PeerRefusal(PeerReason.NODE_ID_TAKEN, _two_nodes(first, second), for_peer)
-    if 0 < second.started_ns < first.started_ns:
-        text = f"{_two_nodes(first, second)}, and was started before"
+    if 0 not in {first.started_ns, second.started_ns} and first.started_ns != second.started_ns:
+        text = f"{_two_nodes(first, second)}: the data folder of one is a copy"
         return PeerRefusal(PeerReason.NODE_ID_TAKEN, text, for_peer)
     return None
 

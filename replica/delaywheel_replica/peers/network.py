@@ -24,7 +24,7 @@ from delaywheel_replica.peers.handshake import Hello, PeerIdentity, encode_hello
 from delaywheel_replica.peers.listening import Listener
 from delaywheel_replica.peers.peer import Peer
 from delaywheel_replica.peers.sockets import data_bytes
-from delaywheel_replica.peers.states import PeerState, Stream
+from delaywheel_replica.peers.states import Connection, PeerState, Stream
 
 DATA_QUEUE_BYTES: Final = 32 << 20
 CONTROL_QUEUE_BYTES: Final = 1 << 20
@@ -131,6 +131,16 @@ class PeerNetwork:
     def states(self) -> dict[str, PeerState]:
         """Returns the connection state of every other member."""
         return {node: peer.state() for node, peer in self._peers.items()}
+
+    def has_twin(self) -> bool:
+        """Whether another process is connected in place of this one, as far as peers say.
+
+        They do so of a node that was started again, too, until its old connections are gone. While
+        any peer is connected, this is not the process that has to go.
+        """
+        peers = self._peers.values()
+        is_connected = any(peer.state().connection is Connection.CONNECTED for peer in peers)
+        return not is_connected and any(peer.has_twin() for peer in peers)
 
     def stop(self) -> None:
         """Ends all streams; no callback is called after this returns.

@@ -120,6 +120,10 @@ class Outbox:
         """Ends the connection, which its thread will notice."""
         self._channel.end()
 
+    def is_gone(self) -> bool:
+        """Whether the peer has closed the connection, or its process has ended."""
+        return self._channel.is_gone()
+
     def close(self) -> None:
         """Drops waiting and later messages; nothing more is sent."""
         with self._lock:

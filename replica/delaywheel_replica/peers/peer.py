@@ -17,7 +17,7 @@ it sent earlier are still being read.
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 from delaywheel_replica.peers.framing import Part
 from delaywheel_replica.peers.handshake import PeerIdentity, id_taken, rolling, wrong_node
@@ -41,7 +41,14 @@ MOST_LOGGED: Final = 100
 _log = get_logger(__name__)
 
 
-Cancel = Callable[[], object]
+class Ended(Protocol):
+    """One connection; any thread may use it."""
+
+    def end(self) -> None:
+        """Ends it."""
+
+    def is_gone(self) -> bool:
+        """Whether the peer's process has closed it, or has ended."""
 
 
 class Peer:
@@ -75,12 +82,13 @@ class Peer:
         self._on_disconnected = on_disconnected
         self._lock = threading.Lock()
         self._out: dict[Stream, Outbox] = {}
-        self._in: dict[Stream, Cancel] = {}
+        self._in: dict[Stream, Ended] = {}
         self._identity: PeerIdentity | None = None
         self._rolling: str | None = None
         self._refusals: dict[tuple[Way, Stream], tuple[PeerRefusal, float]] = {}
         self._logged: set[PeerRefusal] = set()
         self._is_heard = False
+        self._twin_s: float | None = None
         self._breaks = 0
         self._shown = Connection.CONNECTING
         self._since_ms = _wall_ms()
@@ -129,13 +137,13 @@ class Peer:
 
     # --- streams that the peer opens
 
-    def came(self, stream: Stream, theirs: PeerIdentity, cancel: Cancel) -> PeerRefusal | None:
+    def came(self, stream: Stream, theirs: PeerIdentity, connection: Ended) -> PeerRefusal | None:
         """Checks a peer that opens a stream; returns why this node refuses it.
 
         Args:
             stream: The kind of stream.
             theirs: The peer's report about itself.
-            cancel: Ends the stream when the peer opens another instead; on any thread.
+            connection: That of the stream; ended when the peer opens another instead.
         """
         with self._lock:
             refusal = self._other_process(theirs)
@@ -143,17 +151,17 @@ class Peer:
                 return refusal
             replaced = self._in.get(stream)
             is_break = replaced is not None and self._broke()
-            self._in[stream] = cancel
+            self._in[stream] = connection
             self._opened(Way.IN, stream, theirs)
         if replaced is not None:
-            replaced()
+            replaced.end()
         self._report_break(is_break)
         return None
 
-    def went(self, stream: Stream, cancel: Cancel) -> None:
+    def went(self, stream: Stream, connection: Ended) -> None:
         """Notes that a stream from the peer ended."""
         with self._lock:
-            if self._in.get(stream) is not cancel:
+            if self._in.get(stream) is not connection:
                 return
             del self._in[stream]
             is_break = self._broke()
@@ -165,11 +173,20 @@ class Peer:
     def end(self) -> None:
         """Ends all streams: a peer that is silent on one hangs on all."""
         with self._lock:
-            ends = [*self._in.values(), *(outbox.end for outbox in self._out.values())]
-        for end in ends:
-            end()
+            connections = [*self._in.values(), *self._out.values()]
+        for connection in connections:
+            connection.end()
 
     # --- states
+
+    def found_twin(self) -> None:
+        """Notes that the peer refused this process for another one with its id."""
+        self._twin_s = time.monotonic()
+
+    def has_twin(self) -> bool:
+        """Whether the peer does so now."""
+        after = time.monotonic() - REFUSAL_FRESH_S
+        return self._twin_s is not None and self._twin_s > after
 
     def refused(self, way: Way, stream: Stream, refusal: PeerRefusal) -> None:
         """Notes that one side refused the other; logs it when it is new."""
@@ -221,10 +238,12 @@ class Peer:
     def _other_process(self, theirs: PeerIdentity) -> PeerRefusal | None:
         """Refuses a second process with the same id: two would replace each other forever.
 
-        A machine that died and was rebooted waits until its old connection is found to be dead,
-        see options.py: three seconds, which a boot takes as well.
+        Where a process ends, the kernel says so; a node that was started again is not refused. A
+        machine that died and was rebooted waits until its old connection is found to be dead, see
+        sockets.py: three seconds, which a boot takes as well.
         """
-        if self._identity is None or not (self._out or self._in):
+        connections = [*self._in.values(), *self._out.values()]
+        if self._identity is None or all(each.is_gone() for each in connections):
             return None
         return id_taken(self._identity, theirs)
 

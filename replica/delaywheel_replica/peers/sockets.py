@@ -8,6 +8,7 @@ wait for any of that: a leader counts as silent when its heartbeats are missing 
 """
 
 import contextlib
+import select
 import socket
 import struct
 import threading
@@ -94,6 +95,19 @@ class Channel:
         with self._lock, contextlib.suppress(OSError):
             if not self._is_closed:
                 self.socket.shutdown(socket.SHUT_RDWR)
+
+    def is_gone(self) -> bool:
+        """Whether the other side has closed the connection, or its process has ended.
+
+        Also while bytes that it sent before are still to be read. A network that fails, or a
+        machine, does not show here.
+        """
+        with self._lock:
+            if self._is_closed:
+                return True
+            poll = select.poll()
+            poll.register(self.socket, select.POLLRDHUP)
+            return bool(poll.poll(0))
 
     def close(self) -> None:
         """Closes the socket; no thread may use it afterwards, since its number may be reused."""

@@ -30,7 +30,7 @@ from delaywheel_replica.process.inheritance import (
 from delaywheel_replica.process.logs import get_logger, set_level, set_up_logging
 from delaywheel_replica.server.intake.descriptors import share_out
 from delaywheel_replica.server.listening import ListenError
-from delaywheel_replica.server.serving import Server
+from delaywheel_replica.server.serving import NodeIdTakenError, Server
 
 # The default of 5 ms shows in the latency of single messages: writer and loop switch often.
 _SWITCH_INTERVAL_S: Final = 0.0005
@@ -50,7 +50,7 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         asyncio.run(_serve(config))
-    except (NodeFolderError, MetaDamaged) as error:
+    except (NodeFolderError, MetaDamaged, NodeIdTakenError) as error:
         _log.error("cannot start", error=str(error))
         return EXIT_HOPELESS
     except (ListenError, PeerListenError) as error:

@@ -9,6 +9,7 @@ finish, end.
 import asyncio
 import contextlib
 import os
+import time
 from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Final
@@ -85,7 +86,21 @@ _CLEANER_STOP_S: Final = 20.0
 _STOP_AGAIN_S: Final = 0.2
 _CALLS_STOP_S: Final = 0.5
 
+# Peers find the connections of a machine that died within three seconds.
+_TWIN_S: Final = 10.0
+
 _log = get_logger(__name__)
+
+
+class NodeIdTakenError(Exception):
+    """Another process with this node's id is connected to the other nodes."""
+
+    def __init__(self, node: str) -> None:
+        super().__init__(
+            f"another process is {node} for the other nodes, and was there first: the data folder"
+            " or the settings of one of the two are a copy. Stop one, and see that the right one"
+            " runs"
+        )
 
 
 class _PublishingMember:
@@ -130,7 +145,7 @@ class Server:
         self._config = config
         self._link = link
         self._descriptors = descriptors
-        self._draining = False
+        self._draining = self._has_twin = False
         disk, data = PosixDisk(), config.data_dir
         self._boot_id = read_boot_id(data)
         cleaner_row = CleanerRow(data / "cleaner.row", self._boot_id)
@@ -304,9 +319,15 @@ class Server:
         if reason is Reason.DISK_FULL:
             detail = self._store.room.detail
         if reason is Reason.NO_WHEEL:
-            status = self._view.cleaner.fresh()
-            node, storage = self._config.node_id, self._store.state.storage
-            detail = wheel_refusal(status, node, storage, len(self._config.members))
+            status, peers = self._view.cleaner.fresh(), self._view.peers()
+            node = self._config.node_id
+            detail = wheel_refusal(
+                status,
+                node,
+                self._store.state.storage,
+                members=self._config.members,
+                heard=[node, *(n for n, peer in peers.items() if peer.storage is not None)],
+            )
             kafka_error = None if status is None else status.kafka_error
             if kafka_error and not detail:
                 detail = f"Kafka: {kafka_error}"
@@ -318,6 +339,7 @@ class Server:
         Raises:
             ListenError: The address cannot be listened on.
             PeerListenError: The address for peers cannot.
+            NodeIdTakenError: The other nodes are connected with another process as this node.
         """
         await self._monitoring.start()
         bound = await self._listener.start(os.environ.get(ADDRESS_VARIABLE))
@@ -337,6 +359,7 @@ class Server:
             background = [
                 tasks.create_task(self._hearing.run()),
                 tasks.create_task(self._watch_health()),
+                tasks.create_task(self._watch_for_twin(stop)),
                 tasks.create_task(self._decisions.run()),
                 tasks.create_task(self._cancel_groups.run()),
             ]
@@ -346,6 +369,8 @@ class Server:
             await self._drain()
             for task in background:
                 task.cancel()
+        if self._has_twin:
+            raise NodeIdTakenError(self._config.node_id)
 
     def _join_peers(self) -> None:
         config = self._config
@@ -367,6 +392,20 @@ class Server:
         )
         self._surroundings.network = network
         network.start(config.listens_for_peers)
+
+    async def _watch_for_twin(self, stop: asyncio.Event) -> None:
+        """Ends a process with a copied data folder: the one that came first goes on."""
+        network, since_s = self._surroundings.network, None
+        while network is not None:
+            await next_pulse()
+            if not network.has_twin():
+                since_s = None
+                continue
+            since_s = since_s or time.monotonic()
+            if time.monotonic() - since_s >= _TWIN_S:
+                self._has_twin = True
+                stop.set()
+                return
 
     async def _drain(self) -> None:
         _log.info("draining")

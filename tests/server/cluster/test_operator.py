@@ -345,24 +345,41 @@ async def test_it_is_not_set_back_without_end() -> None:
     assert await refusal_of(place.set_back(MOST_AHEAD)) == Reason.SET_BACK_TOO_OFTEN
 
 
+def why_no_wheel(
+    cleaner: CleanerStatus | None, node: str, storage: str, *, heard: str = "abc"
+) -> str:
+    return wheel_refusal(cleaner, node, storage, members="abc", heard=heard)
+
+
 def test_a_node_says_itself_that_its_folder_is_not_the_one() -> None:
-    assert wheel_refusal(None, "b", "new", 3) == ""
-    assert wheel_refusal(control_of(), "b", "disk-b", 3) == ""
-    assert wheel_refusal(control_of(), "d", "disk-d", 3) == ""
-    reported = wheel_refusal(control_of(), "b", "new", 3)
+    assert why_no_wheel(None, "b", "new") == ""
+    assert why_no_wheel(control_of(), "b", "disk-b") == ""
+    assert why_no_wheel(control_of(), "d", "disk-d") == ""
+    reported = why_no_wheel(control_of(), "b", "new")
     assert reported.startswith(
         "STORAGE_REPLACED: node b runs on storage new, but is registered with"
     )
     assert "disk-b" in reported
     assert "delaywheel node replace b" in reported
-    assert "taken out" in wheel_refusal(control_of(b=REMOVED), "b", "disk-b", 3)
+    assert "taken out" in why_no_wheel(control_of(b=REMOVED), "b", "disk-b")
+
+
+def test_a_node_says_itself_which_one_was_never_heard() -> None:
+    first = replace(control_of(), nodes={}, wheels={}, control_offset=4)
+    assert why_no_wheel(first, "b", "disk-b", heard="ab").startswith(
+        "NEVER_HEARD: no node gets a wheel until each was heard once, and c never was."
+    )
+    assert why_no_wheel(first, "b", "disk-b", heard="abc") == ""
+    assert why_no_wheel(replace(first, control_offset=-1), "b", "disk-b", heard="b") == ""
+    # One that is away is waited for no more: its folder is known.
+    assert why_no_wheel(replace(control_of(), control_offset=4), "b", "disk-b", heard="ab") == ""
 
 
 def test_a_node_says_itself_that_it_has_too_many_wheels() -> None:
     record = WheelRecord({"b": "disk-b"}, 1, 0)
     for count, starts in ((299, ""), (300, "TOO_MANY_WHEELS: node b has 300 wheels")):
         wheels = {WheelId("b", number): record for number in range(1, count + 1)}
-        reported = wheel_refusal(replace(control_of(), wheels=wheels), "b", "disk-b", 3)
+        reported = why_no_wheel(replace(control_of(), wheels=wheels), "b", "disk-b")
         assert reported.startswith(starts)
         assert bool(reported) == bool(starts)
 

@@ -7,6 +7,7 @@ second is away: so what they say is waited for.
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -272,6 +273,27 @@ def _refusal(call: Callable[[], object]) -> str:
     with pytest.raises(grpc.RpcError) as caught:
         call()
     return str(caught.value)
+
+
+def test_a_process_with_a_copied_folder_has_to_go_and_the_first_one_stays(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    first = cluster["n3"]
+    shutil.copytree(first.data, tmp_path / "n3")
+    members = {**first.config.members, "n3": f"127.0.0.1:{free_ports(1)[0]}"}
+    copy = ServerProcess(tmp_path / "n3", node_id="n3", members=members)
+    copy.start(leads=False)
+    try:
+        deadline = time.monotonic() + 90
+        while copy.process.poll() is None:
+            assert time.monotonic() < deadline
+            assert all(result.handle for result in cluster["n1"].produce(row()))
+            assert "n3" in cluster.wheel("n1", "n1.1").in_sync
+            time.sleep(0.1)
+        assert copy.process.returncode == 78
+    finally:
+        copy.kill()
+    assert first.process.poll() is None
 
 
 def test_without_one_the_others_go_on_and_it_catches_up(cluster: Cluster) -> None:

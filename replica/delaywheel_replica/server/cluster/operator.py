@@ -36,13 +36,35 @@ _TIMEOUT_S: Final = 12.0
 _Answer = TypeVar("_Answer")
 
 
-def wheel_refusal(cleaner: CleanerStatus | None, node: str, storage: str, nodes: int) -> str:
-    """Returns why a node gets no wheel, as far as the registry shows; otherwise an empty text."""
+def wheel_refusal(
+    cleaner: CleanerStatus | None,
+    node: str,
+    storage: str,
+    *,
+    members: Collection[str],
+    heard: Collection[str],
+) -> str:
+    """Returns why a node gets no wheel, as far as it knows; otherwise an empty text.
+
+    Args:
+        cleaner: The status of its cleaner.
+        node: Its id.
+        storage: The uuid of its data folder.
+        members: All nodes that its settings name.
+        heard: Those that it heard since it started, itself included.
+    """
     if cleaner is None:
         return ""
     if not storage_is_replaced(cleaner, node, storage):
+        unheard = sorted(set(members) - cleaner.nodes.keys() - set(heard))
+        if unheard and cleaner.control_offset >= 0:
+            return (
+                f"NEVER_HEARD: no node gets a wheel until each was heard once, and"
+                f" {' and '.join(unheard)} never was. Start it, or take it out of `members` on all"
+                " nodes"
+            )
         count = sum(wheel.node == node for wheel in cleaner.wheels)
-        if count < wheels_of_a_node(nodes):
+        if count < wheels_of_a_node(len(members)):
             return ""
         return (
             f"TOO_MANY_WHEELS: node {node} has {count} wheels with messages that are pending: it"
