@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from delaywheel.identity import WheelId
 from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel.storage.frames.frame_copy import FrameCopy
-from delaywheel.storage.frames.rows import HOLE_ROW, INDEX_ROW
+from delaywheel.storage.frames.rows import GONE_ROW, HOLE_ROW
 from delaywheel.storage.frames.rows import index_row as row_of
 from delaywheel_replica.core.node.events import (
     CloseWheel,
@@ -237,7 +237,7 @@ def test_frames_with_a_card_that_is_not_the_wheels_are_not_taken(
     [
         (NOW_SLOT, b"8 bytes.", True),
         (NOW_SLOT, b"", False),
-        (NOW_SLOT - LATE_WINDOW_S - 1, b"", True),
+        (NOW_SLOT - LATE_WINDOW_S - 1, b"", False),
         (NOW_SLOT + 7_200 + 80_000, b"8 bytes.", True),
         (NOW_SLOT + 7_200 + 90_000, b"8 bytes.", False),
         (0xFFFF_FFFF, b"", False),
@@ -254,7 +254,7 @@ def test_frames_of_seconds_that_cannot_be_are_not_taken(
 
 def test_holes_and_rows_of_deleted_segments_have_no_second() -> None:
     node = registered()
-    frames = bundled([FrameCopy(4, HOLE_ROW, b""), FrameCopy(5, bytes(INDEX_ROW.itemsize), b"")])
+    frames = bundled([FrameCopy(4, HOLE_ROW, b""), FrameCopy(5, GONE_ROW, b"")])
     (mirror, *_) = (e for e in node.receive("b", Frames(CARD, frames)) if isinstance(e, Mirror))
     assert mirror.frames == frames
 

@@ -12,9 +12,9 @@ from delaywheel.identity import WheelId
 from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel.storage.files.index import ROWS_PER_SEGMENT
 from delaywheel.storage.files.wheel_folder import (
+    Checkpoint,
     WheelMissing,
     list_wheels,
-    load_checkpoint,
     load_meta,
 )
 from delaywheel.storage.folder import layout
@@ -43,7 +43,7 @@ from support.server.stores import (
 )
 from support.wheels.copies import bundled, flipped, rows_of, slots_of
 from support.wheels.messages import BASE_SLOT
-from support.wheels.wheels import ignored
+from support.wheels.wheels import checkpoint_of, ignored
 
 
 @pytest.fixture(autouse=True)
@@ -201,13 +201,38 @@ def test_finished_slots_are_swept_and_served_as_rows() -> None:
     }
 
 
-def test_a_frame_without_content_shows_the_floor() -> None:
-    store = opened(SimulatedDisk())
+def test_frames_without_content_are_taken_below_the_own_floor_alone() -> None:
+    disk = SimulatedDisk()
+    store = opened(disk, floor=BASE_SLOT)
     copies = written_elsewhere()
-    finished = [copies[0]._replace(content=b""), *copies[1:]]
-    assert store.mirror(CARD, bundled(finished)).missing == NO_SEQS
+    bare = copies[3]._replace(content=b"")
+    assert store.mirror(CARD, bundled([*copies[:3], bare, copies[4]])).applied == 3
+    assert list(store.sweep(BASE_SLOT)) == [], "no peer's word finishes anything"
+    assert store.mirror(CARD, bundled(copies[3:])).applied == 5
+    for seq, ahead in ((1, 0), (4, 2)):
+        content = disk.content(
+            layout.slot_path(layout.wheel_folder(DATA, WHEEL), BASE_SLOT + ahead)
+        )
+        assert copies[seq - 1].content in content
+    assert list(store.sweep(BASE_SLOT + 1)) == [BASE_SLOT]
     assert read(store, WHEEL, 1, 3) == ([1, 2, 3], [])
     assert store.held(WHEEL).missing == NO_SEQS
+
+
+def test_a_page_of_zeros_in_a_holders_index_finishes_nothing_anywhere() -> None:
+    disk = SimulatedDisk()
+    store = opened(disk)
+    copies = written_elsewhere()
+    store.mirror(CARD, bundled(copies))
+    store.checkpoint(ignored)
+    index = layout.index_path(layout.wheel_folder(DATA, WHEEL), 0)
+    rows = disk.content(index)
+    disk.set_content(index, rows[:16] + bytes(32) + rows[48:])
+    assert read(store, WHEEL, 1, 5) == ([1], [2]), "it is missing, and is fetched"
+    assert read(store, WHEEL, 2, 5) == ([], [2])
+    store = restarted(disk)
+    assert store.held(WHEEL).missing == NO_SEQS, "its frames proved where they belong"
+    assert disk.content(index) == rows
 
 
 def test_lost_frames_are_passed_on_as_holes() -> None:
@@ -264,7 +289,7 @@ def test_a_million_lost_frames_in_a_row_are_a_few_numbers() -> None:
         store = restarted(disk, boot_id)
         assert store.held(WHEEL).missing == SeqSet([(2, million + 1)])
         store.checkpoint(ignored)
-        assert load_checkpoint(disk, folder) == (million + 1, SeqSet([(2, million + 1)]))
+        assert checkpoint_of(disk, folder) == Checkpoint(million + 1, SeqSet([(2, million + 1)]))
         assert len(disk.content(layout.checkpoint_path(folder))) < 100
     asked, first_seq = 0, 2
     while first_seq <= million + 1:
@@ -421,7 +446,7 @@ def test_a_checkpoint_of_synced_groups_syncs_nothing() -> None:
     store.checkpoint(ignored)
     assert synced == []
     for wheel, last_seq in ((WHEEL, 5), (OWN, 1)):
-        assert load_checkpoint(disk, layout.wheel_folder(DATA, wheel)).seq == last_seq
+        assert checkpoint_of(disk, layout.wheel_folder(DATA, wheel)).seq == last_seq
 
 
 def test_a_checkpoint_of_one_goes_on_where_that_of_another_fails() -> None:

@@ -5,7 +5,14 @@ from pathlib import Path
 
 from delaywheel.identity import WheelId
 from delaywheel.storage.files.handles import HandleCache
-from delaywheel.storage.files.wheel_folder import WheelMeta, WheelState, load_meta, save_meta
+from delaywheel.storage.files.wheel_folder import (
+    Checkpoint,
+    WheelMeta,
+    WheelState,
+    load_checkpoint,
+    load_meta,
+    save_meta,
+)
 from delaywheel.storage.folder.disk import Disk
 from delaywheel.storage.frames.format import Frame
 from delaywheel.storage.reading.reader import DamagedFrame, WheelReader
@@ -74,3 +81,10 @@ def delete_below(wheel: OriginWheel | MirrorWheel, floor: int) -> list[int]:
 
 def ignored(*_: object) -> None:
     """A callback that ignores what a test does not examine."""
+
+
+def checkpoint_of(disk: Disk, folder: Path) -> Checkpoint:
+    """The checkpoint of a wheel, which must be readable."""
+    checkpoint = load_checkpoint(disk, folder)
+    assert checkpoint is not None
+    return checkpoint

@@ -4,9 +4,14 @@ import pytest
 
 from delaywheel.identity import WheelId
 from delaywheel.seqset import NO_SEQS, SeqSet
-from delaywheel.storage.files.index import delete_segments_below
+from delaywheel.storage.files.index import SegmentTops, list_segments
 from delaywheel.storage.files.slot_table import read_entry
-from delaywheel.storage.files.wheel_folder import Checkpoint, WheelMissing, save_checkpoint
+from delaywheel.storage.files.wheel_folder import (
+    Checkpoint,
+    WheelMissing,
+    load_checkpoint,
+    save_checkpoint,
+)
 from delaywheel.storage.folder import layout
 from delaywheel.storage.frames.format import DamageReason, Frame
 from delaywheel.storage.reading.reader import DamagedFrame, WheelReader
@@ -14,6 +19,7 @@ from delaywheel.storage.recovery.recover import Cut, Recovered, recover_wheel
 from delaywheel.storage.writing.wheel import OriginWheel
 from sim.machine.disk import Fault, SimulatedDisk, SimulatedFile
 from support.wheels.messages import BASE_SLOT, Message, message
+from support.wheels.segments import small_segments
 from support.wheels.wheels import append, delete_below, new_wheel, read_all
 
 DATA = Path("/data")
@@ -217,13 +223,11 @@ def test_a_bad_sector_of_the_index_hides_only_its_own_rows(*, os_crashed: bool) 
         frames |= append(wheel, [message(number, slot=BASE_SLOT + number % 5)])
     disk.spoil(index_file(wheel), 4096 + 512, 4096 + 1024)
     recovered = recover_wheel(disk, DATA, wheel.wheel, os_crashed=os_crashed)
-    assert recovered.last_seq == 600
-    holes = set() if os_crashed else set(range(257, 513))  # written again from the frames
-    assert set(recovered.damaged) == holes
+    assert recovered == Recovered(600, [], NO_SEQS), "rows are written again from the frames"
     reader = WheelReader(disk, DATA, wheel.wheel)
     for seq in (1, 256, 513, 600):
         assert isinstance(reader.frame(seq), Frame)
-    assert isinstance(reader.frame(300), Frame if os_crashed else DamagedFrame)
+    assert isinstance(reader.frame(300), Frame)
     assert read_all(disk, DATA, wheel.wheel) == frames, "each frame proves itself"
 
 
@@ -236,8 +240,10 @@ def test_rows_that_cannot_be_read_since_a_checkpoint_are_missing(*, os_crashed: 
         append(wheel, [message(number, slot=BASE_SLOT + number % 5)])
     wheel.checkpoint()
     disk.spoil(index_file(wheel), 4096 + 512, 4096 + 1024)
+    for ahead in range(5):
+        disk.delete(slot_file(wheel, ahead))
     recovered = recover_wheel(disk, DATA, wheel.wheel, os_crashed=os_crashed)
-    assert recovered == Recovered(600, [], SeqSet([(257, 512)]))
+    assert set(range(257, 513)) <= set(recovered.damaged)
 
 
 def test_an_index_that_cannot_be_opened_hides_its_rows_as_long_as_that_lasts() -> None:
@@ -257,10 +263,10 @@ def test_an_index_that_cannot_be_opened_hides_its_rows_as_long_as_that_lasts() -
 def test_a_segment_that_cannot_be_opened_is_neither_shortened_nor_deleted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("delaywheel.storage.files.index.ROWS_PER_SEGMENT", 2)
+    small_segments(monkeypatch, 2)
     disk, wheel, _ = wheel_of_three()
     disk.faults += [Fault("open", path_part="index") for _ in range(99)]
-    assert delete_segments_below(disk, layout.wheel_folder(DATA, wheel.wheel), BASE_SLOT + 9) == []
+    assert SegmentTops(disk, index_file(wheel).parent).delete_below(BASE_SLOT + 9, print) == []
     assert WheelReader(disk, DATA, wheel.wheel).last_seq() == 3
 
 
@@ -291,15 +297,7 @@ def test_an_empty_wheel_and_a_missing_one() -> None:
 
 
 def test_rows_over_several_segments_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    modules = (
-        "files.index",
-        "reading.places",
-        "writing.table_writer",
-        "recovery.rebuilding",
-        "writing.cutting",
-    )
-    for module in modules:
-        monkeypatch.setattr(f"delaywheel.storage.{module}.ROWS_PER_SEGMENT", 4)
+    small_segments(monkeypatch, 4)
     for kept in range(11):
         disk = SimulatedDisk()
         wheel = new_wheel(disk, DATA)
@@ -320,3 +318,89 @@ def _cut_index(disk: SimulatedDisk, folder: Path, rows: int) -> None:
         path = layout.index_path(folder, segment)
         left = max(0, min(4, rows - 4 * segment))
         disk.set_content(path, disk.content(path)[: 16 * left])
+
+
+@pytest.mark.parametrize("os_crashed", [False, True])
+@pytest.mark.parametrize("is_synced", [False, True])
+def test_rows_of_zeros_are_written_again_from_their_frames(
+    *, os_crashed: bool, is_synced: bool
+) -> None:
+    disk, wheel, frames = wheel_of_three()
+    if is_synced:
+        wheel.checkpoint()
+    rows = disk.content(index_file(wheel))
+    disk.set_content(index_file(wheel), bytes(32) + rows[32:])
+    reader = WheelReader(disk, DATA, wheel.wheel)
+    zeros = reader.frame(1)
+    assert isinstance(zeros, DamagedFrame)
+    assert zeros.reason is DamageReason.HOLE
+    assert recover_wheel(disk, DATA, wheel.wheel, os_crashed=os_crashed).damaged == NO_SEQS
+    assert disk.content(index_file(wheel)) == rows
+    assert read_all(disk, DATA, wheel.wheel) == frames
+
+
+@pytest.mark.parametrize("os_crashed", [False, True])
+@pytest.mark.parametrize("dropped", [[0], [1], [2], [1, 2], [0, 1, 2]])
+def test_segments_that_the_medium_lost_come_back(
+    monkeypatch: pytest.MonkeyPatch, dropped: list[int], *, os_crashed: bool
+) -> None:
+    small_segments(monkeypatch, 4)
+    disk = SimulatedDisk()
+    wheel = new_wheel(disk, DATA)
+    frames: dict[int, list[Message]] = {}
+    for number in range(10):
+        frames |= append(wheel, [message(number, slot=BASE_SLOT + number)])
+    wheel.checkpoint()
+    folder = layout.wheel_folder(DATA, wheel.wheel)
+    for segment in dropped:
+        disk.delete(layout.index_path(folder, segment))
+    disk.delete(slot_file(wheel, 5))
+    del frames[6]
+    recovered = recover_wheel(disk, DATA, wheel.wheel, os_crashed=os_crashed)
+    lost = NO_SEQS if dropped == [2] else SeqSet.of([6])  # only what lies behind is read again
+    assert (recovered.last_seq, recovered.damaged & lost) == (10, lost)
+    assert read_all(disk, DATA, wheel.wheel) == frames
+
+
+def test_segments_that_were_deleted_are_finished_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
+    small_segments(monkeypatch, 4)
+    disk = SimulatedDisk()
+    wheel = new_wheel(disk, DATA)
+    for number in range(10):
+        append(wheel, [message(number, slot=BASE_SLOT + number)])
+    wheel.checkpoint()
+    folder = layout.wheel_folder(DATA, wheel.wheel)
+    old = disk.content(layout.index_path(folder, 0))
+    floor = BASE_SLOT + 8
+    delete_below(wheel, floor)
+    assert list_segments(disk, folder) == [2]
+    for garbles in (False, True):
+        if garbles:
+            disk.set_content(layout.checkpoint_path(folder), bytes(20))
+        else:  # a crash of the machine has undone one deletion
+            disk.open(layout.index_path(folder, 0), create=True).write_at([old], 0)
+        recovered = recover_wheel(disk, DATA, wheel.wheel, os_crashed=True, floor=floor)
+        assert recovered == Recovered(10, [], NO_SEQS)
+        assert list_segments(disk, folder) == [2]
+    checkpoint = load_checkpoint(disk, folder)
+    assert checkpoint == Checkpoint(10, NO_SEQS, None)
+
+
+@pytest.mark.parametrize("os_crashed", [False, True])
+def test_a_small_file_that_cannot_be_read_keeps_no_wheel_from_its_recovery(
+    *, os_crashed: bool
+) -> None:
+    disk, wheel, frames = wheel_of_three()
+    wheel.checkpoint()
+    folder = index_file(wheel).parent
+    for path in (layout.checkpoint_path(folder), layout.table_head_path(folder)):
+        if disk.exists(path):
+            disk.spoil(path, 0, 1)
+    recovered = recover_wheel(disk, DATA, wheel.wheel, os_crashed=os_crashed)
+    assert recovered == Recovered(3, [], NO_SEQS)
+    assert load_checkpoint(disk, folder) is not None, "it was written again"
+    disk.faults += [Fault("open", path_part=f"{BASE_SLOT}.slot") for _ in range(99)]
+    recovered = recover_wheel(disk, DATA, wheel.wheel, os_crashed=os_crashed)
+    assert recovered.damaged == SeqSet.of([3] if not os_crashed else [])
+    disk.faults.clear()
+    assert read_all(disk, DATA, wheel.wheel) == frames

@@ -2,13 +2,12 @@
 
 from pathlib import Path
 
-from delaywheel.storage.files.wheel_folder import load_checkpoint
 from delaywheel.storage.folder import layout
 from delaywheel.storage.reading.reader import DamagedFrame
 from delaywheel.storage.recovery.recover import recover_wheel
 from sim.machine.disk import SimulatedDisk
 from support.wheels.messages import BASE_SLOT, Message, message
-from support.wheels.wheels import append, new_wheel, read_all
+from support.wheels.wheels import append, checkpoint_of, new_wheel, read_all
 
 DATA = Path("/data")
 
@@ -60,4 +59,4 @@ def test_recovering_a_file_cut_at_every_byte_after_a_crash_of_the_machine() -> N
         assert {seq: found[seq] for seq in whole} == {seq: frames[seq] for seq in whole}
         assert all(isinstance(found[seq], DamagedFrame) for seq in recovered.damaged)
         folder = layout.wheel_folder(DATA, wheel)
-        assert load_checkpoint(disk, folder).seq == recovered.last_seq
+        assert checkpoint_of(disk, folder).seq == recovered.last_seq

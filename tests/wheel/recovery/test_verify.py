@@ -9,6 +9,7 @@ from delaywheel.storage.recovery.verify import Problem, verify_folder
 from delaywheel.storage.writing.wheel import OriginWheel
 from sim.machine.disk import SimulatedDisk
 from support.wheels.messages import BASE_SLOT, message
+from support.wheels.segments import small_segments
 from support.wheels.wheels import append, delete_below, new_wheel
 
 DATA = Path("/data")
@@ -116,8 +117,7 @@ def test_each_damage_is_found_and_placed(name: str) -> None:
 
 
 def test_a_missing_segment_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("files.index", "recovery.verify"):
-        monkeypatch.setattr(f"delaywheel.storage.{module}.ROWS_PER_SEGMENT", 2)
+    small_segments(monkeypatch, 2)
     disk, wheel = folder_of_two_slots()
     assert list(verify_folder(disk, DATA)) == []
     disk.delete(layout.index_path(layout.wheel_folder(DATA, wheel.wheel), 1))

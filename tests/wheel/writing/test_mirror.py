@@ -9,18 +9,17 @@ import pytest
 
 from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel.storage.files.handles import HandleCache
-from delaywheel.storage.files.index import delete_segments_below
+from delaywheel.storage.files.index import SegmentTops
 from delaywheel.storage.files.wheel_folder import (
     Checkpoint,
     WheelState,
-    load_checkpoint,
     load_meta,
     make_wheel,
 )
 from delaywheel.storage.folder import layout
 from delaywheel.storage.frames.format import DamageReason, Frame, FrameDamaged, index_row_of
 from delaywheel.storage.frames.frame_copy import FrameCopy
-from delaywheel.storage.frames.rows import HOLE_ROW, INDEX_ROW
+from delaywheel.storage.frames.rows import GONE_ROW, HOLE_ROW, INDEX_ROW
 from delaywheel.storage.reading.reader import DamagedFrame, WheelReader
 from delaywheel.storage.recovery.recover import Recovered, recover_wheel
 from delaywheel.storage.recovery.verify import verify_wheel
@@ -30,7 +29,8 @@ from delaywheel.storage.writing.wheel import OriginWheel
 from sim.machine.disk import Fault, SimulatedDisk
 from support.wheels.copies import bundled, copies_of, flipped, rows_of, slots_of
 from support.wheels.messages import BASE_SLOT, message
-from support.wheels.wheels import append, delete_below, mark_wheel, new_wheel
+from support.wheels.segments import small_segments
+from support.wheels.wheels import append, checkpoint_of, delete_below, mark_wheel, new_wheel
 
 DATA = Path("/data")
 DIAL_ROWS = 64
@@ -53,10 +53,10 @@ class Pair:
             self.disk, DATA, self.wheel, HandleCache(self.disk, 2), dial=self.dial, table_rows=2
         )
 
-    def reopened(self, *, os_crashed: bool = False) -> Recovered:
+    def reopened(self, *, os_crashed: bool = False, floor: int = 0) -> Recovered:
         """Restarts the process, or the machine."""
         self.disk.restart()
-        recovered = recover_wheel(self.disk, DATA, self.wheel, os_crashed=os_crashed)
+        recovered = recover_wheel(self.disk, DATA, self.wheel, os_crashed=os_crashed, floor=floor)
         self.mirror = MirrorWheel.open(
             self.disk,
             DATA,
@@ -190,6 +190,7 @@ def test_finished_slots_have_rows_only() -> None:
     pair = Pair()
     finished = copies_of(pair.origin_disk, DATA, pair.wheel, floor=BASE_SLOT + 1)
     assert [bool(copy.content) for copy in finished] == [False, True, False, True, False]
+    pair.mirror.raise_floor(BASE_SLOT + 1)
     pair.append(finished)
     assert rows_of(pair.disk, DATA, pair.wheel) == [copy.row for copy in pair.copies]
     assert not pair.disk.exists(pair.slot_path())
@@ -209,9 +210,9 @@ def test_a_finished_slot_never_gets_its_file_back() -> None:
 
 def test_rows_of_deleted_segments_are_taken_as_they_are() -> None:
     pair = Pair()
-    zeros = [FrameCopy(seq, bytes(16), b"") for seq in (1, 2)]
-    pair.append([*zeros, *pair.copies[2:]])
-    assert rows_of(pair.disk, DATA, pair.wheel)[:3] == [bytes(16), bytes(16), pair.copies[2].row]
+    gone = [FrameCopy(seq, GONE_ROW, b"") for seq in (1, 2)]
+    pair.append([*gone, *pair.copies[2:]])
+    assert rows_of(pair.disk, DATA, pair.wheel)[:3] == [GONE_ROW, GONE_ROW, pair.copies[2].row]
     assert not pair.mirror.missing
     # The file is sparse: earlier frames are finished, and their length is unknown.
     offset = np.frombuffer(pair.copies[2].row, dtype=INDEX_ROW)["offset"][0]
@@ -236,12 +237,43 @@ def test_a_hole_is_missing_until_it_is_repaired() -> None:
 
 
 def test_a_hole_of_a_finished_slot_is_filled_by_a_row() -> None:
-    for row in (bytes(16), Pair().copies[0].row):
+    for row, floor in ((GONE_ROW, BASE_SLOT + 3), (Pair().copies[0].row, BASE_SLOT + 1)):
         pair = Pair()
         pair.append([FrameCopy(1, HOLE_ROW, b""), *pair.copies[1:]])
-        assert pair.repair([FrameCopy(1, row, b"")]) == []
+        bare = FrameCopy(1, row, b"")
+        pair.mirror.raise_floor(floor - 1)
+        (refused,) = pair.repair([bare])
+        assert "not finished here" in str(refused)
+        assert list(pair.mirror.missing) == [1]
+        pair.mirror.raise_floor(floor)
+        assert pair.repair([bare]) == []
         assert not pair.mirror.missing
         assert rows_of(pair.disk, DATA, pair.wheel)[0] == row
+
+
+def test_no_row_is_replaced_by_one_that_says_it_is_gone() -> None:
+    """A frame that is damaged here is pending, whatever a peer says of its index segment."""
+    pair = Pair()
+    pair.append(pair.copies)
+    pair.mirror.note_damaged(2)
+    pair.disk.flip_bit(pair.slot_path(1), 700)
+    pair.mirror.raise_floor(BASE_SLOT + 9)
+    gone = FrameCopy(2, GONE_ROW, b"")
+    assert len(pair.repair([gone])) == 1
+    assert rows_of(pair.disk, DATA, pair.wheel)[1] == pair.copies[1].row
+
+
+def test_a_frame_without_content_finishes_nothing() -> None:
+    pair = Pair()
+    pair.append(pair.copies[:3])
+    for row in (pair.copies[3].row, GONE_ROW):
+        refused = pair.append([FrameCopy(4, row, b""), pair.copies[4]])
+        assert "not finished here" in str(refused)
+        assert pair.mirror.last_seq == 3
+    pair.append(pair.copies[3:])
+    delete_below(pair.mirror, BASE_SLOT)
+    pair.assert_same()
+    assert not pair.mirror.missing
 
 
 @pytest.mark.parametrize("number", range(5))
@@ -349,11 +381,11 @@ def test_a_checkpoint_says_what_is_on_the_medium() -> None:
     pair.append(pair.copies[:3])
     pair.mirror.note_damaged(2)
     pair.mirror.checkpoint()
-    assert load_checkpoint(pair.disk, pair.folder) == Checkpoint(3, SeqSet.of([2]))
+    assert checkpoint_of(pair.disk, pair.folder) == Checkpoint(3, SeqSet.of([2]))
     pair.repair(pair.copies)
     pair.append(pair.copies)
     pair.mirror.checkpoint()
-    assert load_checkpoint(pair.disk, pair.folder) == Checkpoint(5)
+    assert checkpoint_of(pair.disk, pair.folder) == Checkpoint(5)
     effects = pair.disk.effects
     pair.mirror.checkpoint()
     assert pair.disk.effects == effects, "nothing was written since"
@@ -364,7 +396,7 @@ def test_a_new_process_syncs_what_the_last_one_wrote() -> None:
     pair.append(pair.copies)
     pair.reopened()
     pair.mirror.checkpoint()
-    assert load_checkpoint(pair.disk, pair.folder).seq == 5
+    assert checkpoint_of(pair.disk, pair.folder).seq == 5
     assert all(
         not content.unsynced for name, content in pair.disk._files.items() if name.endswith(".slot")
     )
@@ -390,7 +422,7 @@ def test_after_a_failed_sync_everything_is_written_again() -> None:
     pair.disk.lose_unsynced()
     assert not pair.disk._unsynced_names
     assert pair.reopened(os_crashed=True) == Recovered(4, [], NO_SEQS)
-    assert load_checkpoint(pair.disk, pair.folder) == Checkpoint(4)
+    assert checkpoint_of(pair.disk, pair.folder) == Checkpoint(4)
 
 
 def test_what_is_written_again_is_synced_again_whatever_a_sync_had_covered() -> None:
@@ -439,17 +471,16 @@ def test_a_cut_that_a_crash_kept_from_beginning_is_made_by_recovery() -> None:
 
 
 def test_segments_with_a_hole_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("files.index", "writing.cutting", "writing.medium"):
-        monkeypatch.setattr(f"delaywheel.storage.{module}.ROWS_PER_SEGMENT", 2)
+    small_segments(monkeypatch, 2)
     pair = Pair()
     pair.append([pair.copies[0], FrameCopy(2, HOLE_ROW, b""), *pair.copies[2:]])
     floor = BASE_SLOT + 3
-    assert delete_segments_below(pair.disk, pair.folder, floor) == []
+    assert SegmentTops(pair.disk, pair.folder).delete_below(floor, print) == []
     pair.repair(pair.copies)
     delete_below(pair.mirror, floor)
-    assert rows_of(pair.disk, DATA, pair.wheel)[:4] == [bytes(16)] * 4
+    assert rows_of(pair.disk, DATA, pair.wheel)[:4] == [GONE_ROW] * 4
     assert pair.mirror.last_seq == 5
-    assert pair.reopened() == Recovered(5, [], NO_SEQS)
+    assert pair.reopened(floor=floor) == Recovered(5, [], NO_SEQS)
 
 
 def test_missing_frames_below_the_floor_are_finished() -> None:

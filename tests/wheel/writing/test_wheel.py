@@ -21,7 +21,6 @@ from delaywheel.storage.files.wheel_folder import (
     delete_wheel_below,
     deleting_wheel,
     list_wheels,
-    load_checkpoint,
     load_meta,
 )
 from delaywheel.storage.folder import layout
@@ -35,9 +34,11 @@ from delaywheel.storage.writing.wheel import SlotFinished, WheelBroken
 from sim.machine.disk import Crash, Fault, SimulatedDisk
 from support.wheels.copies import rows_by_seq
 from support.wheels.messages import BASE_SLOT, Message, columns_of, message, messages_of
+from support.wheels.segments import small_segments
 from support.wheels.wheels import (
     ACCEPTED_AT_MS,
     append,
+    checkpoint_of,
     delete_below,
     mark_wheel,
     new_wheel,
@@ -200,7 +201,7 @@ def test_whoever_waited_for_a_sync_that_failed_does_not_take_it_as_done(
     wheel._sync_lock = Overtaken(getattr(wheel, fails))  # type: ignore[assignment]
     with pytest.raises(WheelBroken):
         getattr(wheel, waits)()
-    assert load_checkpoint(disk, layout.wheel_folder(DATA, wheel.wheel)).seq == 1
+    assert checkpoint_of(disk, layout.wheel_folder(DATA, wheel.wheel)).seq == 1
 
 
 def test_a_checkpoint_of_synced_groups_notes_what_they_synced_and_syncs_nothing() -> None:
@@ -212,7 +213,7 @@ def test_a_checkpoint_of_synced_groups_notes_what_they_synced_and_syncs_nothing(
     synced: list[Path] = []
     disk.on_sync = synced.append
     assert wheel.checkpoint(syncs=False) == 1
-    assert load_checkpoint(disk, layout.wheel_folder(DATA, wheel.wheel)).seq == 1
+    assert checkpoint_of(disk, layout.wheel_folder(DATA, wheel.wheel)).seq == 1
     assert synced == []
 
 
@@ -230,7 +231,7 @@ def test_a_checkpoint_that_finds_no_room_is_late_and_breaks_nothing(
     assert wheel.broken is None
     frames |= append(wheel, [message(9)])
     assert wheel.checkpoint() == 4
-    assert load_checkpoint(disk, layout.wheel_folder(DATA, wheel.wheel)).seq == 4
+    assert checkpoint_of(disk, layout.wheel_folder(DATA, wheel.wheel)).seq == 4
     assert load_head(disk, layout.wheel_folder(DATA, wheel.wheel)).seq == 4
     assert read_all(disk, DATA, wheel.wheel) == frames
 
@@ -413,16 +414,7 @@ def test_hour_folders_are_named_by_their_utc_hour() -> None:
 
 
 def test_rows_of_one_group_may_cross_index_segments(monkeypatch: pytest.MonkeyPatch) -> None:
-    modules = (
-        "files.index",
-        "reading.places",
-        "writing.table_writer",
-        "recovery.rebuilding",
-        "writing.cutting",
-        "recovery.verify",
-    )
-    for module in modules:
-        monkeypatch.setattr(f"delaywheel.storage.{module}.ROWS_PER_SEGMENT", 4)
+    small_segments(monkeypatch, 4)
     disk = SimulatedDisk()
     wheel = new_wheel(disk, DATA)
     written: dict[int, list[Message]] = {}

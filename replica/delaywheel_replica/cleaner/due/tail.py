@@ -31,7 +31,7 @@ from delaywheel.identity import WheelId
 from delaywheel.storage.files.index import OpenIndexes
 from delaywheel.storage.folder.disk import Disk
 from delaywheel.storage.frames.format import Kind
-from delaywheel.storage.frames.rows import HOLE_ROW, INDEX_ROW, message_counts
+from delaywheel.storage.frames.rows import is_hole, message_counts
 from delaywheel.storage.reading.decoding import FrameBatch
 from delaywheel.storage.reading.reader import DamagedFrame, WheelReader
 from delaywheel_replica.cleaner.due.seconds import Second
@@ -41,7 +41,6 @@ from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameRange
 from delaywheel_replica.core.protocol.progress import Progress
 
 _ROWS_AT_ONCE = 65_536
-_HOLE = np.frombuffer(HOLE_ROW, INDEX_ROW)
 LATE_MESSAGES = 100_000
 LATE_BYTES = 32 << 20
 """No more late frames are admitted while this much of them waits for its steps."""
@@ -145,7 +144,7 @@ class Tail:
         end = self._first_to_wait(numbers, rows, progress)
         batches, unreadable = self._read(wheel, first, rows, numbers[numbers < end])
         if not rows["length"].all():
-            unreadable += self._not_lost(wheel, first, np.flatnonzero(rows == _HOLE)).tolist()
+            unreadable += self._not_lost(wheel, first, np.flatnonzero(is_hole(rows))).tolist()
         if unreadable and min(unreadable) < end:
             end = min(unreadable)
             self._awaited[wheel] = Awaited([(wheel, first + number) for number in unreadable])

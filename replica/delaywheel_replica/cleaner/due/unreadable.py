@@ -69,4 +69,6 @@ def _is_readable(reader: WheelReader | None, seq: int, *, floor: int) -> bool:
     if reader is None or not reader.has(seq):
         return True
     frame = reader.frame(seq)
-    return not isinstance(frame, DamagedFrame) or 0 < frame.slot < floor
+    if isinstance(frame, DamagedFrame):
+        return frame.is_finished or 0 < frame.slot < floor
+    return True

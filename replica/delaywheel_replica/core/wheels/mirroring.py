@@ -51,12 +51,13 @@ AHEAD_SECONDS: Final = 86_400
 """How far clocks may differ, beyond a wheel's span, before frames are considered damaged."""
 
 
-def believable(frames: Frames, *, finished_below: int, now_slot: int) -> Frames:
+def believable(frames: Frames, *, floor: int, now_slot: int) -> Frames:
     """Returns the message without frames that are not plausible.
 
     Args:
         frames: The frames received.
-        finished_below: The slot below which frames may be without content.
+        floor: The committed floor that the own cleaner has read: only frames of slots below may be
+            without content.
         now_slot: The own clock's slot.
     """
     last_slot = now_slot + frames.card.span_seconds + AHEAD_SECONDS
@@ -64,7 +65,7 @@ def believable(frames: Frames, *, finished_below: int, now_slot: int) -> Frames:
     if bundle.is_whole and max(bundle.rows["slot"].tolist(), default=0) <= last_slot:
         return frames
     slots = bundle.rows["slot"].astype(np.int64)
-    is_finished = slots < finished_below
+    is_finished = slots < floor
     believed = (slots <= last_slot) & (bundle.has_content | is_finished)
     believed |= bundle.rows["length"] == 0
     return frames if believed.all() else replace(frames, frames=bundle.chosen(believed))

@@ -214,13 +214,8 @@ class Mirrors:
 
     def _judge(self, frames: Frames) -> Verdict:
         wheel, known = frames.card.wheel, self._known
-        by_clock = known.wall_ms // 1000 - known.config.late_window_s
         return judge(
-            believable(
-                frames,
-                finished_below=max(by_clock, known.floor or 0),
-                now_slot=known.wall_ms // 1000,
-            ),
+            believable(frames, floor=known.floor or 0, now_slot=known.wall_ms // 1000),
             self._inventory.get(wheel),
             storage=known.storage,
             node=known.node,

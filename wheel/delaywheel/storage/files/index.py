@@ -3,17 +3,25 @@
 It is cut into segments of a fixed number of rows. The writer appends rows only after the bytes that
 they refer to, so if a row can be read, so can its frame; readers ignore a torn row at the end. A
 segment is deleted once its greatest slot is below the floor; the last one stays, because it shows
-how far the wheel goes.
+how far the wheel goes. How many were deleted is noted durably before that (`Checkpoint`).
 
-Rows that the medium cannot read are holes: as few as its pages allow, while the others are read.
-Like all holes they are repaired from another node's copy, and rewriting them repairs the medium. If
-a segment cannot even be opened, all its rows are holes, as many as its length allows; opening is
-tried twice, because a first failure may be transient.
+====================================================  ==============================================
+a row of                                              is read as
+====================================================  ==============================================
+a segment below the first one that exists             gone: its slot is finished
+any other missing segment, or behind a short one's    a hole: the medium has lost it
+end with others after it
+zeros, or with a wrong check value                    a hole: the medium has lost it
+a page, or segment, that the medium cannot read       unreadable, as few as its pages allow
+====================================================  ==============================================
+
+Holes are restored from slot files (recovery/restoring.py) or repaired from another node's copy, and
+rewriting rows repairs the medium. If a segment cannot even be opened, all its rows are unreadable,
+as many as its length allows; opening is tried twice, because a first failure may be transient.
 """
 
-import errno
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +30,17 @@ from numpy.typing import NDArray
 
 from delaywheel.storage.folder import layout
 from delaywheel.storage.folder.disk import Disk, File
+from delaywheel.storage.folder.medium_errors import is_medium_error
 from delaywheel.storage.frames.rows import (
+    GONE_ROW,
     HOLE_ROW,
     INDEX_ROW,
     INDEX_ROW_LENGTH_BYTES,
+    UNREADABLE_ROW,
     checked_rows,
     decode_rows,
+    filled_with,
+    is_hole,
     raw_rows,
 )
 
@@ -35,7 +48,6 @@ ROWS_PER_SEGMENT = 65_536
 
 OPEN_INDEXES = 256
 
-_HOLE = np.frombuffer(HOLE_ROW, dtype=INDEX_ROW)[0]
 _PAGE_BYTES = 4096  # unreadable rows are located in pieces of this size
 
 
@@ -103,9 +115,9 @@ class IndexWriter:
         self.mark_unsynced((segment,))
         self._tops.forget(segment)
 
-    def delete_below(self, floor: int) -> list[int]:
+    def delete_below(self, floor: int, note: Callable[[int], object]) -> list[int]:
         """See `SegmentTops.delete_below`."""
-        return self._tops.delete_below(floor)
+        return self._tops.delete_below(floor, note)
 
     def look_again(self) -> None:
         """Sets ``last_seq`` to what can be read from the files."""
@@ -176,7 +188,7 @@ class IndexReader:
         try:
             return self._last_seq()
         except OSError as error:
-            if error.errno != errno.EIO:
+            if not is_medium_error(error):
                 raise
             segments = list_segments(self._disk, self._folder)
             if not segments:
@@ -197,19 +209,22 @@ class IndexReader:
     def rows(self, first_seq: int, last_seq: int) -> NDArray[Any]:
         """Returns the rows of ``first_seq`` to ``last_seq``, which must not exceed ``last_seq()``.
 
-        Rows of deleted segments are all zeros.
+        Each is that of a frame, a hole, unreadable, or gone.
         """
         return checked_rows(self.raw_rows(first_seq, last_seq))
 
     def raw_rows(self, first_seq: int, last_seq: int) -> NDArray[Any]:
         """Returns the same rows, unchecked."""
-        rows = np.zeros(max(last_seq - first_seq + 1, 0), dtype=INDEX_ROW)
+        rows = np.empty(max(last_seq - first_seq + 1, 0), INDEX_ROW)
         at = first_seq - 1
         while at < last_seq:
             segment, row = divmod(at, ROWS_PER_SEGMENT)
             count = min(last_seq - at, ROWS_PER_SEGMENT - row)
             part = self._read(segment, row, count)
-            rows[at - first_seq + 1 : at - first_seq + 1 + len(part)] = part
+            begin = at - first_seq + 1
+            rows[begin : begin + len(part)] = part
+            if len(part) < count:
+                rows[begin + len(part) : begin + count] = filled_with(HOLE_ROW, count - len(part))
             at += count
         return rows
 
@@ -223,9 +238,11 @@ class IndexReader:
     def _read(self, segment: int, row: int, count: int) -> NDArray[Any]:
         offset, length = row * INDEX_ROW_LENGTH_BYTES, count * INDEX_ROW_LENGTH_BYTES
         if self._file is not None and segment == self._segment:
-            content = _read_around(self._file, offset, length)
-        else:
-            content = _read_once(self._disk, self._folder, segment, offset, length)
+            return raw_rows(_read_around(self._file, offset, length))
+        content = _read_once(self._disk, self._folder, segment, offset, length)
+        if content is None:
+            is_gone = _is_deleted(self._disk, self._folder, segment)
+            return filled_with(GONE_ROW if is_gone else HOLE_ROW, count)
         return raw_rows(content)
 
     def _open_last(self) -> bool:
@@ -250,24 +267,31 @@ def list_segments(disk: Disk, folder: Path) -> list[int]:
 
 
 def read_segments(disk: Disk, folder: Path) -> Iterator[tuple[int, NDArray[Any]]]:
-    """Yields the first seq and the rows of every existing segment, ascending."""
-    length = ROWS_PER_SEGMENT * INDEX_ROW_LENGTH_BYTES
-    for segment in list_segments(disk, folder):
-        content = _read_once(disk, folder, segment, 0, length)
-        yield segment * ROWS_PER_SEGMENT + 1, decode_rows(content)
+    """Yields the first seq and the rows of every segment from the first existing one on."""
+    for first_seq, rows in read_raw_rows(disk, folder, 1, 1 << 62):
+        yield first_seq, checked_rows(rows)
 
 
 def read_raw_rows(
     disk: Disk, folder: Path, first_seq: int, last_seq: int
 ) -> Iterator[tuple[int, NDArray[Any]]]:
-    """Yields the first seq and the unchecked rows of existing segments, between two seqs."""
-    for segment in list_segments(disk, folder):
+    """Yields the first seq and the unchecked rows of each segment, between two seqs.
+
+    From the first existing segment on; rows that a segment before the last one lacks are holes.
+    """
+    segments = list_segments(disk, folder)
+    for segment in range(segments[0], segments[-1] + 1) if segments else ():
         begin = max(first_seq - 1 - segment * ROWS_PER_SEGMENT, 0)
         end = min(last_seq - segment * ROWS_PER_SEGMENT, ROWS_PER_SEGMENT)
         if begin < end:
             offset, length = (n * INDEX_ROW_LENGTH_BYTES for n in (begin, end - begin))
             content = _read_once(disk, folder, segment, offset, length)
-            yield segment * ROWS_PER_SEGMENT + begin + 1, raw_rows(content)
+            if content is None and _is_deleted(disk, folder, segment):
+                continue
+            rows = raw_rows(content or b"")
+            if segment < segments[-1] and len(rows) < end - begin:
+                rows = np.concatenate((rows, filled_with(HOLE_ROW, end - begin - len(rows))))
+            yield segment * ROWS_PER_SEGMENT + begin + 1, rows
 
 
 def top_slot_of(rows: NDArray[Any], least: int) -> int:
@@ -292,46 +316,55 @@ class SegmentTops:
         """Forgets a segment whose rows have changed."""
         self._tops.pop(segment, None)
 
-    def delete_below(self, floor: int) -> list[int]:
+    def delete_below(self, floor: int, note: Callable[[int], object]) -> list[int]:
         """Deletes the leading segments all of whose slots are below ``floor``, never the last.
 
         Only leading ones, so that one unbroken run of seqs is left.
+
+        Args:
+            floor: Slots below are finished.
+            note: Called before anything is deleted, with the number of the first segment that
+                stays; it must be durable when this returns.
         """
-        deleted = []
+        finished = []
         for segment in list_segments(self._disk, self._folder)[:-1]:
             if segment not in self._tops:
                 self._tops[segment] = self._top(segment)
             top = self._tops[segment]
             if top is None or top >= floor:
                 break
+            finished.append(segment)
+        if finished:
+            note(finished[-1] + 1)
+        for segment in finished:
             self._disk.delete(layout.index_path(self._folder, segment))
             self.forget(segment)
-            deleted.append(segment)
-        return deleted
+        return finished
 
     def _top(self, segment: int) -> int | None:
         length = ROWS_PER_SEGMENT * INDEX_ROW_LENGTH_BYTES
-        rows = decode_rows(_read_once(self._disk, self._folder, segment, 0, length))
-        if bool((rows == _HOLE).any()):
+        rows = decode_rows(_read_once(self._disk, self._folder, segment, 0, length) or b"")
+        if len(rows) < ROWS_PER_SEGMENT or is_hole(rows).any():
             return None
         return int(rows["slot"].max(initial=0))
 
 
-def delete_segments_below(disk: Disk, folder: Path, floor: int) -> list[int]:
-    """Does the same as `SegmentTops.delete_below`, for an index without a writer."""
-    return SegmentTops(disk, folder).delete_below(floor)
+def _is_deleted(disk: Disk, folder: Path, segment: int) -> bool:
+    """Whether a missing segment was deleted because it, or its whole wheel, was finished."""
+    return segment < min(list_segments(disk, folder), default=segment + 1)
 
 
-def _read_once(disk: Disk, folder: Path, segment: int, offset: int, length: int) -> bytes:
+def _read_once(disk: Disk, folder: Path, segment: int, offset: int, length: int) -> bytes | None:
+    """Returns these bytes of a segment, as far as it has them; None if it is missing."""
     try:
         file = _open_read(disk, folder, segment)
     except FileNotFoundError:
-        return b""
+        return None
     except OSError as error:
-        if error.errno != errno.EIO:
+        if not is_medium_error(error):
             raise
         there = _length_bytes(disk, folder, segment, error) - offset
-        return HOLE_ROW * (min(length, there) // INDEX_ROW_LENGTH_BYTES)
+        return UNREADABLE_ROW * (min(length, there) // INDEX_ROW_LENGTH_BYTES)
     try:
         return _read_around(file, offset, length)
     finally:
@@ -343,7 +376,7 @@ def _open_read(disk: Disk, folder: Path, segment: int) -> File:
     try:
         return disk.open_read(path)
     except OSError as error:
-        if error.errno != errno.EIO:
+        if not is_medium_error(error):
             raise
     return disk.open_read(path)
 
@@ -362,7 +395,7 @@ def _length_bytes(disk: Disk, folder: Path, segment: int, error: OSError) -> int
 
 
 def _read_around(file: File, offset: int, length: int) -> bytes:
-    """Reads rows; those that the medium cannot read become holes.
+    """Reads rows; those that the medium cannot read become unreadable ones.
 
     Raises:
         OSError: Any error but the medium's.
@@ -370,7 +403,7 @@ def _read_around(file: File, offset: int, length: int) -> bytes:
     try:
         return file.read_at(length, offset)
     except OSError as error:
-        if error.errno != errno.EIO:
+        if not is_medium_error(error):
             raise
     parts, end = (
         [],
@@ -381,8 +414,8 @@ def _read_around(file: File, offset: int, length: int) -> bytes:
         try:
             parts.append(file.read_at(page, offset))
         except OSError as error:
-            if error.errno != errno.EIO:
+            if not is_medium_error(error):
                 raise
-            parts.append(HOLE_ROW * (page // INDEX_ROW_LENGTH_BYTES))
+            parts.append(UNREADABLE_ROW * (page // INDEX_ROW_LENGTH_BYTES))
         offset += page
     return b"".join(parts)

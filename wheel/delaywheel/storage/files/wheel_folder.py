@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 
 from delaywheel.identity import NameInvalidError, WheelId
 from delaywheel.seqset import NO_SEQS, SeqSet
-from delaywheel.storage.files.index import delete_segments_below
+from delaywheel.storage.files.index import SegmentTops
 from delaywheel.storage.files.slot_files import delete_slots_below, list_slots
 from delaywheel.storage.folder import layout
 from delaywheel.storage.folder.disk import Disk
+from delaywheel.storage.folder.medium_errors import is_medium_error
 from delaywheel.storage.folder.steps import Steps, finish
 from delaywheel.storage.frames.format import NO_SLOT
 
@@ -64,6 +65,8 @@ class Checkpoint(NamedTuple):
 
     seq: int
     missing: SeqSet = NO_SEQS
+    first_segment: int | None = 0
+    """Index segments below this one were finished, and may be deleted; None: those that are."""
 
 
 def list_wheels(disk: Disk, data: Path) -> list[WheelId]:
@@ -147,7 +150,10 @@ def delete_wheel_below(disk: Disk, folder: Path, floor: int) -> Iterator[int]:
     those have ``delete_finished``.
     """
     yield from delete_slots_below(disk, folder, floor)
-    delete_segments_below(disk, folder, floor)
+    known = load_checkpoint(disk, folder) or Checkpoint(0)
+    SegmentTops(disk, folder).delete_below(
+        floor, lambda first: save_checkpoint(disk, folder, known._replace(first_segment=first))
+    )
 
 
 def deleting_wheel(disk: Disk, data: Path, wheel: WheelId) -> Steps[None]:
@@ -195,16 +201,28 @@ def save_checkpoint(disk: Disk, folder: Path, checkpoint: Checkpoint) -> None:
     document: dict[str, Any] = {"seq": checkpoint.seq}
     if checkpoint.missing:
         document["lacking"] = checkpoint.missing.to_json()
+    if checkpoint.first_segment is not None:
+        document["first_segment"] = checkpoint.first_segment
     disk.replace_file(layout.checkpoint_path(folder), json.dumps(document).encode())
 
 
-def load_checkpoint(disk: Disk, folder: Path) -> Checkpoint:
-    """Returns what is recorded; an empty checkpoint if there is none."""
+def load_checkpoint(disk: Disk, folder: Path) -> Checkpoint | None:
+    """Returns what is recorded; an empty checkpoint if nothing is, None if it is damaged."""
     try:
-        document = json.loads(disk.read_file(layout.checkpoint_path(folder)))
-        return Checkpoint(int(document["seq"]), SeqSet.from_json(document.get("lacking", ())))
-    except (FileNotFoundError, ValueError, KeyError, TypeError, IndexError):
+        content = disk.read_file(layout.checkpoint_path(folder))
+    except FileNotFoundError:
         return Checkpoint(0)
+    except OSError as error:
+        if not is_medium_error(error):
+            raise
+        return None
+    try:
+        document = json.loads(content)
+        missing = SeqSet.from_json(document.get("lacking", ()))
+        first = document.get("first_segment")  # earlier releases did not record it
+        return Checkpoint(int(document["seq"]), missing, None if first is None else int(first))
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError):
+        return None
 
 
 def _is_wheel_name(name: str) -> bool:

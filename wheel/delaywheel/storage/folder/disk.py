@@ -22,6 +22,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from delaywheel.storage.folder.medium_errors import is_medium_error
 from delaywheel.storage.folder.syncing import (
     FileSystem,
     ManyFiles,
@@ -392,7 +393,7 @@ class PosixDisk:
         try:
             return path.exists()
         except OSError as error:
-            if error.errno != errno.EIO:
+            if not is_medium_error(error):
                 raise
             return True
 

@@ -2,9 +2,18 @@
 
 Row n of a wheel's index is the frame with seq n + 1. The low 20 bits of ``messages`` are their
 number, the top bit says that they are cancels, and the 11 bits between are a check value of the
-row. A row with length 0 has no frame: ``HOLE_ROW`` = its place was lost in a crash of the machine,
-or the row's check value is wrong; all zeros = its index segment was deleted, being wholly below the
-floor.
+row. A row with length 0 has no frame:
+
+==================  ===================================================  =====================
+row                 says                                                 lies
+==================  ===================================================  =====================
+``HOLE_ROW``        its place was lost, or its check value is wrong      on disk, in memory
+``GONE_ROW``        its slot is finished, and no longer known            on disk, in memory
+``UNREADABLE_ROW``  the medium cannot read it for now                    in memory only
+all zeros           nothing: a page was lost, so it is read as a hole    on disk, after damage
+==================  ===================================================  =====================
+
+No damage makes a ``GONE_ROW``, least of all a page of zeros.
 
 CRCs are linear: a table holds what each byte of a row adds to the check value, so any number of
 rows is made, or checked, at once.
@@ -35,7 +44,11 @@ FEW_FRAMES: Final = 16
 without it, for one frame as for a thousand."""
 
 _HOLE_OFFSET = (1 << 32) - 1
+_GONE_OFFSET = _HOLE_OFFSET - 1
+_UNREADABLE_OFFSET = _HOLE_OFFSET - 2
 HOLE_ROW: Final = _INDEX_ROW.pack(0, _HOLE_OFFSET, 0, 0)
+GONE_ROW: Final = _INDEX_ROW.pack(0, _GONE_OFFSET, 0, 0)
+UNREADABLE_ROW: Final = _INDEX_ROW.pack(0, _UNREADABLE_OFFSET, 0, 0)
 
 
 def message_counts(rows: NDArray[Any]) -> NDArray[np.int64]:
@@ -101,7 +114,7 @@ def decode_row(raw: bytes) -> IndexRow | None:
     slot, offset, length_bytes, messages = _INDEX_ROW.unpack(raw)
     are_cancels = messages >= _CANCELS_BIT
     row = IndexRow(slot, offset, length_bytes, messages & _COUNT_MASK, are_cancels)
-    if not (length_bytes or messages or slot) and offset in {0, _HOLE_OFFSET}:
+    if not (length_bytes or messages or slot) and offset >= _UNREADABLE_OFFSET:
         return row
     unmarked = messages & (_CANCELS_BIT | _COUNT_MASK)
     check = crc32c(_INDEX_ROW.pack(slot, offset, length_bytes, unmarked)) >> 21
@@ -132,23 +145,35 @@ def checked_rows(rows: NDArray[Any]) -> NDArray[Any]:
 
 
 def is_hole(rows: NDArray[Any]) -> NDArray[np.bool_]:
-    """Marks holes."""
-    return _have_none(rows) & (rows["offset"] == _HOLE_OFFSET)  # type: ignore[no-any-return]
+    """Marks holes, and rows that the medium cannot read: the place of their frames is unknown."""
+    offsets = rows["offset"]
+    is_marked = (offsets == _HOLE_OFFSET) | (offsets == _UNREADABLE_OFFSET)
+    return _have_none(rows) & is_marked  # type: ignore[no-any-return]  # numpy's stubs
+
+
+def is_unreadable(rows: NDArray[Any]) -> NDArray[np.bool_]:
+    """Marks rows that the medium cannot read."""
+    return _have_none(rows) & (rows["offset"] == _UNREADABLE_OFFSET)  # type: ignore[no-any-return]
 
 
 def is_gone(rows: NDArray[Any]) -> NDArray[np.bool_]:
-    """Marks rows of zeros, such as those of a deleted segment."""
-    return _have_none(rows) & (rows["offset"] == 0)  # type: ignore[no-any-return]
+    """Marks rows of finished slots that are not known any more."""
+    return _have_none(rows) & (rows["offset"] == _GONE_OFFSET)  # type: ignore[no-any-return]
+
+
+def filled_with(row: bytes, count: int) -> NDArray[Any]:
+    """Returns this row many times."""
+    return np.full(count, np.frombuffer(row, INDEX_ROW)[0], INDEX_ROW)
 
 
 def flawed_rows(rows: NDArray[Any]) -> NDArray[np.bool_]:
     """Marks rows with a wrong check value, and rows that cannot refer to a frame."""
-    has_none = _have_none(rows) & ((rows["offset"] == 0) | (rows["offset"] == _HOLE_OFFSET))
+    has_none = _have_none(rows) & (rows["offset"] >= _UNREADABLE_OFFSET)
     if not has_none.any():
         return _are_wrong(rows)
     flawed = ~has_none
     flawed[flawed] = _are_wrong(rows[flawed])
-    return flawed  # type: ignore[no-any-return]  # numpy's stubs
+    return flawed
 
 
 def _have_none(rows: NDArray[Any]) -> NDArray[np.bool_]:

@@ -8,20 +8,19 @@ A hole may be of any second, so no second is known to be complete while there is
 | lies nowhere | missing, possibly from any second that is read |
 
 To find such frames, all slot files of the wheel are searched. That takes long; it is done once for
-each hole, by the reader that needs to know.
+each hole, by the reader that needs to know. Files that could not be read are searched again.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from delaywheel.identity import WheelId
 from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel.storage.files.index import IndexReader, read_raw_rows
-from delaywheel.storage.files.slot_files import list_slots
 from delaywheel.storage.files.slot_table import UNIT_BYTES
 from delaywheel.storage.folder import layout
 from delaywheel.storage.folder.disk import Disk, File
-from delaywheel.storage.frames.format import MAGIC, FrameDamaged, decode_frame
+from delaywheel.storage.frames.format import MAGIC, FrameDamaged, decode_frame, index_row_of
 from delaywheel.storage.frames.rows import checked_rows, is_hole
 from delaywheel.storage.reading.walk import walk_headers
 
@@ -44,42 +43,63 @@ def still_holes(index: IndexReader, seqs: SeqSet) -> SeqSet:
     return holes
 
 
-def lying_in_files(disk: Disk, folder: Path, wheel: WheelId, seqs: SeqSet) -> SeqSet:
-    """Returns which of these frames lie intact in a slot file, at any place."""
+def lying_in_files(
+    disk: Disk, folder: Path, wheel: WheelId, seqs: SeqSet, slots: Iterable[int]
+) -> tuple[SeqSet, list[int]]:
+    """Returns which of these frames lie intact in the files of some slots, at any place.
+
+    Also returns the slots whose files could not be read.
+    """
     found: set[int] = set()
-    for slot in list_slots(disk, folder):
+    unread: list[int] = []
+    for slot in slots:
         try:
-            file = disk.open_read(layout.slot_path(folder, slot))
+            found.update(rows_in_file(disk, folder, wheel, slot, seqs))
         except OSError:
-            continue  # gone or unreadable: they do not lie there
-        try:
-            found.update(_lying_in(file, wheel, slot, seqs))
-        except OSError:
-            pass
-        finally:
-            file.close()
+            unread.append(slot)
         if len(found) == len(seqs):
             break
-    return SeqSet.of(found)
+    return SeqSet.of(found), unread
 
 
-def _lying_in(file: File, wheel: WheelId, slot: int, seqs: SeqSet) -> Iterator[int]:
+def rows_in_file(
+    disk: Disk, folder: Path, wheel: WheelId, slot: int, seqs: SeqSet
+) -> dict[int, bytes]:
+    """Returns the index rows of those of these frames that lie intact in one slot's file.
+
+    Raises:
+        OSError: The file cannot be read.
+    """
+    try:
+        file = disk.open_read(layout.slot_path(folder, slot))
+    except FileNotFoundError:
+        return {}
+    try:
+        return dict(_rows_in(file, wheel, slot, seqs))
+    finally:
+        file.close()
+
+
+def _rows_in(file: File, wheel: WheelId, slot: int, seqs: SeqSet) -> Iterator[tuple[int, bytes]]:
     """Walks from frame to frame; where none begins, tries the next possible place."""
     offset, size = 0, file.size()
     while offset < size:
         for begin, header in walk_headers(file, wheel, slot, offset, size):
-            if header.seq in seqs and _is_whole(file, wheel, slot, begin, header.length_bytes):
-                yield header.seq
+            if header.seq in seqs:
+                row = _row_at(file, wheel, slot, begin, header.length_bytes)
+                if row is not None:
+                    yield header.seq, row
             offset = begin + header.length_bytes
         offset = _next_magic(file, offset + UNIT_BYTES, size)
 
 
-def _is_whole(file: File, wheel: WheelId, slot: int, offset: int, length_bytes: int) -> bool:
+def _row_at(file: File, wheel: WheelId, slot: int, offset: int, length_bytes: int) -> bytes | None:
+    """Returns the row of the frame that begins here; None if it is damaged."""
+    content = file.read_at(length_bytes, offset)
     try:
-        decode_frame(file.read_at(length_bytes, offset), wheel=wheel, slot=slot, seq=None)
+        return index_row_of(decode_frame(content, wheel=wheel, slot=slot, seq=None), offset)
     except FrameDamaged:
-        return False
-    return True
+        return None
 
 
 def _next_magic(file: File, offset: int, size: int) -> int:

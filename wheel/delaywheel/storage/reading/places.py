@@ -21,7 +21,6 @@ A hole in the index does not show which slot is missing a frame. Which rows are 
 the table's head and from the rows behind it, each of which is checked once; see holes.py.
 """
 
-import errno
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -41,6 +40,7 @@ from delaywheel.storage.files.slot_table import (
 )
 from delaywheel.storage.folder import layout
 from delaywheel.storage.folder.disk import Disk, File
+from delaywheel.storage.folder.medium_errors import is_medium_error
 from delaywheel.storage.folder.steps import Steps, finish
 from delaywheel.storage.frames.format import FrameDamaged, index_rows_of_headers
 from delaywheel.storage.frames.rows import INDEX_ROW, checked_rows, is_hole
@@ -157,7 +157,7 @@ class SlotPlaces:
             is_empty = counted == 0 and not len(behind_rows)
             return (behind_seqs, behind_rows) if is_empty else None
         except (FrameDamaged, OSError) as error:
-            if isinstance(error, OSError) and error.errno != errno.EIO:
+            if isinstance(error, OSError) and not is_medium_error(error):
                 raise
             return None
         if len(seqs) != counted + len(behind_seqs) or not (np.diff(seqs) > 0).all():

@@ -9,8 +9,7 @@ Everything is read into memory, in pieces, never mapped: an unreadable sector un
 the process. Returned columns keep their piece alive.
 """
 
-import errno
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,6 +23,7 @@ from delaywheel.storage.files.index import ROWS_PER_SEGMENT, IndexReader, OpenIn
 from delaywheel.storage.files.slot_files import list_slots
 from delaywheel.storage.folder import layout
 from delaywheel.storage.folder.disk import Disk
+from delaywheel.storage.folder.medium_errors import is_medium_error
 from delaywheel.storage.frames.format import (
     DamageReason,
     Frame,
@@ -33,7 +33,15 @@ from delaywheel.storage.frames.format import (
     index_row_of,
 )
 from delaywheel.storage.frames.frame_copy import FrameCopy
-from delaywheel.storage.frames.rows import HOLE_ROW, INDEX_ROW, cancel_counts, message_counts
+from delaywheel.storage.frames.rows import (
+    HOLE_ROW,
+    INDEX_ROW,
+    UNREADABLE_ROW,
+    cancel_counts,
+    is_gone,
+    is_unreadable,
+    message_counts,
+)
 from delaywheel.storage.reading.decoding import FrameBatch, decode_together
 from delaywheel.storage.reading.holes import find_holes, lying_in_files, still_holes
 from delaywheel.storage.reading.places import Places, SlotPlaces
@@ -61,6 +69,11 @@ class DamagedFrame:
     reason: DamageReason
     detail: str
 
+    @property
+    def is_finished(self) -> bool:
+        """Whether the frame is of a finished slot, according to its row."""
+        return self.reason is DamageReason.GONE and not self.slot
+
 
 class WheelReader:
     """A reader of one wheel, for one thread."""
@@ -80,8 +93,10 @@ class WheelReader:
         self._folder = layout.wheel_folder(data, wheel)
         self._index = IndexReader(disk, self._folder, opened=opened)
         self._places = SlotPlaces(disk, self._folder, wheel, self._index)
-        # Holes that were searched in slot files, and which of them were found there.
+        # Holes that were searched in slot files, those of them that were found there, and the slots
+        # whose files could not be read then.
         self._searched = self._lying = NO_SEQS
+        self._unread: list[int] = []
         self.wheel = wheel
 
     def last_seq(self) -> int:
@@ -95,7 +110,7 @@ class WheelReader:
     def rows(self, first_seq: int, last_seq: int) -> NDArray[Any]:
         """Returns the index rows (``INDEX_ROW``) from ``first_seq`` to ``last_seq`` or the end.
 
-        All zeros where the segment is deleted.
+        Each is that of a frame, a hole, unreadable, or gone (see index.py).
         """
         return self._index.rows(first_seq, min(last_seq, self.last_seq()))
 
@@ -118,9 +133,7 @@ class WheelReader:
             raise IndexError(f"wheel {self.wheel} has no frame {seq}")
         rows = self._index.rows(seq, seq)
         if int(rows["length"][0]) == 0:
-            is_hole = rows[0] == _HOLE
-            damage = FrameDamaged(DamageReason.HOLE if is_hole else DamageReason.GONE)
-            return _damaged(seq, rows[0], damage)
+            return _damaged(seq, rows[0], FrameDamaged(_why_placeless(rows)))
         slot = int(rows["slot"][0])
         return next(read_frames(self._disk, self._folder, self.wheel, slot, ([seq], rows)))
 
@@ -137,17 +150,20 @@ class WheelReader:
 
     def _copy(self, seq: int, row: NDArray[Any], floor: int) -> FrameCopy | DamagedFrame:
         slot, offset, length, _ = row.item()
-        if row == _HOLE:
+        raw = row.tobytes()
+        if raw == HOLE_ROW:
             return _damaged(seq, row, FrameDamaged(DamageReason.HOLE))
+        if raw == UNREADABLE_ROW:
+            return _damaged(seq, row, FrameDamaged(DamageReason.UNREADABLE, "its index row"))
         if length == 0 or slot < floor:
-            return FrameCopy(seq, row.tobytes(), b"")
+            return FrameCopy(seq, raw, b"")
         path = layout.slot_path(self._folder, slot)
         try:
             content = _content(self._disk, path, offset, offset + length)
-            check_copy(self.wheel, FrameCopy(seq, row.tobytes(), content))
+            check_copy(self.wheel, FrameCopy(seq, raw, content))
         except FrameDamaged as damage:
             return _damaged(seq, row, damage)
-        return FrameCopy(seq, row.tobytes(), content)
+        return FrameCopy(seq, raw, content)
 
     def frames(
         self, slot: int, seqs: list[int], rows: NDArray[Any]
@@ -174,14 +190,25 @@ class WheelReader:
         holes = self._places.holes(up_to_seq)
         if holes is None:
             holes = self._places.scanned_holes(up_to_seq)
-        return self._lying_nowhere(still_holes(self._index, holes - lost))
+        return self.lying_nowhere(still_holes(self._index, holes - lost))[0]
 
-    def _lying_nowhere(self, seqs: SeqSet) -> SeqSet:
-        new = seqs - self._searched
+    def lying_nowhere(self, seqs: SeqSet) -> tuple[SeqSet, int]:
+        """Returns which of these frames lie intact in no slot file that can be read.
+
+        Also returns the greatest slot whose file cannot be read; -1: there is none.
+        """
+        new, old = seqs - self._searched, (seqs & self._searched) - self._lying
+        if old and self._unread:
+            self._search(old, self._unread)
         if new:
-            self._lying |= lying_in_files(self._disk, self._folder, self.wheel, new)
+            self._search(new, list_slots(self._disk, self._folder))
             self._searched |= new
-        return seqs - self._lying
+        return seqs - self._lying, max(self._unread, default=-1)
+
+    def _search(self, seqs: SeqSet, slots: Iterable[int]) -> None:
+        lying, unread = lying_in_files(self._disk, self._folder, self.wheel, seqs, slots)
+        self._lying |= lying
+        self._unread = unread
 
     def slot_frames(
         self,
@@ -245,7 +272,8 @@ class WheelReader:
             holes = self._places.scanned_holes(up_to_seq)
         else:
             holes = find_holes(self._disk, self._folder, 1, up_to_seq)
-        for seq in self._lying_nowhere(holes - lost).within(from_seq, up_to_seq):
+        nowhere, _ = self.lying_nowhere(holes - lost)
+        for seq in nowhere.within(from_seq, up_to_seq):
             yield _damaged(seq, _HOLE, FrameDamaged(DamageReason.HOLE))
 
     def slot_places(self, slot: int) -> Places:
@@ -399,7 +427,7 @@ def _content(disk: Disk, path: Path, begin: int, end: int) -> bytes:
     except FileNotFoundError as error:
         raise FrameDamaged(DamageReason.GONE, str(path)) from error
     except OSError as error:
-        if error.errno != errno.EIO:
+        if not is_medium_error(error):
             raise
         raise FrameDamaged(DamageReason.UNREADABLE, str(error)) from error
 
@@ -419,6 +447,13 @@ class _Asked:
         if self.kind is not None:
             wanted &= (cancel_counts(rows) > 0) == (self.kind is Kind.CANCELS)
         return seqs[wanted], rows[wanted]
+
+
+def _why_placeless(rows: NDArray[Any]) -> DamageReason:
+    """Returns why the first of these rows says of no place."""
+    if is_unreadable(rows[:1]).any():
+        return DamageReason.UNREADABLE
+    return DamageReason.GONE if is_gone(rows[:1]).any() else DamageReason.HOLE
 
 
 def _damaged(seq: int, row: NDArray[Any], damage: FrameDamaged) -> DamagedFrame:

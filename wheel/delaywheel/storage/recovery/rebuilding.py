@@ -4,20 +4,19 @@ Any write that no checkpoint covers may be lost. So every slot file is checked f
 the frames up to the checkpoint; what lies beyond is read, frame by frame.
 """
 
-import errno
-from collections.abc import Iterable, Iterator
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from delaywheel.identity import WheelId
-from delaywheel.seqset import SeqSet
-from delaywheel.storage.files.index import ROWS_PER_SEGMENT, read_raw_rows
+from delaywheel.seqset import NO_SEQS, SeqSet
+from delaywheel.storage.files.index import read_raw_rows
 from delaywheel.storage.files.slot_table import UNIT_BYTES, TableHead, load_head, read_entries
 from delaywheel.storage.folder import layout
 from delaywheel.storage.folder.disk import Disk, File
+from delaywheel.storage.folder.medium_errors import is_medium_error
 from delaywheel.storage.folder.steps import Steps
 from delaywheel.storage.frames.format import (
     HEADER_LENGTH_BYTES,
@@ -28,8 +27,9 @@ from delaywheel.storage.frames.format import (
     decode_header,
     index_row_of,
 )
-from delaywheel.storage.frames.rows import HOLE_ROW, INDEX_ROW, INDEX_ROW_LENGTH_BYTES, checked_rows
+from delaywheel.storage.frames.rows import checked_rows, is_gone, is_hole
 from delaywheel.storage.reading.places import finding_rows
+from delaywheel.storage.recovery.restoring import FoundRows, whole_segments
 from delaywheel.storage.writing.cutting import end_index, last_seq_of, raise_ends
 
 HourSizes = tuple[int, list[tuple[int, int]]]
@@ -89,51 +89,96 @@ def rebuild_rows(
 ) -> Steps[SeqSet]:
     """Rebuilds all rows after the checkpoint from frames; returns the damaged seqs.
 
-    The rows go at least up to ``end_seq``.
+    The rows go at least up to ``end_seq``. Memory is bounded, but for one byte a row.
     """
-    indexed: dict[int, bytes] = {}
+    found = FoundRows(disk, folder, safe_seq)
+    unsure: dict[int, int] = {}
+    for slot, begin in longer.items():
+        stopped = _gather(disk, folder, wheel, (slot, begin), found, ())
+        if stopped is not None:
+            unsure[slot] = stopped
+        if found.is_full:
+            yield from found.put()
+        yield
     last_row = last_seq_of(disk, folder)
     yield
+    if unsure:
+        yield from _gather_behind_damage(disk, folder, wheel, unsure, found, last_row)
+    yield from found.put()
+    last_seq = max(safe_seq, end_seq, found.last_seq)
     for first_seq, raw in read_raw_rows(disk, folder, safe_seq + 1, last_row):
+        numbers = np.flatnonzero(~is_hole(checked_rows(raw)))
+        last_seq = max(last_seq, first_seq + int(numbers[-1]) if len(numbers) else 0)
+        yield
+    yield from whole_segments(disk, folder, safe_seq + 1, last_seq)
+    yield from end_index(disk, folder, last_seq)
+    damaged = NO_SEQS
+    for first_seq, raw in read_raw_rows(disk, folder, safe_seq + 1, last_seq):
         rows = checked_rows(raw)
-        numbers = np.flatnonzero(rows["length"] > 0).tolist()
-        indexed.update((first_seq + number, rows[number].tobytes()) for number in numbers)
+        is_finished = is_gone(rows) | ((rows["slot"] > 0) & (rows["slot"] < floor))
+        is_whole = is_finished | found.marks(first_seq, len(rows))
+        damaged |= SeqSet.where(first_seq, ~is_whole)
         yield
-    found = yield from _frames_behind(disk, folder, wheel, longer, indexed)
-    last_seq = max([safe_seq, end_seq, *found, *indexed])
-    rows = np.full(last_seq - safe_seq, np.frombuffer(HOLE_ROW, INDEX_ROW)[0])
-    for by_seq in (indexed, found):
-        behind = [seq for seq in by_seq if seq > safe_seq]
-        written = b"".join([by_seq[seq] for seq in behind])
-        rows[np.array(behind, np.int64) - safe_seq - 1] = np.frombuffer(written, INDEX_ROW)
-    yield from _write_rows(disk, folder, safe_seq, rows)
-    is_finished = (rows["slot"] > 0) & (rows["slot"] < floor)
-    return SeqSet.where(safe_seq + 1, ~is_finished) - SeqSet.of(found)
+    return damaged
 
 
-def _frames_behind(
-    disk: Disk, folder: Path, wheel: WheelId, longer: dict[int, int], indexed: dict[int, bytes]
-) -> Steps[dict[int, bytes]]:
-    """Returns rows of whole frames beyond the safe ends of their slot files, by seq.
+def _gather(
+    disk: Disk,
+    folder: Path,
+    wheel: WheelId,
+    place: tuple[int, int],
+    found: FoundRows,
+    resume_at: Sequence[int],
+) -> int | None:
+    """Gathers the rows of a slot's whole frames behind a place of its file.
 
-    After a damaged frame, the walk continues where, according to a row, the next frame begins or
-    one ends.
+    After a damaged frame the walk continues at the next of the given offsets. Returns where it
+    ended if that was a damaged frame; None: it came to the end, or the file cannot be opened.
     """
-    indexed_offsets: dict[int, set[int]] = {}
-    for row in indexed.values():
-        slot, offset, length_bytes, _ = np.frombuffer(row, INDEX_ROW)[0].item()
-        indexed_offsets.setdefault(slot, set()).update((offset, offset + length_bytes))
-    found: dict[int, bytes] = {}
-    for slot, begin in longer.items():
+    slot, begin = place
+    try:
         file = disk.open_read(layout.slot_path(folder, slot))
-        try:
-            resume_at = sorted(indexed_offsets.get(slot, ()))
-            for offset, frame in _walk(file, wheel, slot, (begin, file.size()), resume_at):
-                found[frame.seq] = index_row_of(frame, offset)
-        finally:
-            file.close()
+    except OSError as error:
+        if not (is_medium_error(error) or isinstance(error, FileNotFoundError)):
+            raise
+        return None  # its frames are those that their rows speak of
+    try:
+        offset, end = begin, file.size()
+        while offset < end:
+            try:
+                frame = _read_frame(file, wheel, slot, offset, end)
+            except FrameDamaged:
+                behind = bisect_right(resume_at, offset)
+                if behind == len(resume_at):
+                    return offset
+                offset = resume_at[behind]
+                continue
+            found.add(frame.seq, index_row_of(frame, offset))
+            offset += frame.length_bytes
+    finally:
+        file.close()
+    return None
+
+
+def _gather_behind_damage(
+    disk: Disk,
+    folder: Path,
+    wheel: WheelId,
+    stopped: dict[int, int],
+    found: FoundRows,
+    last_row: int,
+) -> Steps[None]:
+    """Continues where, according to a row, the next frame begins or one ends."""
+    slots = np.array(sorted(stopped), np.int64)
+    _, rows = yield from finding_rows(disk, folder, slots, last_row)
+    for slot, offset in stopped.items():
+        of_slot = rows[rows["slot"] == slot]
+        begins = of_slot["offset"].astype(np.int64)
+        resume_at = np.union1d(begins, begins + of_slot["length"]).tolist()
+        _gather(disk, folder, wheel, (slot, offset), found, resume_at)
+        if found.is_full:
+            yield from found.put()
         yield
-    return found
 
 
 def _table_ends(
@@ -148,45 +193,12 @@ def _table_ends(
     return ends.tolist(), (damaged | (entries["last_seq"] > head.seq)).tolist()
 
 
-def _walk(
-    file: File, wheel: WheelId, slot: int, part: tuple[int, int], resume_at: list[int]
-) -> Iterator[tuple[int, Frame]]:
-    """Yields the whole frames in a part of a slot file, with their offsets."""
-    offset, end = part
-    while offset < end:
-        try:
-            frame = _read_frame(file, wheel, slot, offset, end)
-        except FrameDamaged:
-            offset = next((place for place in resume_at if place > offset), end)
-            continue
-        yield offset, frame
-        offset += frame.length_bytes
-
-
 def _read_frame(file: File, wheel: WheelId, slot: int, offset: int, end: int) -> Frame:
     try:
         header = file.read_at(HEADER_LENGTH_BYTES, offset)
         length = decode_header(header, available_bytes=end - offset).length_bytes
         return decode_frame(file.read_at(length, offset), wheel=wheel, slot=slot, seq=None)
     except OSError as error:
-        if error.errno != errno.EIO:
+        if not is_medium_error(error):
             raise
         raise FrameDamaged(DamageReason.UNREADABLE, str(error)) from error
-
-
-def _write_rows(disk: Disk, folder: Path, safe_seq: int, rows: NDArray[Any]) -> Steps[None]:
-    """Writes the rows after the checkpoint, and ends the index with the last one."""
-    at = safe_seq
-    while len(rows):
-        segment, row = divmod(at, ROWS_PER_SEGMENT)
-        part, rows = rows[: ROWS_PER_SEGMENT - row], rows[ROWS_PER_SEGMENT - row :]
-        file = disk.open(layout.index_path(folder, segment), create=True)
-        try:
-            file.write_at((part.tobytes(),), row * INDEX_ROW_LENGTH_BYTES)
-            yield
-            file.sync_data()
-        finally:
-            file.close()
-        at += len(part)
-        yield
-    yield from end_index(disk, folder, at)

@@ -22,7 +22,7 @@ from delaywheel.storage.files.wheel_folder import MetaDamaged, WheelMissing, loa
 from delaywheel.storage.folder import layout
 from delaywheel.storage.folder.disk import Disk
 from delaywheel.storage.folder.node_file import NodeFileDamaged, load_node_state
-from delaywheel.storage.frames.rows import HOLE_ROW, INDEX_ROW, INDEX_ROW_LENGTH_BYTES
+from delaywheel.storage.frames.rows import INDEX_ROW, INDEX_ROW_LENGTH_BYTES, is_hole
 from delaywheel.storage.reading.reader import DamagedFrame, read_frames
 
 
@@ -100,7 +100,7 @@ def verify_wheel(disk: Disk, data: Path, wheel: WheelId, *, floor: int = 0) -> I
         yield Finding(Problem.META, layout.meta_path(folder), str(error), wheel)
     yield from _verify_segments(disk, folder, wheel)
     seqs, rows = _all_rows(disk, folder)
-    for seq in seqs[rows == np.frombuffer(HOLE_ROW, dtype=INDEX_ROW)[0]].tolist():
+    for seq in seqs[is_hole(rows)].tolist():
         yield Finding(Problem.HOLE, folder, wheel=wheel, seq=seq)
     has_frame = (rows["length"] > 0) & (rows["slot"] >= floor)
     seqs, rows = seqs[has_frame], rows[has_frame]

@@ -19,6 +19,7 @@ from delaywheel.storage.files.index import (
 )
 from delaywheel.storage.folder import layout
 from delaywheel.storage.folder.disk import Disk
+from delaywheel.storage.folder.medium_errors import is_medium_error
 from delaywheel.storage.folder.steps import Steps
 from delaywheel.storage.frames.rows import INDEX_ROW, INDEX_ROW_LENGTH_BYTES, checked_rows
 from delaywheel.storage.reading.places import finding_rows
@@ -58,8 +59,16 @@ def cut_beyond(disk: Disk, folder: Path, final_seq: int, table: SlotTable) -> St
 
 
 def cut_slot(disk: Disk, path: Path, end: int) -> Steps[int]:
-    """Cuts a slot file durably; deletes it if nothing is left. Returns how much was cut."""
-    file = disk.open(path)
+    """Cuts a slot file durably; deletes it if nothing is left. Returns how much was cut.
+
+    A file that cannot be opened is left as it is, since no row will refer to what lies behind.
+    """
+    try:
+        file = disk.open(path)
+    except OSError as error:
+        if not is_medium_error(error):
+            raise
+        return 0
     try:
         size = file.size()
         if size > end > 0:

@@ -75,7 +75,7 @@ class CopyMedium:
         self._syncing = threading.Lock()
         self.lock = threading.Lock()
         self.closed = False
-        self.checkpoint = load_checkpoint(disk, self._folder)
+        self.checkpoint = load_checkpoint(disk, self._folder) or Checkpoint(0)
         self.synced_seq = self.checkpoint.seq
 
     def take_over(self, first_seq: int, rows: NDArray[Any]) -> None:
@@ -101,7 +101,7 @@ class CopyMedium:
     def note_missing(self, seqs: SeqSet) -> None:
         """Durably notes missing frames, as far as the checkpoint covers them."""
         known = self.checkpoint
-        self._save(Checkpoint(known.seq, known.missing | seqs.within(1, known.seq)))
+        self._save(known._replace(missing=known.missing | seqs.within(1, known.seq)))
 
     def note_synced(self, seq: int, damaged: SeqSet) -> None:
         """Durably notes that a sync has covered everything up to ``seq``.
@@ -110,7 +110,13 @@ class CopyMedium:
             seq: The last one when the sync began.
             damaged: What cannot be read, determined before this call.
         """
-        self._save(Checkpoint(seq, (damaged | self._rewritten).within(1, seq)))
+        missing = (damaged | self._rewritten).within(1, seq)
+        self._save(Checkpoint(seq, missing, self.checkpoint.first_segment))
+
+    def note_first(self, segment: int) -> None:
+        """Durably notes that index segments below this one are finished, and may be deleted."""
+        with self.lock:
+            self._save(self.checkpoint._replace(first_segment=segment))
 
     def sync(self, last_seq: int, *, floor: int) -> SeqSet:
         """Puts everything written on the medium.

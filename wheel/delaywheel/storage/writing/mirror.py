@@ -13,11 +13,23 @@ of a frame that does   crash, damage      missing: `repair` puts it in its place
 not, or is damaged
 of a finished slot     holder that has    held: a slot below the floor no longer has content
                        swept it
-zeros                  holder whose       held, as above: all that the index segment referred to
+``GONE_ROW``           holder whose       held, as above: all that the index segment referred to
                        segment is gone    was finished
 ``HOLE_ROW``           crash; holder of   missing, unless it is committed as lost
                        a lost frame
 =====================  =================  =====================================================
+
+What is finished is decided by the own floor alone, which no peer raises (decision 27):
+
+| a frame that comes without content | is taken |
+|---|---|
+| with a row, of a slot below the own floor | yes |
+| with any other row | no: its holder knows a higher floor, or is wrong; until then it is missing |
+| as gone, behind the last row | if no row here is of a slot at or above the own floor |
+| as gone, in the place of a hole | if no other row of its segment is of such a slot |
+| as gone, in any other place | no |
+
+Segments are deleted whole and in order: so where one was finished, all before it were.
 
 Rows follow one another without gaps; holes are filled in behind the end. Files may be sparse if an
 earlier frame of a slot is missing or finished.
@@ -48,7 +60,7 @@ from delaywheel.storage.frames.bundle import NO_BUNDLE, FrameBundle
 from delaywheel.storage.frames.checking import good_frames
 from delaywheel.storage.frames.format import FrameDamaged
 from delaywheel.storage.frames.frame_copy import FrameCopy
-from delaywheel.storage.frames.rows import checked_rows, is_hole
+from delaywheel.storage.frames.rows import GONE_ROW, checked_rows, is_gone, is_hole
 from delaywheel.storage.reading.reader import DamagedFrame, WheelReader
 from delaywheel.storage.writing.cutting import cut_beyond
 from delaywheel.storage.writing.dial import Dial
@@ -60,6 +72,7 @@ from delaywheel.storage.writing.placing import (
     checked_frame,
     damage_of,
     lies_there,
+    not_finished,
     place_of,
 )
 from delaywheel.storage.writing.table_writer import SlotTable
@@ -182,6 +195,9 @@ class MirrorWheel:
         refused = None
         if good < len(following):
             refused = damage_of(self.wheel, following.part(good, good + 1))
+        founded = self._founded(following.part(0, good))
+        if founded < good:
+            good, refused = founded, not_finished(int(following.seqs[founded]))
         written, taken, failure = self._write_frames(
             self._bared(following.part(0, good)), is_over, between
         )
@@ -220,9 +236,14 @@ class MirrorWheel:
         for number in wanted.nonzero()[0].tolist():
             try:
                 frame = checked_frame(self.wheel, bundle.part(number, number + 1))
-                places.append(place_of(self._bared(frame)))
             except FrameDamaged as damage:
                 refused.append(damage)
+                continue
+            place = place_of(self._bared(frame))
+            if self._may_repair(place):
+                places.append(place)
+            else:
+                refused.append(not_finished(place.seq))
         damaged = []
         for place in places:
             found = next(self.copies(place.seq, place.seq, floor=self._floor))
@@ -285,7 +306,7 @@ class MirrorWheel:
     def delete_finished(self) -> Iterator[int]:
         """Deletes the slot files below the floor, one by one; yields their slots."""
         yield from delete_slots_below(self._disk, self._folder, self._floor)
-        self._index.delete_below(self._floor)
+        self._index.delete_below(self._floor, self._medium.note_first)
 
     # --- reading
 
@@ -387,22 +408,35 @@ class MirrorWheel:
             self._medium.take_over(first_seq, rows)
             yield
 
+    def _founded(self, bundle: FrameBundle) -> int:
+        """Returns how many leading frames behind the last one may be taken (see the table)."""
+        if bundle.is_whole:
+            return len(bundle)
+        rows = bundle.rows
+        slots = np.where(rows["length"] > 0, rows["slot"].astype(np.int64), -1)
+        tops = np.maximum.accumulate(np.maximum(slots, self.top_slot))
+        is_unfounded = ~bundle.has_content & (slots >= self._floor)
+        is_unfounded |= is_gone(rows) & (tops >= self._floor)
+        return int(is_unfounded.argmax()) if is_unfounded.any() else len(bundle)
+
+    def _may_repair(self, place: Place) -> bool:
+        """Whether a frame may be put in its place (see the table)."""
+        if place.content:
+            return True
+        if place.row != GONE_ROW:
+            return place.slot < self._floor
+        if not is_hole(self._reader.rows(place.seq, place.seq)).all():
+            return False
+        first_seq = (place.seq - 1) // ROWS_PER_SEGMENT * ROWS_PER_SEGMENT + 1
+        rows = self._reader.rows(first_seq, first_seq + ROWS_PER_SEGMENT - 1)
+        return int(rows["slot"].max(initial=0)) < self._floor
+
     def _bared(self, bundle: FrameBundle) -> FrameBundle:
         """Returns frames as they are written: only rows for those of finished slots.
 
-        If a frame comes without bytes, its holder knows a floor above it, and so do we then. The
-        file of a finished slot would come back after its deletion.
+        The file of a finished slot would come back after its deletion.
         """
-        rows = bundle.rows
-        if bundle.is_whole and min(rows["slot"].tolist(), default=0) >= self._floor:
-            return bundle
-        has_content = bundle.has_content
-        slots = rows["slot"].astype(np.int64)
-        implied = np.where(has_content | (rows["length"] == 0), 0, slots + 1)
-        floors = np.maximum.accumulate(np.maximum(implied, self._floor))
-        if len(floors):
-            self._floor = int(floors[-1])
-        finished = has_content & (slots < floors)
+        finished = bundle.has_content & (bundle.rows["slot"] < self._floor)
         return bundle.without_content(finished) if finished.any() else bundle
 
     def _write_frames(

@@ -58,6 +58,11 @@ def lies_there(seq: int) -> FrameDamaged:
     return FrameDamaged(DamageReason.MISPLACED, f"seq {seq}: another frame lies there")
 
 
+def not_finished(seq: int) -> FrameDamaged:
+    """Returns the fault of a frame that came without content although it is not finished here."""
+    return FrameDamaged(DamageReason.GONE, f"seq {seq}: without content, and not finished here")
+
+
 class Occupied:
     """Finds the frames that lie in given places, according to a wheel's index."""
 

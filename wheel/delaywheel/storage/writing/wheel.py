@@ -96,6 +96,7 @@ class OriginWheel:
         self._max_frame_bytes = max_frame_bytes
         self._sync_lock = threading.Lock()
         self._synced_seq = 0
+        self._first_segment = 0
         # Held while the checkpoint is saved, and never for longer.
         self._save_lock = threading.Lock()
         self._broken: str | None = None
@@ -202,7 +203,7 @@ class OriginWheel:
                 return self._synced_seq
             self._refuse_if_broken()
             seq = self._synced_seq
-            save_checkpoint(self._disk, self._folder, Checkpoint(seq))
+            self._save_checkpoint()
         if refreshes:
             self._table.refresh(seq, floor=self._floor)
         return seq
@@ -215,7 +216,7 @@ class OriginWheel:
     def delete_finished(self) -> Iterator[int]:
         """Deletes the slot files below the floor, one by one; yields their slots."""
         yield from delete_slots_below(self._disk, self._folder, self._floor)
-        self._index.delete_below(self._floor)
+        self._index.delete_below(self._floor, self._note_first)
 
     def close(self) -> bool:
         """Closes the files; the wheel is never opened for append again.
@@ -286,6 +287,16 @@ class OriginWheel:
         seqs = np.arange(first_seq, first_seq + len(rows))
         bundle = FrameBundle(seqs, rows, edges, content)
         return WrittenGroup(bundle, group.counts, group.order).leading(done), failure
+
+    def _note_first(self, segment: int) -> None:
+        """Durably notes that index segments below this one are finished."""
+        with self._save_lock:
+            self._first_segment = segment
+            self._save_checkpoint()
+
+    def _save_checkpoint(self) -> None:
+        known = Checkpoint(self._synced_seq, first_segment=self._first_segment)
+        save_checkpoint(self._disk, self._folder, known)
 
     def _sync(self) -> None:
         seq = self._index.last_seq

@@ -1,0 +1,23 @@
+"""Index segments of few rows, so that few frames fill several."""
+
+import pytest
+
+_MODULES = (
+    "files.index",
+    "reading.places",
+    "reading.reader",
+    "recovery.recover",
+    "recovery.restoring",
+    "recovery.verify",
+    "writing.cutting",
+    "writing.medium",
+    "writing.mirror",
+    "writing.missing_frames",
+    "writing.table_writer",
+)
+
+
+def small_segments(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
+    """Makes every new segment hold this many rows."""
+    for module in _MODULES:
+        monkeypatch.setattr(f"delaywheel.storage.{module}.ROWS_PER_SEGMENT", rows)
