@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO
 
 from py4j.protocol import Py4JError
+from pyspark import StorageLevel
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
@@ -158,6 +159,7 @@ class _Run:
         self._topics: list[str] = []
         self._plan = Plan(())
         """The latest plan of a read of Kafka."""
+        self._kept: list[DataFrame] = []
 
     def run(self) -> Summary:
         options = self._options
@@ -212,6 +214,8 @@ class _Run:
             return self._write(output, setting, books, done.due_ms)
         finally:
             books.release()
+            for rows in self._kept:
+                rows.unpersist()
 
     def _judge_coverage(self, facts: Facts, terms: Terms) -> None:
         """Notes what may still be accepted or published for the range.
@@ -275,7 +279,8 @@ class _Run:
         ended = outcomes_of(place.read(spark, outcomes, "value"))
         asked = ended.where(in_range(terms, F.col("due_ms"), F.col("accepted_at_ms")))
         records = self._read_ingress(place, terms, facts)
-        topics = list(terms.topics) or topics_in(ledger, asked, records.asked)
+        wanted = in_range(terms, F.col("due_ms"), F.col("accepted_at_ms"))
+        topics = list(terms.topics) or topics_in(ledger.where(wanted), asked, records.asked)
         # After the outcomes: a message among them is decided in its topic as well.
         place.wait_for_transactions(topics)
         messages = place.pin(topics, from_ms, options.kafka_to_ms) if topics else Plan(())
@@ -304,8 +309,11 @@ class _Run:
             return place.read(spark, place.pin([names.dead], from_ms, None), LETTER_COLUMNS)
 
         self._topics, self._plan = topics, messages
-        kafka = place.records(spark, messages)
-        books = with_ingress(ledger, records, kafka, ended, terms, facts) if records else ledger
+        kafka, books = place.records(spark, messages), ledger
+        if records:  # these read it three times
+            kafka = kafka.persist(StorageLevel.DISK_ONLY)
+            self._kept.append(kafka)
+            books = with_ingress(ledger, records, kafka, ended, terms, facts)
         return Inputs(books, kafka, ended, all_kafka, deleted, letters)
 
     def _read_ingress(self, place: KafkaPlace, terms: Terms, facts: Facts) -> Asked:

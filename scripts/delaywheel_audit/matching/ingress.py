@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
-from delaywheel_audit.matching.matching import INGRESS, KEY, is_ours
+from delaywheel_audit.matching.matching import INGRESS, KEY, in_range, is_ours
 from delaywheel_audit.matching.terms import Facts, Terms
 
 if TYPE_CHECKING:
@@ -113,13 +113,16 @@ def with_ingress(
     """
     first = F.min(F.struct("offset", "topic", "origin", "sent_ms")).alias("asked")
     asked = records.asked.groupBy(*KEY).agg(first)
-    ours = is_ours(kafka)
+    ours, taken = is_ours(kafka), ledger
+    if terms.by == "due":  # a ledger's files hold dues of all the span
+        wanted = in_range(terms, F.col("due_ms"), F.col("due_ms"))
+        asked, ours, taken = asked.where(wanted), ours.where(wanted), taken.where(wanted)
     direct = (
         ours.where(F.col("dw_wheel") == INGRESS)
         .groupBy(*KEY)
         .agg(F.min(F.struct("dw_accepted_ms", "topic")).alias("went"))
         .join(asked, list(KEY), "inner" if records.has_all else "left")
-        .join(ledger.select(*KEY).distinct(), list(KEY), "left_anti")
+        .join(taken.select(*KEY).distinct(), list(KEY), "left_anti")
     )
     rows = direct.select(
         *KEY,
@@ -131,7 +134,7 @@ def with_ingress(
     known = ledger.unionByName(rows)
     if terms.by != "due":  # a record that left no trace has no known time of acceptance
         return known
-    traces = [part.select(*KEY) for part in (ledger, ours, outcomes.where("id is not null"))]
+    traces = [part.select(*KEY) for part in (taken, ours, outcomes.where("id is not null"))]
     seen = traces[0].unionByName(traces[1]).unionByName(traces[2]).distinct()
     dead = outcomes.where("origin is not null").select("origin").distinct()
     gone = (
