@@ -36,6 +36,7 @@ from delaywheel_replica.config_faults import Fault, did_you_mean, faults
 _UNDERSCORED = re.compile(r"log_level|on_delivery|\w+_cb")
 # File systems of pyarrow.
 _LEDGER_SCHEMES = ("file", "s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs")
+_PREFIX: Final = "DELAYWHEEL_"
 _STAND_INS: Final[Mapping[str, Any]] = {
     "cluster_id": "c",
     "node_id": "n",
@@ -81,7 +82,7 @@ def _load(
     checks: Iterable[Callable[[Config], Iterable[Fault]]],
 ) -> Config:
     """Returns the settings if each is valid and all fit together."""
-    texts: list[str] = []
+    texts = _misspelt_variables()
     wrong: frozenset[str] = frozenset()
     try:
         read = _sources(file)(**flags).model_dump()
@@ -104,11 +105,27 @@ def _load(
     return config
 
 
+def _misspelt_variables() -> list[str]:
+    """Returns the faults of environment variables that look like settings, and are none.
+
+    Others with our prefix may be of another program's, or of the command line.
+    """
+    known = [field.name for field in fields(Config)]
+    texts = []
+    for variable in sorted(os.environ):
+        name = variable.upper().removeprefix(_PREFIX).partition("__")[0].lower()
+        if variable.upper().startswith(_PREFIX) and name not in known:
+            meant = did_you_mean(name, known)
+            if meant:
+                texts.append(f"{name}: there is no such setting{meant} ({variable})")
+    return texts
+
+
 def _place(name: str, file: Path | None, flags: Mapping[str, Any]) -> str:
     """Returns where a setting comes from, as the operator named it."""
     if name in flags:
         return "--set"
-    variable = f"DELAYWHEEL_{name.upper()}"
+    variable = f"{_PREFIX}{name.upper()}"
     for known in os.environ:
         if known.upper() == variable or known.upper().startswith(f"{variable}__"):
             return known
@@ -126,9 +143,7 @@ def _places(names: Iterable[str], file: Path | None, flags: Mapping[str, Any]) -
 class _Checked(BaseSettings):
     """Parses and checks single settings; `_sources` adds the fields."""
 
-    model_config = SettingsConfigDict(
-        env_prefix="DELAYWHEEL_", env_nested_delimiter="__", extra="forbid"
-    )
+    model_config = SettingsConfigDict(env_prefix=_PREFIX, env_nested_delimiter="__", extra="forbid")
 
     _file: ClassVar[Path | None] = None
     _without: ClassVar[frozenset[str]] = frozenset()

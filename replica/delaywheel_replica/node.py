@@ -11,8 +11,9 @@ the server ends             the cleaner is killed, both are restarted, as above
 five short lives in a row   everything ends, exit code 1
 exit code 78 of a child     everything ends, exit code 78: a restart would fail in the same way
 a child cannot be started   as if it had ended at once: the machine may be short of something
-the data folder cannot be   exit code 78 if the setting is wrong (no permission, not a folder);
-used                        exit code 1 for any other cause: a later start may succeed
+the data folder cannot be   exit code 78 if the setting is wrong (no permission, not a folder,
+used                        or read-only); exit code 1 for any other cause: a later start may
+                            succeed
 SIGTERM, SIGINT             the server gets SIGTERM and drains, the cleaner ends, the server ends
 a second such signal        everything is killed
 SIGHUP                      the settings are reread (reload.py), and those that can be are adopted;
@@ -66,7 +67,10 @@ _FIRST_BACKOFF_S: Final = 0.1
 
 # The data folder is not what the settings require: no restart changes that.
 _WRONG_FOLDER: Final = frozenset(
-    {errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP}
+    {
+        *(errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR, errno.EEXIST),
+        *(errno.ENAMETOOLONG, errno.ELOOP, errno.EROFS, errno.EINVAL),
+    }
 )
 
 # Packages that the extra `server` installs beyond those of the command.

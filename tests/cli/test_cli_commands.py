@@ -244,6 +244,19 @@ def test_a_command_mistyped_is_guessed(command: Command) -> None:
     assert "did you mean set-back?" in command("clock", "setback").err
 
 
+def test_an_option_before_its_command_is_refused_with_its_place(command: Command) -> None:
+    ended = command("--server", "a:1", "status")
+    assert (ended.code, ended.err) == (
+        2,
+        "error: USAGE: --server comes after a command: delaywheel COMMAND --server …\n",
+    )
+
+
+def test_help_is_a_command_too(command: Command) -> None:
+    assert command("help") == command("--help")
+    assert command("help", "dead", "list") == command("dead", "list", "--help")
+
+
 def test_options_stand_anywhere(command: Command) -> None:
     ended = command("get", "--server", "127.0.0.1:1", "n1.1:5:00", "--timeout", "1s", "x")
     assert ended.err.startswith("error: USAGE: unrecognized arguments: x")

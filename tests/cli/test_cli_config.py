@@ -170,15 +170,62 @@ def test_secrets_are_masked(command: Command, file: Path) -> None:
         assert "s3://books/a" in reported
 
 
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (("security.protocol=SASL_SSL", "sasl.mechanism=SCRAM-SHA-512"), "sasl.password must be"),
+        (("security.protocol=SSL", "ssl.ca.location=/no/ca.pem"), "/no/ca.pem: no such file or"),
+        (("security.protocol=SSL", "ssl.key.location=/etc"), "ssl.key.location /etc: is a folder"),
+        (("security.protocol=SASL",), 'Invalid value "SASL" for configuration property'),
+    ],
+)
+def test_what_is_wrong_with_tls_and_passwords_is_said(
+    command: Command, file: Path, settings: tuple[str, ...], said: str
+) -> None:
+    file.write_text(file.read_text().replace('"sasl.password" = "hush"\n', ""))
+    flags = [word for setting in settings for word in ("--set", f"kafka.{setting}")]
+    ended = command("config", "check", "--config", str(file), *flags)
+    assert (ended.code, ended.err.count("\n")) == (1, 1)
+    assert said in ended.err
+
+
+def test_a_variable_that_looks_like_a_setting_is_a_fault(
+    command: Command, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DELAYWHEEL_SPAN_SECOND", "5")
+    monkeypatch.setenv("DELAYWHEEL_LEVEL__SOON", "5")
+    monkeypatch.setenv("DELAYWHEEL_OF_ANOTHER_PROGRAM", "5")
+    ended = command("config", "check", "--config", str(file))
+    for fault in (
+        "level: there is no such setting: did you mean levels? (DELAYWHEEL_LEVEL__SOON)",
+        "span_second: there is no such setting: did you mean span_seconds? (DELAYWHEEL_SPAN_",
+    ):
+        assert fault in ended.err
+    assert "OF_ANOTHER_PROGRAM" not in ended.err
+
+
+def test_a_data_folder_that_cannot_be_written_is_a_fault(
+    command: Command, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check = ("config", "check", "--config", str(file), "--set")
+    assert command(*check, f"data_dir={tmp_path}/to/come").code == 0
+    ended = command(*check, f"data_dir={file}/below")
+    assert (ended.code, "not a directory" in ended.err) == (1, True)
+    assert f"{file} is not a folder" in command(*check, f"data_dir={file}").err
+    monkeypatch.setattr("os.access", lambda *_: False)  # root may write everywhere
+    ended = command(*check, f"data_dir={tmp_path}/to/come")
+    assert f"{tmp_path} cannot be written by this user" in ended.err
+
+
 def test_serve_refuses_a_wrong_configuration(command: Command, file: Path) -> None:
     ended = command("serve", "--config", str(file), "--set", "node_id=NOT OK")
-    assert ended.code == 1
+    assert ended.code == 78, "systemd does not start it again"
     assert ended.err.startswith("error: CONFIG_INVALID: node_id")
 
 
 def test_serve_refuses_what_the_kafka_client_does_not_know(command: Command, file: Path) -> None:
     ended = command("serve", "--config", str(file), "--set", "kafka.linger.msec=5")
-    assert ended.code == 1
+    assert ended.code == 78
     assert ended.err.startswith("error: CONFIG_INVALID: kafka: No such configuration property")
 
 

@@ -1,7 +1,7 @@
 """Records pass through ingress while processes are killed at random: each arrives once, in time.
 
 Some of them go to consumers that fail by a plan, and whose retries are records of the ingress topic
-again: each history must be exactly its plan's. As many records as `DELAYWHEEL_INGRESS_RECORDS`
+again: each history must be exactly its plan's. As many records as `DELAYWHEEL_STORM_RECORDS`
 says; the figures are printed (`pytest -s`).
 """
 
@@ -37,8 +37,8 @@ from support.services.trio import seen_by
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
-RECORDS = int(os.environ.get("DELAYWHEEL_INGRESS_RECORDS", "2000"))
-SEED = int(os.environ.get("DELAYWHEEL_INGRESS_SEED", "1"))
+RECORDS = int(os.environ.get("DELAYWHEEL_STORM_RECORDS", "2000"))
+SEED = int(os.environ.get("DELAYWHEEL_STORM_SEED", "1"))
 PER_TURN = max(30, RECORDS // 2_000)
 AHEAD_MS = 8_000
 WORK_PER_TURN = 2

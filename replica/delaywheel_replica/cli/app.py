@@ -61,6 +61,8 @@ def run(arguments: Sequence[str]) -> int:
     # Only here: as above.
     from delaywheel_replica.cli import completing, running  # noqa: PLC0415
 
+    if arguments and arguments[0] == "help":
+        arguments = [*arguments[1:], "--help"]
     if not arguments or arguments[0] in _HELP:
         running.print_help(_WHAT)
         return ExitCode.DONE if arguments else ExitCode.USAGE

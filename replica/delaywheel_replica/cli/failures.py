@@ -8,6 +8,7 @@
 | 3 | no node answered: retrying may help |
 | 4 | the outcome is unknown: trying again, with the same id and due, is safe |
 | 70 | a defect of delaywheel; DELAYWHEEL_TRACEBACK=1 shows where |
+| 78 | `serve` alone: the settings or the data folder are wrong, and no restart helps |
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ class ExitCode(IntEnum):
     UNAVAILABLE = 3
     UNKNOWN_OUTCOME = 4
     DEFECT = 70
+    WRONG_SETTINGS = 78
 
 
 class Failure(Exception):  # noqa: N818 - a named answer to the user, not an error of the program

@@ -50,6 +50,8 @@ def run(arguments: Sequence[str]) -> int:
             raise usage(f"no command {prog} {name!r}{_meant(name, group.commands)}")
         prog = f"{prog} {name}"
     if found is None:
+        if name.startswith("-"):
+            raise usage(f"{name} comes after a command: delaywheel COMMAND {name} …")
         raise usage(f"no command {name!r}{_meant(name, all_commands())} (delaywheel --help)")
     return _do(prog, found, rest)
 

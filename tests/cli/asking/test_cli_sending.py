@@ -211,4 +211,4 @@ def test_reschedule_prints_the_handle_from_now_on(command: Command, node: Script
     ended = command("reschedule", HANDLE, "--to", "1900000060000", "--json")
     assert ended.code == 1
     assert ended.document == {"outcome": "TOO_LATE", "handle": None, "due_ms": None}
-    assert "TOO_LATE: the message has no other due" in ended.err
+    assert "TOO_LATE: the message was not rescheduled" in ended.err

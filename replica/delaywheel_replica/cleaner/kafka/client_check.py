@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Final
 
 from confluent_kafka import Consumer, KafkaException, Producer
@@ -25,14 +26,25 @@ _KNOWN: Final = (
 )
 """Names suggested for unknown ones; only the library knows which exist."""
 
+_FILES: Final = (
+    *("ssl.ca.location", "ssl.certificate.location", "ssl.key.location", "ssl.crl.location"),
+    *("ssl.keystore.location", "sasl.kerberos.keytab"),
+)
+_PROBED: Final = "probe"
+"""What the library takes for "look where systems have them"."""
+
 
 def client_faults(config: Config) -> Iterator[Fault]:
     """Returns the client library's objections to the operator's settings.
 
     Only the library knows all names, values and combinations, and they differ between kinds of
     clients: so one client of each kind is made, as it will run. It reports only the first fault;
-    then each setting is tried alone. Kafka is not contacted.
+    then each setting is tried alone, for its name and value: what a setting lacks alone (a
+    password, say) others may give. Files are tried here, since the library does not say what is
+    wrong with one. Kafka is not contacted.
     """
+    unreadable = list(_unreadable_files(config.kafka))
+    yield from unreadable
     # Settings of ours, and missing ones, are reported elsewhere.
     ours = refused(config.kafka)
     kafka = {name: value for name, value in config.kafka.items() if name not in ours}
@@ -40,9 +52,25 @@ def client_faults(config: Config) -> Iterator[Fault]:
     whole = _refused(replace(config, kafka=kafka | {"bootstrap.servers": servers}).kafka_settings)
     if whole is None:
         return
-    single = [_refused_alone(servers, *one) for one in kafka.items()]
-    for objection in [text for text in single if text] or [whole]:
-        yield Fault(f"kafka: {objection}", ("kafka", "max_message_bytes"))
+    single = [text for one in kafka.items() if (text := _refused_alone(servers, *one))]
+    if single or not unreadable:  # otherwise it objects to that file, in words of its own
+        for objection in single or [whole]:
+            yield Fault(f"kafka: {objection}", ("kafka", "max_message_bytes"))
+
+
+def _unreadable_files(kafka: Mapping[str, str]) -> Iterator[Fault]:
+    for name in _FILES:
+        path = kafka.get(name)
+        if path and path != _PROBED:
+            try:
+                with Path(path).open("rb"):
+                    pass
+            except IsADirectoryError:
+                if name != "ssl.ca.location":  # there a folder of certificates will do
+                    yield Fault(f"kafka: {name} {path}: is a folder", ("kafka",))
+            except OSError as error:
+                text = (error.strerror or type(error).__name__).lower()
+                yield Fault(f"kafka: {name} {path}: {text}", ("kafka",))
 
 
 def _refused(settings: KafkaSettings) -> str | None:
@@ -58,13 +86,14 @@ def _refused(settings: KafkaSettings) -> str | None:
 
 
 def _refused_alone(servers: str, name: str, value: str) -> str | None:
-    """Returns the objection to one setting alone."""
+    """Returns the objection to one setting's name or value."""
     try:
         AdminClient({"bootstrap.servers": servers, name: value, **_QUIET})
     except KafkaException as exception:
         objection = str(exception.args[0].str())
-        unknown = objection.startswith("No such configuration property")
-        return f"{objection}{did_you_mean(name, {*_KNOWN, *PROMISES})}" if unknown else objection
+        if objection.startswith("No such configuration property"):
+            return f"{objection}{did_you_mean(name, {*_KNOWN, *PROMISES})}"
+        return objection if "onfiguration property" in objection else None
     except (TypeError, ValueError) as error:
         return str(error)
     return None

@@ -46,7 +46,7 @@ def create(
             _print_answer(topic, exception.args[0])
         else:
             print(f"made: {topic}")
-    print("A node that has just refused messages for one takes them in 2 s.", file=sys.stderr)
+    print("Nodes that refused messages for them accept them within 2 s.", file=sys.stderr)
     seen_names.note(asked_server(), topics=topics)
 
 

@@ -56,7 +56,7 @@ class Route:
         if self._started_s is None or now_s - self._started_s < START_S:
             return None
         addresses = self._endpoints.never_reached
-        return f"nothing listens at {', '.join(addresses)}" if addresses else None
+        return f"no delaywheel node answers at {', '.join(addresses)}" if addresses else None
 
     def report(self, address: str, *, started_s: float, now_s: float, report: Report) -> bool:
         """Notes the outcome of an attempt; returns whether waiting exchanges should look again."""

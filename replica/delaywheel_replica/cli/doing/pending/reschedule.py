@@ -33,7 +33,7 @@ def reschedule(
             }
         )
     if answer.outcome is not RescheduleOutcome.RESCHEDULED or answer.due_ms is None:
-        raise Failure(answer.outcome.value, "the message has no other due")
+        raise Failure(answer.outcome.value, "the message was not rescheduled")
     if not as_json:
         print(answer.handle)
         print(f"due {iso(answer.due_ms)}", file=sys.stderr)
