@@ -6,6 +6,8 @@ A producer that is `unrepeated` has none within a call: what would have been ret
 time-out, an unknown outcome.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 TRANSACTION_TIMEOUT_MS: Final = 10_000
@@ -15,6 +17,21 @@ MAX_CALL_MS: Final = 9_000
 """No call that may end a transaction waits longer: below the brokers' own abort."""
 
 _NO_RETRY_BACKOFF_MS: Final = 30_000
+
+
+@contextmanager
+def fatal_errors_as_they_are() -> Iterator[None]:
+    """Raises a client's fatal error (another producer has fenced this one) as a `KafkaException`.
+
+    For calls that wait while the client's callbacks run: confluent-kafka raises the error amid
+    those, and if a line for the log comes next, Python makes a SystemError of it.
+    """
+    try:
+        yield
+    except SystemError as error:
+        if error.__cause__ is None:
+            raise
+        raise error.__cause__ from None
 
 
 def transactional(transactional_id: str) -> dict[str, Any]:

@@ -95,8 +95,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _measure(name: str, nodes: int, cadence_s: float, options: Options) -> dict[str, Any]:
     workload = WORKLOADS[name]
     _say(f"{name}: {workload.description}; {nodes} node(s)")
-    with Stand(nodes, workload.span_s, cadence_s, _say) as stand:
-        runner = Runner(stand, options, _say)
+    with Stand(nodes, workload.span_s, cadence_s, _say, topics=workload.topics) as stand:
+        runner = Runner(stand, options, _say, topics=workload.topics)
         warmth_ms = runner.warm()
         measured = runner.run(workload)
     return {

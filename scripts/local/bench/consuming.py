@@ -24,26 +24,38 @@ from local.stage.observer import ConsumerProcess
 STAMP: Final = struct.Struct("<q")
 POLL_S: Final = 0.1
 BATCH: Final = 1_000
+BETWEEN: Final = "-"
+"""Comes between the name of a family of topics and a topic's number."""
+
+
+def topic_names(family: str, count: int) -> list[str]:
+    """Returns the topics of a family, which are measured together.
+
+    Example:
+        >>> topic_names("delayed", 1), topic_names("many", 2)
+        (['delayed'], ['many-0', 'many-1'])
+    """
+    return [family] if count == 1 else [f"{family}{BETWEEN}{number}" for number in range(count)]
 
 
 class Consumer(ConsumerProcess):
-    """Follows topics from their beginning."""
+    """Follows topics from their beginning, and reports by family of topics."""
 
     def __init__(self, bootstrap: str, topics: Sequence[str], partitions: int) -> None:
         """Prepares; the topics exist."""
-        # For each topic alternately stamp and arrival, in microseconds.
+        # For each family alternately stamp and arrival, in microseconds.
         self._arrived: defaultdict[str, array[int]] = defaultdict(lambda: array("q"))
         super().__init__(
             _consume, bootstrap, list(topics), partitions, take=self._note, error=ClusterError
         )
 
     def take(
-        self, topic: str, count: int, timeout_s: float, watch: Callable[[], None]
+        self, family: str, count: int, timeout_s: float, watch: Callable[[], None]
     ) -> tuple[Times, Times]:
-        """Returns a topic's next records: stamps and arrivals, in Unix milliseconds.
+        """Returns a family's next records: stamps and arrivals, in Unix milliseconds.
 
         Args:
-            topic: The topic.
+            family: The family of topics.
             count: How many records were sent.
             timeout_s: Gives up after this long without any record.
             watch: Called repeatedly.
@@ -51,7 +63,7 @@ class Consumer(ConsumerProcess):
         Raises:
             ClusterError: Records are missing, or more arrived.
         """
-        arrived, before = self._arrived[topic], 0
+        arrived, before = self._arrived[family], 0
         deadline = time.monotonic() + timeout_s
         while len(arrived) < 2 * count:
             watch()
@@ -59,16 +71,16 @@ class Consumer(ConsumerProcess):
                 before, deadline = len(arrived), time.monotonic() + timeout_s
             if time.monotonic() > deadline:
                 missing = count - len(arrived) // 2
-                raise ClusterError(f"{missing:,} of {count:,} messages of {topic} did not arrive")
+                raise ClusterError(f"{missing:,} of {count:,} messages of {family} did not arrive")
             time.sleep(0.05)
         if len(arrived) > 2 * count:
-            raise ClusterError(f"{len(arrived) // 2:,} records of {topic}, {count:,} were sent")
-        pairs = np.array(self._arrived.pop(topic), np.int64).reshape(-1, 2) / 1000
+            raise ClusterError(f"{len(arrived) // 2:,} records of {family}, {count:,} were sent")
+        pairs = np.array(self._arrived.pop(family), np.int64).reshape(-1, 2) / 1000
         return pairs[:, 0], pairs[:, 1]
 
     def _note(self, batch: Iterable[tuple[str, bytes]]) -> None:
-        for topic, times in batch:
-            self._arrived[topic].frombytes(times)
+        for family, times in batch:
+            self._arrived[family].frombytes(times)
 
 
 def _consume(
@@ -100,6 +112,7 @@ def _consume(
         for message in messages:
             value = message.value()
             if message.error() is None and isinstance(value, bytes):
-                times[message.topic() or ""].extend((STAMP.unpack_from(value)[0], received_us))
-        send.send([(topic, pairs.tobytes()) for topic, pairs in times.items()])
+                family = (message.topic() or "").partition(BETWEEN)[0]
+                times[family].extend((STAMP.unpack_from(value)[0], received_us))
+        send.send([(family, pairs.tobytes()) for family, pairs in times.items()])
     consumer.close()

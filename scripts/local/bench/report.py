@@ -7,7 +7,7 @@ from statistics import median
 from typing import Any
 
 from delaywheel_replica.cli.printing.tables import print_table
-from local.bench.running import our_cpu_share
+from local.bench.running import CALM_P99_MS, our_cpu_share
 
 LABELS = {
     "plain": "Kafka, plain",
@@ -68,6 +68,11 @@ def _print_rounds(one: Mapping[str, Any]) -> None:
     )
     if "disk_bytes_a_message" in one:
         print(f"disk, bytes a message and node: {one['disk_bytes_a_message']:.0f}")
+    if killed := one.get("killed"):
+        print(
+            f"leader killed: the latest message {killed['latest_ms']:,.0f} ms late, the last second"
+            f" with a p99 above {CALM_P99_MS:.0f} ms ended after {killed['calm_after_s']:.1f} s"
+        )
     _print_costs([of["ours"] for of in rounds])
 
 

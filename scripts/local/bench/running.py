@@ -12,7 +12,16 @@ from local.bench.figures import Extent, differences, ratios
 from local.bench.rounds import disturbances, in_turn, run_rounds, warm_up
 from local.bench.sending import At, Bulk, Job, Paced
 from local.bench.stand import Part, Stand
-from local.bench.workloads import Accept, Burst, Highest, Idle, Restart, Steady, Workload
+from local.bench.workloads import (
+    Accept,
+    Burst,
+    Highest,
+    Idle,
+    Restart,
+    Steady,
+    Topics,
+    Workload,
+)
 from local.loopback.cluster import ClusterError
 from local.loopback.node import send_signal
 
@@ -21,6 +30,9 @@ AT_ONCE_MS: Final = (0, 1_000)
 """How far ahead dues are if nothing has to be accepted before."""
 _WARM_RATE_PER_S: Final = 2_000
 _LEAD_S: Final = 4.0
+BEFORE_KILL_S: Final = 3.0
+CALM_P99_MS: Final = 200.0
+"""The lateness above which a second after the leader was killed is not calm."""
 
 Document = dict[str, Any]
 
@@ -43,21 +55,24 @@ class Options:
 class Runner:
     """Runs measurements on one stand."""
 
-    def __init__(self, stand: Stand, options: Options, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, stand: Stand, options: Options, say: Callable[[str], None], *, topics: Topics
+    ) -> None:
         """Puts the parts together."""
+        self._topics = topics
         self._stand = stand
         self._options = options
         self._say = say
 
     def warm(self) -> list[float]:
         """Warms everything up; returns the broker's CPU ms for each transaction, by window."""
-        self._stand.do("ours", Paced(_WARM_RATE_PER_S, 2, (50, 500)))
-        self._stand.do("plain", Paced(_WARM_RATE_PER_S, 2, AT_ONCE_MS))
+        self._stand.do("ours", self._job(_WARM_RATE_PER_S, 2, (50, 500)))
+        self._stand.do("plain", self._job(_WARM_RATE_PER_S, 2, AT_ONCE_MS))
         if not self._options.warm:
             return []
 
         def window(seconds: float) -> float:
-            part = self._stand.do("floor", Paced(_WARM_RATE_PER_S, seconds, AT_ONCE_MS))
+            part = self._stand.do("floor", self._job(_WARM_RATE_PER_S, seconds, AT_ONCE_MS))
             return part.used["broker"].cpu_s * 1000 / max(1, part.sent.transactions)
 
         return warm_up(window, self._say)
@@ -73,12 +88,14 @@ class Runner:
         elif isinstance(kind, Idle):
             measured = self._rounds([("ours", None)])
         elif isinstance(kind, Steady):
-            theirs = Paced(kind.rate_per_s, self._options.seconds, AT_ONCE_MS)
+            theirs = self._job(kind.rate_per_s, self._options.seconds, AT_ONCE_MS)
             ours = self._paced(kind.rate_per_s, kind.ahead_ms)
             beside: list[tuple[str, Job]] = [("plain", theirs), ("floor", theirs)]
             if workload.by_ingress:
                 beside = [("ingress", ours)]
             measured = self._rounds([*beside, ("ours", ours)])
+            if workload.kills_leader:
+                measured["killed"] = self._kill_leader(ours)
         elif isinstance(kind, Accept):
             bulk, before = Bulk(kind, self._options.seconds), self._length_bytes()
             beside = [("ingress" if workload.by_ingress else "plain", bulk)]
@@ -93,7 +110,33 @@ class Runner:
 
     def _paced(self, rate_per_s: int, ahead_ms: tuple[int, int]) -> Paced:
         """Returns a load that lasts until all parts have run at it for the requested time."""
-        return Paced(rate_per_s, ahead_ms[1] / 1000 + self._options.seconds, ahead_ms)
+        return self._job(rate_per_s, ahead_ms[1] / 1000 + self._options.seconds, ahead_ms)
+
+    def _job(self, rate_per_s: int, seconds: float, ahead_ms: tuple[int, int]) -> Paced:
+        return Paced(rate_per_s, seconds, ahead_ms, self._topics)
+
+    def _kill_leader(self, job: Paced) -> Document:
+        """Kills the leading node with all its processes, once as much is due as is sent."""
+        struck_ms = 0.0
+
+        def strike() -> None:
+            nonlocal struck_ms
+            leader = self._stand.cluster.leader()
+            if leader is None:
+                raise ClusterError("no node leads")
+            send_signal(leader.pids(), signal.SIGKILL)
+            struck_ms = time.time() * 1000
+            self._say(f"killed {leader.id}, which led")
+
+        part = self._stand.struck(job, strike, job.lead_s + BEFORE_KILL_S)
+        after = [each for each in part.over_time if (each.second + 1) * 1000 > struck_ms]
+        late = [each for each in after if each.p99_ms > CALM_P99_MS]
+        calm_ms = (late[-1].second + 1) * 1000 if late else struck_ms
+        return {
+            "latest_ms": max((each.max_ms for each in after), default=0.0),
+            "calm_after_s": (calm_ms - struck_ms) / 1000,
+            "over_time": [asdict(second) for second in part.over_time],
+        }
 
     def _rounds(self, parts: list[tuple[str, Job | None]]) -> Document:
         def measure(number: int) -> dict[str, Part]:

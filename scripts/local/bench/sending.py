@@ -24,8 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delaywheel import Client, Message, ingress
-from local.bench.consuming import STAMP
-from local.bench.workloads import Accept
+from local.bench.consuming import STAMP, topic_names
+from local.bench.workloads import Accept, Topics
 from local.loopback.cluster import ClusterError
 
 if TYPE_CHECKING:  # `--help` must not load them
@@ -51,6 +51,7 @@ class Paced:
     rate_per_s: int
     seconds: float
     ahead_ms: tuple[int, int]
+    topics: Topics = Topics()  # noqa: RUF009 - frozen
 
     @property
     def lead_s(self) -> float:
@@ -75,6 +76,21 @@ class Bulk:
 
 
 Job = Paced | At | Bulk
+
+
+class Targets:
+    """Chooses where each message of a job goes."""
+
+    def __init__(self, family: str, topics: Topics) -> None:
+        """Prepares for a family of topics."""
+        self._names = topic_names(family, topics.count)
+        self._keyed = topics.keyed
+        self._chance = random.Random(4)  # noqa: S311 - no secret
+
+    def next(self) -> tuple[str, bytes | None]:
+        """Returns a topic and a key."""
+        topic = self._names[0] if len(self._names) == 1 else self._chance.choice(self._names)
+        return topic, self._chance.randbytes(8) if self._keyed else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +246,7 @@ class Ours:
             return Sent(messages, time.monotonic() - started)
 
     def _paced(self, client: Client, job: Paced, topic: str) -> Sent:
-        chance = np.random.default_rng(2)
+        chance, targets = np.random.default_rng(2), Targets(topic, job.topics)
         pending: deque[Any] = deque()
         started, messages = time.monotonic(), 0
         for count in paced(job.rate_per_s, job.seconds):
@@ -238,7 +254,8 @@ class Ours:
             for ahead_ms in chance.integers(*job.ahead_ms, count).tolist():
                 due_ms = now_ms + ahead_ms
                 at = datetime.fromtimestamp(due_ms / 1000, UTC)
-                one = client.produce_async(topic, value_of(due_ms * 1000), deliver_at=at)
+                name, key = targets.next()
+                one = client.produce_async(name, value_of(due_ms * 1000), key=key, deliver_at=at)
                 pending.append(one)
             messages += count
             while pending and pending[0].done():
@@ -350,9 +367,11 @@ class Plain:
             return Sent(messages, time.monotonic() - started)
         if isinstance(job, At):
             raise ClusterError("a plain producer knows no dues")
+        targets = Targets(topic, job.topics)
         for count in paced(job.rate_per_s, job.seconds):
             for _ in range(count):
-                _produce(self._producer, topic, value_of(time.time_ns() // 1000))
+                name, key = targets.next()
+                _produce(self._producer, name, value_of(time.time_ns() // 1000), key=key)
             self._producer.poll(0)
             messages += count
         seconds = time.monotonic() - started
@@ -438,9 +457,10 @@ class Transactional:
             sent_ms = time.time_ns() // 1_000_000 + np.arange(count) * 1000 / job.rate_per_s
             ahead_ms = np.random.default_rng(2).integers(*job.ahead_ms, count)
             dues_ms = np.sort(sent_ms.astype(np.int64) + ahead_ms)
-        return self._forward(dues_ms, topic)
+        topics = job.topics if isinstance(job, Paced) else Topics()
+        return self._forward(dues_ms, Targets(topic, topics))
 
-    def _forward(self, dues_ms: NDArray[np.int64], topic: str) -> Sent:
+    def _forward(self, dues_ms: NDArray[np.int64], targets: Targets) -> Sent:
         started, done, transactions = time.monotonic(), 0, 0
         while done < len(dues_ms):
             began = time.monotonic()
@@ -449,7 +469,8 @@ class Transactional:
                 producer = self._producers[transactions % 2]
                 producer.begin_transaction()
                 for due_ms in dues_ms[done:upto].tolist():
-                    _produce(producer, topic, value_of(due_ms * 1000))
+                    name, key = targets.next()
+                    _produce(producer, name, value_of(due_ms * 1000), key=key)
                 producer.commit_transaction(TIMEOUT_S)
                 done, transactions = upto, transactions + 1
             time.sleep(max(0.0, began + self._cadence_s - time.monotonic()))
@@ -485,11 +506,15 @@ def _flush(producer: Any) -> None:
 
 
 def _produce(
-    producer: Any, topic: str, value: bytes, headers: list[tuple[str, bytes]] | None = None
+    producer: Any,
+    topic: str,
+    value: bytes,
+    headers: list[tuple[str, bytes]] | None = None,
+    key: bytes | None = None,
 ) -> None:
     while True:
         try:
-            producer.produce(topic, value, headers=headers)
+            producer.produce(topic, value, key, headers=headers)
         except BufferError:
             producer.poll(0.01)
         else:

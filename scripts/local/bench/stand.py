@@ -8,21 +8,23 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Final, Self
 
-from local.bench.consuming import Consumer
+from local.bench.consuming import Consumer, topic_names
 from local.bench.figures import Second, by_second
 from local.bench.sending import CLUSTER_ID, Bulk, Job, Paced, Sender, Sent
 from local.bench.usage import Sampler, Usage, Watch
+from local.bench.workloads import Topics
 from local.loopback.cluster import LocalCluster
 from local.stage.scraping import Cost, Meter, scrape
 from local.stage.tally import Spread
 
-PARTITIONS: Final = 5
 OBSERVED: Final = {
     "ours": "delayed",
     "ingress": "ingressed",
     "plain": "direct",
     "floor": "transacted",
 }
+SHARED: Final = "many"
+"""Where all send to if there are many topics: a consumer of all would cost more than anything."""
 BULK: Final = "bulk"
 ARRIVAL_TIMEOUT_S: Final = 30.0
 _SETTLE_S: Final = 0.5
@@ -66,12 +68,21 @@ class Stand:
     """
 
     def __init__(
-        self, nodes: int, span_s: int, cadence_s: float, say: Callable[[str], None]
+        self,
+        nodes: int,
+        span_s: int,
+        cadence_s: float,
+        say: Callable[[str], None],
+        *,
+        topics: Topics,
     ) -> None:
         """Prepares."""
         settings = {"cluster_id": CLUSTER_ID, "span_seconds": span_s}
         self.cluster = LocalCluster(nodes=nodes, settings=settings, say=say)
         self._cadence_s = cadence_s
+        self._topics = topics
+        is_shared = topics.count > 1
+        self._families = {kind: SHARED if is_shared else name for kind, name in OBSERVED.items()}
         self._senders: dict[str, Sender] = {}
         self._ended = ExitStack()
 
@@ -79,10 +90,11 @@ class Stand:
         with ExitStack() as stack:
             cluster = stack.enter_context(self.cluster)
             cluster.wait_until_accepting()
-            for topic in (*OBSERVED.values(), BULK):
-                cluster.create_topic(topic, PARTITIONS)
-            topics = tuple(OBSERVED.values())
-            self._consumer = stack.enter_context(Consumer(cluster.kafka, topics, PARTITIONS))
+            families = dict.fromkeys(self._families.values())
+            topics = [name for each in families for name in topic_names(each, self._topics.count)]
+            partitions = self._topics.partitions
+            cluster.create_topics([*topics, BULK], partitions)
+            self._consumer = stack.enter_context(Consumer(cluster.kafka, topics, partitions))
             for kind in OBSERVED:
                 address = cluster.nodes[0].address if kind == "ours" else cluster.kafka
                 sender = Sender(kind, address, self._cadence_s)
@@ -119,18 +131,28 @@ class Stand:
                     part.sent = sender.do(job, BULK)
                     part.messages = part.sent.messages
                 return part
-            sender.begin(job, OBSERVED[kind])
+            sender.begin(job, self._families[kind])
             if isinstance(job, Paced):
                 time.sleep(job.lead_s)
                 with self._counted(part):
                     part.sent = sender.end()
                 part.messages = part.sent.per_s * part.seconds
-                self._take(OBSERVED[kind], part)
+                self._take(self._families[kind], part)
             else:
                 with self._counted(part):
                     part.sent = sender.end()
-                    self._take(OBSERVED[kind], part)
+                    self._take(self._families[kind], part)
                 part.messages = part.sent.messages
+        return part
+
+    def struck(self, job: Paced, strike: Callable[[], None], after_s: float) -> Part:
+        """Does a job of ours, and something to the cluster meanwhile; measures lateness alone."""
+        part, sender = Part(Sent(0, 0.0)), self._senders["ours"]
+        sender.begin(job, self._families["ours"])
+        time.sleep(after_s)
+        strike()
+        part.sent = sender.end()
+        self._take(self._families["ours"], part)
         return part
 
     def rest(self, seconds: float) -> Part:
@@ -139,10 +161,10 @@ class Stand:
             time.sleep(seconds)
         return part
 
-    def _take(self, topic: str, part: Part) -> None:
+    def _take(self, family: str, part: Part) -> None:
         """Waits until all sent messages have arrived."""
         dues_ms, arrived_ms = self._consumer.take(
-            topic, part.sent.messages, ARRIVAL_TIMEOUT_S, self.cluster.watch
+            family, part.sent.messages, ARRIVAL_TIMEOUT_S, self.cluster.watch
         )
         late_ms = arrived_ms - dues_ms
         part.lateness = Spread.of(late_ms.tolist())

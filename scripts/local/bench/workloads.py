@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal
 
 HOUR_S: Final = 3_600
@@ -59,6 +59,21 @@ Kind = Steady | Burst | Accept | Highest | Idle | Restart
 
 
 @dataclass(frozen=True, slots=True)
+class Topics:
+    """Where measured messages go, chosen for each message at random.
+
+    Attributes:
+        count: How many topics.
+        partitions: How many partitions each topic has.
+        keyed: Whether messages have keys of their own, so that they go to all partitions.
+    """
+
+    count: int = 1
+    partitions: int = 5
+    keyed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Workload:
     """One workload.
 
@@ -69,6 +84,8 @@ class Workload:
         pending: How many messages, evenly over the span, are accepted before the rounds begin.
         nodes: The cluster sizes, one after the other; empty: as requested.
         by_ingress: Whether to compare ingress with the SDK, instead of the SDK with Kafka.
+        topics: Where messages go.
+        kills_leader: Whether to kill the leading node after the rounds, under the same load.
     """
 
     kind: Kind
@@ -77,6 +94,8 @@ class Workload:
     pending: int = 0
     nodes: tuple[int, ...] = ()
     by_ingress: bool = False
+    topics: Topics = field(default_factory=Topics)
+    kills_leader: bool = False
 
 
 _M: Final = 1_000_000
@@ -96,6 +115,15 @@ WORKLOADS: Final = {
     "steady-300": Workload(Steady(300), "lateness at 300 a second"),
     "steady-2000": Workload(Steady(2_000), "lateness at 2,000 a second"),
     "steady-10000": Workload(Steady(10_000), "lateness at 10,000 a second"),
+    "topics-1000": Workload(
+        Steady(2_000), "lateness, 1,000 topics", topics=Topics(1_000, 1), kills_leader=True
+    ),
+    "partitions-100": Workload(
+        Steady(2_000),
+        "lateness, a topic of 100 partitions",
+        topics=Topics(1, 100, keyed=True),
+        kills_leader=True,
+    ),
     "highest": Workload(Highest(), "the highest rate that holds"),
     "short": Workload(Steady(2_000, (50, 500)), "lateness, due in 50 to 500 ms"),
     "ingress-accept": Workload(

@@ -251,26 +251,33 @@ class LocalCluster:
         return None
 
     def create_topic(self, name: str, partitions: int = 1) -> None:
-        """Creates a topic if it is missing, and waits until the broker knows it.
+        """Creates a topic if it is missing; see `create_topics`."""
+        self.create_topics([name], partitions)
+
+    def create_topics(self, names: Sequence[str], partitions: int = 1) -> None:
+        """Creates topics that are missing, and waits until the broker knows all of them.
 
         Raises:
-            ClusterError: Kafka does not make it.
+            ClusterError: Kafka does not make one of them.
         """
         from confluent_kafka import KafkaError, KafkaException  # noqa: PLC0415 - not for `--help`
         from confluent_kafka.admin import AdminClient  # noqa: PLC0415
         from confluent_kafka.cimpl import NewTopic  # noqa: PLC0415
 
         client = AdminClient({"bootstrap.servers": self.kafka})
-        topic = NewTopic(name, num_partitions=partitions, replication_factor=-1)
-        try:
-            client.create_topics([topic])[name].result()
-        except KafkaException as error:
-            if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
-                raise ClusterError(f"topic {name}: {error.args[0].str()}") from error
+        topics = [
+            NewTopic(name, num_partitions=partitions, replication_factor=-1) for name in names
+        ]
+        for name, made in client.create_topics(topics).items():
+            try:
+                made.result()
+            except KafkaException as error:
+                if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+                    raise ClusterError(f"topic {name}: {error.args[0].str()}") from error
         deadline = time.monotonic() + START_TIMEOUT_S
-        while name not in client.list_topics(timeout=5).topics:
+        while missing := set(names) - client.list_topics(timeout=5).topics.keys():
             if time.monotonic() > deadline:
-                raise ClusterError(f"topic {name} did not appear")
+                raise ClusterError(f"topics did not appear: {', '.join(sorted(missing))}")
             time.sleep(0.05)
 
     def watch(self) -> None:

@@ -167,6 +167,25 @@ def test_a_fenced_leader_commits_nothing(
     assert control_values(kafka, settings, 1) == [b"new"]
 
 
+def test_a_leader_that_is_fenced_hears_it_from_its_calls_whatever_the_client_logs(
+    kafka: KafkaBroker, settings: KafkaSettings, cluster_id: str
+) -> None:
+    topics = [f"orders-{number}-{cluster_id}" for number in range(20)]
+    for topic in topics:
+        create_topic(kafka.address, topic)
+    talkative = {**settings.client, "debug": "eos,msg", "log_level": 7}
+    old = inited(KafkaSettings(settings.names, talkative))
+    old.begin(0)
+    old.write(0, [message(topic, b"v") for topic in topics])
+    old.flush(0, PATIENT_MS)
+    new = inited(settings)
+    old.write(0, [message(topic, b"v") for topic in topics])
+    assert old.commit(0, progress(settings, b"lost"), PATIENT_MS).verdict is Verdict.FENCED
+    assert values(kafka, topics[0]) == []
+    old.destroy()
+    new.destroy()
+
+
 def test_a_lost_reply_is_an_unknown_outcome_and_what_was_committed_stays(
     kafka: KafkaBroker, settings: KafkaSettings, topic: str, proxy: KafkaProxy
 ) -> None:

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from delaywheel_replica.cleaner.leadership import MIN_CALL_MS
 from delaywheel_replica.core.leader.pacing import (
     LEAST_PAUSE_MS,
     MOST_PAUSE_MS,
@@ -40,6 +41,22 @@ def test_a_transaction_with_room_left_changes_nothing() -> None:
 def test_only_a_commit_slower_than_the_shortest_by_far_halves(duration_ms: int, cap: int) -> None:
     pace = Pace(LIMITS, cap_messages=400, cap_bytes=4_000, recent_ms=(5, 900, 7))
     assert pace.after_commit(duration_ms, full=True).cap_messages == cap
+
+
+def test_transactions_that_take_long_because_of_what_they_hold_do_not_outgrow_a_call() -> None:
+    limits = CapLimits(frame_messages=500, frame_bytes=1, max_messages=20_000, max_bytes=1 << 30)
+    pace = first_pace(limits)
+    took_ms = 5
+    for _ in range(100):
+        pace = pace.after_commit(took_ms, full=True)
+        took_ms = 5 + pace.cap_messages * 2 // 3  # each message goes to another partition
+        assert took_ms < MIN_CALL_MS
+    assert pace.cap_messages >= 500
+
+
+def test_a_kafka_that_is_slow_whatever_a_transaction_holds_gets_larger_ones() -> None:
+    pace = Pace(LIMITS, cap_messages=100, cap_bytes=1_000, recent_ms=(900,) * 16)
+    assert pace.after_commit(910, full=True).cap_messages == 200
 
 
 @given(st.lists(st.tuples(st.integers(0, 5_000), st.booleans()), max_size=40))

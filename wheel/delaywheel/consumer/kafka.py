@@ -48,7 +48,7 @@ from delaywheel.consumer.records import Incoming, Outgoing, Partition, Place
 from delaywheel.consumer.settings import Settings
 from delaywheel.ingress import ingress_topic
 from delaywheel.record_headers import headers_of
-from delaywheel.transactional import MAX_CALL_MS, transactional
+from delaywheel.transactional import MAX_CALL_MS, fatal_errors_as_they_are, transactional
 
 _LOG = logging.getLogger("delaywheel.consumer")
 
@@ -272,7 +272,9 @@ class KafkaBroker:
             producer.begin_transaction()
             for record in records:
                 _write(producer, record)
-            if unanswered := producer.flush(CALL_S):
+            with fatal_errors_as_they_are():
+                unanswered = producer.flush(CALL_S)
+            if unanswered:
                 return f"no answer to {unanswered} records"
             began_s = time.monotonic()
             _send_offsets(producer, passed, membership)
@@ -513,7 +515,8 @@ def _write(producer: Producer, record: Outgoing) -> None:
         hand_over()
     except BufferError:
         # The client's queue is full: once that is sent, there is room.
-        producer.flush(CALL_S)
+        with fatal_errors_as_they_are():
+            producer.flush(CALL_S)
         hand_over()
 
 

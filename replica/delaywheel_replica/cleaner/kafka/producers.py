@@ -31,6 +31,7 @@ from collections.abc import Iterable
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from delaywheel.headers import is_cut_off
+from delaywheel.transactional import fatal_errors_as_they_are
 from delaywheel_replica.cleaner.kafka.client_log import LOGGER
 from delaywheel_replica.cleaner.outside.ports import (
     HEADER_CUT_OFF,
@@ -136,7 +137,8 @@ class TransactionalProducer:
         if self.failed:
             return False
         try:
-            unanswered = self._producer.flush(timeout_ms / 1000)
+            with fatal_errors_as_they_are():
+                unanswered = self._producer.flush(timeout_ms / 1000)
         except KafkaException as exception:
             self._failed = _ended(Call.FLUSH, _error(exception))
             return False

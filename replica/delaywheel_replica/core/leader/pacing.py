@@ -21,6 +21,11 @@ transactions at a cadence of 25 ms, and half of that would cost the leader half 
 A slow Kafka must not be made slower: a new leader begins with one frame a transaction and
 doubles while its transactions are full and quick. The cap is halved only when a commit takes
 300 ms more than twice the shortest recent one, and never goes below one frame.
+
+Nor may a transaction outgrow the time that a call may last. Kafka's client sends a request for each
+partition, so messages for very many topics cost as much time as partitions: the cap grows only if a
+commit is expected within `LONGEST_COMMIT_MS` even if twice as many messages take twice what this
+one took beyond the shortest recent commit.
 """
 
 from dataclasses import dataclass
@@ -30,6 +35,8 @@ LEAST_PAUSE_MS = 20
 MOST_PAUSE_MS = 25
 RECENT_COMMITS = 16
 SLOW_COMMIT_MARGIN_MS = 300
+LONGEST_COMMIT_MS = 1_000
+"""Half of what a call may last at least: what is expected may be wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +88,10 @@ class Pace:
         """
         recent_ms = (*self.recent_ms, duration_ms)[-RECENT_COMMITS:]
         messages, length_bytes = self.cap_messages, self.cap_bytes
+        twice_ms = 2 * duration_ms - min(recent_ms)
         if duration_ms > 2 * min(recent_ms) + SLOW_COMMIT_MARGIN_MS:
             messages, length_bytes = messages // 2, length_bytes // 2
-        elif full:
+        elif full and twice_ms <= LONGEST_COMMIT_MS:
             messages, length_bytes = messages * 2, length_bytes * 2
         limits = self.limits
         return Pace(
