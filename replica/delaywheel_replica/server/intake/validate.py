@@ -166,16 +166,22 @@ def decode_outlined(request: bytes, outline: Outline, rules: Rules, *, now_ms: i
 
 
 def _check(batch: Batch, rules: Rules, *, now_ms: int) -> None:
-    columns = batch.columns
+    """Refuses messages; looks for rows only where a column's extremes say that there are any."""
+    columns, lengths_bytes = batch.columns, batch.lengths_bytes
     _check_dues(batch, columns.due_ms, rules, now_ms=now_ms)
     _check_topic_names(batch, rules.own_topics)
-    for row in np.flatnonzero(columns.lengths_bytes > rules.max_message_bytes).tolist():
-        batch.refuse([row], _too_large(int(columns.lengths_bytes[row]), rules))
-    _check_headers(batch)
-    batch.refuse(np.flatnonzero(columns.partitions < -1), Refusal(Reason.PARTITION_INVALID))
+    if int(lengths_bytes.max()) > rules.max_message_bytes:
+        for row in np.flatnonzero(lengths_bytes > rules.max_message_bytes).tolist():
+            batch.refuse([row], _too_large(int(lengths_bytes[row]), rules))
+    if columns.headers_lengths.any():
+        _check_headers(batch)
+    if int(columns.partitions.min()) < -1:
+        batch.refuse(np.flatnonzero(columns.partitions < -1), Refusal(Reason.PARTITION_INVALID))
+    timestamps_ms = columns.timestamps_ms
     # 0 is a legal timestamp that the Kafka client cannot express: for it, 0 means "now".
-    no_timestamp = (columns.timestamps_ms < -1) | (columns.timestamps_ms == 0)
-    batch.refuse(np.flatnonzero(no_timestamp), Refusal(Reason.TIMESTAMP_INVALID))
+    if int(timestamps_ms.min()) < -1 or not timestamps_ms.all():
+        no_timestamp = (timestamps_ms < -1) | (timestamps_ms == 0)
+        batch.refuse(np.flatnonzero(no_timestamp), Refusal(Reason.TIMESTAMP_INVALID))
 
 
 def _too_large(length_bytes: int, rules: Rules) -> Refusal:
@@ -227,9 +233,9 @@ def _too_many_headers() -> RefusedError:
 
 def _check_topic_names(batch: Batch, own_topics: frozenset[str]) -> None:
     columns = batch.columns
-    is_name = np.array([is_topic_name(topic) for topic in columns.topics], dtype=np.bool_)
-    if not is_name.all():
-        invalid = np.flatnonzero(~is_name[columns.topic_numbers])
+    are_names = [is_topic_name(topic) for topic in columns.topics]
+    if not all(are_names):
+        invalid = np.flatnonzero(~np.array(are_names, np.bool_)[columns.topic_numbers])
         batch.refuse(invalid, Refusal(Reason.TOPIC_INVALID))
     for topic in own_topics.intersection(columns.topics):
         ours = np.flatnonzero(columns.topic_numbers == columns.topics.index(topic))
