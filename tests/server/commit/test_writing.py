@@ -13,7 +13,7 @@ from delaywheel.reasons import Reason
 from delaywheel.storage.frames.columns import Columns
 from delaywheel_replica.server.commit.committer import Request
 from delaywheel_replica.server.commit.driver import Driver
-from delaywheel_replica.server.commit.writing import Writing, settle
+from delaywheel_replica.server.commit.writing import APART_S, Writing, settle
 from delaywheel_replica.server.node.refusals import Refusal, RefusedError
 
 
@@ -22,9 +22,14 @@ class Held:
 
     def __init__(self) -> None:
         self.requests: list[Request] = []
+        self.groups: list[int] = []
+        self.again = asyncio.Event()  # set by the second group
 
-    def submit(self, request: Request) -> None:
-        self.requests.append(request)
+    def submit(self, *requests: Request) -> None:
+        self.requests += requests
+        self.groups.append(len(requests))
+        if len(self.groups) == 2:
+            self.again.set()
 
 
 def columns() -> Columns:
@@ -52,3 +57,17 @@ async def test_a_refusal_for_whom_nobody_waits_any_more_is_no_defect() -> None:
     await asyncio.sleep(0)
     gc.collect()
     assert reported == []
+
+
+async def test_requests_that_come_soon_after_one_another_are_written_together() -> None:
+    driver = Held()
+    writing = Writing(cast("Driver", driver))
+    for _ in range(10):
+        writing.submit(columns())
+    assert driver.groups == [1]  # a lone caller does not wait
+    async with asyncio.timeout(30):
+        await driver.again.wait()
+    assert driver.groups == [1, 9]
+    await asyncio.sleep(2 * APART_S)
+    writing.submit(columns())
+    assert driver.groups == [1, 9, 1]

@@ -39,11 +39,11 @@ class WatchedDriver(Driver):
         self._waiting_since_us: int | None = None
         self._groups_us = 0  # spent on groups while others waited
 
-    def submit(self, request: Request) -> None:
+    def submit(self, *requests: Request) -> None:
         """See `Driver`; requests that wait for a wheel to be opened are not held up."""
         if self._waiting_since_us is None and self.refusal is None:
             self._waiting_since_us, self._groups_us = self._now_us(), 0
-        super().submit(request)
+        super().submit(*requests)
 
     def begin_group(self) -> Group | None:
         """See `Driver`."""

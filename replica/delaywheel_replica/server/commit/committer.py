@@ -24,7 +24,7 @@ waiting   ``wait``: its frames lie        ``acknowledge``: W members hold them: 
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
@@ -245,11 +245,11 @@ class Committer:
         self._taken_since_ms = 0
         self._waiting: deque[_Waiting] = deque()
 
-    def submit(self, request: Request, now_ms: int) -> bool:
-        """Queues a request; returns whether it is the first, so that a group has to be written."""
+    def submit(self, requests: Sequence[Request], now_ms: int) -> bool:
+        """Queues requests; whether they are the first, so that a group has to be written."""
         with self._lock:
-            self._pending.append((now_ms, request))
-            return len(self._pending) == 1
+            self._pending.extend((now_ms, request) for request in requests)
+            return len(self._pending) == len(requests)
 
     @property
     def has_pending(self) -> bool:

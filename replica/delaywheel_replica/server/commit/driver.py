@@ -241,9 +241,9 @@ class Driver:
             self._disk.failed(error)
             raise
 
-    def submit(self, request: Request) -> None:
-        """Queues a request for the next group; it is answered exactly once."""
-        if self._committer.submit(request, self._outside.now_ms()):
+    def submit(self, *requests: Request) -> None:
+        """Queues requests for the next group; each is answered exactly once."""
+        if self._committer.submit(requests, self._outside.now_ms()):
             self._outside.enqueue(GroupJob())
             self._outside.do_jobs(here=False)
 

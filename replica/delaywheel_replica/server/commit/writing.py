@@ -1,7 +1,14 @@
-"""Connects the event loop with the driver's groups: one future for each request."""
+"""Connects the event loop with the driver's groups: one future for each request.
+
+A group costs a node and its mirrors some 2 ms of CPU, however few messages it has. So groups begin
+`APART_S` apart: a request that comes sooner after another waits for that, and for others that come
+meanwhile. A lone caller waits for nothing, since its answer takes longer than that.
+"""
 
 import asyncio
 from functools import partial
+from math import inf
+from typing import Final
 
 from delaywheel.storage.frames.columns import Columns
 from delaywheel.storage.frames.format import Kind
@@ -10,6 +17,8 @@ from delaywheel_replica.server.commit.committer import Answers, Committed, Outco
 from delaywheel_replica.server.commit.driver import Driver
 from delaywheel_replica.server.node.refusals import Refusal, RefusedError
 
+APART_S: Final = 0.005
+
 
 class Writing:
     """Submits requests to the driver. For the thread of the event loop that makes it."""
@@ -17,6 +26,8 @@ class Writing:
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
         self._loop = asyncio.get_running_loop()
+        self._begun_s = -inf
+        self._gathered: list[Request] = []
 
     def submit(self, columns: Columns, kind: Kind = Kind.MESSAGES) -> "asyncio.Future[Committed]":
         """Submits a request's messages; returns the answer once they may be acknowledged.
@@ -25,8 +36,20 @@ class Writing:
         unknown.
         """
         answer: asyncio.Future[Committed] = self._loop.create_future()
-        self._driver.submit(Request(columns, kind, partial(_settle, answer)))
+        self._gathered.append(Request(columns, kind, partial(_settle, answer)))
+        if len(self._gathered) == 1:
+            begin_s = self._begun_s + APART_S
+            if begin_s <= self._loop.time():
+                self._begin()
+            else:
+                self._loop.call_at(begin_s, self._begin)
         return answer
+
+    def _begin(self) -> None:
+        """Submits what has gathered."""
+        self._begun_s = self._loop.time()
+        gathered, self._gathered = self._gathered, []
+        self._driver.submit(*gathered)
 
 
 @fatal

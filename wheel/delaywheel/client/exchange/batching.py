@@ -3,19 +3,21 @@
 `split` cuts a list by the service's limits. `Accumulator` groups what `produce_async` takes. A
 request costs the caller and the nodes some 5 ms of CPU together, however few messages it has, so
 messages gather into one, except where a caller or a due would notice. A batch that is full goes at
-once; how long another one lingers, by what is known of it:
+once; another one goes as soon as one of its messages does not wait any more:
 
-=======================  ==========================  ===============================
-the batch                no request is under way     one is
-=======================  ==========================  ===============================
-has a message due soon   goes at once                until 5 ms after that message
-has a caller who waits   goes at once                until 20 ms after the first one
-                                                     began to wait
-neither                  until `Queue.linger` after the last request began
-=======================  ==========================  ===============================
+=======================  ================================  =========================================
+the message              while no request is under way     while one is
+=======================  ================================  =========================================
+has a caller who waits   does not wait                     waits for 20 ms since its caller does
+has none                 waits until `Queue.linger` after  waits five times as long
+                         the last request began
+is due soon              waits for a fifth of the time to its due, but for 10 ms, since the last
+                         request began; never longer than one that has no caller
+=======================  ================================  =========================================
 
-So a lone message is fast, a caller who waits for each message is as fast as the node, and a flow
-that nobody waits for makes one request per linger, or full ones.
+So a lone message goes at once, a caller who waits for each message is as fast as the node, and a
+flow that nobody waits for makes one request per linger, or full ones. Where requests take longer
+than that, since a node has much to do, such a flow makes fewer.
 """
 
 from collections import deque
@@ -31,9 +33,11 @@ from delaywheel.message import Message
 ROW_BYTES: Final = 64
 """The most that the columns of a ColumnBatch take for a message, excluding its topic's name."""
 
-SOON_MS: Final = 500
-SOON_LINGER_S: Final = 0.005
 AWAITED_LINGER_S: Final = 0.02
+SOON_SHARE: Final = 0.2
+SOON_LEAST_S: Final = 0.01
+BUSY_LINGERS: Final = 5.0
+"""How many times longer a message that nobody waits for lingers while a request is under way."""
 
 _GATHER_MOST_S: Final = 1.0
 _GATHER_SHARE: Final = 0.1
@@ -117,10 +121,12 @@ class Accumulator:
             batch = self._open = Batch(now_s, deadline_s, self._on_wait)
         self._messages += 1
         self._length_bytes += message.length_bytes
-        pending = batch.add(message, max(now_s, self._begun_s + self._queue.linger))
-        if _is_soon(message):
-            batch.hurry(now_s + min(SOON_LINGER_S, self._queue.linger))
-        return pending
+        linger_s, soon_s = self._queue.linger, _linger_until_due_s(message)
+        return batch.add(
+            message,
+            max(now_s, self._begun_s + min(linger_s, soon_s)),
+            max(now_s, self._begun_s + min(BUSY_LINGERS * linger_s, soon_s)),
+        )
 
     def hurry(self, batch: Batch | None, now_s: float) -> bool:
         """Notes that a caller waits for a batch (None: the open one); whether it may go earlier."""
@@ -155,7 +161,8 @@ class Accumulator:
         is_full = len(self._open.messages) >= self._queue.batch_messages
         if is_full or (self._open.is_hurried and not self._under_way):
             return 0.0
-        return max(0.0, self._open.send_by_s - now_s)
+        by_s = self._open.send_busy_by_s if self._under_way else self._open.send_by_s
+        return max(0.0, by_s - now_s)
 
     def finished(self, batch: Batch) -> None:
         """Frees the room of a settled batch."""
@@ -171,7 +178,10 @@ class Accumulator:
         )
 
 
-def _is_soon(message: Message) -> bool:
-    """Whether a message is due soon after it was made; levels are resolved when it is sent."""
+def _linger_until_due_s(message: Message) -> float:
+    """Returns how long a message's due lets it linger; levels are resolved when it is sent."""
     due_ms = message.due_ms
-    return due_ms is not None and due_ms - message.made_ns // 1_000_000 < SOON_MS
+    if due_ms is None:
+        return inf
+    ahead_s = due_ms / 1e3 - message.made_ns / 1e9
+    return max(SOON_LEAST_S, SOON_SHARE * ahead_s)

@@ -26,10 +26,10 @@ class Batch:
         messages: Its messages, in the order in which they were given.
         length_bytes: The length of their keys, values and headers.
         opened_s: When the first one was added (monotonic).
-        send_by_s: When the first of them has lingered long enough.
+        send_by_s: When the first of them has lingered long enough, if no request is under way.
+        send_busy_by_s: The same while one is.
         deadline_s: When the first one is given up; all of them were added soon after it.
-        is_hurried: Whether it goes as soon as nothing is under way: a message is due soon, or a
-            caller waits for one.
+        is_hurried: Whether it goes as soon as nothing is under way: a caller waits for a message.
     """
 
     __slots__ = (
@@ -42,6 +42,7 @@ class Batch:
         "length_bytes",
         "messages",
         "opened_s",
+        "send_busy_by_s",
         "send_by_s",
     )
 
@@ -51,7 +52,7 @@ class Batch:
         self.messages: Final[list[Message]] = []
         self.length_bytes = 0
         self.opened_s: Final = opened_s
-        self.send_by_s = float("inf")
+        self.send_by_s = self.send_busy_by_s = float("inf")
         self.deadline_s: Final = deadline_s
         self.is_hurried = False
         self._on_wait: Final = on_wait
@@ -59,17 +60,18 @@ class Batch:
         self._watchers: list[Callable[[Sequence[Result]], object]] = []
         self._event: Event | None = None
 
-    def add(self, message: Message, send_by_s: float) -> "PendingResult":
-        """Adds a message, which lingers until `send_by_s`; only before the batch is sent."""
+    def add(self, message: Message, send_by_s: float, send_busy_by_s: float) -> "PendingResult":
+        """Adds a message, which lingers until then; only before the batch is sent."""
         self.messages.append(message)
         self.send_by_s = min(self.send_by_s, send_by_s)
+        self.send_busy_by_s = min(self.send_busy_by_s, send_busy_by_s)
         self.length_bytes += message.length_bytes
         return PendingResult(self, len(self.messages) - 1)
 
     def hurry(self, send_by_s: float) -> None:
         """Lets it linger no longer than `send_by_s`, and only while a request is under way."""
         self.is_hurried = True
-        self.send_by_s = min(self.send_by_s, send_by_s)
+        self.send_busy_by_s = min(self.send_busy_by_s, send_by_s)
 
     def announce_wait(self) -> None:
         """Reports that a caller is about to wait, unless the batch is hurried already."""

@@ -20,9 +20,9 @@ class Queue:
         batch_messages: The most messages in one request.
         batch_bytes: The most bytes of keys, values and headers in one request; a longer message
             goes alone.
-        linger: Seconds a message may wait for others, counted from the last request. Where a caller
-            waits for a message of the batch, or one is due within half a second, at most 20 or 5 ms
-            of it, and only while a request is under way.
+        linger: Seconds a message may wait for others, counted from the last request, and five times
+            as long while one is under way; but a fifth of the time to its due at most. Where a
+            caller waits for a message of the batch, at most 20 ms, while a request is under way.
         in_flight: Requests under way at once, also for each `produce_many`.
     """
 
