@@ -68,12 +68,21 @@ def load_config(
     Raises:
         ConfigError: Settings are missing, unknown or refused; names all of them.
     """
-    if file is not None and not file.is_file():
-        raise ConfigError(f"{file}: no such file")
+    if file is not None:
+        _check_readable(file)
     try:
         return _load(file, _nested(flags or {}), [faults, *checks])
     except ValueError as error:  # TOML syntax, JSON in an environment variable
         raise ConfigError(str(error) if file is None else f"{file}: {error}") from error
+
+
+def _check_readable(file: Path) -> None:
+    try:
+        file.open("rb").close()
+    except FileNotFoundError:
+        raise ConfigError(f"{file}: no such file") from None
+    except OSError as error:
+        raise ConfigError(f"{file}: {error.strerror}") from error
 
 
 def _load(

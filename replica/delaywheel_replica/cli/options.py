@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
@@ -212,9 +213,13 @@ def _existing(path: Path, *, is_folder: bool) -> Path:
     # Only here: what completes needs none of it.
     from argparse import ArgumentTypeError  # noqa: PLC0415
 
-    if not path.exists():
-        raise ArgumentTypeError(f"{path}: there is none")
-    if path.is_dir() != is_folder:
+    try:
+        is_there_folder = stat.S_ISDIR(path.stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        raise ArgumentTypeError(f"{path}: there is none") from None
+    except OSError as error:
+        raise ArgumentTypeError(f"{path}: {error.strerror}") from error
+    if is_there_folder != is_folder:
         raise ArgumentTypeError(f"{path} is {'no' if is_folder else 'a'} folder")
     return path
 

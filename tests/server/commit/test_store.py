@@ -10,9 +10,11 @@ from structlog.testing import capture_logs
 
 from delaywheel.identity import WheelId
 from delaywheel.seqset import NO_SEQS, SeqSet
+from delaywheel.storage.files.undeletable import Undeletable
 from delaywheel.storage.files.wheel_folder import (
     WheelExists,
     WheelMissing,
+    list_wheels,
 )
 from delaywheel.storage.folder import layout
 from delaywheel.storage.folder.node_file import NodeFolderInUse, load_node_state
@@ -241,6 +243,30 @@ def test_a_broken_wheel_shows_what_counts() -> None:
     held = left(store)
     assert (held.applied, held.top_slot) == (1, BASE_SLOT)
     assert list(slots_of(disk, DATA, OWN)) == [BASE_SLOT], "the tail is cut"
+
+
+def test_a_file_that_cannot_be_deleted_keeps_no_other_and_is_tried_again_after_a_pause() -> None:
+    disk, now_ms, tries = SimulatedDisk(), [0], list[tuple[int, int]]()
+    store = opened(disk)
+    store.undeletable = Undeletable(
+        lambda: now_ms[0], lambda _, pause_ms: tries.append((now_ms[0], pause_ms))
+    )
+    store.mirror(CARD, bundled(written_elsewhere()))
+    disk.undeletable = {str(layout.slot_path(layout.wheel_folder(DATA, WHEEL), BASE_SLOT))}
+    for second in range(400):
+        now_ms[0] = second * 1_000
+        swept = list(store.sweep(BASE_SLOT + 2 + second))
+        assert swept == {0: [BASE_SLOT + 1], 1: [BASE_SLOT + 2]}.get(second, [])
+    assert tries == [(0, 10_000), (10_000, 20_000), (30_000, 40_000), (70_000, 80_000),
+                     (150_000, 160_000), (310_000, 320_000)]  # fmt: skip
+    assert [path.name for path in store.undeletable.paths] == [f"{BASE_SLOT}.slot"]
+    with pytest.raises(OSError, match="cannot be deleted yet"):
+        list(store.delete_wheel(WHEEL))
+    assert list_wheels(disk, DATA) == [WHEEL], "it is known to be there"
+    disk.undeletable.clear()
+    now_ms[0] = 700_000
+    list(store.delete_wheel(WHEEL))
+    assert (list_wheels(disk, DATA), store.undeletable.paths) == ([], [])
 
 
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO])

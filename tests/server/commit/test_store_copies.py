@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from structlog.testing import capture_logs
 from delaywheel.identity import WheelId
 from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel.storage.files.index import ROWS_PER_SEGMENT
+from delaywheel.storage.files.undeletable import FIRST_PAUSE_MS, Undeletable
 from delaywheel.storage.files.wheel_folder import (
     Checkpoint,
     WheelMissing,
@@ -345,9 +347,12 @@ def test_a_deletion_that_failed_is_done_again() -> None:
         disk = SimulatedDisk()
         store = opened(disk)
         store.mirror(CARD, bundled(written_elsewhere()))
+        now_ms = [0]
+        store.undeletable = Undeletable(partial(now_ms.__getitem__, 0))
         disk.faults.append(Fault("delete", countdown=countdown))
-        with pytest.raises(OSError, match="Input/output"):
+        with pytest.raises(OSError, match=r"Input/output|cannot be deleted yet"):
             deleted(store)
+        now_ms[0] = FIRST_PAUSE_MS
         deleted(store)
         assert not [path for path in disk.paths() if str(WHEEL) in str(path)]
 

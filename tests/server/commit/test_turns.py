@@ -245,7 +245,7 @@ def test_many_short_jobs_hold_up_nobody(disk: SlowDisk) -> None:
 def test_one_wheel_that_cannot_be_swept_keeps_no_other_from_it(disk: SlowDisk) -> None:
     node = with_copy(disk)
     node.produce(message(1), message(2, slot=BASE_SLOT + 1))
-    disk.faults.append(Fault("delete", path_part=str(OTHER)))
+    disk.faults.append(Fault("read", path_part=f"{OTHER}/slots"))
     sweep = Sweep(BASE_SLOT + 1)
     node.driver._queue([sweep])
     node.work()

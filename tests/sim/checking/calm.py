@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from delaywheel.identity import WheelId
+from delaywheel.storage.folder import layout
 from delaywheel_replica.cleaner.outside.ports import IDS
 from delaywheel_replica.core.protocol.quorum import required_answers
 from sim.plans.plan import Action, Plan
@@ -24,6 +25,9 @@ SLOW_CANDIDACIES = 2
 
 FULL_DISK = frozenset({"lost_answers", "disk_full"})
 """While only one node is disturbed, the cluster continues to delete."""
+
+UNDELETED_S = 25
+"""A file this far below the floor is deleted, unless it is known to be undeletable."""
 
 FLOOR_BEHIND_S = 15
 """The floor lags the late window by less: transactions, seals, the books, and a leader's end."""
@@ -102,6 +106,20 @@ def resting_floor(world: World) -> Iterator[str]:
         behind_s = now_s - world.settings.late_window_s - world.checks.floor
         if behind_s > FLOOR_BEHIND_S:
             yield f"the floor {world.checks.floor} is {behind_s} s behind the late window"
+
+
+def undeleted_files(world: World) -> Iterator[str]:
+    """Checks that files which can be deleted go soon, while others cannot."""
+    if not is_calm_beside(world.plan, "undeletable"):
+        return
+    for node in world.living():
+        if node.server is None:
+            continue
+        below, waiting = node.server.floor - UNDELETED_S, node.server.store.undeletable.paths
+        for path in node.disk.paths():
+            slot = layout.slot_of_name(path.name)
+            if slot is not None and slot < below and path not in waiting:
+                yield f"{node.name} still has {path}, and deletes up to {node.server.floor}"
 
 
 def wrong_candidacies(world: World) -> Iterator[str]:

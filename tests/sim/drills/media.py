@@ -29,3 +29,13 @@ def switched_flush(script: Script) -> None:
     script.do(at_ms + 1, "switch_flush", node="a")
     script.do(at_ms + 200, "crash_machine", node="a", ms=500)
     script.until_ms = 12_000
+
+
+@MEDIA(r"cannot be deleted:", r"cannot delete .*again after 10000", r"again after 20000")
+def undeletable_files(script: Script) -> None:
+    """The medium does not delete some files of a node for a while; all others go."""
+    script.flow(2_500, 55_000, 250, "abc", delay_ms=script.about(300, 3_000))
+    for at_ms in (5_000, 8_000):
+        choice = script.random.randrange(1 << 30)
+        script.do(script.about(at_ms, 2_000), "undeletable", node="b", choice=choice, ms=40_000)
+    script.until_ms = 58_000

@@ -164,6 +164,8 @@ class SimulatedDisk:
         self.faults: list[Fault] = []
         self.effects = 0
         self.crash_at_effect: int | None = None
+        # Files that cannot be deleted: the medium's error.
+        self.undeletable: set[str] = set()
         # Called for every file before it is deleted.
         self.on_delete: Callable[[Path], None] | None = None
         # Called for every file before its content is synced.
@@ -257,6 +259,15 @@ class SimulatedDisk:
     def _is_of(self, kind: str, path: Path) -> bool:
         is_kind = path.suffix == ".slot" if kind == "slot" else kind in path.name
         return is_kind and bool(self._files[str(path)].now)
+
+    def keep_somewhere(self, chance: Random) -> Path | None:
+        """Makes some slot file undeletable; returns which, if there was one."""
+        paths = [path for path in self.paths() if path.suffix == ".slot"]
+        if not paths:
+            return None
+        path = chance.choice(paths)
+        self.undeletable.add(str(path))
+        return path
 
     def unlink_somewhere(self, chance: Random) -> Path | None:
         """Removes the name of some slot file unnoticed; returns which, if there was one.
@@ -420,6 +431,8 @@ class SimulatedDisk:
     def delete(self, path: Path) -> None:
         self._check("delete", path)
         name = str(path)
+        if name in self.undeletable and name in self._files:
+            raise OSError(errno.EUCLEAN, os.strerror(errno.EUCLEAN), name)
         if name in self._files:
             if self.on_delete is not None:
                 self.on_delete(path)

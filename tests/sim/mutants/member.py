@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from itertools import chain
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -15,7 +16,9 @@ from delaywheel.identity import WheelId
 from delaywheel.seqset import SeqSet
 from delaywheel.storage.files.index import OpenIndexes
 from delaywheel.storage.files.slot_files import SlotFiles
+from delaywheel.storage.files.undeletable import Undeletable
 from delaywheel.storage.folder import layout
+from delaywheel.storage.folder.disk import Disk
 from delaywheel.storage.folder.node_state import NodeState
 from delaywheel.storage.frames.bundle import WrittenGroup
 from delaywheel.storage.frames.columns import Columns
@@ -252,6 +255,18 @@ def the_new_setting_of_flush_counts() -> list[Patch]:
     return [instead(Store, "_start", start)]
 
 
+def stops_at_an_undeletable_file() -> list[Patch]:
+    def delete(self: Undeletable, disk: Disk, path: Path, *, is_folder: bool = False) -> bool:
+        del self
+        if is_folder:
+            disk.delete_folder(path)
+        else:
+            disk.delete(path)
+        return True
+
+    return [instead(Undeletable, "delete", delete)]
+
+
 def a_vote_is_no_leader_heard() -> list[Patch]:
     real = Prevote.asked
 
@@ -421,6 +436,12 @@ MEMBER = {
         the_new_setting_of_flush_counts,
         "starts as complete",
         ("switched_flush",),
+    ),
+    "an undeletable file keeps those behind it": Mutant(
+        "a sweep ends at the first file that the medium does not delete",
+        stops_at_an_undeletable_file,
+        "still has",
+        ("undeletable_files",),
     ),
     "a vote given is no leader heard": Mutant(
         "a node gives its vote to everyone who asks",

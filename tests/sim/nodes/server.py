@@ -11,12 +11,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from delaywheel.identity import WheelId
 from delaywheel.reasons import Reason
+from delaywheel.storage.files.undeletable import Undeletable
 from delaywheel.storage.frames.bundle import WrittenGroup
 from delaywheel.storage.frames.columns import Columns
 from delaywheel.storage.frames.format import Kind
@@ -103,6 +105,7 @@ class SimServer:
         self._published: dict[WheelId, int] = {}
         self._dead = False
         self.store = self._open_store()
+        self.store.undeletable = Undeletable(self.now_ms, self._undeleted)
         config = self.world.member_config(node.name)
         self.driver = WatchedDriver(
             config,
@@ -448,6 +451,9 @@ class SimServer:
             if published > self._published.get(wheel, 0):
                 self._published[wheel] = published
                 self.driver.published(wheel, published)
+
+    def _undeleted(self, error: OSError, pause_ms: int) -> None:
+        self.trace("cannot delete", Path(error.filename).name, f"again after {pause_ms}")
 
     # --- the start
 

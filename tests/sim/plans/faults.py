@@ -287,6 +287,15 @@ def slot_gone(world: World, node: str, choice: int) -> None:
         world.checks.disturbed()
 
 
+@_fault
+def undeletable(world: World, node: str, choice: int, ms: int) -> None:
+    """Makes a slot file undeletable for a while."""
+    disk = world.nodes[node].disk
+    if path := disk.keep_somewhere(Random(choice)):
+        world.trace.add(node, "cannot be deleted:", path.name)
+        world.later(ms, lambda: disk.undeletable.discard(str(path)))
+
+
 # --- the network between the nodes
 
 

@@ -193,6 +193,11 @@ def _bad_sector(stage: Stage) -> list[Action]:
     return stage.act("bad_sector", node=stage.node, what=what, choice=choice)
 
 
+def _undeletable(stage: Stage) -> list[Action]:
+    choice, ms = stage.random.randrange(1 << 30), stage.ms(4_000, 60_000)
+    return stage.act("undeletable", node=stage.node, choice=choice, ms=ms)
+
+
 def _slot_gone(stage: Stage) -> list[Action]:
     return stage.act("slot_gone", node=stage.node, choice=stage.random.randrange(1 << 30))
 
@@ -323,7 +328,7 @@ CRASHES: tuple[Draw, ...] = (
 CLOCKS: tuple[Draw, ...] = (_clock_step, _clock_step, _clock_drift)
 DISKS: tuple[Draw, ...] = (
     _disk_full, _full_for_long, _disk_error, _disk_error, _bit_flip, _bit_flip, _bad_sector,
-    _slot_gone, _slow_disk, _hung_disk, _slow_files,
+    _slot_gone, _slow_disk, _hung_disk, _slow_files, _undeletable,
 )  # fmt: skip
 LINKS: tuple[Draw, ...] = (_isolate, _partition, _block, _cut, _flap, _bad_link, _bad_link)
 BROKERS: tuple[Draw, ...] = (

@@ -78,6 +78,7 @@ FOUND = {
     "mended_meanwhile",
     "half_a_group",
     "switched_flush",
+    "undeletable_files",
     "missing_for_a_moment",
     "expired_meanwhile",
     "slow_files",

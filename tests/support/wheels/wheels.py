@@ -5,6 +5,7 @@ from pathlib import Path
 
 from delaywheel.identity import WheelId
 from delaywheel.storage.files.handles import HandleCache
+from delaywheel.storage.files.undeletable import Undeletable
 from delaywheel.storage.files.wheel_folder import (
     Checkpoint,
     WheelMeta,
@@ -76,7 +77,7 @@ def read_all(disk: Disk, data: Path, wheel: WheelId) -> dict[int, list[Message] 
 def delete_below(wheel: OriginWheel | MirrorWheel, floor: int) -> list[int]:
     """Finishes the slots below the floor and deletes their files; returns those with a file."""
     wheel.raise_floor(floor)
-    return list(wheel.delete_finished())
+    return list(wheel.delete_finished(Undeletable()))
 
 
 def ignored(*_: object) -> None:

@@ -1,5 +1,6 @@
 """The same promises, kept by the real disk and by the simulated one."""
 
+import ast
 import errno
 import os
 from pathlib import Path
@@ -145,3 +146,47 @@ def test_the_simulated_disk_runs_full_as_a_real_one_does() -> None:
     assert full.value.errno == errno.ENOSPC
     assert file.size() == 10
     assert disk.free_bytes(Path("/")) == 0
+
+
+# --- names that cannot be read
+
+PACKAGES = [
+    Path(__file__).parents[3] / package
+    for package in ("wheel/delaywheel", "replica/delaywheel_replica", "scripts/delaywheel_audit")
+]
+SWALLOWS = {"exists", "lexists", "is_file", "is_dir", "is_symlink", "is_mount", "isfile", "isdir"}
+"""Since Python 3.14 these take an error of the medium for "no"."""
+
+
+def test_what_the_medium_cannot_read_exists(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.stat
+
+    def refused(path: Path, **rest: bool) -> os.stat_result:
+        if path == tmp_path / "bad":
+            raise OSError(errno.EIO, "Input/output error")
+        return real(path, **rest)
+
+    monkeypatch.setattr(os, "stat", refused)
+    monkeypatch.setattr(Path, "exists", os.path.exists)  # as in 3.14
+    disk = PosixDisk()
+    assert disk.exists(tmp_path / "bad")
+    assert disk.exists(tmp_path)
+    (tmp_path / "file").touch()
+    assert not disk.exists(tmp_path / "file" / "inside")
+    assert not disk.exists(tmp_path / "absent")
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda path: path.name)
+def test_no_error_of_the_medium_is_taken_for_an_absent_file(package: Path) -> None:
+    found = [
+        f"{path.name}:{call.lineno}"
+        for path in sorted(package.rglob("*.py"))
+        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(call, ast.Call)
+        and isinstance(call.func, ast.Attribute)
+        and call.func.attr in SWALLOWS
+        and not ast.unparse(call.func.value).endswith("disk")
+    ]
+    assert found == []

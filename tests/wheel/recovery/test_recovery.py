@@ -6,6 +6,7 @@ from delaywheel.identity import WheelId
 from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel.storage.files.index import SegmentTops, list_segments
 from delaywheel.storage.files.slot_table import read_entry
+from delaywheel.storage.files.undeletable import Undeletable
 from delaywheel.storage.files.wheel_folder import (
     Checkpoint,
     WheelMissing,
@@ -266,7 +267,12 @@ def test_a_segment_that_cannot_be_opened_is_neither_shortened_nor_deleted(
     small_segments(monkeypatch, 2)
     disk, wheel, _ = wheel_of_three()
     disk.faults += [Fault("open", path_part="index") for _ in range(99)]
-    assert SegmentTops(disk, index_file(wheel).parent).delete_below(BASE_SLOT + 9, print) == []
+    assert (
+        SegmentTops(disk, index_file(wheel).parent).delete_below(
+            BASE_SLOT + 9, print, Undeletable()
+        )
+        == []
+    )
     assert WheelReader(disk, DATA, wheel.wheel).last_seq() == 3
 
 

@@ -11,6 +11,7 @@ from delaywheel.identity import NameInvalidError, WheelId
 from delaywheel.storage.files.handles import HandleCache
 from delaywheel.storage.files.slot_files import SlotFiles, SlotFull, list_slots
 from delaywheel.storage.files.slot_table import load_head
+from delaywheel.storage.files.undeletable import Undeletable
 from delaywheel.storage.files.wheel_folder import (
     MetaDamaged,
     WheelExists,
@@ -315,7 +316,7 @@ def test_an_unregistered_wheel_is_deleted_whole() -> None:
     disk = SimulatedDisk()
     for number in (1, 2):
         append(new_wheel(disk, DATA, number), [message()])
-    finish(deleting_wheel(disk, DATA, WheelId("node-1", 1)))
+    finish(deleting_wheel(disk, DATA, WheelId("node-1", 1), Undeletable()))
     assert list_wheels(disk, DATA) == [WheelId("node-1", 2)]
     assert not [path for path in disk.paths() if "node-1.1" in str(path)]
 
@@ -456,7 +457,7 @@ def test_no_crash_while_a_wheel_is_deleted_leaves_its_folder_for_ever(
             delete_below(wheel, BASE_SLOT + 9_001)
         disk.crash_after(effects)
         try:
-            finish(deleting_wheel(disk, DATA, wheel.wheel))
+            finish(deleting_wheel(disk, DATA, wheel.wheel, Undeletable()))
         except Crash:
             disk.restart(None if machine_crash is None else Random(machine_crash))
             delete_halves(disk, DATA)

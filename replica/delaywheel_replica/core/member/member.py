@@ -51,6 +51,7 @@ files, in steps between other jobs.
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 from delaywheel.identity import WheelId
 from delaywheel.seqset import SeqSet
@@ -98,6 +99,9 @@ from delaywheel_replica.core.node.shared_state import Known, Registry
 from delaywheel_replica.core.protocol.frames import NO_FRAMES
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, ServerStatus
 
+SWEEP_EVERY_MS: Final = 60_000
+SWEEP_AFTER_FAILURE_MS: Final = 10_000
+
 
 class MemberRefusal(StrEnum):
     """Why a node accepts no messages at present; names are those of `delaywheel.reasons`."""
@@ -142,6 +146,7 @@ class Member:
         self._own_heartbeat = parts.own_heartbeat
         self._peers = PeerMessages(parts)
         self._swept: int | None = None
+        self._sweep_again_ms = 0
         self._forgotten = NO_FRAMES
 
     # --- queries of the commit loop and the status
@@ -304,13 +309,16 @@ class Member:
 
     def _failed(self, effect: Effect) -> None:
         """Resets requests that are still needed, so that the next tick repeats them."""
-        self._swept = None
         self._forgotten = NO_FRAMES
+        if isinstance(effect, Sweep):
+            self._sweep_again_ms = self._known.now_ms + SWEEP_AFTER_FAILURE_MS
         for dropped in self._pending.failed(effect):
             if isinstance(dropped, Mirror | Repair):
                 self._mirrors.failed(dropped.card.wheel)
             elif isinstance(dropped, VerifyWheel):
                 self._verifying.failed(dropped.wheel, self._known.now_ms)
+            elif isinstance(dropped, DeleteWheel):
+                self._mirrors.not_deleted(dropped.wheel)
             else:
                 self._node_file.dropped(dropped)
 
@@ -402,10 +410,12 @@ class Member:
         return [ForgetLost(new)] if new else []
 
     def _sweep(self) -> list[Effect]:
-        floor = self._known.floor
-        if floor is None or floor == self._swept:
+        """Sweeps when the floor has moved, and from time to time what could not be deleted."""
+        floor, now_ms = self._known.floor, self._known.now_ms
+        if floor is None or (floor == self._swept and now_ms < self._sweep_again_ms):
             return []
         self._swept = floor
+        self._sweep_again_ms = now_ms + SWEEP_EVERY_MS
         return [Sweep(floor)]
 
 

@@ -50,7 +50,7 @@ from delaywheel_replica.core.wheels.fetching import Fetching, Want
 from delaywheel_replica.core.wheels.inventory import Inventory
 from delaywheel_replica.core.wheels.mirroring import Verdict, believable, judge
 from delaywheel_replica.core.wheels.open_wheel import CurrentWheel
-from delaywheel_replica.core.wheels.verifying import Verifying
+from delaywheel_replica.core.wheels.verifying import AGAIN_MS, Verifying
 
 MAX_REPORTED: Final = 4_096
 """About this many spans of wanted frames are reported, over all wheels."""
@@ -126,6 +126,7 @@ class Mirrors:
         self._catching_up: set[WheelId] = set()
         self._pushed: set[WheelId] = set()
         self._shown: dict[WheelId, int] = {}
+        self._delete_after_ms: dict[WheelId, int] = {}
 
     # --- frames
 
@@ -164,9 +165,14 @@ class Mirrors:
         self._catching_up.discard(wheel)
         self._pushed.discard(wheel)
 
+    def not_deleted(self, wheel: WheelId) -> None:
+        """Notes that a folder could not be deleted; it is tried again later."""
+        self._delete_after_ms[wheel] = self._known.now_ms + AGAIN_MS
+
     def deleted(self, wheel: WheelId) -> None:
         """Forgets a wheel whose folder was deleted."""
         self.failed(wheel)
+        self._delete_after_ms.pop(wheel, None)
         self._inventory.deleted(wheel)
         self._fencing.forget(wheel)
         self._fetching.forget(wheel)
@@ -380,7 +386,8 @@ class Mirrors:
         for wheel, held in self._inventory.items():
             record = self._known.record(wheel)
             if self._is_done_with(wheel, held):
-                effects += self._once(DeleteWheel(wheel))
+                if self._known.now_ms >= self._delete_after_ms.get(wheel, 0):
+                    effects += self._once(DeleteWheel(wheel))
             elif record is not None and record.closed_at is not None and held.final_seq is None:
                 effects += self._once(CloseWheel(wheel, record.closed_at))
         return effects

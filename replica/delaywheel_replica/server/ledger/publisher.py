@@ -470,8 +470,12 @@ class Books:
         return Source(self._disk, self._data, wheel, self._files.get(wheel, []))
 
     def _delete_files(self, wheel: WheelId, files: Collection[Path]) -> None:
+        """Deletes local files; one that cannot be deleted goes with the folder of its wheel."""
         for path in files:
-            self._disk.delete(path)
+            try:
+                self._disk.delete(path)
+            except OSError as error:
+                _log.warning("file cannot be deleted", path=str(path), error=str(error))
             self._files[wheel].remove(path)
 
     def _files_found(self) -> dict[WheelId, list[Path]]:
@@ -494,7 +498,10 @@ class Books:
         """Notes what any node reported, and forgets wheels that are gone."""
         reported = self._member.reported()
         for wheel in [wheel for wheel in self._files if wheel not in reported]:
-            self._disk.delete_folder(rows_folder(self._data, wheel))
+            try:
+                self._disk.delete_folder(rows_folder(self._data, wheel))
+            except OSError as error:  # the next start tries again
+                _log.warning("ledger rows not deleted", wheel=str(wheel), error=str(error))
             del self._files[wheel]
         for known in (self._placed, self._reported):
             for wheel in known.keys() - reported.keys():

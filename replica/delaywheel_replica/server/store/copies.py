@@ -14,6 +14,7 @@ from typing import Final
 from delaywheel.identity import WheelId
 from delaywheel.storage.files.handles import HandleCache
 from delaywheel.storage.files.index import ROWS_PER_SEGMENT
+from delaywheel.storage.files.undeletable import Undeletable
 from delaywheel.storage.files.wheel_folder import (
     WheelMeta,
     delete_halves,
@@ -187,18 +188,21 @@ class Copies:
         self._copies[wheel] = copy
         return copy
 
-    def delete(self, wheel: WheelId) -> Iterator[object]:
+    def delete(self, wheel: WheelId, undeletable: Undeletable) -> Iterator[object]:
         """Deletes everything of a wheel, file by file, slot files first.
 
         All of it is finished from the first file on, so that concurrent readers and writers find no
         half-deleted frame.
+
+        Raises:
+            OSError: Something of it cannot be deleted yet; try again.
         """
         copy = self._copies.get(wheel)
         if copy is not None:
             copy.raise_floor(NO_SLOT)
-            yield from copy.delete_finished()
+            yield from copy.delete_finished(undeletable)
             copy.close()
-        yield from deleting_wheel(self.disk, self.data, wheel)
+        yield from deleting_wheel(self.disk, self.data, wheel, undeletable)
         self._copies.pop(wheel, None)
 
     def close(self) -> None:

@@ -32,6 +32,7 @@ from typing import Self
 from delaywheel.identity import WheelId
 from delaywheel.seqset import SeqSet
 from delaywheel.storage.files.handles import HandleCache
+from delaywheel.storage.files.undeletable import Undeletable
 from delaywheel.storage.files.wheel_folder import WheelExists, WheelMeta, WheelMissing
 from delaywheel.storage.folder.boot import is_same_boot
 from delaywheel.storage.folder.disk import Disk
@@ -69,6 +70,7 @@ class Store:
         room: Measures the free space.
         handles: The open slot files.
         outgoing: Reads frames for other nodes.
+        undeletable: Files that could not be deleted.
         unverified: Wheels that were left, and are not known to be whole.
     """
 
@@ -101,6 +103,7 @@ class Store:
         self._open: OriginWheel | None = None
         self._top_slot = -1
         self._missing = MissingOfCopies()
+        self.undeletable = Undeletable(on_refused=_undeleted)
         self.outgoing = FramesToSend(self._copies, self._missing, limits.recent_bytes)
 
     @classmethod
@@ -383,7 +386,7 @@ class Store:
 
     def delete_wheel(self, wheel: WheelId) -> Iterator[object]:
         """Deletes everything of a wheel, file by file."""
-        yield from self._copies.delete(wheel)
+        yield from self._copies.delete(wheel, self.undeletable)
         self._missing.forget(wheel)
 
     def forget_lost(self, frames: FrameSet) -> None:
@@ -394,8 +397,9 @@ class Store:
         """Finishes every slot below the floor at once, then deletes their files one by one.
 
         Returns:
-            Yields the slot of each file that was deleted. Each wheel is tried separately: the
-            OSError of the first that failed is raised after all of them.
+            Yields the slot of each file that was deleted. A file that cannot be deleted is tried
+            again by a later sweep, after a pause. Each wheel is tried separately: the OSError of
+            the first whose files cannot be listed is raised after all of them.
         """
         floor = self._copies.floor = max(self._copies.floor, floor)
         wheels: list[MirrorWheel | OriginWheel] = [*self._copies.known.values()]
@@ -474,7 +478,7 @@ class Store:
         failure: OSError | None = None
         for wheel in wheels:
             try:
-                yield from wheel.delete_finished()
+                yield from wheel.delete_finished(self.undeletable)
             except OSError as error:
                 _log.warning("wheel not swept", wheel=str(wheel.wheel), error=str(error))
                 failure = failure or error
@@ -501,6 +505,12 @@ class Store:
             return copy
         meta = WheelMeta(card.wheel, card.members, card.min_insync, card.span_seconds)
         return finish(self._copies.taking(meta), between)
+
+
+def _undeleted(error: OSError, pause_ms: int) -> None:
+    _log.warning(
+        "file cannot be deleted", path=error.filename, error=error.strerror, again_after_ms=pause_ms
+    )
 
 
 def _card(meta: WheelMeta) -> WheelCard:

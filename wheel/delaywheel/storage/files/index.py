@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from delaywheel.storage.files.undeletable import Undeletable
 from delaywheel.storage.folder import layout
 from delaywheel.storage.folder.disk import Disk, File
 from delaywheel.storage.folder.medium_errors import is_medium_error
@@ -115,9 +116,11 @@ class IndexWriter:
         self.mark_unsynced((segment,))
         self._tops.forget(segment)
 
-    def delete_below(self, floor: int, note: Callable[[int], object]) -> list[int]:
+    def delete_below(
+        self, floor: int, note: Callable[[int], object], undeletable: Undeletable
+    ) -> list[int]:
         """See `SegmentTops.delete_below`."""
-        return self._tops.delete_below(floor, note)
+        return self._tops.delete_below(floor, note, undeletable)
 
     def look_again(self) -> None:
         """Sets ``last_seq`` to what can be read from the files."""
@@ -304,42 +307,63 @@ class SegmentTops:
     """The greatest slot of each full segment, so that a sweep reads each of them once.
 
     A segment with a hole has none: its slots may not all be below any floor. It is examined again
-    after a row of it was rewritten (`forget`).
+    after a row of it was rewritten (`forget`). ``delete_below`` is for one thread, ``forget`` for
+    any.
     """
 
     def __init__(self, disk: Disk, folder: Path) -> None:
         self._disk = disk
         self._folder = folder
         self._tops: dict[int, int | None] = {}
+        self._forgotten = 0  # how often
+        self._lock = threading.Lock()
 
     def forget(self, segment: int) -> None:
         """Forgets a segment whose rows have changed."""
-        self._tops.pop(segment, None)
+        with self._lock:
+            self._forgotten += 1
+            self._tops.pop(segment, None)
 
-    def delete_below(self, floor: int, note: Callable[[int], object]) -> list[int]:
+    def delete_below(
+        self, floor: int, note: Callable[[int], object], undeletable: Undeletable
+    ) -> list[int]:
         """Deletes the leading segments all of whose slots are below ``floor``, never the last.
 
-        Only leading ones, so that one unbroken run of seqs is left.
+        Only leading ones, so that one unbroken run of seqs is left: one that cannot be deleted
+        stays, with all behind it.
 
         Args:
             floor: Slots below are finished.
             note: Called before anything is deleted, with the number of the first segment that
                 stays; it must be durable when this returns.
+            undeletable: What could not be deleted before.
         """
         finished = []
         for segment in list_segments(self._disk, self._folder)[:-1]:
-            if segment not in self._tops:
-                self._tops[segment] = self._top(segment)
-            top = self._tops[segment]
+            top = self._known_top(segment)
             if top is None or top >= floor:
                 break
             finished.append(segment)
         if finished:
             note(finished[-1] + 1)
+        deleted = []
         for segment in finished:
-            self._disk.delete(layout.index_path(self._folder, segment))
+            if not undeletable.delete(self._disk, layout.index_path(self._folder, segment)):
+                break
             self.forget(segment)
-        return finished
+            deleted.append(segment)
+        return deleted
+
+    def _known_top(self, segment: int) -> int | None:
+        with self._lock:
+            if segment in self._tops:
+                return self._tops[segment]
+            forgotten = self._forgotten
+        top = self._top(segment)
+        with self._lock:
+            if forgotten == self._forgotten:  # else it may have been read before it changed
+                self._tops[segment] = top
+        return top
 
     def _top(self, segment: int) -> int | None:
         length = ROWS_PER_SEGMENT * INDEX_ROW_LENGTH_BYTES

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delaywheel.storage.files.handles import HandleCache, Places, Where, Wrote
+from delaywheel.storage.files.undeletable import Undeletable
 from delaywheel.storage.folder import layout
 from delaywheel.storage.folder.disk import Buffer, Disk, File
 from delaywheel.storage.frames.rows import FEW_FRAMES, SLOT_FILE_LIMIT_BYTES
@@ -330,10 +331,13 @@ def forget_announced(disk: Disk, folder: Path) -> None:
     disk.delete(layout.writing_path(folder))
 
 
-def delete_slots_below(disk: Disk, folder: Path, floor: int) -> Iterator[int]:
+def delete_slots_below(
+    disk: Disk, folder: Path, floor: int, undeletable: Undeletable
+) -> Iterator[int]:
     """Deletes the files of slots below ``floor``, and the folders of hours left empty.
 
     One by one, as the iterator is consumed: deleting a day's files may take a disk many seconds.
+    Those that cannot be deleted are passed over, with the folders of their hours.
     """
     slots = layout.slots_folder(folder)
     for name in disk.list_folder(slots):
@@ -342,10 +346,13 @@ def delete_slots_below(disk: Disk, folder: Path, floor: int) -> Iterator[int]:
             continue
         if hour * layout.SECONDS_PER_HOUR >= floor:
             break
+        is_empty = (hour + 1) * layout.SECONDS_PER_HOUR <= floor
         for slot in list_slots(disk, folder, hour * layout.SECONDS_PER_HOUR, floor):
             if slot // layout.SECONDS_PER_HOUR != hour:
                 break
-            disk.delete(slots / name / f"{slot}.slot")
-            yield slot
-        if (hour + 1) * layout.SECONDS_PER_HOUR <= floor:
-            disk.delete_folder(slots / name)
+            if undeletable.delete(disk, slots / name / f"{slot}.slot"):
+                yield slot
+            else:
+                is_empty = False
+        if is_empty:
+            undeletable.delete(disk, slots / name, is_folder=True)

@@ -4,8 +4,10 @@ A folder holds a wheel from the moment its meta.json exists until that is delete
 one was being made or deleted when a crash came (``delete_halves``).
 """
 
+import errno
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -15,6 +17,7 @@ from delaywheel.identity import NameInvalidError, WheelId
 from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel.storage.files.index import SegmentTops
 from delaywheel.storage.files.slot_files import delete_slots_below, list_slots
+from delaywheel.storage.files.undeletable import Undeletable
 from delaywheel.storage.folder import layout
 from delaywheel.storage.folder.disk import Disk
 from delaywheel.storage.folder.medium_errors import is_medium_error
@@ -149,23 +152,32 @@ def delete_wheel_below(disk: Disk, folder: Path, floor: int) -> Iterator[int]:
     Index segments that refer to no other slot are deleted last. For wheels that no writer has open;
     those have ``delete_finished``.
     """
-    yield from delete_slots_below(disk, folder, floor)
+    yield from delete_slots_below(disk, folder, floor, Undeletable())
     known = load_checkpoint(disk, folder) or Checkpoint(0)
     SegmentTops(disk, folder).delete_below(
-        floor, lambda first: save_checkpoint(disk, folder, known._replace(first_segment=first))
+        floor,
+        lambda first: save_checkpoint(disk, folder, known._replace(first_segment=first)),
+        Undeletable(),
     )
 
 
-def deleting_wheel(disk: Disk, data: Path, wheel: WheelId) -> Steps[None]:
+def deleting_wheel(disk: Disk, data: Path, wheel: WheelId, undeletable: Undeletable) -> Steps[None]:
     """Deletes an unregistered wheel, including slot files that were not swept yet.
 
     Slot files are deleted first, and durably: beside a missing meta.json nothing would ever delete
     them. Then meta.json, so that no half wheel is left.
+
+    Raises:
+        OSError: Something of it cannot be deleted; all other slot files are.
     """
     folder = layout.wheel_folder(data, wheel)
-    for _ in delete_slots_below(disk, folder, NO_SLOT):
+    for _ in delete_slots_below(disk, folder, NO_SLOT, undeletable):
         yield
-    disk.delete_folder(layout.slots_folder(folder))
+    slots = layout.slots_folder(folder)
+    left = [path for path in undeletable.paths if path.is_relative_to(slots)]
+    if left:
+        raise OSError(errno.EBUSY, "it cannot be deleted yet", str(left[0]))
+    disk.delete_folder(slots)
     if disk.exists(folder):
         disk.sync_folder(folder)
     yield
@@ -191,8 +203,9 @@ def delete_halves(disk: Disk, data: Path) -> list[WheelId]:
         if not _is_wheel_name(name) or disk.exists(layout.meta_path(folder)):
             continue
         if next(list_slots(disk, folder), None) is None:
-            disk.delete_folder(folder)
-            halves.append(WheelId.parse(name))
+            with suppress(OSError):  # it harms nobody, and the next start tries again
+                disk.delete_folder(folder)
+                halves.append(WheelId.parse(name))
     return halves
 
 

@@ -390,12 +390,15 @@ class PosixDisk:
 
     def exists(self, path: Path) -> bool:
         """See ``Disk``."""
+        # Not Path.exists: since Python 3.14 that takes any error for "no".
         try:
-            return path.exists()
+            path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return False
         except OSError as error:
             if not is_medium_error(error):
                 raise
-            return True
+        return True
 
     def delete(self, path: Path) -> None:
         """See ``Disk``."""

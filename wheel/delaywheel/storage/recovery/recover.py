@@ -40,6 +40,7 @@ if anything else lies there, the index decides.
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -171,7 +172,8 @@ def recovering(
     if os_crashed or checkpoint is None or lost_seq is not None:
         save_checkpoint(disk, folder, Checkpoint(last_seq, missing, known.first_segment))
         yield
-    forget_announced(disk, folder)
+    with suppress(OSError):  # then the next start examines a few slots needlessly
+        forget_announced(disk, folder)
     return Recovered(last_seq, cut, missing)
 
 

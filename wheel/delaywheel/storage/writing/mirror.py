@@ -52,6 +52,7 @@ from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel.storage.files.handles import HandleCache, Places
 from delaywheel.storage.files.index import ROWS_PER_SEGMENT, IndexWriter, read_raw_rows, top_slot_of
 from delaywheel.storage.files.slot_files import SlotFiles, delete_slots_below
+from delaywheel.storage.files.undeletable import Undeletable
 from delaywheel.storage.files.wheel_folder import WheelMeta, WheelState, load_meta, save_meta
 from delaywheel.storage.folder import layout
 from delaywheel.storage.folder.disk import Disk
@@ -303,10 +304,10 @@ class MirrorWheel:
         self._slots.forget_below(floor)
         self._missing.remove(self._finished(self._missing.some()))
 
-    def delete_finished(self) -> Iterator[int]:
+    def delete_finished(self, undeletable: Undeletable) -> Iterator[int]:
         """Deletes the slot files below the floor, one by one; yields their slots."""
-        yield from delete_slots_below(self._disk, self._folder, self._floor)
-        self._index.delete_below(self._floor, self._medium.note_first)
+        yield from delete_slots_below(self._disk, self._folder, self._floor, undeletable)
+        self._index.delete_below(self._floor, self._medium.note_first, undeletable)
 
     # --- reading
 

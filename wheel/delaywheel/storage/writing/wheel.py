@@ -32,6 +32,7 @@ from delaywheel.storage.files.slot_files import (
     delete_slots_below,
     forget_announced,
 )
+from delaywheel.storage.files.undeletable import Undeletable
 from delaywheel.storage.files.wheel_folder import Checkpoint, WheelMeta, make_wheel, save_checkpoint
 from delaywheel.storage.folder import layout
 from delaywheel.storage.folder.disk import Disk
@@ -213,10 +214,10 @@ class OriginWheel:
         self._floor = max(self._floor, floor)
         self._slots.forget_below(floor)
 
-    def delete_finished(self) -> Iterator[int]:
+    def delete_finished(self, undeletable: Undeletable) -> Iterator[int]:
         """Deletes the slot files below the floor, one by one; yields their slots."""
-        yield from delete_slots_below(self._disk, self._folder, self._floor)
-        self._index.delete_below(self._floor, self._note_first)
+        yield from delete_slots_below(self._disk, self._folder, self._floor, undeletable)
+        self._index.delete_below(self._floor, self._note_first, undeletable)
 
     def close(self) -> bool:
         """Closes the files; the wheel is never opened for append again.
@@ -291,8 +292,9 @@ class OriginWheel:
     def _note_first(self, segment: int) -> None:
         """Durably notes that index segments below this one are finished."""
         with self._save_lock:
-            self._first_segment = segment
-            self._save_checkpoint()
+            if segment != self._first_segment:
+                self._first_segment = segment
+                self._save_checkpoint()
 
     def _save_checkpoint(self) -> None:
         known = Checkpoint(self._synced_seq, first_segment=self._first_segment)

@@ -1,0 +1,38 @@
+"""Which index segments a sweep deletes while their rows are rewritten."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from delaywheel.storage.files import index as index_module
+from delaywheel.storage.files.index import IndexWriter
+from delaywheel.storage.files.undeletable import Undeletable
+from delaywheel.storage.frames.rows import HOLE_ROW, decode_rows, index_rows
+from sim.machine.disk import SimulatedDisk
+
+FOLDER = Path("/data/wheels/a.1")
+
+
+def test_a_row_rewritten_while_its_segment_is_examined_is_not_missed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(index_module, "ROWS_PER_SEGMENT", 4)
+    disk = SimulatedDisk()
+    ones = np.ones(6, np.int64)
+    rows = index_rows(10 * ones, 0 * ones, 8 * ones, ones, are_cancels=False).copy()
+    good = rows[1:2].tobytes()
+    rows[1] = decode_rows(HOLE_ROW)[0]
+    writer = IndexWriter(disk, FOLDER)
+    writer.append(rows)
+    real = writer._tops._top
+
+    def meanwhile(segment: int) -> int | None:
+        top = real(segment)
+        writer.rewrite(2, good)  # by the thread that makes checkpoints
+        return top
+
+    with monkeypatch.context() as patch:
+        patch.setattr(writer._tops, "_top", meanwhile)
+        assert writer.delete_below(99, print, Undeletable()) == [], "it had a hole"
+    assert writer.delete_below(99, print, Undeletable()) == [0]

@@ -1,0 +1,69 @@
+"""Files that the medium refuses to delete.
+
+One damaged inode, or one entry of a folder, is enough for a file that cannot be deleted. Everything
+else is deleted all the same; such a file is tried again, ever less often: each try may take a disk
+seconds.
+"""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from delaywheel.storage.folder.disk import Disk
+
+FIRST_PAUSE_MS: Final = 10_000
+LONGEST_PAUSE_MS: Final = 600_000
+
+
+def _monotonic_ms() -> int:
+    return time.monotonic_ns() // 1_000_000
+
+
+class Undeletable:
+    """The files of one data folder that could not be deleted. For one thread.
+
+    Attributes:
+        paths: Which they are.
+    """
+
+    def __init__(
+        self,
+        now_ms: Callable[[], int] = _monotonic_ms,
+        on_refused: Callable[[OSError, int], object] = lambda _error, _pause_ms: None,
+    ) -> None:
+        """Begins with none.
+
+        Args:
+            now_ms: The monotonic clock.
+            on_refused: Called with each failure, and the pause until the next try.
+        """
+        self._now_ms = now_ms
+        self._on_refused = on_refused
+        self._tries: dict[Path, tuple[int, int]] = {}  # when again, and the pause before that
+
+    @property
+    def paths(self) -> list[Path]:
+        """The files and folders that could not be deleted."""
+        return sorted(self._tries)
+
+    def delete(self, disk: Disk, path: Path, *, is_folder: bool = False) -> bool:
+        """Deletes a file, or a folder with all that is in it; returns whether it is gone.
+
+        One that could not be deleted is left alone until its pause is over.
+        """
+        again_ms, pause_ms = self._tries.get(path, (0, 0))
+        if pause_ms and self._now_ms() < again_ms:
+            return False
+        try:
+            if is_folder:
+                disk.delete_folder(path)
+            else:
+                disk.delete(path)
+        except OSError as error:
+            pause_ms = min(2 * pause_ms or FIRST_PAUSE_MS, LONGEST_PAUSE_MS)
+            self._tries[path] = self._now_ms() + pause_ms, pause_ms
+            self._on_refused(error, pause_ms)
+            return False
+        self._tries.pop(path, None)
+        return True
