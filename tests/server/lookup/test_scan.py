@@ -21,6 +21,7 @@ from delaywheel.storage.files.wheel_folder import WheelMeta
 from delaywheel.storage.folder import layout
 from delaywheel.storage.frames.columns import Columns
 from delaywheel.storage.frames.format import Frame, Kind
+from delaywheel.storage.reading.reader import WheelReader
 from delaywheel.storage.writing.dial import Dial
 from delaywheel.storage.writing.wheel import OriginWheel
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
@@ -110,6 +111,12 @@ class Site:
         return found.dues_ms[0] if found.copies else Reason.MESSAGE_NOT_FOUND
 
     async def find(self, wheel: WheelId) -> Found:
+        self.know()
+        named = pb.MessageRef(handle=f"{wheel}:{BASE_SLOT}:{ID.hex()}")
+        return await self.queries.find(reference_of(named))
+
+    def know(self) -> None:
+        """Has the cleaner report what is committed."""
         closed_at = self.applied[B1] + self.missing
         self._cleaner.status = CleanerStatus(
             node="a",
@@ -122,8 +129,6 @@ class Site:
             lost=self.lost,
             reschedules=self.reschedules,
         )
-        named = pb.MessageRef(handle=f"{wheel}:{BASE_SLOT}:{ID.hex()}")
-        return await self.queries.find(reference_of(named))
 
     def _status(self) -> ServerStatus:
         wheels = {wheel: wheel_heartbeat(applied) for wheel, applied in self.applied.items()}
@@ -214,17 +219,20 @@ async def test_a_message_is_read_though_its_index_row_is_lost() -> None:
         site.queries.close()
 
 
-async def test_who_waits_for_a_cancel_reads_only_what_is_new(site: Site) -> None:
+async def test_who_waits_for_a_cancel_reads_only_what_is_new(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
     site.write(A1, sent(EARLY_MS))
+    site.write(B1, message(2, slot=BASE_SLOT))
     found = await site.find(A1)
     reference = Reference(BASE_SLOT, ID, EARLY_MS, A1)
+    monkeypatch.setattr(WheelReader, "slot_batches", pytest.fail)
     await site.queries.look_for_cancels(reference, found)
-    look = found.look
     assert (found.cancels, found.rescheduled_to_ms) == ([], None)
     site.reschedule(B1, EARLY_MS, LATE_MS)
     await site.queries.look_for_cancels(reference, found)
-    assert found.look is look
-    assert (found.cancels, found.rescheduled_to_ms) == ([Position(B1, 2, 0)], LATE_MS)
+    assert (found.cancels, found.rescheduled_to_ms) == ([Position(B1, 3, 0)], LATE_MS)
+    assert (await site.find(A1)).dues_ms == (LATE_MS,)
 
 
 async def test_many_lookups_read_a_second_once_and_each_gets_its_own_answer(
@@ -233,7 +241,7 @@ async def test_many_lookups_read_a_second_once_and_each_gets_its_own_answer(
     site.write(A1, *(message(number, slot=BASE_SLOT) for number in range(2, 9)), sent(LATE_MS))
     site.write(B1, sent(EARLY_MS), sent(LATE_MS), message(9, slot=BASE_SLOT + 1))
     site.reschedule(A1, EARLY_MS, 10**12)
-    await site.find(A1)
+    site.know()
     references = [
         *(Reference(BASE_SLOT, message(number).id, None) for number in range(2, 9)),
         Reference(BASE_SLOT, ID, EARLY_MS),
@@ -242,16 +250,16 @@ async def test_many_lookups_read_a_second_once_and_each_gets_its_own_answer(
         Reference(BASE_SLOT + 1, ID, None),
         Reference(BASE_SLOT, message(5).id, None),
     ]
-    read: list[int] = []
-    frames = Scanner.frames
+    read: list[tuple[WheelId, int]] = []
+    slot_batches = WheelReader.slot_batches
 
-    def counted(scanner: Scanner, slot: int, *given: Any, **asked: Any) -> Iterator[Frame]:
-        read.append(slot)
-        return frames(scanner, slot, *given, **asked)
+    def counted(reader: WheelReader, slot: int, *given: Any, **asked: Any) -> Iterator[Any]:
+        read.append((reader.wheel, slot))
+        return slot_batches(reader, slot, *given, **asked)
 
-    monkeypatch.setattr(Scanner, "frames", counted)
+    monkeypatch.setattr(WheelReader, "slot_batches", counted)
     found = await site.queries.find_many(references)
-    assert sorted(read) == [BASE_SLOT, BASE_SLOT + 1]
+    assert sorted(read) == sorted((w, BASE_SLOT + n) for w in (A1, B1) for n in (0, 1))
     assert isinstance(found[8], RefusedError)
     assert found[8].refusal.reason is Reason.HANDLE_AMBIGUOUS
     for reference, each in zip(references, found, strict=True):

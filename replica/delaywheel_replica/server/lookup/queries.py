@@ -100,29 +100,43 @@ class Queries:
             HANDLE_AMBIGUOUS: several messages have this id and second; NOT_UP_TO_DATE: only another
             message is found, and this one may lie in what cannot be read.
         """
+        return [found for found, _ in await self._find(references, with_frames=False)]
+
+    async def _find(
+        self, references: Sequence[Reference], *, with_frames: bool
+    ) -> list[tuple[Found | RefusedError, Frame | None]]:
+        """Finds messages; with frames, also reads the frame of each one's first copy."""
         progress = self._progress()
         floor = 0 if progress is None else progress.floor
         # Below the floor rows may still be in an index, but the files are gone: there is nothing
         # that others could hold.
         above = [reference for reference in references if reference.slot >= floor]
         if not above:
-            return [Found() for _ in references]
+            return [(Found(), None) for _ in references]
         status, cleaner = self._view.status(), self._view.cleaner.status
-        find = partial(
-            self._scanner.find_many,
-            lost=NO_FRAMES if cleaner is None else cleaner.lost,
-            reschedules={} if cleaner is None else cleaner.reschedules,
-        )
-        found = await asyncio.get_running_loop().run_in_executor(
-            self._thread, find, above, limits_of(status)
-        )
-        knows_all, results = self.knows_all(status), iter(found)
-        return [
-            _judged(reference, next(results), knows_all=knows_all)
-            if reference.slot >= floor
-            else Found()
-            for reference in references
-        ]
+        limits, lost = limits_of(status), NO_FRAMES if cleaner is None else cleaner.lost
+        reschedules = {} if cleaner is None else cleaner.reschedules
+
+        def read() -> list[tuple[Found, Frame | None]]:
+            scanner = self._scanner
+            found = scanner.find_many(above, limits, lost=lost, reschedules=reschedules)
+            if not with_frames:
+                return [(each, None) for each in found]
+            return [
+                (each, scanner.frame(reference.slot, each.copies[0]) if each.copies else None)
+                for reference, each in zip(above, found, strict=True)
+            ]
+
+        results = iter(await asyncio.get_running_loop().run_in_executor(self._thread, read))
+        knows_all = self.knows_all(status)
+        answers: list[tuple[Found | RefusedError, Frame | None]] = []
+        for reference in references:
+            if reference.slot < floor:
+                answers.append((Found(), None))
+                continue
+            found, frame = next(results)
+            answers.append((_judged(reference, found, knows_all=knows_all), frame))
+        return answers
 
     async def look_for_cancels(self, reference: Reference, found: Found) -> None:
         """Looks again for cancels of one found message; see `look_for_cancels_many`."""
@@ -135,26 +149,17 @@ class Queries:
             known: Messages, each with its due, and what was found of it; that is updated.
         """
         status, cleaner = self._view.status(), self._view.cleaner.status
-        lost, limits = NO_FRAMES if cleaner is None else cleaner.lost, limits_of(status)
-
-        def look() -> None:
-            for reference, found in known:
-                assert reference.due_ms is not None
-                key = reference.id, reference.due_ms
-                self._scanner.look_for_cancels(reference.slot, key, limits, found, lost=lost)
-
-        await asyncio.get_running_loop().run_in_executor(self._thread, look)
+        look = partial(
+            self._scanner.look_for_cancels, lost=NO_FRAMES if cleaner is None else cleaner.lost
+        )
+        await asyncio.get_running_loop().run_in_executor(
+            self._thread, look, known, limits_of(status)
+        )
 
     async def message(self, slot: int, place: Position) -> Columns | None:
         """Returns one message; None: its frame cannot be read, or no longer exists."""
         return await asyncio.get_running_loop().run_in_executor(
             self._thread, self._scanner.message, slot, place
-        )
-
-    async def frame(self, slot: int, place: Position) -> Frame | None:
-        """Returns one message's frame; None: it cannot be read, or no longer exists."""
-        return await asyncio.get_running_loop().run_in_executor(
-            self._thread, self._scanner.frame, slot, place
         )
 
     async def get_message(self, reference: Reference) -> pb.StoredMessage:
@@ -164,14 +169,15 @@ class Queries:
             RefusedError: MESSAGE_NOT_FOUND; NOT_UP_TO_DATE when it may lie in what cannot be read;
                 HANDLE_AMBIGUOUS.
         """
-        found = await self.find(reference)
+        ((found, frame),) = await self._find([reference], with_frames=True)
+        if isinstance(found, RefusedError):
+            raise found
         if not found.copies:
             reason = Reason.MESSAGE_NOT_FOUND if found.complete else Reason.NOT_UP_TO_DATE
             raise RefusedError(reason)
-        place = found.copies[0]
-        frame = await self.frame(reference.slot, place)
-        if frame is None:  # since then: deleted with its second, or unreadable
+        if frame is None:  # deleted with its second, or unreadable
             raise RefusedError(Reason.NOT_UP_TO_DATE)
+        place = found.copies[0]
         moved_ms = self._moved_ms(reference.id, found)
         message = stored_message(
             frame,

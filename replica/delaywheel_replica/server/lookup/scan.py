@@ -1,10 +1,10 @@
 """Finds messages in the slot files: those of one slot, or some by their ids and dues.
 
-There is no index of ids: a slot's id column is compared as a whole. Every wheel is searched, since
-a retry may have gone to another wheel than the first attempt. Used by one thread.
+Ids are found by an index of the seconds that are asked about (storage/reading/id_index.py). Every
+wheel is searched, since a retry may have gone to another wheel than the first attempt. Used by one
+thread.
 """
 
-import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,13 +17,9 @@ from delaywheel.storage.files.index import OpenIndexes
 from delaywheel.storage.folder.disk import Disk
 from delaywheel.storage.frames.columns import Columns
 from delaywheel.storage.frames.format import Frame, Kind
-from delaywheel.storage.reading.cancels import (
-    BEGIN_BYTES,
-    Budget,
-    CancelLook,
-    begins_of,
-    rows_that_begin,
-)
+from delaywheel.storage.reading.cancels import Budget, CancelLook
+from delaywheel.storage.reading.id_index import IdIndex
+from delaywheel.storage.reading.ids import SecondIds, Sought
 from delaywheel.storage.reading.reader import WheelReader
 from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameSet
 from delaywheel_replica.core.protocol.progress import Position
@@ -36,9 +32,8 @@ from delaywheel_replica.core.protocol.reschedules import (
 )
 from delaywheel_replica.server.lookup.references import Reference
 
-_LOOK_FRAMES: Final = 1 << 12
-_LOOK_BYTES: Final = 16 << 20
-"""How much is read at once for a caller that waits for cancels of one message."""
+_REPORTED_AT_MOST: Final = 1 << 10
+"""So many frames of a wheel that may be of any second are reported at once."""
 _NONE: Final[Mapping[MessageKey, Reschedule]] = {}
 
 
@@ -55,7 +50,6 @@ class Found:
             may be of this slot.
         complete: The same, and the node holds everything acknowledged.
         rescheduled_to_ms: The message has this due by now, according to its mark.
-        look: Continues the search for its cancels; None: it was not requested.
     """
 
     dues_ms: tuple[int, ...] = ()
@@ -65,7 +59,6 @@ class Found:
     readable: bool = True
     complete: bool = True
     rescheduled_to_ms: int | None = None
-    look: CancelLook | None = None
 
 
 @dataclass(slots=True)
@@ -132,6 +125,7 @@ class Scanner:
         self._on_damaged = on_damaged
         self._open_indexes = OpenIndexes()
         self._readers: dict[WheelId, WheelReader] = {}
+        self.ids = IdIndex(self._reader)
 
     def find_many(
         self,
@@ -159,48 +153,38 @@ class Scanner:
             What was found of each, in the same order.
         """
         results = [Found() for _ in references]
-        by_slot: dict[int, list[tuple[Reference, Found]]] = {}
-        for reference, found in zip(references, results, strict=True):
-            by_slot.setdefault(reference.slot, []).append((reference, found))
-        for slot, wanted in by_slot.items():
-            self._find_in(slot, wanted, limits, lost, reschedules)
+        self._follow(limits, lost)
+        for slot, wanted in _by_slot(zip(references, results, strict=True)).items():
+            self._find_in(slot, wanted, reschedules)
         return results
 
     def _find_in(
         self,
         slot: int,
         wanted: list[tuple[Reference, Found]],
-        limits: Mapping[WheelId, int],
-        lost: FrameSet,
         reschedules: Mapping[MessageKey, Reschedule],
     ) -> None:
         """Fills in what is found of messages of one second."""
         rows: dict[bytes, _Rows] = {reference.id: _Rows() for reference, _ in wanted}
-        begins, second = begins_of(rows), Found()
-        # No frame is kept: they may be 4 GiB.
-        for frame in self.frames(slot, limits, found=second, lost=lost):
-            ids, dues_ms = frame.columns.ids, frame.columns.due_ms
-            for row in rows_that_begin(frame.columns, begins):
-                of_id = rows.get(ids[row].tobytes())
-                if of_id is not None:
-                    place = Position(frame.wheel, frame.seq, row)
-                    of_id.of(frame.kind).append((place, int(dues_ms[row])))
-        marked = self._marked(slot, rows, limits, lost)
+        second = self.ids.second(slot, Sought.of(rows))
+        for row in second.find(Sought.of(rows)):
+            rows[row.id].of(row.kind).append((Position(row.wheel, row.seq, row.row), row.due_ms))
+        for of_id in rows.values():
+            of_id.copies.sort()
+            of_id.cancels.sort()
+        marked = self._marked(second, rows)
         decided: dict[bytes, dict[int, Reschedule]] = {}
         for (id_, due_ms), stands in reschedules.items():
             if id_ in rows:
                 decided.setdefault(id_, {})[due_ms] = stands
+        is_readable = self._report_missing(second)
         for reference, found in wanted:
             id_ = reference.id
             rows[id_].fill(found, reference, marked.get(id_, {}), decided.get(id_, {}))
-            found.readable, found.complete = second.readable, second.complete
+            found.readable = found.complete = is_readable
 
     def _marked(
-        self,
-        slot: int,
-        rows: Mapping[bytes, "_Rows"],
-        limits: Mapping[WheelId, int],
-        lost: FrameSet,
+        self, second: SecondIds, rows: Mapping[bytes, "_Rows"]
     ) -> dict[bytes, dict[int, int]]:
         """Returns where messages of one second went to, as their marks say: due by id and due."""
         keys = [
@@ -211,11 +195,7 @@ class Scanner:
         ]
         if not keys:
             return {}
-        look = CancelLook(slot, map(mark_begin, keys))
-        self.look(look, limits, Budget(sys.maxsize, sys.maxsize), lost=lost)
-        ids: dict[int, list[bytes]] = {}
-        for row in look.rows:
-            ids.setdefault(row.due_ms, []).append(row.id)
+        ids = self._marks(second, keys)
         marked: dict[bytes, dict[int, int]] = {}
         for id_, due_ms in keys:
             to_ms = marked_due_ms((id_, due_ms), ids.get(due_ms, ()))
@@ -223,37 +203,63 @@ class Scanner:
                 marked.setdefault(id_, {})[due_ms] = to_ms
         return marked
 
+    def _marks(self, second: SecondIds, keys: Iterable[MessageKey]) -> dict[int, list[bytes]]:
+        """Returns the ids of cancels that may be marks of these messages, by due."""
+        sought = Sought.of(begins=map(mark_begin, keys))
+        if second.only is not None:
+            second = self.ids.second(second.slot, sought)
+        ids: dict[int, list[bytes]] = {}
+        for row in second.find(sought):
+            if row.kind is Kind.CANCELS:
+                ids.setdefault(row.due_ms, []).append(row.id)
+        return ids
+
     def look_for_cancels(
         self,
-        slot: int,
-        key: MessageKey,
+        known: Iterable[tuple[Reference, Found]],
         limits: Mapping[WheelId, int],
-        found: Found,
         *,
         lost: FrameSet = NO_FRAMES,
     ) -> None:
-        """Looks for new cancels of a found message, and for the mark of a reschedule.
+        """Looks for new cancels of found messages, and for the marks of reschedules.
 
         Args:
-            slot: Its second.
-            key: Its id and due.
+            known: Messages, each with its due, and what was found; that is updated.
             limits: The wheels to search, each up to a seq.
-            found: Receives the result.
-            lost: As in `find`.
+            lost: As in `find_many`.
         """
-        id_, due_ms = key
-        if found.look is None:
-            found.look = CancelLook(slot, [id_[:BEGIN_BYTES], mark_begin(key)])
-        self.look(found.look, limits, Budget(_LOOK_FRAMES, _LOOK_BYTES), lost=lost)
-        cancels = {
-            Position(row.wheel, row.seq, row.row)
-            for row in found.look.rows
-            if (row.id, row.due_ms) == key
-        }
-        found.cancels = sorted({*found.cancels, *cancels}, key=_order)
-        marked_ms = marked_due_ms(key, _ids_of(found.look, due_ms))
-        if marked_ms is not None:
-            found.rescheduled_to_ms = marked_ms
+        self._follow(limits, lost)
+        for slot, of_slot in _by_slot(known).items():
+            sought = Sought.of({reference.id for reference, _ in of_slot})
+            second = self.ids.second(slot, sought)
+            self._report_missing(second)
+            cancels: dict[tuple[bytes, int | None], set[Position]] = {}
+            for row in second.find(sought):
+                if row.kind is Kind.CANCELS:
+                    place = Position(row.wheel, row.seq, row.row)
+                    cancels.setdefault((row.id, row.due_ms), set()).add(place)
+            keys = [(each.id, each.due_ms) for each, _ in of_slot if each.due_ms is not None]
+            ids = self._marks(second, keys)
+            for reference, found in of_slot:
+                assert reference.due_ms is not None
+                key = reference.id, reference.due_ms
+                found.cancels = sorted(cancels.get(key, set()).union(found.cancels))
+                marked_ms = marked_due_ms(key, ids.get(reference.due_ms, ()))
+                if marked_ms is not None:
+                    found.rescheduled_to_ms = marked_ms
+
+    def _follow(self, limits: Mapping[WheelId, int], lost: FrameSet) -> None:
+        self._forget(limits)
+        self.ids.follow(limits, lost.seqs)
+
+    def _report_missing(self, second: SecondIds) -> bool:
+        """Reports frames that could not be read, or whose second is unknown; whether none is."""
+        for wheel, seq in sorted(second.damaged):
+            self._lacks(wheel, seq, second.slot, None)
+        for wheel, seqs in self.ids.missing.items():
+            for seq in seqs.least(_REPORTED_AT_MOST):
+                self._lacks(wheel, seq, second.slot, None)
+        return not (second.damaged or self.ids.missing)
 
     def look(
         self,
@@ -276,13 +282,19 @@ class Scanner:
     def frame(self, slot: int, place: Position) -> Frame | None:
         """Returns a message's frame; None if it is unreadable, gone, or not mirrored here yet.
 
-        It is searched for in its second, as it was found: its index row may be lost.
+        If it does not lie where its index row says, it is searched for in its second, as it was
+        found: its row may be lost.
         """
         seq, reader = place.seq, self._reader(place.wheel)
-        for frame in reader.slot_frames(slot, seq, kind=Kind.MESSAGES, from_seq=seq):
-            if isinstance(frame, Frame):
-                return frame
-            self._lacks(place.wheel, frame.seq, slot, None)
+        if not reader.has(seq):
+            return None
+        frame = reader.frame(seq)
+        if isinstance(frame, Frame) and frame.slot == slot:
+            return frame
+        for other in reader.slot_frames(slot, seq, kind=Kind.MESSAGES, from_seq=seq):
+            if isinstance(other, Frame):
+                return other
+            self._lacks(place.wheel, other.seq, slot, None)
         return None
 
     def message(self, slot: int, place: Position) -> Columns | None:
@@ -318,6 +330,7 @@ class Scanner:
                     continue
                 from_seq = after.seq
             reader, given_up = self._reader(wheel), lost.seqs(wheel)
+            reader.holes_anywhere(limits[wheel], given_up)  # notes those that were filled
             for frame in reader.slot_frames(
                 slot, limits[wheel], kind=kind, from_seq=from_seq, lost=given_up
             ):
@@ -376,12 +389,13 @@ def _by_now(
     return by_now - passed or by_now
 
 
-def _ids_of(look: CancelLook, due_ms: int) -> list[bytes]:
-    return [row.id for row in look.rows if row.due_ms == due_ms]
-
-
-def _order(place: Position) -> tuple[WheelId, int, int]:
-    return place.wheel, place.seq, place.row
+def _by_slot(
+    pairs: Iterable[tuple[Reference, Found]],
+) -> dict[int, list[tuple[Reference, Found]]]:
+    by_slot: dict[int, list[tuple[Reference, Found]]] = {}
+    for reference, found in pairs:
+        by_slot.setdefault(reference.slot, []).append((reference, found))
+    return by_slot
 
 
 def key_of(columns: Columns, row: int) -> bytes:

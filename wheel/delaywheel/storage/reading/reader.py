@@ -187,10 +187,22 @@ class WheelReader:
             up_to_seq: The last seq to consider.
             lost: Seqs that are known to be lost and are ignored.
         """
+        return self.lying_nowhere(self.holes_anywhere(up_to_seq, lost))[0]
+
+    def holes_anywhere(self, up_to_seq: int, lost: SeqSet) -> SeqSet:
+        """Returns frames without rows, also those that lie in a slot file; arguments as `holes`."""
         holes = self._places.holes(up_to_seq)
         if holes is None:
             holes = self._places.scanned_holes(up_to_seq)
-        return self.lying_nowhere(still_holes(self._index, holes - lost))[0]
+        holes -= lost
+        still = still_holes(self._index, holes)
+        if still != holes:
+            # Some were filled. What was read of the index before does not have these rows, and in a
+            # slot file they may lie behind a gap, where no walk from its beginning arrives.
+            self._places.forget()
+            self._searched -= holes - still
+            self._lying -= holes - still
+        return still
 
     def lying_nowhere(self, seqs: SeqSet) -> tuple[SeqSet, int]:
         """Returns which of these frames lie intact in no slot file that can be read.
