@@ -146,13 +146,14 @@ class KafkaSettings:
         return any(kind not in (None, "none") for kind in kinds)
 
     @property
-    def own_topic_bytes(self) -> int:
-        """The least batch size that the topics of dead letters and outcomes must accept.
+    def own_batch_bytes(self) -> int:
+        """How much is written to one of our own topics before the client is flushed.
 
         The client joins records up to its `batch.size`, whatever a topic accepts, and never splits
-        a refused batch: every transaction with as many letters would fail.
+        a refused batch: every transaction with as many outcomes would fail. Each of our topics
+        accepts this much (cleaner/kafka/brokers.py).
         """
-        return max(self.max_record_bytes, int(self.client.get("batch.size", DEFAULT_BATCH_BYTES)))
+        return min(self.max_record_bytes, DEFAULT_BATCH_BYTES)
 
     @property
     def ingress_topic_bytes(self) -> int:

@@ -50,6 +50,9 @@ FOLLOW_AGAIN_S = 1.0
 LOOK_AGAIN_S = 300.0
 """How often a leader checks brokers and topics again."""
 
+LOOK_SOON_S = 2.0
+"""The same while its transactions fail."""
+
 READ_AGAIN_S = 0.01
 
 log = get_logger(__name__)
@@ -95,7 +98,7 @@ class Candidacy:
         self._mark_ms = (0, 0)
         self.warnings: tuple[str, ...] = ()
         self.objection: str | None = None
-        self._look_at = 0.0
+        self._look_at = self._looked_at = 0.0
         self._error: str | None = None
         self._is_refused = False
         self._follow_error: str | None = None
@@ -160,6 +163,10 @@ class Candidacy:
         if not self.is_busy and self._clock.monotonic() >= self._look_at:
             self._start(partial(self._look_again, has_wheels=has_wheels))
 
+    def look_soon(self) -> None:
+        """Has the checks repeated sooner: a transaction has failed, perhaps for our own topics."""
+        self._look_at = min(self._look_at, self._looked_at + LOOK_SOON_S)
+
     def init(self, token: str, *, has_wheels: bool) -> None:
         """Makes the producers and inits every id; ends with InitsDone or InitFailed."""
         self.is_answered = False
@@ -215,11 +222,15 @@ class Candidacy:
             try:
                 self._check(has_wheels=has_wheels)
             except Refusal as refusal:
+                if self.objection != str(refusal):
+                    log.warning("kafka objection", objection=str(refusal))
                 self.objection = str(refusal)
-                log.warning("kafka objection", objection=self.objection)
+                self._look_at = self._looked_at + LOOK_SOON_S
+                self._on_event()
 
     def _check(self, *, has_wheels: bool) -> None:
-        self._look_at = self._clock.monotonic() + LOOK_AGAIN_S
+        self._looked_at = self._clock.monotonic()
+        self._look_at = self._looked_at + LOOK_AGAIN_S
         found = self._kafka.check(has_wheels=has_wheels)
         for warning in found:
             if warning not in self.warnings:

@@ -282,7 +282,7 @@ class Leadership:
             or self._lacking
             or self._error
             if forwarder is None
-            else self._error or forwarder.held or self._candidacy.objection,
+            else self._candidacy.objection or self._error or forwarder.held,
             warnings=self._candidacy.warnings,
             unreadable=NO_FRAMES if forwarder is None else forwarder.unreadable,
             fences=self._fences,
@@ -511,6 +511,7 @@ class Leadership:
             )
         else:
             log.warning("transaction", verdict=done.verdict.value, cause=done.cause)
+            self._candidacy.look_soon()
         for node, refusal in done.duties.refused.items():
             self._error = f"node {node} gets no wheel: {refusal}"
         report = TransactionReport(

@@ -225,6 +225,7 @@ class Cleaner:
                 frame_bytes=min(FIRST_CAP_BYTES, config.transaction_bytes),
                 max_messages=config.transaction_messages,
                 max_bytes=config.transaction_bytes,
+                own_batch_bytes=config.kafka_settings.own_batch_bytes,
             ),
             monotonic=self._clock.monotonic,
         )

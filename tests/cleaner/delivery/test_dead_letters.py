@@ -10,6 +10,13 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Message
+from confluent_kafka.admin import (  # type: ignore[attr-defined] # its stubs re-export without saying so
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    ResourceType,
+)
 from structlog.testing import capture_logs
 
 from delaywheel_replica.cleaner.delivery import dead_letters as deadletters
@@ -261,3 +268,46 @@ def test_an_unavailable_topic_holds_up_the_others_once(
         assert not failures(logs), "the leader tried it once more"
     assert [m.value() for m in read_all(kafka.address, good, at_least=3)] == [b"1", b"2", b"3"]
     assert [m.value() for m in read_all(kafka.address, stuck, at_least=1)] == [b"3"]
+
+
+def test_more_outcomes_than_their_topic_takes_in_one_batch(
+    kafka: KafkaBroker, cluster_id: str, wheels: Wheels
+) -> None:
+    """The client would join them up to its `batch.size`, and each transaction would fail."""
+    client = {"kafka.batch.size": "4000000", "kafka.linger.ms": "500"}
+    room = {"max.message.bytes": "1200000"}
+    create_topic(kafka.address, KafkaNames(cluster_id).outcomes, config=room)
+    with World(kafka.address, wheels.data, cluster_id, wheels, **client) as world:
+        world.wait_leading()
+        with capture_logs() as logs:
+            row = sent(f"{'far-' * 50}{cluster_id}", 1_500, b"once")
+            world.server.write([row] * 7_000)
+            wait_done(world, [row])
+    assert not failures(logs)
+    outcomes = read_all(kafka.address, KafkaNames(cluster_id).outcomes, at_least=7_000)
+    named = Counter(json.loads(each.value() or b"")["outcome"] for each in outcomes)
+    assert named == {"dead-lettered": 1, "duplicate": 6_999}
+
+
+def test_a_topic_for_letters_that_becomes_compacted_is_named_and_nothing_dies_for_it(
+    kafka: KafkaBroker, world: World, good: str, cluster_id: str
+) -> None:
+    names = KafkaNames(cluster_id)
+    configure(kafka, names.dead, "cleanup.policy", "compact")
+    lost = sent(f"missing-{cluster_id}", 500, b"without a key")
+    rows = [sent(good, 500 + n, b"%d" % n) for n in range(20)]
+    world.server.write([lost, *rows])
+    world.wait_for("it is named", lambda s: f"{names.dead} has cleanup" in (s.kafka_error or ""))
+    configure(kafka, names.dead, "cleanup.policy", "delete")
+    wait_done(world, [lost, *rows])
+    world.wait_for("all is well", lambda s: s.kafka_error is None)
+    assert reasons(dead_letters(kafka, cluster_id, 1)) == [b"TOPIC_MISSING"]
+    assert len(read_all(kafka.address, good, at_least=20)) == 20
+
+
+def configure(kafka: KafkaBroker, topic: str, name: str, value: str) -> None:
+    """Sets one configuration entry of a topic."""
+    entry = ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
+    admin = AdminClient({"bootstrap.servers": kafka.address})
+    admin.incremental_alter_configs([resource])[resource].result()

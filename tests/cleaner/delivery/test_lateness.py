@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from delaywheel.identity import WheelId
 from delaywheel_replica.cleaner.delivery.dead_letters import DeadLetters, Plan
-from delaywheel_replica.cleaner.delivery.forward import Forwarder
+from delaywheel_replica.cleaner.delivery.forward import Forwarder, _OwnRecords
 from delaywheel_replica.cleaner.delivery.outcomes import DeadReason
 from delaywheel_replica.cleaner.due.rows import RECORD, DroppedRows, DueRows
 from delaywheel_replica.cleaner.due.steps import Step
@@ -73,9 +73,8 @@ def written(producers: Refusing, rows: DueRows) -> tuple[list[int], dict[str, in
     )
     nothing = DroppedRows(rows_due(), np.empty(0, np.uint8), np.empty(0, np.bool_))
     step = Step(progress, progress, rows, nothing, behind=False)
-    forwarded, _, counted = forwarder._write(
-        0, step, Plan(rows, [], {}, frozenset()), DUE_MS, 1_000
-    )
+    own = _OwnRecords(cast("Any", producers), 0, 1_000_000, 1_000)
+    forwarded, _, counted = forwarder._write(0, step, Plan(rows, [], {}, frozenset()), DUE_MS, own)
     return [due for each in forwarded for due in each.dues_ms.tolist()], dict(counted)
 
 

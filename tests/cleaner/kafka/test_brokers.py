@@ -1,10 +1,19 @@
-"""Risks to the control topic with which a node may still lead."""
+"""What brokers and our own topics must be like, and risks with which a node may still lead."""
 
 from __future__ import annotations
 
 import pytest
+from confluent_kafka.admin import AdminClient
 
-from delaywheel_replica.cleaner.kafka.brokers import control_warnings
+from delaywheel_replica.cleaner.kafka.brokers import (
+    check_brokers,
+    control_warnings,
+    ensure_topics,
+)
+from delaywheel_replica.cleaner.outside.ports import Refusal
+from delaywheel_replica.kafka_settings import KafkaNames, KafkaSettings
+from local.loopback.kafka import KafkaBroker
+from support.kafka.read_committed import create_topic
 
 
 @pytest.mark.parametrize(
@@ -43,3 +52,50 @@ def test_without_the_brokers_time_clocks_cannot_be_compared() -> None:
     found = control_warnings("c", copies=3, brokers=3, wanted=None, config=config)
     assert len(found) == 1
     assert "LogAppendTime" in found[0]
+
+
+@pytest.fixture
+def settings(kafka: KafkaBroker, cluster_id: str) -> KafkaSettings:
+    return KafkaSettings(KafkaNames(cluster_id), {"bootstrap.servers": kafka.address})
+
+
+@pytest.fixture
+def admin(settings: KafkaSettings) -> AdminClient:
+    return AdminClient(settings.admin())
+
+
+@pytest.mark.kafka
+@pytest.mark.parametrize(
+    ("which", "config", "objection"),
+    [
+        ("dead", {"cleanup.policy": "compact,delete"}, "cleanup.policy=compact,delete: set it"),
+        ("outcomes", {"cleanup.policy": "compact"}, "cleanup.policy=compact: set it to delete"),
+        ("outcomes", {"max.message.bytes": "900000"}, "raise its max.message.bytes"),
+        ("control", {"cleanup.policy": "delete"}, "cleanup.policy=delete: compact it"),
+        (
+            "control",
+            {"cleanup.policy": "compact", "max.message.bytes": "900000"},
+            "raise its max.message.bytes",
+        ),
+    ],
+)
+def test_an_unsuited_topic_of_our_own_is_refused_by_name(
+    kafka: KafkaBroker,
+    settings: KafkaSettings,
+    admin: AdminClient,
+    which: str,
+    config: dict[str, str],
+    objection: str,
+) -> None:
+    name = getattr(settings.names, which)
+    create_topic(kafka.address, name, config={"max.message.bytes": "1200000", **config})
+    with pytest.raises(Refusal, match=name) as refused:
+        ensure_topics(admin, settings, brokers=1, has_wheels=False)
+    assert objection in str(refused.value)
+
+
+@pytest.mark.kafka
+def test_topics_that_are_made_are_not_refused(settings: KafkaSettings, admin: AdminClient) -> None:
+    for _ in range(2):
+        check_brokers(admin, [1])
+        ensure_topics(admin, settings, brokers=1, has_wheels=False)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from confluent_kafka.admin import AdminClient
 
-from delaywheel_replica.cleaner.kafka.brokers import check_brokers, ensure_topics
+from delaywheel_replica.cleaner.kafka.brokers import brokers_of, check_brokers, ensure_topics
 from delaywheel_replica.cleaner.kafka.control_topic import ControlReader
 from delaywheel_replica.cleaner.kafka.producers import LeaderProducers
 from delaywheel_replica.cleaner.outside.ports import IDS, Ended, Record, StoredRecord
@@ -32,8 +32,9 @@ SLACK_S = 3
 def settings(kafka: KafkaBroker, cluster_id: str) -> KafkaSettings:
     settings = KafkaSettings(KafkaNames(cluster_id), {"bootstrap.servers": kafka.address})
     admin = AdminClient(settings.admin())
-    check_brokers(admin)
-    ensure_topics(admin, settings, has_wheels=False)
+    brokers = brokers_of(admin)
+    check_brokers(admin, brokers)
+    ensure_topics(admin, settings, brokers=len(brokers), has_wheels=False)
     return settings
 
 

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 SLACK_S = 2.5
 """A turn, in which a commit may be waited for."""
 
+STRETCH_S = 1.5
+"""How much longer than `PATIENCE_S` messages may wait at a stretch."""
+
 FOUND_S = 6.0
 """It takes less to find a topic: a transaction that fails, an election, two trials."""
 
@@ -58,7 +61,7 @@ def held_up(world: World) -> Iterator[str]:
         begun = sum(
             wait.begin_us - FOUND_S * US_PER_S < spell.began_us < wait.end_us for spell in spells
         )
-        allowed_s = PATIENCE_S + SLACK_S + max(0, begun - 1) * FOUND_S
+        allowed_s = PATIENCE_S + STRETCH_S + max(0, begun - 1) * FOUND_S
         if wait.seconds > allowed_s:
             yield f"topics in trouble held up the others for {wait.seconds:.1f} s in a row"
     total_s = sum(wait.seconds for wait in waits)

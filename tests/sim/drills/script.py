@@ -85,13 +85,14 @@ class Script:
         count: int = 1,
         topic: str | None = None,
         ttl_s: int | None = None,
+        keyed: bool = True,
         **rest: Any,
     ) -> int:
         """Sends a request with some messages of one due; returns the number of the first."""
         first = self._messages + 1
         self._messages += count
         numbers = range(first, first + count)
-        drafts = tuple(Draft(n, delay_ms, topic=topic, ttl_s=ttl_s) for n in numbers)
+        drafts = tuple(Draft(n, delay_ms, keyed=keyed, topic=topic, ttl_s=ttl_s) for n in numbers)
         self._steps.append(Request(at_ms, drafts, tuple(nodes), **rest))
         return first
 

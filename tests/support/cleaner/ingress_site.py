@@ -374,7 +374,7 @@ class Site:
             self._dead_letters,
             names=NAMES,
             cluster=Cluster(("a", "b"), 1, LATE_WINDOW_S),
-            caps=CapLimits(8, 1 << 20, 64, 1 << 20),
+            caps=CapLimits(8, 1 << 20, 64, 1 << 20, own_batch_bytes=LETTER_BYTES),
             monotonic=self.clock.monotonic,
         )
         self.ingress = Ingress(

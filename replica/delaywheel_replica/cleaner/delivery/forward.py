@@ -69,7 +69,6 @@ from delaywheel_replica.kafka_settings import FORWARD_ROOM_BYTES, KafkaNames
 WARM_MS = 1_000
 
 _NO_ROOM = Room(0)
-_UNBOUNDED = 1 << 62
 
 
 class ReaderPort(Protocol):
@@ -192,6 +191,7 @@ class Forwarder:
         self._dead_letters = dead_letters
         self._names = names
         self._cluster = cluster
+        self._own_batch_bytes = caps.own_batch_bytes
         self._pace: Pace = first_pace(caps)
         self._monotonic = monotonic
         self._watch = FloorWatch()
@@ -312,19 +312,20 @@ class Forwarder:
         self._producers.begin(number)
         counted: Counter[str] = Counter(transactions=1)
         forwarded, dead = list[DueRows](), list[Condemned]()
+        own = _OwnRecords(self._producers, number, self._own_batch_bytes, timeout_ms)
         if planned:
-            self._producers.write_own(number, [self._control(OPENING)])
+            own.write([self._control(OPENING)])
         if step is not None and planned is not None:
             forwarded, dead, written = self._write(
-                number, step, planned.plan, situation.now_ms, timeout_ms
+                number, step, planned.plan, situation.now_ms, own
             )
             counted += written
         if self.ingress is not None:
-            self._write_letters(number, self.ingress.written(taken), timeout_ms)
-        self._producers.write_own(number, outcomes.lost(self._names, lost))
+            own.write(self.ingress.written(taken))
+        own.write(outcomes.lost(self._names, lost))
         counted["lost_frames"] += sum(run.frames for run in lost)
         control = [self._control(record) for record in todo.all_records]
-        self._producers.write_own(number, control[:-1])
+        own.write(control[:-1])
         ended = self._producers.commit(number, control[-1], timeout_ms)
         commit_ms = round((self._monotonic() - began) * 1000)
         behind = bool(taken.step.settled) or (step is not None and step.behind)
@@ -399,7 +400,7 @@ class Forwarder:
             self._reading = False  # its progress is elsewhere: start over
 
     def _write(
-        self, number: int, step: Step, plan: Plan, now_ms: int, timeout_ms: int
+        self, number: int, step: Step, plan: Plan, now_ms: int, own: _OwnRecords
     ) -> tuple[list[DueRows], list[Condemned], Counter[str]]:
         """Writes everything of a step; what the client itself refuses becomes a dead letter too.
 
@@ -418,13 +419,13 @@ class Forwarder:
                 dead += [condemn(m, r.reason) for m, r in zip(chosen, refused, strict=True)]
             forwarded.append(written)
             if ends_batch:
-                self._producers.flush(number, timeout_ms)
+                own.flush()
         names = self._names
         letters = (
             outcomes.dead_letter(names, each.message, each.reason, each.detail) for each in dead
         )
-        self._write_letters(number, chain.from_iterable(letters), timeout_ms)
-        self._producers.write_own(number, outcomes.dropped(names, step.dropped))
+        own.write(chain.from_iterable(letters))
+        own.write(outcomes.dropped(names, step.dropped))
         cancelled = int(np.count_nonzero(step.dropped.outcomes == Outcome.CANCELLED))
         counted = Counter(
             forwarded=sum(map(len, forwarded)),
@@ -434,24 +435,45 @@ class Forwarder:
         )
         return forwarded, dead, counted
 
-    def _write_letters(self, number: int, records: Iterable[Record], timeout_ms: int) -> None:
-        """Writes dead letters, at most as many at once as their topic accepts as one batch.
-
-        Otherwise each transaction with them would fail: the client does not split a refused batch.
-        """
-        most_bytes = _UNBOUNDED if self.ingress is None else self.ingress.letter_bytes
-        together: Counter[str] = Counter()
-        for record in records:
-            length_bytes = batch_bytes(record)
-            if together[record.topic] and together[record.topic] + length_bytes > most_bytes:
-                self._producers.flush(number, timeout_ms)
-                together.clear()
-            together[record.topic] += length_bytes
-            self._producers.write_own(number, [record])
-
     def _control(self, record: ControlRecord) -> Record:
         key, value = record
         return Record(self._names.control, key.encode(), value, [], partition=0)
+
+
+class _OwnRecords:
+    """Writes one transaction's records to our own topics, in batches that these accept.
+
+    Otherwise each transaction with many of them would fail: the client does not split a refused
+    batch.
+    """
+
+    def __init__(
+        self, producers: ProducersPort, number: int, most_bytes: int, timeout_ms: int
+    ) -> None:
+        self._producers = producers
+        self._number = number
+        self._most_bytes = most_bytes
+        self._timeout_ms = timeout_ms
+        self._together: Counter[str] = Counter()
+
+    def write(self, records: Iterable[Record]) -> None:
+        """Writes records without which the transaction must not be committed."""
+        fitting: list[Record] = []
+        for record in records:
+            length_bytes = batch_bytes(record)
+            together_bytes = self._together[record.topic]
+            if together_bytes and together_bytes + length_bytes > self._most_bytes:
+                self._producers.write_own(self._number, fitting)
+                self.flush()
+                fitting = []
+            self._together[record.topic] += length_bytes
+            fitting.append(record)
+        self._producers.write_own(self._number, fitting)
+
+    def flush(self) -> None:
+        """Waits until the brokers have everything written so far."""
+        self._producers.flush(self._number, self._timeout_ms)
+        self._together.clear()
 
 
 def _was_done(lost: LostFrames, progress: Progress | None) -> bool:

@@ -216,11 +216,6 @@ class Ingress:
             faults=self.faults,
         )
 
-    @property
-    def letter_bytes(self) -> int:
-        """The limit of the dead-letter topic for one record."""
-        return self._settings.letter_bytes
-
     def bound(self, state: ControlState, taken: Taken | None = None) -> int | None:
         """Returns the slot that the floor and the leader's own seals must not pass; None: no limit.
 

@@ -1,7 +1,16 @@
 """Requirements on brokers before this node may lead: their version, and our topics.
 
-Asked at start and again whenever Kafka comes back; a refusal is a sentence for the operator and
-goes into the cleaner's row.
+Asked before each candidacy, by a leader every few minutes, and after a transaction that failed: a
+refusal is a sentence for the operator and goes into the cleaner's row.
+
+| our topic | must | otherwise |
+|---|---|---|
+| any | be ours to write to | each transaction with such a record fails |
+| control | be compacted, and keep tombstones | what was forwarded would be forgotten |
+| outcomes, dead letters | not be compacted | a letter without a key is refused, and of two |
+|   | | outcomes of one message the first would go |
+| outcomes, dead letters | take our greatest record | it stops all forwarding |
+| control | take a batch of ours | the same |
 """
 
 from __future__ import annotations
@@ -17,9 +26,11 @@ from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # t
 from confluent_kafka.cimpl import NewTopic
 
 from delaywheel_replica.cleaner.kafka.follower import KEPT_S
+from delaywheel_replica.cleaner.kafka.topic_admin import may_write
 from delaywheel_replica.cleaner.outside.ports import Refusal
-from delaywheel_replica.kafka_settings import KafkaSettings
+from delaywheel_replica.kafka_settings import DEFAULT_TOPIC_BYTES, KafkaSettings
 
+ANSWER_S = 2.0
 CALL_S = 5.0
 VERIFICATION = "transaction.partition.verification.enable"
 
@@ -36,9 +47,13 @@ class OwnTopic:
 def own_topics(settings: KafkaSettings) -> tuple[OwnTopic, ...]:
     """Returns the three topics of a cluster, the control topic first."""
     names = settings.names
-    room = {"max.message.bytes": str(settings.own_topic_bytes)}
+    kept = {
+        "cleanup.policy": "delete",
+        "max.message.bytes": str(settings.max_record_bytes),
+    }
     control = {
         "cleanup.policy": "compact",
+        "max.message.bytes": str(max(DEFAULT_TOPIC_BYTES, settings.own_batch_bytes)),
         "delete.retention.ms": "86400000",
         # Small segments: a node that starts reads few progress records that were replaced since.
         "segment.ms": "60000",
@@ -50,15 +65,20 @@ def own_topics(settings: KafkaSettings) -> tuple[OwnTopic, ...]:
     }
     return (
         OwnTopic(names.control, control, compacted=True),
-        OwnTopic(names.outcomes, room),
-        OwnTopic(names.dead, room),
+        OwnTopic(names.outcomes, kept),
+        OwnTopic(names.dead, kept),
     )
 
 
-def check_brokers(admin: AdminClient) -> None:
+def brokers_of(admin: AdminClient) -> list[int]:
+    """Returns the ids of the brokers."""
+    described = admin.describe_cluster(request_timeout=ANSWER_S).result()
+    return [node.id for node in described.nodes]
+
+
+def check_brokers(admin: AdminClient, brokers: Sequence[int]) -> None:
     """Refuses brokers before Kafka 3.6, whose logs a late produce could leave hanging."""
-    nodes = admin.describe_cluster(request_timeout=CALL_S).result().nodes
-    wanted = [ConfigResource(ResourceType.BROKER, str(node.id)) for node in nodes]
+    wanted = [ConfigResource(ResourceType.BROKER, str(broker)) for broker in brokers]
     for resource, future in admin.describe_configs(wanted, request_timeout=CALL_S).items():
         try:
             config = future.result()
@@ -84,14 +104,16 @@ def ensure_topics(
     admin: AdminClient,
     settings: KafkaSettings,
     *,
+    brokers: int,
     has_wheels: bool,
     replication_factor: int | None = None,
 ) -> None:
-    """Creates missing topics of ours; refuses an invalid control topic.
+    """Creates missing topics of ours; refuses invalid ones.
 
     Args:
         admin: The client to ask.
         settings: Names and sizes.
+        brokers: How many brokers there are.
         has_wheels: This node holds messages. A control topic missing beside them was lost, or
             this is another Kafka: a new one would forward from nothing, so it is refused.
         replication_factor: Copies of each topic; None: as many as there are brokers, at most 3.
@@ -104,7 +126,6 @@ def ensure_topics(
             " restore it, or point the node to the Kafka it belongs to"
         )
     if missing:
-        brokers = len(admin.describe_cluster(request_timeout=CALL_S).result().nodes)
         _create(admin, missing, replication_factor or min(3, brokers))
     deadline = time.monotonic() + CALL_S
     while True:
@@ -159,11 +180,14 @@ def control_warnings(
 
 
 def look_over(
-    admin: AdminClient, settings: KafkaSettings, *, replication_factor: int | None = None
+    admin: AdminClient,
+    settings: KafkaSettings,
+    *,
+    brokers: int,
+    replication_factor: int | None = None,
 ) -> tuple[str, ...]:
     """Checks the control topic's present configuration for risks."""
     name = settings.names.control
-    brokers = len(admin.describe_cluster(request_timeout=CALL_S).result().nodes)
     described = admin.describe_topics(TopicCollection([name]), request_timeout=CALL_S)
     copies = len(described[name].result().partitions[0].replicas)
     wanted = [ConfigResource(ResourceType.TOPIC, name)]
@@ -176,12 +200,16 @@ def look_over(
 
 def _missing(admin: AdminClient, topics: Sequence[OwnTopic]) -> list[OwnTopic]:
     names = TopicCollection([topic.name for topic in topics])
-    found = admin.describe_topics(names, request_timeout=CALL_S)
+    found = admin.describe_topics(names, request_timeout=CALL_S, include_authorized_operations=True)
     missing = []
     for topic in topics:
         try:
             described = found[topic.name].result()
         except KafkaException as error:
+            if _code(error) == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+                raise Refusal(
+                    f"not allowed to describe topic {topic.name}: grant Describe and Write on it"
+                ) from error
             if _code(error) != KafkaError.UNKNOWN_TOPIC_OR_PART:
                 raise
             missing.append(topic)
@@ -189,6 +217,8 @@ def _missing(admin: AdminClient, topics: Sequence[OwnTopic]) -> list[OwnTopic]:
         if topic.compacted and len(described.partitions) != 1:
             count = len(described.partitions)
             raise Refusal(f"the control topic {topic.name} has {count} partitions: it must have 1")
+        if not may_write(described):
+            raise Refusal(f"not allowed to write to topic {topic.name}: grant Write on it")
     return missing
 
 
@@ -219,6 +249,11 @@ def _check_topics(admin: AdminClient, topics: Sequence[OwnTopic], settings: Kafk
         policy = config["cleanup.policy"].value
         if topic.compacted and policy != "compact":
             raise Refusal(f"the control topic {topic.name} has cleanup.policy={policy}: compact it")
+        if not topic.compacted and "compact" in policy:
+            raise Refusal(
+                f"topic {topic.name} has cleanup.policy={policy}: set it to delete, a compacted"
+                " topic refuses what has no key, and removes records that are to be kept"
+            )
         kept_ms = int(config["delete.retention.ms"].value)
         if topic.compacted and kept_ms < KEPT_S * 1000:
             raise Refusal(
@@ -226,10 +261,11 @@ def _check_topics(admin: AdminClient, topics: Sequence[OwnTopic], settings: Kafk
                 f" reads it could miss what was removed; set at least {KEPT_S * 1000}"
             )
         takes = int(config["max.message.bytes"].value)
-        if not topic.compacted and takes < settings.max_record_bytes:
+        ours = settings.own_batch_bytes if topic.compacted else settings.max_record_bytes
+        if takes < ours:
             raise Refusal(
                 f"topic {topic.name} takes {takes} bytes a message, and ours may have"
-                f" {settings.max_record_bytes}: raise its max.message.bytes"
+                f" {ours}: raise its max.message.bytes"
             )
 
 

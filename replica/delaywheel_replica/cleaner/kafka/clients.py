@@ -10,7 +10,12 @@ from functools import partial
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
-from delaywheel_replica.cleaner.kafka.brokers import check_brokers, ensure_topics, look_over
+from delaywheel_replica.cleaner.kafka.brokers import (
+    brokers_of,
+    check_brokers,
+    ensure_topics,
+    look_over,
+)
 from delaywheel_replica.cleaner.kafka.client_log import LOGGER
 from delaywheel_replica.cleaner.kafka.control_topic import ControlReader
 from delaywheel_replica.cleaner.kafka.ingress_finding import IngressTopics, find_ingress, topic_ids
@@ -18,8 +23,6 @@ from delaywheel_replica.cleaner.kafka.ingress_thread import IngressThread
 from delaywheel_replica.cleaner.kafka.producers import LeaderProducers
 from delaywheel_replica.cleaner.outside.ports import IngressFound, KafkaAway
 from delaywheel_replica.kafka_settings import KafkaSettings
-
-ANSWER_S = 2.0
 
 
 class KafkaClients:
@@ -44,7 +47,6 @@ class KafkaClients:
         self._ingress_topics = ingress_topics or IngressTopics()
         self._lock = threading.Lock()
         self._made_admin: AdminClient | None = None
-        self._brokers_checked = False
 
     @property
     def _admin(self) -> AdminClient:
@@ -54,27 +56,29 @@ class KafkaClients:
             return self._made_admin
 
     def check(self, *, has_wheels: bool) -> tuple[str, ...]:
-        """Checks that Kafka answers, has our topics and, once, that this node can lead on it.
+        """Checks that Kafka answers, has our topics, and that this node can lead on it.
 
-        Each candidacy checks the topics: they may be lost while this process lives.
+        Each candidacy checks all: brokers may be replaced and topics lost while this process lives.
 
         Returns:
             Risks to the control topic.
         """
         self._admin.poll(0)  # logs what the client has reported meanwhile
         try:
-            self._admin.describe_cluster(request_timeout=ANSWER_S).result()
-            if not self._brokers_checked:
-                check_brokers(self._admin)
-                self._brokers_checked = True
+            brokers = brokers_of(self._admin)
+            check_brokers(self._admin, brokers)
             ensure_topics(
                 self._admin,
                 self._settings,
+                brokers=len(brokers),
                 has_wheels=has_wheels,
                 replication_factor=self._replication_factor,
             )
             return look_over(
-                self._admin, self._settings, replication_factor=self._replication_factor
+                self._admin,
+                self._settings,
+                brokers=len(brokers),
+                replication_factor=self._replication_factor,
             )
         except KafkaException as exception:
             raise KafkaAway(exception.args[0].str()) from exception

@@ -88,12 +88,17 @@ class KafkaTopicAdmin:
                 continue
 
 
+def may_write(topic: Any) -> bool:
+    """Whether a topic's description, with authorized operations, says that we may write to it."""
+    allowed = topic.authorized_operations
+    return not allowed or AclOperation.WRITE in allowed or AclOperation.ALL in allowed
+
+
 def _described(topic: Any) -> Described:
     state = TopicState.PRESENT
     if any(partition.leader is None for partition in topic.partitions):
         state = TopicState.LEADERLESS
-    allowed = topic.authorized_operations
-    if allowed and AclOperation.WRITE not in allowed and AclOperation.ALL not in allowed:
+    if not may_write(topic):
         state = TopicState.DENIED
     copies = ((len(partition.isr), len(partition.replicas)) for partition in topic.partitions)
     missing = frozenset((in_sync, replicas) for in_sync, replicas in copies if in_sync < replicas)

@@ -48,12 +48,14 @@ class CapLimits:
         frame_bytes: The most bytes that a frame may have; no cap is below.
         max_messages: The configured cap.
         max_bytes: The configured cap.
+        own_batch_bytes: The most bytes in one batch for a topic of our own.
     """
 
     frame_messages: int
     frame_bytes: int
     max_messages: int
     max_bytes: int
+    own_batch_bytes: int = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
