@@ -21,7 +21,7 @@ from delaywheel.client.exchange.endpoints import (
     Report,
     Turn,
 )
-from delaywheel.client.exchange.question import cancel_question
+from delaywheel.client.exchange.question import get_question
 from delaywheel.client.exchange.retry import Failure
 from delaywheel.client.exchange.route import Route
 from delaywheel.client.exchange.settings import Settings
@@ -297,10 +297,26 @@ class TestRoute:
         of.described("a", said("n1", n1="a"), 0.0)
         assert Route(of, SETTINGS, 4.0).step(0.0) == ("a", 4.0)
 
+    def test_a_service_with_too_much_to_do_gets_rest_at_all_addresses(self) -> None:
+        of = endpoints("a", "b")
+        route = Route(of, SETTINGS, 20.0)
+        step = route.step(0.0)
+        assert step is not None
+        assert step.address is not None
+        refused = Report(healthy=True, retry_delay_s=0.7, elsewhere=True, everywhere=True)
+        route.report(step.address, started_s=0.0, now_s=0.0, report=refused)
+        rest = route.step(0.1)
+        assert rest is not None
+        assert rest.address is None
+        assert rest.seconds == pytest.approx(0.6)
+        later = route.step(0.7)
+        assert later is not None
+        assert later.address is not None
+
     def test_no_leader_in_time_is_known_to_have_done_nothing(self) -> None:
         of = endpoints("a", "b")
         route = Route(of, SETTINGS, 2.0)
-        question = cancel_question(pb.MessageRef())
+        question = get_question(pb.MessageRef(), find_place=False)
         now_s, asked = 0.0, []
         failure = Failure(StatusCode.UNAVAILABLE, "", Reason.NO_LEADER, 0.2)
         while (step := route.step(now_s)) is not None:

@@ -166,7 +166,12 @@ def cancel(parser: Parser) -> None:
     """Adds the arguments of `cancel`."""
     options.one_message(parser)
     options.wanted(parser, with_id=False)
-    options.limit(parser, 1_000, "messages, where several are meant")
+    parser.argument(
+        "--limit",
+        type=parse_count,
+        metavar="N",
+        help="at most this many messages, where several are meant; absent: all",
+    )
     parser.argument("--dry-run", action="store_true", help="if several are meant: only list them")
     options.yes(parser)
     options.as_json(parser)

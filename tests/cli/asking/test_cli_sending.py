@@ -47,6 +47,38 @@ def test_cancel_of_many_lists_asks_and_reports(
     assert dry.document["looked"]["messages"] == 9
 
 
+def test_all_are_cancelled_unless_a_limit_is_given(command: Command, node: ScriptedNode) -> None:
+    """Exit code 0 means that nothing was left out, or no more was asked for."""
+
+    def behave(_node: object, request: pb.CancelManyRequest, _context: object) -> object:
+        first = int(request.page_token or 0)
+        results = [
+            pb.CancelResult(
+                handle=f"n1.7:17:{number:032x}",
+                due_ms=17_000,
+                topic="t",
+                outcome=pb.CANCEL_OUTCOME_CANCELLED,
+            )
+            for number in range(first, min(first + request.limit, 1_500))
+        ]
+        end = first + len(results)
+        looked = pb.Looked(node="n1", to_slot=17 if end < 1_500 else None)
+        token = str(end) if end < 1_500 else ""
+        return pb.CancelManyResponse(results=results, next_page_token=token, looked=looked)
+
+    node.otherwise_many = behave
+    ended = command("cancel", "--topic", "t", "--yes")
+    assert (ended.code, ended.out) == (0, "1,500 CANCELLED\n")
+    ended = command("cancel", "--topic", "t", "--yes", "--limit", "10")
+    assert (ended.code, ended.out) == (0, "10 CANCELLED\n")
+    assert "not examined" in ended.err
+    looked = pb.Looked(node="n1", incomplete=True)
+    node.otherwise_many = answer(pb.CancelManyResponse(looked=looked))
+    ended = command("cancel", "--topic", "t", "--yes")
+    assert ended.code == 1
+    assert "NOT_ALL_EXAMINED" in ended.err
+
+
 def test_of_many_that_were_rescheduled_those_found_elsewhere_are_done(
     command: Command, node: ScriptedNode
 ) -> None:

@@ -10,13 +10,13 @@ from typing import Final, Self, Unpack
 import grpc
 
 from delaywheel.client.aio_calls import AioCalls
+from delaywheel.client.aio_gathering import AioCancels
 from delaywheel.client.aio_sender import AioSender
 from delaywheel.client.exchange.answers import Cancelled, Rescheduled, StoredMessage
 from delaywheel.client.exchange.batching import split
 from delaywheel.client.exchange.channel import parse_addresses
 from delaywheel.client.exchange.pending import PendingResult
 from delaywheel.client.exchange.question import (
-    cancel_question,
     get_question,
     reschedule_question,
 )
@@ -30,9 +30,11 @@ from delaywheel.client.searching import (
     Searching,
     filter_of,
 )
+from delaywheel.client.withdrawing import Withdrawn, handles_of, in_calls, many_cancelled
 from delaywheel.errors import ClientClosedError, RefusedError, TimedOutError
 from delaywheel.message import Handle, Message, MessageOptions, PastDue, Result, unix_ms
 from delaywheel.reasons import Reason
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
 
 
 class AsyncClient:
@@ -63,6 +65,7 @@ class AsyncClient:
         self._settings: Final = settings
         self._calls: Final = AioCalls(parse_addresses(addresses), settings)
         self._sender: Final = AioSender(queue, timeout, self._deliver_all)
+        self._cancels: Final = AioCancels(self._calls.withdraw, queue.in_flight)
         self._closed = False
 
     async def produce(
@@ -133,11 +136,13 @@ class AsyncClient:
         deliver_at: datetime | None = None,
         timeout: float | None = None,  # noqa: ASYNC109  as in `produce`
     ) -> Cancelled:
-        """Cancels a pending message; see `Client.cancel`."""
+        """Cancels a pending message; see `Client.cancel`.
+
+        Cancels that are awaited at the same time are sent together.
+        """
         self._check_open()
-        question = cancel_question(message_ref(handle, id, deliver_at))
-        await self._calls.run(question, lambda stub: stub.Cancel, self._deadline_s(timeout))
-        return question.answer()
+        message = message_ref(handle, id, deliver_at)
+        return await self._cancels.cancel(message, self._deadline_s(timeout))
 
     async def get(
         self,
@@ -195,6 +200,7 @@ class AsyncClient:
         self,
         topic: str | None = None,
         *,
+        handles: Iterable[Handle | str] | None = None,
         limit: int = 1_000,
         dry_run: bool = False,
         timeout: float | None = None,  # noqa: ASYNC109  as in `produce`
@@ -202,12 +208,27 @@ class AsyncClient:
     ) -> ManyCancelled:
         """Cancels pending messages that meet all conditions; see `Client.cancel_many`."""
         self._check_open()
+        if handles is not None:
+            if topic is not None or dry_run or options:
+                raise ValueError("either handles, or what the messages have")
+            return await self._cancel_handles(handles_of(handles), self._deadline_s(timeout))
         many = CancellingMany(filter_of(topic, options), limit, dry_run=dry_run)
         while not many.done:
             question = many.question()
             await self._calls.run(question, lambda stub: stub.CancelMany, self._deadline_s(timeout))
             many.add(question.answer())
         return many.came_to()
+
+    async def _cancel_handles(self, handles: list[Handle], deadline_s: float) -> ManyCancelled:
+        slots = asyncio.Semaphore(self._settings.queue.in_flight)
+
+        async def withdraw(messages: Sequence[pb.MessageRef]) -> list[Withdrawn]:
+            async with slots:
+                return await self._calls.withdraw(messages, deadline_s)
+
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(withdraw(messages)) for messages in in_calls(handles)]
+        return many_cancelled(handles, [each for task in tasks for each in task.result()])
 
     async def flush(self, timeout: float | None = None) -> None:  # noqa: ASYNC109  as in `produce`
         """Waits until everything that `produce_async` has taken so far has its result.

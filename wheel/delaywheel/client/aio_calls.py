@@ -19,6 +19,7 @@ from delaywheel.client.exchange.exchange import CLOSED, TIME_OVER, Exchange
 from delaywheel.client.exchange.retry import Failure
 from delaywheel.client.exchange.route import Route, Step
 from delaywheel.client.exchange.settings import Settings
+from delaywheel.client.withdrawing import Withdrawal, Withdrawn
 from delaywheel.errors import DelaywheelError
 from delaywheel.message import Message, Result, clock_ns
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
@@ -97,6 +98,14 @@ class AioCalls:
             delivery.fix_dues(clock_ns() // 1_000_000, levels, self._settings.past_due)
             await self.run(delivery, lambda stub: stub.DelayProduce, deadline_s)
         return delivery.results
+
+    async def withdraw(
+        self, messages: Sequence[pb.MessageRef], deadline_s: float
+    ) -> list[Withdrawn]:
+        """Cancels messages that fit one call; returns what became of each, in order."""
+        withdrawal = Withdrawal(messages)
+        await self.run(withdrawal, lambda stub: stub.Cancel, deadline_s)
+        return withdrawal.results
 
     async def limits(self, deadline_s: float) -> Facts:
         """Returns the limits of one request: from a node, or assumed if none answers."""

@@ -37,12 +37,15 @@ class ManyCancelled:
 
     Attributes:
         cancelled: Never delivered; in a dry run: already cancelled before.
-        too_late: Nothing was done: they are delivered, or about to be.
+        too_late: Nothing was done: they are about to be delivered, or their second is deleted.
         unknown: Perhaps cancelled, ask again; in a dry run: those that are pending.
         rescheduled: They have another due by now and were not found at it: it was not asked for, or
             lies where the search had already passed; ask again.
         complete: Everything requested was examined and readable. Otherwise there may be more: the
-            limit was reached, or the node is missing something for the moment.
+            limit was reached, or the node is missing something for the moment. Of handles: none is
+            unknown.
+        already_delivered: They are in their topics, or dead letters.
+        not_found: Of handles: they were never accepted.
     """
 
     cancelled: tuple[Handle, ...]
@@ -50,6 +53,8 @@ class ManyCancelled:
     unknown: tuple[Handle, ...]
     rescheduled: tuple[Handle, ...]
     complete: bool
+    already_delivered: tuple[Handle, ...] = ()
+    not_found: tuple[Handle, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,14 +154,15 @@ class CancellingMany:
 
     def came_to(self) -> ManyCancelled:
         """Returns the result once done."""
-        moved = pb.CANCEL_OUTCOME_RESCHEDULED
-        known = {pb.CANCEL_OUTCOME_CANCELLED, pb.CANCEL_OUTCOME_TOO_LATE, moved}
+        moved, delivered = pb.CANCEL_OUTCOME_RESCHEDULED, pb.CANCEL_OUTCOME_ALREADY_DELIVERED
+        known = {pb.CANCEL_OUTCOME_CANCELLED, pb.CANCEL_OUTCOME_TOO_LATE, moved, delivered}
         return ManyCancelled(
             self._of({pb.CANCEL_OUTCOME_CANCELLED}),
             self._of({pb.CANCEL_OUTCOME_TOO_LATE}),
             self._of(set(self._results.values()) - known),
             self._of({moved}, but=self._stays()),
             not self._request.page_token and not self._incomplete and self._limit > 0,
+            already_delivered=self._of({delivered}),
         )
 
     def _stays(self) -> frozenset[bytes]:

@@ -14,7 +14,6 @@ from delaywheel.client.exchange.batching import split
 from delaywheel.client.exchange.channel import parse_addresses
 from delaywheel.client.exchange.pending import PendingResult
 from delaywheel.client.exchange.question import (
-    cancel_question,
     get_question,
     reschedule_question,
 )
@@ -30,6 +29,7 @@ from delaywheel.client.searching import (
 )
 from delaywheel.client.sync_calls import Calls
 from delaywheel.client.sync_sender import Sender
+from delaywheel.client.withdrawing import handles_of, in_calls, many_cancelled, outcome_of
 from delaywheel.errors import ClientClosedError, RefusedError, TimedOutError
 from delaywheel.message import Handle, Message, MessageOptions, PastDue, Result, unix_ms
 from delaywheel.reasons import Reason
@@ -189,9 +189,9 @@ class Client:
                     ...
         """
         self._check_open()
-        question = cancel_question(message_ref(handle, id, deliver_at))
-        self._calls.run(question, lambda stub: stub.Cancel, self._deadline_s(timeout))
-        return question.answer()
+        message = message_ref(handle, id, deliver_at)
+        (withdrawn,) = self._calls.withdraw([message], self._deadline_s(timeout))
+        return outcome_of(withdrawn)
 
     def get(
         self,
@@ -303,18 +303,20 @@ class Client:
         self,
         topic: str | None = None,
         *,
+        handles: Iterable[Handle | str] | None = None,
         limit: int = 1_000,
         dry_run: bool = False,
         timeout: float | None = None,
         **options: Unpack[FilterOptions],
     ) -> ManyCancelled:
-        """Cancels pending messages that meet all conditions, each on its own.
+        """Cancels pending messages, each on its own: those named, or all that meet all conditions.
 
-        They are found as by `search`. The call may be repeated: it finds the same messages again
-        until they are due, and reports earlier cancels as cancelled.
+        The latter are found as by `search`. The call may be repeated: it finds the same messages
+        again until they are due, and reports earlier cancels as cancelled.
 
         Args:
             topic: The Kafka topic; None: any. A range of dues alone is not enough.
+            handles: The messages, without any condition; 1,000 are named in one request.
             limit: The most messages.
             dry_run: Cancel nothing, only count.
             timeout: Seconds for a page of up to 1,000 with all its attempts.
@@ -329,14 +331,27 @@ class Client:
             ::
 
                 client.cancel_many("reminders", header=("trip", b"7"))
+                client.cancel_many(handles=[result.handle for result in results])
         """
         self._check_open()
+        if handles is not None:
+            if topic is not None or dry_run or options:
+                raise ValueError("either handles, or what the messages have")
+            return self._cancel_handles(handles_of(handles), self._deadline_s(timeout))
         many = CancellingMany(filter_of(topic, options), limit, dry_run=dry_run)
         while not many.done:
             question = many.question()
             self._calls.run(question, lambda stub: stub.CancelMany, self._deadline_s(timeout))
             many.add(question.answer())
         return many.came_to()
+
+    def _cancel_handles(self, handles: list[Handle], deadline_s: float) -> ManyCancelled:
+        calls = in_calls(handles)
+        if not calls:
+            return many_cancelled((), ())
+        with ThreadPoolExecutor(min(self._settings.queue.in_flight, len(calls))) as pool:
+            answers = pool.map(lambda messages: self._calls.withdraw(messages, deadline_s), calls)
+            return many_cancelled(handles, [each for answer in answers for each in answer])
 
     def flush(self, timeout: float | None = None) -> None:
         """Waits until everything that `produce_async` has taken so far has its result.

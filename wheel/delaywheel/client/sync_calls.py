@@ -19,6 +19,7 @@ from delaywheel.client.exchange.exchange import CLOSED, TIME_OVER, Exchange
 from delaywheel.client.exchange.retry import EndedCall, Failure
 from delaywheel.client.exchange.route import Route, Step
 from delaywheel.client.exchange.settings import Settings
+from delaywheel.client.withdrawing import Withdrawal, Withdrawn
 from delaywheel.errors import DelaywheelError
 from delaywheel.message import Message, Result, clock_ns
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
@@ -94,6 +95,12 @@ class Calls:
             delivery.fix_dues(clock_ns() // 1_000_000, levels, self._settings.past_due)
             self.run(delivery, lambda stub: stub.DelayProduce, deadline_s)
         return delivery.results
+
+    def withdraw(self, messages: Sequence[pb.MessageRef], deadline_s: float) -> list[Withdrawn]:
+        """Cancels messages that fit one call; returns what became of each, in order."""
+        withdrawal = Withdrawal(messages)
+        self.run(withdrawal, lambda stub: stub.Cancel, deadline_s)
+        return withdrawal.results
 
     def limits(self, deadline_s: float) -> Facts:
         """Returns the limits of one request: asked for once, or assumed if no node answers."""

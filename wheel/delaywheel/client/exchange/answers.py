@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Self
+from typing import Final, Self
 
 from delaywheel.message import Handle
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
@@ -24,10 +24,16 @@ class CancelOutcome(StrEnum):
     its id and that due, or by the handle that the reschedule returned."""
 
     @classmethod
-    def of(cls, number: int) -> Self | None:
+    def of(cls, number: int) -> "CancelOutcome | None":
         """Returns the outcome of a response; None for an unknown one."""
-        names: dict[int, str] = {value: name for name, value in pb.CancelOutcome.items()}
-        return cls.__members__.get(names.get(number, "").removeprefix("CANCEL_OUTCOME_"))
+        return _CANCEL_OUTCOMES.get(number)
+
+
+_CANCEL_OUTCOMES: Final[dict[int, CancelOutcome]] = {
+    number: CancelOutcome[name.removeprefix("CANCEL_OUTCOME_")]
+    for name, number in pb.CancelOutcome.items()
+    if number
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,11 +85,13 @@ class Report(NamedTuple):
         healthy: Other exchanges may send to that address.
         retry_delay_s: How long the service asks to wait.
         elsewhere: This exchange should continue at another address.
+        everywhere: It should wait that long before it continues at any address.
     """
 
     healthy: bool
     retry_delay_s: float | None = None
     elsewhere: bool = False
+    everywhere: bool = False
 
 
 class Described(NamedTuple):

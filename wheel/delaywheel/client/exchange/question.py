@@ -1,16 +1,14 @@
-"""One unary question over all its attempts: cancel, get, search, describe.
+"""One unary question over all its attempts: get, search, reschedule, describe.
 
-Asking twice is harmless: reading changes nothing, and a message is cancelled once or not at all.
-But the answer to a second cancel says nothing about a first one whose reply was lost: that one may
-have been written. After such an attempt, only an answer that rules this out settles the question.
+Asking twice is harmless: reading changes nothing, and a message is rescheduled once or not at all.
+But the answer to a second request says nothing about a first one whose reply was lost: that one may
+have succeeded. After such an attempt, only an answer that rules this out settles the question.
 """
 
 from collections.abc import Callable
 from typing import Final, Generic, TypeVar
 
 from delaywheel.client.exchange.answers import (
-    Cancelled,
-    CancelOutcome,
     Rescheduled,
     RescheduleOutcome,
     StoredMessage,
@@ -27,7 +25,7 @@ ResponseT = TypeVar("ResponseT")
 AnswerT = TypeVar("AnswerT")
 
 # These keep a node from answering, but not from accepting messages.
-_OF_THE_CLUSTER: Final = frozenset(
+OF_THE_CLUSTER: Final = frozenset(
     {
         Reason.NO_LEADER,
         Reason.NOT_UP_TO_DATE,
@@ -86,9 +84,10 @@ class Question(Generic[RequestT, ResponseT, AnswerT]):
         self._doubtful = self._doubtful or not verdict.outcome_known
         if verdict.retry:
             return Report(
-                healthy=failure.reason in _OF_THE_CLUSTER,
+                healthy=failure.reason in OF_THE_CLUSTER,
                 retry_delay_s=failure.retry_delay_s,
                 elsewhere=True,
+                everywhere=failure.reason is Reason.RESCHEDULES_BUSY,
             )
         self._done = True
         self._error = failure.error(outcome_known=not self._doubtful)
@@ -101,13 +100,7 @@ class Question(Generic[RequestT, ResponseT, AnswerT]):
         self._error = TimedOutError(f"not answered: {why}{last}", outcome_known=not self._doubtful)
 
 
-CancelQuestion = Question[pb.CancelRequest, pb.CancelResponse, Cancelled]
 GetQuestion = Question[pb.GetMessageRequest, pb.GetMessageResponse, StoredMessage]
-
-
-def cancel_question(message: pb.MessageRef) -> CancelQuestion:
-    """Builds the question that cancels a message."""
-    return Question(pb.CancelRequest(message=message), _read_cancel)
 
 
 def get_question(message: pb.MessageRef, *, find_place: bool) -> GetQuestion:
@@ -152,23 +145,6 @@ def _read_reschedule(response: pb.RescheduleResponse, doubtful: bool) -> Resched
     if outcome is not RescheduleOutcome.RESCHEDULED:
         return Rescheduled(outcome)
     return Rescheduled(outcome, Handle.parse(response.handle), response.due_ms)
-
-
-def _read_cancel(response: pb.CancelResponse, doubtful: bool) -> Cancelled:
-    outcome = CancelOutcome.of(response.outcome)
-    if outcome is None:
-        raise RefusedError(
-            Reason.CANCEL_UNKNOWN,
-            f"the service answered outcome {response.outcome}, which this SDK does not know",
-            outcome_known=False,
-        )
-    if doubtful and outcome in {CancelOutcome.TOO_LATE, CancelOutcome.NOT_FOUND}:
-        raise RefusedError(
-            Reason.CANCEL_UNKNOWN,
-            f"{outcome} now, but an unanswered earlier attempt may have succeeded",
-            outcome_known=False,
-        )
-    return Cancelled(outcome, response.due_ms if response.HasField("due_ms") else None)
 
 
 def _read_get(response: pb.GetMessageResponse, _doubtful: bool) -> StoredMessage:

@@ -1,8 +1,9 @@
 """Routes one exchange over the endpoints until its deadline. No I/O, no clock.
 
 After a failure an exchange does not return to that address before its own backoff is over, even if
-others succeed there meanwhile. So a node that refuses one request and accepts others' is not asked
-in a tight loop, and the next attempt goes to another node if there is one.
+others succeed there meanwhile; nor to any, if the service as a whole has too much to do. So a node
+that refuses one request and accepts others' is not asked in a tight loop, and the next attempt goes
+to another node if there is one.
 """
 
 from collections import Counter
@@ -32,6 +33,7 @@ class Route:
         self._started_s: float | None = None
         self._failures: Final = Counter[str]()
         self._not_before: Final[dict[str, float]] = {}
+        self._rest_until_s = float("-inf")
 
     def step(self, now_s: float) -> Step | None:
         """Returns what to do now; None if time is over."""
@@ -40,6 +42,8 @@ class Route:
         left_s = self._deadline_s - now_s
         if left_s <= 0:
             return None
+        if now_s < self._rest_until_s:
+            return Step(None, min(self._rest_until_s - now_s, left_s))
         turn = self._endpoints.turn(now_s, self._settings.attempt_timeout_s, self._not_before)
         if turn.address is None:
             wait_s = min(turn.wait_s, left_s)
@@ -64,4 +68,6 @@ class Route:
             self._failures[address] += 1
             wait_s = self._endpoints.backoff_s(self._failures[address], report.retry_delay_s)
             self._not_before[address] = now_s + wait_s
+            if report.everywhere:
+                self._rest_until_s = now_s + wait_s
         return self._endpoints.report(address, started_s=started_s, now_s=now_s, report=report)

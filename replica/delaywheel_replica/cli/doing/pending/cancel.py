@@ -31,7 +31,7 @@ def cancel(  # noqa: PLR0913 - as many as the command has
     header: tuple[str, bytes | None] | None,
     due_from: datetime | None,
     due_to: datetime | None,
-    limit: int,
+    limit: int | None,
     dry_run: bool,
     yes: bool,
     as_json: bool,
@@ -83,6 +83,8 @@ def cancel(  # noqa: PLR0913 - as many as the command has
             "NOT_ALL_CANCELLED",
             f"{counted(not_cancelled, 'message')} of {len(came_to.results):,} may be delivered",
         )
+    if came_to.looked.incomplete:
+        raise Failure("NOT_ALL_EXAMINED", "there may be more messages: ask again")
 
 
 def _cancel_one(
@@ -109,7 +111,7 @@ def _cancel_one(
 class _Many:
     """The results of a search, printed or cancelled page by page."""
 
-    def __init__(self, wanted: pb.Filter, limit: int, server: str, timeout_s: float) -> None:
+    def __init__(self, wanted: pb.Filter, limit: int | None, server: str, timeout_s: float) -> None:
         self._wanted = wanted
         self._limit = limit
         self._server = server
@@ -131,7 +133,7 @@ class _Many:
 
     def _pages(self, *, dry_run: bool) -> Iterator[pb.CancelManyResponse]:
         request = pb.CancelManyRequest(filter=self._wanted, dry_run=dry_run)
-        left = self._limit
+        left = sys.maxsize if self._limit is None else self._limit
 
         def call(stub: DelayWheelStub) -> pb.CancelManyResponse:
             return stub.CancelMany(request, timeout=self._timeout_s)
@@ -170,6 +172,7 @@ def _print(answer: pb.CancelManyResponse, *, as_json: bool, dry_run: bool) -> No
     for outcome, words in (
         (pb.CANCEL_OUTCOME_CANCELLED, "cancelled before" if dry_run else "CANCELLED"),
         (pb.CANCEL_OUTCOME_TOO_LATE, "too late: nothing was done"),
+        (pb.CANCEL_OUTCOME_ALREADY_DELIVERED, "delivered before"),
         (pb.CANCEL_OUTCOME_UNSPECIFIED, "pending" if dry_run else "not known: ask again"),
     ):
         number = sum(row.outcome == outcome for row in answer.results)
@@ -180,6 +183,6 @@ def _print(answer: pb.CancelManyResponse, *, as_json: bool, dry_run: bool) -> No
     looked = answer.looked
     if looked.HasField("to_slot"):
         since = clock(looked.to_slot)
-        print(f"not examined: messages due from {since} on; a greater --limit", file=sys.stderr)
-    if looked.incomplete:
+        print(f"not examined: messages due from {since} on: --limit", file=sys.stderr)
+    if looked.incomplete and dry_run:
         print(f"{looked.node} is missing frames: there may be more", file=sys.stderr)

@@ -1,0 +1,165 @@
+"""Cancels of many messages: each is settled on its own, over all attempts."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from delaywheel import (
+    AsyncClient,
+    CancelOutcome,
+    Client,
+    Handle,
+    Reason,
+    RefusedError,
+    TimedOutError,
+)
+from delaywheel.client.exchange.retry import Failure
+from delaywheel.client.withdrawing import Withdrawal, outcome_of
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from support.clients.fake_service import FakeService, answer, hang
+
+CANCELLED = pb.MessageCancelled(outcome=pb.CANCEL_OUTCOME_CANCELLED)
+
+
+def handle(number: int) -> Handle:
+    return Handle("a.1", 17, number.to_bytes(16, "big"))
+
+
+def error(reason: Reason) -> pb.MessageCancelled:
+    refused = pb.Error(code=reason.code_number, reason=reason.value, retry_delay_ms=1)
+    return pb.MessageCancelled(error=refused)
+
+
+def many(_service: object, request: pb.CancelRequest, _context: object) -> pb.CancelResponse:
+    """All are cancelled, whether one is named or many are."""
+    if request.HasField("message"):
+        return pb.CancelResponse(outcome=pb.CANCEL_OUTCOME_CANCELLED)
+    return pb.CancelResponse(results=[CANCELLED] * len(request.messages))
+
+
+def refs(count: int) -> list[pb.MessageRef]:
+    return [pb.MessageRef(handle=str(handle(number))) for number in range(count)]
+
+
+class TestWithdrawal:
+    def test_only_what_is_not_settled_is_asked_for_again(self) -> None:
+        withdrawal = Withdrawal(refs(3))
+        first = [CANCELLED, error(Reason.CANCEL_UNKNOWN), error(Reason.HANDLE_AMBIGUOUS)]
+        report = withdrawal.answered(pb.CancelResponse(results=first))
+        assert (report.healthy, report.elsewhere, report.everywhere) == (True, True, False)
+        assert list(withdrawal.request().messages) == refs(3)[1:2]
+        withdrawal.answered(pb.CancelResponse(results=[CANCELLED]))
+        assert withdrawal.done
+        one, two, three = withdrawal.results
+        assert outcome_of(one) == outcome_of(two)
+        with pytest.raises(RefusedError, match="HANDLE_AMBIGUOUS"):
+            outcome_of(three)
+
+    def test_what_may_have_been_cancelled_is_not_too_late(self) -> None:
+        withdrawal = Withdrawal(refs(2))
+        withdrawal.answered(
+            pb.CancelResponse(results=[error(Reason.CANCEL_UNKNOWN), error(Reason.NO_LEADER)])
+        )
+        late = pb.MessageCancelled(outcome=pb.CANCEL_OUTCOME_TOO_LATE)
+        withdrawal.answered(pb.CancelResponse(results=[late, late]))
+        doubtful, certain = withdrawal.results
+        with pytest.raises(RefusedError, match="CANCEL_UNKNOWN"):
+            outcome_of(doubtful)
+        assert outcome_of(certain).outcome is CancelOutcome.TOO_LATE
+
+    @pytest.mark.parametrize("whole", [True, False])
+    def test_a_service_with_too_much_to_do_is_left_alone(self, *, whole: bool) -> None:
+        withdrawal = Withdrawal(refs(2))
+        if whole:
+            failure = Failure.of_error(error(Reason.BACKPRESSURE).error)
+            report = withdrawal.failed(failure)
+        else:
+            results = [CANCELLED, error(Reason.BACKPRESSURE)]
+            report = withdrawal.answered(pb.CancelResponse(results=results))
+        assert report.everywhere
+        assert not withdrawal.done
+
+    def test_what_has_no_answer_in_time_says_whether_it_may_have_an_effect(self) -> None:
+        withdrawal = Withdrawal(refs(2))
+        results = [error(Reason.CANCEL_UNKNOWN), error(Reason.BACKPRESSURE)]
+        withdrawal.answered(pb.CancelResponse(results=results))
+        withdrawal.give_up("over")
+        known = [
+            each.outcome_known for each in withdrawal.results if isinstance(each, TimedOutError)
+        ]
+        assert known == [False, True]
+
+    def test_results_that_do_not_fit_settle_nothing_by_guessing(self) -> None:
+        withdrawal = Withdrawal(refs(2))
+        withdrawal.answered(pb.CancelResponse(results=[CANCELLED]))
+        assert [getattr(each, "outcome_known", True) for each in withdrawal.results] == [False] * 2
+
+
+def many_of(service: FakeService) -> list[int]:
+    """How many messages each call named."""
+    return [len(request.messages) or 1 for request in service.cancels]
+
+
+async def test_cancels_that_are_awaited_together_are_sent_together() -> None:
+    with FakeService(*[many] * 50) as service:
+        async with AsyncClient(service.address) as client:
+            await client.cancel(handle(0))
+            cancelled = await asyncio.gather(*(client.cancel(handle(n)) for n in range(500)))
+    assert {each.outcome for each in cancelled} == {CancelOutcome.CANCELLED}
+    counts = many_of(service)
+    assert sum(counts) == 501
+    assert counts[:2] == [1, 1], "a lone one waits for nothing"
+    assert len(counts) <= 8
+
+
+async def test_each_of_those_sent_together_has_its_own_time() -> None:
+    with FakeService(hang, *[many] * 9) as service:
+        async with AsyncClient(service.address, attempt_timeout=2) as client:
+            first = asyncio.create_task(client.cancel(handle(0), timeout=10))
+            await asyncio.sleep(0.01)
+            with pytest.raises(TimedOutError):
+                await client.cancel(handle(1), timeout=0.005)
+            assert (await client.cancel(handle(2))).outcome is CancelOutcome.CANCELLED
+            assert (await first).outcome is CancelOutcome.CANCELLED
+
+
+def test_many_handles_are_cancelled_by_a_thousand() -> None:
+    with FakeService(*[many] * 9) as service, Client(service.address) as client:
+        came_to = client.cancel_many(handles=[str(handle(n)) for n in range(2_500)])
+    assert len(came_to.cancelled) == 2_500
+    assert came_to.complete
+    assert sorted(many_of(service)) == [500, 1_000, 1_000]
+
+
+async def test_each_of_many_is_reported_as_what_became_of_it() -> None:
+    outcomes = [
+        pb.CANCEL_OUTCOME_CANCELLED,
+        pb.CANCEL_OUTCOME_ALREADY_DELIVERED,
+        pb.CANCEL_OUTCOME_TOO_LATE,
+        pb.CANCEL_OUTCOME_NOT_FOUND,
+        pb.CANCEL_OUTCOME_RESCHEDULED,
+    ]
+    results = [pb.MessageCancelled(outcome=outcome) for outcome in outcomes]
+    results.append(error(Reason.HANDLE_AMBIGUOUS))
+    handles = [handle(n) for n in range(6)]
+    with FakeService(answer(pb.CancelResponse(results=results))) as service:
+        async with AsyncClient(service.address) as client:
+            came_to = await client.cancel_many(handles=handles)
+    reported: list[Any] = [
+        came_to.cancelled,
+        came_to.already_delivered,
+        came_to.too_late,
+        came_to.not_found,
+        came_to.rescheduled,
+        came_to.unknown,
+    ]
+    assert reported == [(each,) for each in handles]
+    assert not came_to.complete
+
+
+def test_handles_and_conditions_exclude_each_other() -> None:
+    with Client("127.0.0.1:1") as client, pytest.raises(ValueError, match="either handles"):
+        client.cancel_many("orders", handles=[handle(1)])

@@ -1,0 +1,239 @@
+"""Cancels in groups: how much is looked up and written for whom."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from delaywheel.identity import WheelId
+from delaywheel.reasons import Reason
+from delaywheel.storage.frames.columns import Columns
+from delaywheel_replica.core.leader.cancel import CancelDecision
+from delaywheel_replica.core.protocol.progress import Position, Progress
+from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role
+from delaywheel_replica.server.changing import gathering
+from delaywheel_replica.server.changing.gathering import CancelGroups
+from delaywheel_replica.server.changing.sights import Moment
+from delaywheel_replica.server.changing.waiting import (
+    Decided,
+    PendingCancel,
+    Subject,
+    WaitingCancels,
+)
+from delaywheel_replica.server.commit.writing import Writing
+from delaywheel_replica.server.lookup.references import Reference
+from delaywheel_replica.server.lookup.scan import Found
+from delaywheel_replica.server.node.refusals import Refusal
+
+OWN = WheelId("a", 1)
+DUE_MS = 10_000_000
+
+
+def named(number: int, due_ms: int = DUE_MS) -> Reference:
+    return Reference(due_ms // 1000, number.to_bytes(16, "big"), due_ms)
+
+
+@dataclass
+class Site:
+    """The leader's node, with a message for each reference, due far ahead.
+
+    Attributes:
+        looked_up: how many messages each look was for.
+        confirmed: the same of confirming looks.
+        written: the same of groups written.
+        goes_on: looks wait for it.
+    """
+
+    looked_up: list[int] = field(default_factory=list)
+    confirmed: list[int] = field(default_factory=list)
+    written: list[int] = field(default_factory=list)
+    goes_on: asyncio.Event = field(default_factory=asyncio.Event)
+    progress: Progress = field(default_factory=lambda: Progress(0, None, {OWN: 1}))
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def moment(self) -> Moment:
+        status = CleanerStatus("a", "boot", 1, 0, 0, Role.LEADING, progress=self.progress)
+        return Moment(0, status, None, leading=True)
+
+    async def find_many(self, references: list[Reference]) -> list[Subject]:
+        self.looked_up.append(len(references))
+        await self.goes_on.wait()
+        return [Subject(each, each, Found(copies=[Position(OWN, 1, 0)])) for each in references]
+
+    async def confirm(self, doubtful: list[tuple[Subject, Any]]) -> list[tuple[Subject, Decided]]:
+        self.confirmed.append(len(doubtful))
+        return [(subject, Decided(CancelDecision.CANCELLED)) for subject, _ in doubtful]
+
+    async def submit(self, columns: Columns, _kind: object) -> object:
+        self.written.append(len(columns))
+        return SimpleNamespace(wheel=OWN, seq=1 + sum(self.written), failed={})
+
+    async def next_change(self) -> None:
+        await self.changed.wait()
+        self.changed.clear()
+
+    def reach(self, seq: int) -> None:
+        self.progress = Progress(0, None, {OWN: seq})
+        self.changed.set()
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[CancelGroups]:
+        groups = CancelGroups(
+            cast("Any", self),
+            cast("Writing", self),
+            ask=lambda _: None,
+            next_change=self.next_change,
+        )
+        running = asyncio.create_task(groups.run())
+        try:
+            yield groups
+        finally:
+            running.cancel()
+
+    async def until(self, what: Any) -> None:
+        async with asyncio.timeout(20):
+            while not what():  # noqa: ASYNC110 - it steps the loop
+                await asyncio.sleep(0)
+
+
+def cancelled(count: int = 1) -> list[Decided]:
+    return [Decided(CancelDecision.CANCELLED)] * count
+
+
+async def test_what_arrives_during_a_look_is_the_next_batch_and_one_group() -> None:
+    site = Site()
+    async with site.serving() as groups:
+        calls = [asyncio.create_task(groups.cancel([named(0)], 9))]
+        await site.until(lambda: site.looked_up == [1])
+        calls += [asyncio.create_task(groups.cancel([named(n)], 9)) for n in range(1, 40)]
+        await asyncio.sleep(0)
+        site.goes_on.set()
+        await site.until(lambda: site.written == [1, 39])
+        assert site.looked_up == [1, 39]
+        site.reach(100)
+        assert [await call for call in calls] == [cancelled()] * 40
+    assert sum(site.confirmed) == 40
+    assert len(site.confirmed) <= 2
+
+
+async def test_who_asks_again_joins_the_first_attempt() -> None:
+    """By the same name before it is looked up, and by another one after."""
+    site = Site()
+    site.goes_on.set()
+    async with site.serving() as groups:
+        first = asyncio.create_task(groups.cancel([named(1)], 9))
+        await site.until(lambda: site.written == [1])
+        first.cancel()  # its caller gives up
+        other = Reference(DUE_MS // 1000, named(1).id, DUE_MS, OWN)
+        again = [asyncio.create_task(groups.cancel([name], 9)) for name in (named(1), other)]
+        await site.until(lambda: len(site.looked_up) == 2)
+        site.reach(100)
+        assert [await call for call in again] == [cancelled()] * 2
+    assert (site.looked_up, site.written) == ([1, 1], [1])
+    assert groups.kept == 0
+
+
+async def test_nothing_is_done_for_callers_who_are_gone() -> None:
+    site = Site()
+    async with site.serving() as groups:
+        first = asyncio.create_task(groups.cancel([named(0)], 9))
+        await site.until(lambda: site.looked_up == [1])
+        (late,) = await groups.cancel([named(1)], 0.001)
+        assert isinstance(late, Refusal)
+        assert late.reason is Reason.BACKPRESSURE, "nothing was done, so it is known"
+        site.goes_on.set()
+        await site.until(lambda: site.written == [1])
+        site.reach(100)
+        assert await first == cancelled()
+    assert site.looked_up == [1]
+
+
+async def test_too_many_are_refused_and_told_when_to_come_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(gathering, "QUEUED_AT_MOST", 3)
+    site = Site()
+    async with site.serving() as groups:
+        first = asyncio.create_task(groups.cancel([named(0)], 9))
+        await site.until(lambda: site.looked_up == [1])
+        more = asyncio.create_task(groups.cancel([named(n) for n in range(1, 6)], 9))
+        await asyncio.sleep(0)
+        site.goes_on.set()
+        await site.until(lambda: sum(site.written) == 4)
+        site.reach(100)
+        await first
+        results = await more
+    refused = [each for each in results if isinstance(each, Refusal)]
+    assert results[:3] == cancelled(3)
+    assert [each.reason for each in refused] == [Reason.BACKPRESSURE] * 2
+    assert all((each.retry_delay_ms or 0) >= 50 for each in refused)
+
+
+async def test_a_queue_that_does_not_move_takes_nothing_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(gathering, "QUEUED_S", 0.05)
+    site = Site()
+    async with site.serving() as groups:
+        first = asyncio.create_task(groups.cancel([named(0)], 9))
+        await site.until(lambda: site.looked_up == [1])
+        second = asyncio.create_task(groups.cancel([named(1)], 9))
+        await asyncio.sleep(0.06)
+        (refused,) = await groups.cancel([named(2)], 9)
+        assert isinstance(refused, Refusal)
+        assert refused.reason is Reason.BACKPRESSURE
+        for call in (first, second):
+            call.cancel()
+
+
+class TestWaitingCancels:
+    def pending(self, number: int, seq: int, due_ms: int = DUE_MS) -> PendingCancel:
+        reference = named(number, due_ms)
+        found = Found(copies=[Position(OWN, 1, 0)], cancels=[Position(OWN, seq, 0)])
+        key = reference.id, due_ms
+        return PendingCancel(key, Subject(reference, reference, found), since_ms=number)
+
+    def test_a_progress_costs_what_it_can_decide(self) -> None:
+        waiting = WaitingCancels()
+        early, late, due = self.pending(1, 5), self.pending(2, 9), self.pending(3, 9, 2_000)
+        for each in (early, late, due):
+            waiting.add(each)
+        assert waiting.covered(Progress(0, None, {OWN: 4})) == []
+        assert waiting.covered(Progress(0, None, {OWN: 5})) == [early]
+        waiting.discard(early)
+        assert waiting.covered(Progress(1_999, None, {OWN: 5})) == []
+        assert waiting.covered(Progress(1_999, Position(OWN, 1, 0), {OWN: 5})) == [due]
+        assert waiting.covered(Progress(2_000, None, {OWN: 9})) == [due, late], "it is not decided"
+        waiting.discard(due)
+        waiting.discard(late)
+        assert len(waiting) == 0
+        assert waiting.covered(Progress(99_000, None, {OWN: 99})) == []
+
+    def test_all_are_looked_at_when_w_was_set_back(self) -> None:
+        waiting = WaitingCancels()
+        waiting.add(self.pending(1, 5))
+        assert waiting.covered(Progress(0, None, {OWN: 4})) == []
+        assert len(waiting.covered(Progress(0, None, {OWN: 4}, set_backs=1))) == 1
+
+    def test_what_is_decided_takes_no_room(self) -> None:
+        waiting = WaitingCancels()
+        for number in range(5_000):
+            pending = self.pending(number, 1_000_000)
+            waiting.add(pending)
+            waiting.discard(pending)
+        kept = sum(map(len, waiting._by_seq.values()))
+        assert kept < 3_000
+        assert not waiting._by_slot
+
+    def test_the_oldest_are_found_first(self) -> None:
+        waiting = WaitingCancels()
+        pending = [self.pending(number, 5) for number in range(4)]
+        for each in pending:
+            waiting.add(each)
+        assert list(waiting.older(2)) == pending[:2]
