@@ -255,13 +255,23 @@ class LocalCluster:
         self.create_topics([name], partitions)
 
     def create_topics(self, names: Sequence[str], partitions: int = 1) -> None:
-        """Creates topics that are missing, and waits until the broker knows all of them.
+        """Creates topics that are missing, and waits until the broker serves all of them.
+
+        Metadata names a partition's leader before the broker has made its log: until then a
+        producer is told that the broker does not lead it.
 
         Raises:
             ClusterError: Kafka does not make one of them.
         """
-        from confluent_kafka import KafkaError, KafkaException  # noqa: PLC0415 - not for `--help`
-        from confluent_kafka.admin import AdminClient  # noqa: PLC0415
+        from confluent_kafka import (  # noqa: PLC0415 - not for `--help`
+            KafkaError,
+            KafkaException,
+            TopicPartition,
+        )
+        from confluent_kafka.admin import (  # type: ignore[attr-defined]  # noqa: PLC0415
+            AdminClient,
+            OffsetSpec,
+        )
         from confluent_kafka.cimpl import NewTopic  # noqa: PLC0415
 
         client = AdminClient({"bootstrap.servers": self.kafka})
@@ -275,9 +285,13 @@ class LocalCluster:
                 if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
                     raise ClusterError(f"topic {name}: {error.args[0].str()}") from error
         deadline = time.monotonic() + START_TIMEOUT_S
-        while missing := set(names) - client.list_topics(timeout=5).topics.keys():
+        missing = {TopicPartition(name, number) for name in names for number in range(partitions)}
+        while missing:
+            latest: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+            asked = client.list_offsets(dict.fromkeys(missing, latest))
+            missing = {at for at, answer in asked.items() if answer.exception() is not None}
             if time.monotonic() > deadline:
-                raise ClusterError(f"topics did not appear: {', '.join(sorted(missing))}")
+                raise ClusterError(f"topics did not appear: {sorted(at.topic for at in missing)}")
             time.sleep(0.05)
 
     def watch(self) -> None:

@@ -3,16 +3,24 @@
 from collections import deque
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from delaywheel import ingress
 from delaywheel.seqset import SeqSet
 from delaywheel_replica.core.ingress.moment import Moment, Room
+from delaywheel_replica.core.ingress.partition import Intake
 from delaywheel_replica.core.ingress.place import Place
 from delaywheel_replica.core.ingress.reading import Delayed, Incoming, Rules
-from delaywheel_replica.core.ingress.term import HELD_BYTES_MOST, Handed, Term, TermStep
-from delaywheel_replica.core.ingress.underway import Answer, Deleted, Gone
+from delaywheel_replica.core.ingress.term import (
+    HELD_BYTES_MOST,
+    LOOKED_MOST,
+    Handed,
+    Term,
+    TermStep,
+)
+from delaywheel_replica.core.ingress.underway import Answer, Deleted, Gone, IntakeStep
 from delaywheel_replica.core.protocol.control import IngressRecord
 from delaywheel_replica.core.protocol.seal import REST
 
@@ -238,3 +246,62 @@ def test_each_record_is_settled_once_and_in_order(
     assert not held & set(out)
     assert len(held) + len(out) == len(sent)
     assert (term.bound(), term.full()) == (None, frozenset())
+
+
+def test_partitions_without_records_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[Intake] = []
+    plan = Intake.plan
+
+    def counting(intake: Intake, moment: Moment, *, room: Room | int) -> IntakeStep:
+        looked.append(intake)
+        return plan(intake, moment, room=room)
+
+    term = reading(record(AT, 0), partitions=1_000)
+    transact(term)
+    transact(term)
+    monkeypatch.setattr(Intake, "plan", counting)
+    transact(term)
+    assert len(looked) == 1
+    term.read(BESIDE, [], 5)  # markers alone: the offset after them is committed
+    assert transact(term).records[BESIDE].next_offset == 5
+
+
+def test_a_plan_looks_at_a_bounded_number_of_records_and_the_next_ones_at_the_others() -> None:
+    partitions, each = 40, LOOKED_MOST // 10
+    records = [
+        record(("in", number), offset) for number in range(partitions) for offset in range(each)
+    ]
+    term = reading(*records, partitions=partitions)
+    plans = 0
+    announced: set[tuple[str, int]] = set()
+    while len(announced) < partitions:
+        step = transact(term, room=10_000)
+        assert 0 < sum(len(one.announced) for one in step.steps.values()) <= LOOKED_MOST + each
+        announced |= step.records.keys()
+        plans += 1
+        assert plans <= 2 * partitions
+    # Others wait, and due ones are found all the same.
+    settled: set[Place] = set()
+    term = reading(
+        *(
+            record(("in", n), o, delay_ms=10 if n == 39 else 60_000)
+            for n in range(40)
+            for o in range(each)
+        ),
+        partitions=40,
+    )
+    for _ in range(2 * partitions):
+        settled |= set(places(transact(term, replace(NOW, now_ms=SENT_MS + 20), room=10_000)))
+    assert len(settled) == each
+
+
+def test_all_partitions_together_hold_what_is_documented() -> None:
+    partitions = 1_000
+    term = reading(partitions=partitions)
+    offset = 0
+    while len(term.full()) < partitions:
+        for number in range(partitions):
+            if ("in", number) not in term.full():
+                term.read(("in", number), [record(("in", number), offset, size=10_000)], offset + 1)
+        offset += 1
+    assert term.held_bytes <= 1.5 * HELD_BYTES_MOST

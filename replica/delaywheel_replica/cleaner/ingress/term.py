@@ -303,7 +303,7 @@ class Ingress:
         )
         self._planned, self._planned_for = taken, room
         self._look_at = now_s + LOOK_S
-        self._is_changed = bool(blocked)
+        self._is_changed = bool(blocked) or term.leaves_some_out
         return taken
 
     def written(self, taken: Taken) -> Iterable[Record]:

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from collections.abc import Set as AbstractSet
+from itertools import islice
 from typing import Any, Final
 
 from confluent_kafka import (
@@ -35,6 +36,9 @@ from delaywheel_replica.kafka_settings import KafkaSettings
 from delaywheel_replica.process.logs import get_logger
 
 LOOK_S: Final = 5.0
+
+AT_ONCE: Final = 200
+"""How many partitions without records one call looks at: the client is asked about each."""
 
 log = get_logger(__name__)
 
@@ -65,6 +69,9 @@ class IngressReader:
         self._cut_off: dict[IngressPartition, int] = {}
         self._resting: set[IngressPartition] = set()
         self._refused: str | None = None
+        self._lags: dict[IngressPartition, int] = {}
+        self._lag_turn = _Turn()
+        self._quiet_turn = _Turn()
 
     @property
     def cut_off(self) -> Mapping[IngressPartition, int]:
@@ -139,14 +146,17 @@ class IngressReader:
         return fetched + deleted + self._passed(set(records))
 
     def lags(self) -> dict[IngressPartition, int]:
-        """Returns the number of unread offsets of each partition, as last reported by Kafka."""
-        lags: dict[IngressPartition, int] = {}
-        for at, position in self._positions.items():
+        """Returns the number of unread offsets of each partition, as last reported by Kafka.
+
+        Each call looks at some partitions, in turn.
+        """
+        for at in self._lag_turn.next(self._positions):
+            position = self._positions[at]
             with contextlib.suppress(KafkaException):
                 ends = self._consumer.get_watermark_offsets(TopicPartition(*at), cached=True)
                 if ends is not None and ends[1] >= 0:
-                    lags[at] = max(0, ends[1] - position)
-        return lags
+                    self._lags[at] = max(0, ends[1] - position)
+        return dict(self._lags)
 
     def report_to_group(self, offsets: Mapping[IngressPartition, int]) -> None:
         """Shows progress in the consumer group's offsets; the next call makes up for a failure."""
@@ -223,8 +233,10 @@ class IngressReader:
         self._cut_off.setdefault(at, end)
 
     def _passed(self, read: set[IngressPartition]) -> list[Fetched]:
-        """Returns partitions that advanced by markers and aborted records only."""
-        quiet = [TopicPartition(*at) for at in self._positions if at not in read]
+        """Returns partitions that advanced by markers and aborted records only; some in turn."""
+        quiet = [
+            TopicPartition(*at) for at in self._quiet_turn.next(self._positions) if at not in read
+        ]
         passed: list[Fetched] = []
         for reached in self._consumer.position(quiet) if quiet else []:
             at = reached.topic, reached.partition
@@ -232,6 +244,19 @@ class IngressReader:
                 self._positions[at] = reached.offset
                 passed.append(Fetched(at, (), reached.offset))
         return passed
+
+
+class _Turn:
+    """Takes the partitions in turn, `AT_ONCE` at a time, however many there are."""
+
+    def __init__(self) -> None:
+        self._begin = 0
+
+    def next(self, partitions: Collection[IngressPartition]) -> list[IngressPartition]:
+        """Returns those whose turn it is."""
+        begin = self._begin if self._begin < len(partitions) else 0
+        self._begin = begin + AT_ONCE
+        return list(islice(partitions, begin, begin + AT_ONCE))
 
 
 _PASSING = {

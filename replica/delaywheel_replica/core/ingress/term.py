@@ -3,6 +3,10 @@
 Each partition is an `Intake` (partition.py). This module holds what concerns all of them: the list
 of partitions, the memory they use, and the least slot that floor and seals wait for. A partition
 named by the control topic is waited for even before it is found: its topic may be unavailable.
+
+Work follows the partitions that have something under way (`_active`): those that were read since a
+plan found nothing to do in them. A thousand others cost nothing. One plan looks at `LOOKED_MOST`
+records at most, since it runs on the thread that forwards; the next one continues after them.
 """
 
 from __future__ import annotations
@@ -25,7 +29,8 @@ for a server or a topic, and would stop the others. Records that arrive before t
 effect are kept too.
 """
 
-LEAST_SHARE_BYTES: Final = 256 << 10
+LOOKED_MOST: Final = 1_000
+"""How many records under way one plan looks at, beyond those of its last partition."""
 
 
 class Handed(NamedTuple):
@@ -82,6 +87,10 @@ class Term:
         self._turn = 0
         # The same for the room of a hand-over.
         self._hand_turn = 0
+        self._active: set[IngressPartition] = set()
+        self._done: set[IngressPartition] = set()
+        # How many partitions the latest plan looked at, if it left some out.
+        self._looked_at: int | None = None
 
     def found(
         self, topic: str, topic_id: str, partitions: int, *, only_announced: bool = False
@@ -126,7 +135,13 @@ class Term:
         if committed is not None and committed.topic_id != topic_id:
             self._abandoned[at] = committed
         intake = self._intakes[at] = Intake(record, self._rules, only_announced=only_announced)
+        self._note_change(at)
         return intake
+
+    def _note_change(self, at: IngressPartition) -> None:
+        self._active.add(at)
+        if self._intakes[at].is_done:
+            self._done.add(at)
 
     @property
     def least_ends(self) -> dict[IngressPartition, int]:
@@ -138,6 +153,7 @@ class Term:
         intake = self._intakes[at]
         is_news = intake.cut_off is None
         intake.ends(end)
+        self._note_change(at)
         return is_news
 
     @property
@@ -148,7 +164,7 @@ class Term:
     @property
     def done(self) -> frozenset[IngressPartition]:
         """Returns the partitions of which everything was read."""
-        return frozenset(at for at, intake in self._intakes.items() if intake.is_done)
+        return frozenset(self._done)
 
     def full(self) -> frozenset[IngressPartition]:
         """Returns the partitions that must pause.
@@ -156,20 +172,20 @@ class Term:
         A paused partition resumes at half its share: each pause discards what Kafka's client has
         prefetched.
         """
-        share = max(HELD_BYTES_MOST // max(1, len(self._intakes)), LEAST_SHARE_BYTES)
+        share = max(1, HELD_BYTES_MOST // max(1, len(self._intakes)))
         is_much = self.held_bytes >= HELD_BYTES_MOST // 2
+        held = ((at, self._intakes[at].held_bytes) for at in self._active)
         self._full = frozenset(
             at
-            for at, intake in self._intakes.items()
-            if (is_much and intake.held_bytes >= share)
-            or (at in self._full and intake.held_bytes >= share // 2)
+            for at, held_bytes in held
+            if (is_much and held_bytes >= share) or (at in self._full and held_bytes >= share // 2)
         )
         return self._full
 
     @property
     def held_bytes(self) -> int:
         """Returns the approximate memory of the records under way."""
-        return sum(intake.held_bytes for intake in self._intakes.values())
+        return sum(self._intakes[at].held_bytes for at in self._active)
 
     @property
     def partitions(self) -> int:
@@ -200,6 +216,7 @@ class Term:
         if first_kept is not None:
             intake.deleted(first_kept)
         intake.read(records, position)
+        self._note_change(at)
 
     def plan(self, moment: Moment, *, room: Room | int) -> TermStep:
         """Returns what the next transaction can carry; nothing changes until it is committed.
@@ -211,8 +228,14 @@ class Term:
         messages, length_bytes = room if isinstance(room, Room) else Room(room)
         steps: dict[IngressPartition, IntakeStep] = {}
         settled: list[Settled] = []
-        used_bytes = 0
-        for at, intake in self._in_turn(self._turn):
+        used_bytes = looked = 0
+        in_turn = self._in_turn(self._turn)
+        self._looked_at = None
+        for number, (at, intake) in enumerate(in_turn):
+            if looked >= LOOKED_MOST:
+                self._looked_at = number
+                break
+            looked += len(intake)
             left = Room(messages - len(settled), length_bytes - used_bytes)
             step = intake.plan(moment, room=left if used_bytes < length_bytes else Room(0))
             moment = replace(moment, most=step.most) if moment.most else moment
@@ -220,20 +243,25 @@ class Term:
                 steps[at] = step
                 settled += step.settled
                 used_bytes += step.length_bytes
+            elif not len(intake) and not intake.record.announced:
+                self._active.discard(at)
+        if self._looked_at is not None and not steps:
+            self._turn += self._looked_at  # the next plan looks at the others
         return TermStep(steps, tuple(settled), dict(self._abandoned), used_bytes)
 
     def _in_turn(self, turn: int) -> list[tuple[IngressPartition, Intake]]:
-        intakes = list(self._intakes.items())
+        intakes = [each for each in self._intakes.items() if each[0] in self._active]
         begin = turn % len(intakes) if intakes else 0
         return intakes[begin:] + intakes[:begin]
 
     def committed(self, step: TermStep) -> None:
         """Notes that the transaction with the latest step is committed."""
-        self._turn += bool(step.settled)
+        self._turn += bool(step.settled) if self._looked_at is None else self._looked_at
         for at in step.abandoned:
             self._abandoned.pop(at, None)
         for at, each in step.steps.items():
             self._intakes[at].committed(each)
+            self._note_change(at)
 
     def to_hand(self, room: Room | int) -> list[Handed]:
         """Returns as many records for the server as there is room for, a share per partition.
@@ -241,7 +269,7 @@ class Term:
         Returns none while the record whose turn it is exceeds the room: smaller records of other
         partitions would use up the room again and again.
         """
-        if not any(intake.waits_to_be_handed for intake in self._intakes.values()):
+        if not any(self._intakes[at].waits_to_be_handed for at in self._active):
             return []  # as in most turns
         most, left_bytes = room if isinstance(room, Room) else Room(room)
         handed: list[Handed] = []
@@ -266,10 +294,19 @@ class Term:
         Args:
             step: the step of a transaction to be committed; None: the committed state.
         """
-        bounds = [unread_bound(self._waited_for.values())]
-        for at, intake in self._intakes.items():
-            bounds.append(intake.bound(None if step is None else step.steps.get(at)))
+        bounds = [
+            unread_bound(self._waited_for.values()),
+            *(
+                self._intakes[at].bound(None if step is None else step.steps.get(at))
+                for at in self._active
+            ),
+        ]
         return min((bound for bound in bounds if bound is not None), default=None)
+
+    @property
+    def leaves_some_out(self) -> bool:
+        """Whether the latest plan did not look at all partitions with something under way."""
+        return self._looked_at is not None
 
     @property
     def positions(self) -> dict[IngressPartition, int]:
