@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from local.bench.figures import Extent, by_second, differences, ratios
+from local.bench.jobs import Sent, paced, value_of
 from local.bench.page import page_of, stack
 from local.bench.report import print_report
 from local.bench.rounds import disturbances, in_turn, is_steady, run_rounds, warm_up
 from local.bench.running import as_document, compared
-from local.bench.sending import Sent, paced, value_of
 from local.bench.stand import Part
 from local.bench.usage import Look, Usage, cpu_s_of, look, switches_of
 from local.bench.workloads import USUAL, WORKLOADS

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from local.bench.jobs import VALUE_BYTES
 from local.bench.page import write_page
 from local.bench.report import print_report
 from local.bench.running import Options, Runner
-from local.bench.sending import VALUE_BYTES
 from local.bench.stand import Stand
 from local.bench.workloads import USUAL, WORKLOADS
 from local.loopback.child import interrupt_on_signals
@@ -95,7 +95,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _measure(name: str, nodes: int, cadence_s: float, options: Options) -> dict[str, Any]:
     workload = WORKLOADS[name]
     _say(f"{name}: {workload.description}; {nodes} node(s)")
-    with Stand(nodes, workload.span_s, cadence_s, _say, topics=workload.topics) as stand:
+    with Stand(
+        nodes,
+        workload.span_s,
+        cadence_s,
+        _say,
+        topics=workload.topics,
+        programs=workload.senders.programs,
+    ) as stand:
         runner = Runner(stand, options, _say, topics=workload.topics)
         warmth_ms = runner.warm()
         measured = runner.run(workload)

@@ -116,7 +116,12 @@ def _roles(parts: list[Mapping[str, Any]]) -> Iterator[str]:
         origin = max(part["groups"], key=part["groups"].get, default=None)
         if not groups or origin is None or part["groups"][origin] < ORIGIN_SHARE * groups:
             continue
-        switches["SDK"].append(part["switches_a_group"]["sender ours"])
+        of_sdk = [
+            value
+            for name, value in part["switches_a_group"].items()
+            if name.startswith("sender ours")
+        ]
+        switches["SDK"].append(sum(of_sdk))
         for node in part["groups"]:
             role = "origin" if node == origin else "mirror"
             switches[role].append(part["switches_a_group"][f"{node} server"])

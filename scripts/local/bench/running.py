@@ -5,12 +5,12 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 from local.bench.figures import Extent, differences, ratios
+from local.bench.jobs import At, Bulk, Job, Paced
 from local.bench.rounds import disturbances, in_turn, run_rounds, warm_up
-from local.bench.sending import At, Bulk, Job, Paced
 from local.bench.stand import Part, Stand
 from local.bench.workloads import (
     Accept,
@@ -90,6 +90,7 @@ class Runner:
         elif isinstance(kind, Steady):
             theirs = self._job(kind.rate_per_s, self._options.seconds, AT_ONCE_MS)
             ours = self._paced(kind.rate_per_s, kind.ahead_ms)
+            ours = replace(ours, senders=workload.senders)
             beside: list[tuple[str, Job]] = [("plain", theirs), ("floor", theirs)]
             if workload.by_ingress:
                 beside = [("ingress", ours)]
@@ -265,7 +266,7 @@ def our_cpu_share(part: Mapping[str, Any]) -> float:
     return sum(
         share
         for name, share in shares.items()
-        if name == "sender ours" or name.endswith((" server", " cleaner", " node"))
+        if name.startswith("sender ours") or name.endswith((" server", " cleaner", " node"))
     )
 
 

@@ -6,16 +6,14 @@ its due or, where Kafka sends at once, the time of sending (see `consuming`).
 
 from __future__ import annotations
 
+import asyncio
 import multiprocessing
 import os
 import random
 import signal
 import time
 import traceback
-from collections import deque
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self
@@ -24,7 +22,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delaywheel import Client, Message, ingress
-from local.bench.consuming import STAMP, topic_names
+from local.bench.callers import send_as_crowd, send_in_background
+from local.bench.jobs import (
+    TIMEOUT_S,
+    VALUE_BYTES,
+    At,
+    Bulk,
+    Job,
+    Paced,
+    Sent,
+    Targets,
+    paced,
+    value_of,
+)
 from local.bench.workloads import Accept, Topics
 from local.loopback.cluster import ClusterError
 
@@ -32,85 +42,12 @@ if TYPE_CHECKING:  # `--help` must not load them
     from delaywheel_proto.v1 import delaywheel_pb2 as pb
     from delaywheel_proto.v1.delaywheel_pb2_grpc import DelayWheelStub
 
-VALUE_BYTES: Final = 200
 MANY: Final = 5_000
 RAW: Final = 1_000
-TICK_S: Final = 0.01
-TIMEOUT_S: Final = 60.0
 CLUSTER_ID: Final = "bench"
 UNSETTLED: Final = 100_000
 """How many records may be sent to the ingress topic beyond those settled."""
-_FILLER: Final = random.Random(1).randbytes(VALUE_BYTES - STAMP.size)  # noqa: S311 - no secret
 _START_TIMEOUT_S: Final = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class Paced:
-    """A job: messages at a rate, due `ahead_ms` later."""
-
-    rate_per_s: int
-    seconds: float
-    ahead_ms: tuple[int, int]
-    topics: Topics = Topics()  # noqa: RUF009 - frozen
-
-    @property
-    def lead_s(self) -> float:
-        """Returns seconds until as many messages are due as are sent; 0 if never."""
-        return self.ahead_ms[1] / 1000 if self.seconds > self.ahead_ms[1] / 1000 else 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class At:
-    """A job: messages due in the second that begins at `from_ms`."""
-
-    messages: int
-    from_ms: int
-
-
-@dataclass(frozen=True, slots=True)
-class Bulk:
-    """A job: as many messages as are accepted in a time."""
-
-    how: Accept
-    seconds: float
-
-
-Job = Paced | At | Bulk
-
-
-class Targets:
-    """Chooses where each message of a job goes."""
-
-    def __init__(self, family: str, topics: Topics) -> None:
-        """Prepares for a family of topics."""
-        self._names = topic_names(family, topics.count)
-        self._keyed = topics.keyed
-        self._chance = random.Random(4)  # noqa: S311 - no secret
-
-    def next(self) -> tuple[str, bytes | None]:
-        """Returns a topic and a key."""
-        topic = self._names[0] if len(self._names) == 1 else self._chance.choice(self._names)
-        return topic, self._chance.randbytes(8) if self._keyed else None
-
-
-@dataclass(frozen=True, slots=True)
-class Sent:
-    """The result of a job in which every message was acknowledged.
-
-    Attributes:
-        messages: The number of messages.
-        seconds: How long sending took; it includes the last acknowledgement only for `Bulk`.
-        transactions: The number of committed transactions.
-    """
-
-    messages: int
-    seconds: float
-    transactions: int = 0
-
-    @property
-    def per_s(self) -> float:
-        """The rate in messages a second."""
-        return self.messages / self.seconds
 
 
 class Way(Protocol):
@@ -199,23 +136,6 @@ def _send(kind: str, address: str, cadence_s: float, orders: Connection) -> None
             orders.send(traceback.format_exc())
 
 
-def paced(rate_per_s: int, seconds: float) -> Iterator[int]:
-    """Yields how many messages to send at each tick, to keep the rate."""
-    started_at = time.monotonic()
-    sent, total = 0, int(rate_per_s * seconds)
-    while sent < total:
-        due = min(int((time.monotonic() - started_at) * rate_per_s), total)
-        if due > sent:
-            yield due - sent
-            sent = due
-        time.sleep(TICK_S)
-
-
-def value_of(stamp_us: int) -> bytes:
-    """Returns a value that contains its stamp."""
-    return STAMP.pack(stamp_us) + _FILLER
-
-
 def _dues_ms(job: At) -> list[int]:
     dues = np.random.default_rng(2).integers(0, 1000, job.messages) + job.from_ms
     return [int(due) for due in np.sort(dues)]
@@ -229,9 +149,11 @@ class Ours:
 
     def do(self, job: Job, topic: str) -> Sent:
         """See `Way`."""
+        if isinstance(job, Paced) and job.senders.clients:
+            return asyncio.run(send_as_crowd(self._address, job, topic))
         with Client(self._address, timeout=TIMEOUT_S) as client:
             if isinstance(job, Paced):
-                return self._paced(client, job, topic)
+                return send_in_background(client, job, topic)
             if isinstance(job, At):
                 return self._at(client, job, topic)
             return self._bulk(client, job, topic)
@@ -244,26 +166,6 @@ class Ours:
             counts = pool.map(lambda _: call(client, job.how, until, topic), range(job.how.callers))
             messages = sum(counts)
             return Sent(messages, time.monotonic() - started)
-
-    def _paced(self, client: Client, job: Paced, topic: str) -> Sent:
-        chance, targets = np.random.default_rng(2), Targets(topic, job.topics)
-        pending: deque[Any] = deque()
-        started, messages = time.monotonic(), 0
-        for count in paced(job.rate_per_s, job.seconds):
-            now_ms = time.time_ns() // 1_000_000
-            for ahead_ms in chance.integers(*job.ahead_ms, count).tolist():
-                due_ms = now_ms + ahead_ms
-                at = datetime.fromtimestamp(due_ms / 1000, UTC)
-                name, key = targets.next()
-                one = client.produce_async(name, value_of(due_ms * 1000), key=key, deliver_at=at)
-                pending.append(one)
-            messages += count
-            while pending and pending[0].done():
-                pending.popleft().result()
-        seconds = time.monotonic() - started
-        for one in pending:
-            one.result()
-        return Sent(messages, seconds)
 
     def _at(self, client: Client, job: At, topic: str) -> Sent:
         started, dues_ms = time.monotonic(), _dues_ms(job)

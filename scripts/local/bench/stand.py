@@ -6,11 +6,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from itertools import cycle, islice
 from typing import Final, Self
 
 from local.bench.consuming import Consumer, topic_names
 from local.bench.figures import Second, by_second
-from local.bench.sending import CLUSTER_ID, Bulk, Job, Paced, Sender, Sent
+from local.bench.jobs import Bulk, Job, Paced, Sent
+from local.bench.sending import CLUSTER_ID, Sender
 from local.bench.usage import Sampler, Usage, Watch
 from local.bench.workloads import Topics
 from local.loopback.cluster import LocalCluster
@@ -75,15 +77,17 @@ class Stand:
         say: Callable[[str], None],
         *,
         topics: Topics,
+        programs: int,
     ) -> None:
         """Prepares."""
         settings = {"cluster_id": CLUSTER_ID, "span_seconds": span_s}
         self.cluster = LocalCluster(nodes=nodes, settings=settings, say=say)
         self._cadence_s = cadence_s
         self._topics = topics
+        self._programs = programs
         is_shared = topics.count > 1
         self._families = {kind: SHARED if is_shared else name for kind, name in OBSERVED.items()}
-        self._senders: dict[str, Sender] = {}
+        self._senders: dict[str, list[Sender]] = {}
         self._ended = ExitStack()
 
     def __enter__(self) -> Self:
@@ -96,9 +100,13 @@ class Stand:
             cluster.create_topics([*topics, BULK], partitions)
             self._consumer = stack.enter_context(Consumer(cluster.kafka, topics, partitions))
             for kind in OBSERVED:
-                address = cluster.nodes[0].address if kind == "ours" else cluster.kafka
-                sender = Sender(kind, address, self._cadence_s)
-                self._senders[kind] = stack.enter_context(sender)
+                is_ours = kind == "ours"
+                self._senders[kind] = [
+                    stack.enter_context(
+                        Sender(kind, node.address if is_ours else cluster.kafka, self._cadence_s)
+                    )
+                    for node in islice(cycle(cluster.nodes), self._programs if is_ours else 1)
+                ]
             self._ended = stack.pop_all()
         return self
 
@@ -115,7 +123,11 @@ class Stand:
         }
         if self.cluster.broker_pid is not None:
             found["broker"] = self.cluster.broker_pid
-        senders = {f"sender {kind}": sender.pid for kind, sender in self._senders.items()}
+        senders = {
+            f"sender {kind}" + f" {number + 1}" * (len(programs) > 1): sender.pid
+            for kind, programs in self._senders.items()
+            for number, sender in enumerate(programs)
+        }
         return {**found, **senders, "consumer": self._consumer.pid}
 
     def do(self, kind: str, job: Job) -> Part:
@@ -124,21 +136,22 @@ class Stand:
         Raises:
             ClusterError: Something was not acknowledged, or did not arrive.
         """
-        sender = self._senders[kind]
+        sender = self._senders[kind][0]
         with self._watched() as part:
             if isinstance(job, Bulk):
                 with self._counted(part):
                     part.sent = sender.do(job, BULK)
                     part.messages = part.sent.messages
                 return part
-            sender.begin(job, self._families[kind])
             if isinstance(job, Paced):
+                programs = self._begin(kind, job)
                 time.sleep(job.lead_s)
                 with self._counted(part):
-                    part.sent = sender.end()
+                    part.sent = Sent.of_all([each.end() for each in programs])
                 part.messages = part.sent.per_s * part.seconds
                 self._take(self._families[kind], part)
             else:
+                sender.begin(job, self._families[kind])
                 with self._counted(part):
                     part.sent = sender.end()
                     self._take(self._families[kind], part)
@@ -147,13 +160,19 @@ class Stand:
 
     def struck(self, job: Paced, strike: Callable[[], None], after_s: float) -> Part:
         """Does a job of ours, and something to the cluster meanwhile; measures lateness alone."""
-        part, sender = Part(Sent(0, 0.0)), self._senders["ours"]
-        sender.begin(job, self._families["ours"])
+        part, programs = Part(Sent(0, 0.0)), self._begin("ours", job)
         time.sleep(after_s)
         strike()
-        part.sent = sender.end()
+        part.sent = Sent.of_all([each.end() for each in programs])
         self._take(self._families["ours"], part)
         return part
+
+    def _begin(self, kind: str, job: Paced) -> list[Sender]:
+        """Starts a job in as many programs as it has; `Sender.end` waits for each."""
+        programs = self._senders[kind][: job.senders.programs]
+        for sender in programs:
+            sender.begin(job, self._families[kind])
+        return programs
 
     def rest(self, seconds: float) -> Part:
         """Does nothing for a while, and returns the costs."""
@@ -164,7 +183,7 @@ class Stand:
     def _take(self, family: str, part: Part) -> None:
         """Waits until all sent messages have arrived."""
         dues_ms, arrived_ms = self._consumer.take(
-            family, part.sent.messages, ARRIVAL_TIMEOUT_S, self.cluster.watch
+            family, part.sent.messages - part.sent.cancelled, ARRIVAL_TIMEOUT_S, self.cluster.watch
         )
         late_ms = arrived_ms - dues_ms
         part.lateness = Spread.of(late_ms.tolist())

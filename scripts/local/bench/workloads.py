@@ -74,6 +74,23 @@ class Topics:
 
 
 @dataclass(frozen=True, slots=True)
+class Senders:
+    """Who sends the measured messages.
+
+    Attributes:
+        programs: How many processes, each with its share of the rate.
+        clients: How many clients each of them has, which wait for each message; 0: one, which sends
+            in the background.
+        cancelled: The share of messages that is cancelled, each by a call, a second after it was
+            sent.
+    """
+
+    programs: int = 1
+    clients: int = 0
+    cancelled: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Workload:
     """One workload.
 
@@ -85,6 +102,7 @@ class Workload:
         nodes: The cluster sizes, one after the other; empty: as requested.
         by_ingress: Whether to compare ingress with the SDK, instead of the SDK with Kafka.
         topics: Where messages go.
+        senders: Who sends them.
         kills_leader: Whether to kill the leading node after the rounds, under the same load.
     """
 
@@ -95,6 +113,7 @@ class Workload:
     nodes: tuple[int, ...] = ()
     by_ingress: bool = False
     topics: Topics = field(default_factory=Topics)
+    senders: Senders = field(default_factory=Senders)
     kills_leader: bool = False
 
 
@@ -123,6 +142,17 @@ WORKLOADS: Final = {
         "lateness, a topic of 100 partitions",
         topics=Topics(1, 100, keyed=True),
         kills_leader=True,
+    ),
+    "mixed-2000": Workload(
+        Steady(2_000, (0, 20_000)),
+        "lateness, 4 programs, 50 topics, due in 0 to 20 s, 5 % cancelled",
+        topics=Topics(50, 5),
+        senders=Senders(programs=4, cancelled=0.05),
+    ),
+    "callers-200": Workload(
+        Steady(2_000, (50, 2_000)),
+        "lateness, 200 clients that send 10 a second one by one, due in 50 ms to 2 s",
+        senders=Senders(programs=4, clients=50),
     ),
     "highest": Workload(Highest(), "the highest rate that holds"),
     "short": Workload(Steady(2_000, (50, 500)), "lateness, due in 50 to 500 ms"),

@@ -13,6 +13,10 @@ server does, and last to a node (without mirrors, as a user would run it):
 Calls come one after another; 16 at a time over one connection; from 50 connections that stay; from
 connections that are made for one call each; and as messages of one stream. Printed is the CPU of
 server and caller for each, in microseconds: the least of all rounds.
+
+Then the parts of intake by several processes, which is not built (docs/PERFORMANCE.md): a group of
+requests joined and sent over a pair of sockets, and read as columns and answered; in microseconds
+of each side for a group.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import multiprocessing
+import socket
 import sys
 import time
 import uuid
@@ -220,6 +225,70 @@ def measure(kind: str, address: str, pid: int, calls: int, rounds: int) -> None:
         print(f"{kind:8}{way.__name__:22}{server:9.0f}{caller:9.0f}{took_s:9.0f}", flush=True)
 
 
+def measure_wire(rounds: int) -> None:
+    """Measures what passing groups of requests from one process to another takes."""
+    import numpy as np  # noqa: PLC0415 - not for `--help`
+
+    from delaywheel.storage.frames.columns import Columns, content_starts  # noqa: PLC0415
+    from delaywheel_replica.server.intake.unpacking import outline_of  # noqa: PLC0415
+    from delaywheel_replica.server.intake.validate import Rules, decode_outlined  # noqa: PLC0415
+
+    rules = Rules(7_200, 60, 500, 1_000_000, 10_000, 16 << 20, {}, frozenset())
+    numbers = (
+        *(("due_ms", "<i8"), ("timestamps_ms", "<i8"), ("topic_numbers", "<u4")),
+        *(("key_lengths", "<i4"), ("value_lengths", "<i4"), ("headers_lengths", "<i4")),
+        ("partitions", "<i4"),
+    )
+
+    def decoded() -> Columns:
+        request, now_ms = request_of(), time.time_ns() // 1_000_000
+        outline = outline_of(request, max_messages=1)
+        return decode_outlined(request, outline, rules, now_ms=now_ms).accepted
+
+    def sent(parts: list[Columns]) -> bytes:
+        joined = Columns.concat(parts)
+        rows = len(joined).to_bytes(4, "little")
+        columns = [getattr(joined, name).tobytes() for name, _ in numbers]
+        ends = np.cumsum([len(part) for part in parts], dtype="<u4").tobytes()
+        topics = "\n".join(joined.topics).encode()
+        lengths = [len(ends).to_bytes(4, "little"), len(topics).to_bytes(4, "little")]
+        return b"".join([rows, *lengths, *columns, ends, topics, joined.ids, joined.blob])
+
+    def read(content: bytes) -> Columns:
+        rows, ends_bytes, topics_bytes = (
+            int.from_bytes(content[begin : begin + 4], "little") for begin in (0, 4, 8)
+        )
+        at, columns = 12, {}
+        for name, kind in numbers:
+            columns[name] = np.frombuffer(content, kind, rows, at)
+            at += columns[name].nbytes
+        at += ends_bytes
+        topics = tuple(content[at : at + topics_bytes].decode().split("\n"))
+        at += topics_bytes
+        ids = np.frombuffer(content, np.uint8, 16 * rows, at).reshape(rows, 16)
+        lengths = np.maximum(columns["key_lengths"], 0).astype(np.int64)
+        lengths += np.maximum(columns["value_lengths"], 0) + columns["headers_lengths"]
+        blob = memoryview(content)[at + 16 * rows :]
+        starts = content_starts(lengths)
+        return Columns(ids=ids, topics=topics, blob=blob, starts=starts, **columns)
+
+    print(f"\n{'requests of a group':22}{'joined, sent':>14}{'read':>9}")
+    for requests in (1, 4, 16, 64):
+        parts = [decoded() for _ in range(requests)]
+        ours, theirs = socket.socketpair()
+        costs = []
+        for _ in range(max(rounds, 200)):
+            began = time.perf_counter_ns()
+            ours.sendall(sent(parts))
+            between = time.perf_counter_ns()
+            assert len(read(theirs.recv(1 << 20))) == requests
+            theirs.sendall(bytes(16 + requests))
+            costs.append((between - began, time.perf_counter_ns() - between))
+            ours.recv(1 << 16)
+        of_sender, of_reader = (min(each) / 1_000 for each in zip(*costs, strict=True))
+        print(f"{requests:<22}{of_sender:14.0f}{of_reader:9.0f}", flush=True)
+
+
 def main() -> int:
     """Runs the requested measurements."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -233,6 +302,7 @@ def main() -> int:
             measure(kind, address, pid, asked.calls, asked.rounds)
     with a_node() as (address, pid):
         measure("node", address, pid, asked.calls, asked.rounds)
+    measure_wire(asked.rounds)
     return 0
 
 
