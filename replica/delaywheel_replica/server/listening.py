@@ -13,6 +13,7 @@ from delaywheel_replica.config import Config
 from delaywheel_replica.server.cluster.operator import DelayWheelAdminService
 from delaywheel_replica.server.intake.admission import Admission
 from delaywheel_replica.server.intake.calls import Answers, Calls
+from delaywheel_replica.server.intake.descriptors import close_connections
 from delaywheel_replica.server.intake.producing import Producing
 from delaywheel_replica.server.intake.reception import HEALTH, Reception
 from delaywheel_replica.server.node.counts import Counts
@@ -73,7 +74,11 @@ class Listener:
         self._config = config
         self._server = grpc.aio.server(options=_options(config, connections))
         self._health = health.aio.HealthServicer()
-        asked = Admission(max_bytes=_ANSWERS_BYTES, max_caller_bytes=_CALLER_ANSWERS_BYTES)
+        asked = Admission(
+            max_bytes=_ANSWERS_BYTES,
+            max_caller_bytes=_CALLER_ANSWERS_BYTES,
+            close=close_connections,
+        )
         answers = Answers(asked, services.questions.length_bytes)
         calls = Calls(Reception(), counts, answers)
         checked = Admission(max_bytes=_HEALTH_BYTES, max_caller_bytes=_HEALTH_BYTES)

@@ -46,7 +46,7 @@ from delaywheel_replica.server.commit.threads import HeartbeatThread, StoreThrea
 from delaywheel_replica.server.commit.upkeep import Upkeep
 from delaywheel_replica.server.commit.writing import Writing
 from delaywheel_replica.server.intake.admission import Admission
-from delaywheel_replica.server.intake.descriptors import Descriptors
+from delaywheel_replica.server.intake.descriptors import Descriptors, close_connections
 from delaywheel_replica.server.intake.handover import HandoverServer
 from delaywheel_replica.server.intake.known_topics import KnownTopics
 from delaywheel_replica.server.intake.producing import Accepting, Producing
@@ -195,6 +195,7 @@ class Server:
         self._admission = Admission(
             max_bytes=config.max_in_flight_bytes,
             max_caller_bytes=config.max_caller_in_flight_bytes,
+            close=close_connections,
         )
         topics = KnownTopics(
             disk,

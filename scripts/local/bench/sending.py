@@ -22,7 +22,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delaywheel import Client, Message, ingress
-from local.bench.callers import send_as_crowd, send_in_background
 from local.bench.jobs import (
     TIMEOUT_S,
     VALUE_BYTES,
@@ -33,6 +32,8 @@ from local.bench.jobs import (
     Sent,
     Targets,
     paced,
+    send_as_crowd,
+    send_in_background,
     value_of,
 )
 from local.bench.workloads import Accept, Topics

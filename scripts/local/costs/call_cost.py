@@ -252,7 +252,7 @@ def measure_wire(rounds: int) -> None:
         ends = np.cumsum([len(part) for part in parts], dtype="<u4").tobytes()
         topics = "\n".join(joined.topics).encode()
         lengths = [len(ends).to_bytes(4, "little"), len(topics).to_bytes(4, "little")]
-        return b"".join([rows, *lengths, *columns, ends, topics, joined.ids, joined.blob])
+        return b"".join([rows, *lengths, *columns, ends, topics, joined.ids.tobytes(), joined.blob])
 
     def read(content: bytes) -> Columns:
         rows, ends_bytes, topics_bytes = (

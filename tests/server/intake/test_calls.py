@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,8 +13,10 @@ import grpc
 import pytest
 
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_replica.server.intake import admission as admission_module
 from delaywheel_replica.server.intake.admission import Admission
 from delaywheel_replica.server.intake.calls import Answers, Calls
+from delaywheel_replica.server.intake.descriptors import close_connections
 from delaywheel_replica.server.intake.reception import CALLS, Reception
 from delaywheel_replica.server.node.answering import Context
 from delaywheel_replica.server.node.counts import Counts
@@ -33,10 +36,12 @@ class Site:
 
     address: str = ""
     counts: Counts = field(default_factory=Counts)
-    reception: Reception = field(default_factory=lambda: Reception(CALLS._replace(calls=2)))
+    reception: Reception = field(default_factory=lambda: Reception(CALLS._replace(calls=3)))
     go_on: asyncio.Event = field(default_factory=asyncio.Event)
     admission: Admission = field(
-        default_factory=lambda: Admission(max_bytes=2 * _LONG, max_caller_bytes=_LONG)
+        default_factory=lambda: Admission(
+            max_bytes=2 * _LONG, max_caller_bytes=_LONG, close=close_connections
+        )
     )
 
     async def GetMessage(self, _request: object, _context: Context) -> pb.GetMessageResponse:  # noqa: N802 - gRPC's names
@@ -90,6 +95,34 @@ async def test_an_answer_that_is_not_read_is_counted_until_it_is(site: Site) -> 
         await until(lambda: site.admission.in_flight_bytes == 0 and site.reception.calls == 0)
 
 
+async def test_callers_that_do_not_read_lose_their_connections(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or two of them, with an unread answer each, would shut out all others for good."""
+    monkeypatch.setattr(admission_module, "_LOOK_S", 0.05)
+    monkeypatch.setattr(admission_module, "UNREAD_HURRIED_S", 0.1)
+    async with AsyncExitStack() as held:
+
+        async def connected() -> grpc.aio.Channel:
+            return await held.enter_async_context(
+                grpc.aio.insecure_channel(site.address, options=_OPTIONS)
+            )
+
+        silent: list[Any] = [
+            _call((await connected()).unary_stream, "GetMessage")(b"") for _ in range(2)
+        ]
+        await until(lambda: site.admission.in_flight_bytes > 2 * _LONG)
+        call = _call((await connected()).unary_unary, "GetMessage")
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call(b"")
+        assert "BACKPRESSURE" in str(caught.value.trailing_metadata())
+        await until(lambda: site.admission.in_flight_bytes == 0)
+        assert len(await call(b"")) > _LONG
+        for each in silent:
+            with pytest.raises(grpc.aio.AioRpcError):
+                await each.read()
+
+
 async def test_a_caller_that_goes_away_gives_back_what_it_held(
     site: Site, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -107,7 +140,7 @@ async def test_a_caller_that_goes_away_gives_back_what_it_held(
 
 @pytest.mark.parametrize(
     ("content", "reason"),
-    [(bytes(100_000), "REQUEST_TOO_LARGE"), (b"\xff", "REQUEST_MALFORMED")],
+    [(bytes(200_000), "REQUEST_TOO_LARGE"), (b"\xff", "REQUEST_MALFORMED")],
 )
 async def test_what_is_no_question_is_refused_by_name(
     site: Site, content: bytes, reason: str

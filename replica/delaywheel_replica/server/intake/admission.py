@@ -3,20 +3,43 @@
 A caller is one connection. Without these bounds a slow disk would fill the memory, and so would a
 caller that does not read: an answer is counted until it is on its way to the caller.
 
+An answer stays until it is read, and gRPC can end no call with an answer under way. So whoever
+reads none of its answers for a minute, or for ten seconds if others are refused for lack of room,
+loses its connection: four of them would shut out all others for good.
+
 A request counts with its bytes plus a fixed cost per message, however short: its decoded form and
 its answer are at least as long.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from functools import partial
+from math import inf
+from time import monotonic
 from types import TracebackType
 from typing import Any, Final, Self
 
 from delaywheel.reasons import Reason
+from delaywheel_replica.process.logs import get_logger
 from delaywheel_replica.server.node.refusals import RefusedError
 
+_log = get_logger(__name__)
+
 MESSAGE_COST_BYTES: Final = 320
+
+
+UNREAD_S: Final = 60.0
+UNREAD_HURRIED_S: Final = 10.0
+_LOOK_S: Final = 5.0
+
+
+@dataclass(slots=True)
+class _Reader:
+    """A caller with answers that it has not read, and since when it has read none."""
+
+    answers: int
+    since_s: float
 
 
 def cost_bytes(request: bytes, messages: int) -> int:
@@ -27,7 +50,24 @@ def cost_bytes(request: bytes, messages: int) -> int:
 class Admission:
     """Counts the bytes in flight. For the event loop's thread."""
 
-    def __init__(self, *, max_bytes: int, max_caller_bytes: int) -> None:
+    def __init__(
+        self,
+        *,
+        max_bytes: int,
+        max_caller_bytes: int,
+        close: Callable[[Collection[str]], object] | None = None,
+    ) -> None:
+        """Begins with nothing in flight.
+
+        Args:
+            max_bytes: Of all callers.
+            max_caller_bytes: Of one caller.
+            close: Closes the connections of callers that do not read; may be slow.
+        """
+        self._close = close
+        self._readers: dict[str, _Reader] = {}
+        self._refused_s = -inf  # when a caller was last refused for lack of room
+        self._looks = False
         self._max_bytes = max_bytes
         self._max_caller_bytes = max_caller_bytes
         self._callers: dict[str, int] = {}
@@ -64,6 +104,7 @@ class Admission:
                 f"{self._callers[caller]} bytes of this caller are in flight",
             )
         if self.in_flight_bytes and self.in_flight_bytes + length_bytes > self._max_bytes:
+            self._refused_s = monotonic()
             raise RefusedError(
                 Reason.BACKPRESSURE, f"{self.in_flight_bytes} bytes are in flight on this node"
             )
@@ -78,7 +119,39 @@ class Admission:
         The answer exists already, so it is never refused: its request was counted with it.
         """
         self._count(caller, length_bytes)
-        return partial(self._give_back, caller, length_bytes)
+        if self._close is None:
+            return partial(self._give_back, caller, length_bytes)
+        loop = asyncio.get_running_loop()
+        reader = self._readers.setdefault(caller, _Reader(0, monotonic()))
+        reader.answers += 1
+        if not self._looks:
+            self._looks = True
+            loop.call_later(_LOOK_S, self._look, loop)
+        return partial(self._read, caller, reader, length_bytes)
+
+    def unread(self, now_s: float) -> list[str]:
+        """Returns the callers that have read none of their answers for too long."""
+        is_full = now_s - self._refused_s < 2 * UNREAD_HURRIED_S
+        most_s = UNREAD_HURRIED_S if is_full else UNREAD_S
+        readers = self._readers.items()
+        return [caller for caller, reader in readers if now_s - reader.since_s >= most_s]
+
+    def _read(self, caller: str, reader: _Reader, length_bytes: int) -> None:
+        reader.answers -= 1
+        reader.since_s = monotonic()
+        if not reader.answers:
+            del self._readers[caller]
+        self._give_back(caller, length_bytes)
+
+    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Closes the connections of callers that do not read."""
+        unread = self.unread(monotonic())
+        if unread and self._close is not None:
+            _log.warning("callers that do not read", callers=unread, closed=len(unread))
+            loop.run_in_executor(None, self._close, unread)
+        self._looks = bool(self._readers)
+        if self._looks:
+            loop.call_later(_LOOK_S, self._look, loop)
 
     def end_request(self, caller: str, length_bytes: int) -> None:
         """Releases a request's bytes."""
