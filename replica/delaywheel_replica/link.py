@@ -161,6 +161,7 @@ class AskPlace:
         topic: The message's topic.
         timestamp_ms: The timestamp that its caller set; None: none.
         is_dead: Whether it is a dead letter; None: unknown.
+        is_named_by_cancel: It may have been cancelled instead: look among the outcomes too.
     """
 
     question: int
@@ -169,6 +170,7 @@ class AskPlace:
     topic: str
     timestamp_ms: int | None = None
     is_dead: bool | None = None
+    is_named_by_cancel: bool = False
 
 
 class Place(NamedTuple):
@@ -187,11 +189,13 @@ class PlaceFound:
         question: Which question.
         place: None: the record was not found, which proves nothing.
         dead_reason: Why it is a dead letter, if the place is that of one.
+        was_withdrawn: The place is that of its outcome: it was cancelled, or got another due.
     """
 
     question: int
     place: Place | None = None
     dead_reason: str | None = None
+    was_withdrawn: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -451,6 +455,7 @@ def _place_message(document: dict[str, Any]) -> AskPlace | PlaceFound:
             question,
             None if place is None else Place(str(place[0]), int(place[1]), int(place[2])),
             None if reason is None else str(reason),
+            bool(document["was_withdrawn"]),
         )
     timestamp_ms, is_dead = document["timestamp_ms"], document["is_dead"]
     return AskPlace(
@@ -460,6 +465,7 @@ def _place_message(document: dict[str, Any]) -> AskPlace | PlaceFound:
         str(document["topic"]),
         timestamp_ms=None if timestamp_ms is None else int(timestamp_ms),
         is_dead=None if is_dead is None else bool(is_dead),
+        is_named_by_cancel=bool(document["is_named_by_cancel"]),
     )
 
 

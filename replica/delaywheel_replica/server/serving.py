@@ -236,7 +236,7 @@ class Server:
             on_handover=self._handover.begin,
             on_status=partial(self._heard_cleaner, fates),
         )
-        sights = Sights(self._view, self._queries, self._passing)
+        sights = Sights(self._view, self._queries, self._passing, places)
         self._cancel_groups = CancelGroups(
             sights, writing, ask=self._link.send, next_change=self._hearing.next_change
         )

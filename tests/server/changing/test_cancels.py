@@ -21,6 +21,7 @@ from delaywheel_replica.server.changing.cancels import Cancels
 from delaywheel_replica.server.changing.gathering import CancelGroups
 from delaywheel_replica.server.changing.sights import Sights
 from delaywheel_replica.server.commit.writing import Writing
+from delaywheel_replica.server.lookup.places import Places
 from delaywheel_replica.server.lookup.queries import Queries
 from delaywheel_replica.server.lookup.references import Reference
 from delaywheel_replica.server.lookup.scan import Found
@@ -29,6 +30,7 @@ from delaywheel_replica.server.node.node_view import Cleaner, monotonic_ms, wall
 from delaywheel_replica.server.node.refusals import RefusedError
 from support.core.values import heartbeat, wheel_heartbeat, wheel_record_of
 from support.server.views import node_view
+from support.wheels.messages import Message, columns_of
 
 OWN, OTHERS = WheelId("a", 1), WheelId("b", 1)
 COPY, OWN_CANCEL, CANCEL_OF_ANOTHER = (
@@ -56,6 +58,7 @@ class Site:
     others: dict[int, bool] = field(default_factory=dict)
     asked: list[Reference] = field(default_factory=list)
     written: list[int] = field(default_factory=list)
+    withdrawn: bool | None = None
     due_ms: int = field(default_factory=lambda: wall_ms() + 60_000)
 
     def __post_init__(self) -> None:
@@ -98,6 +101,13 @@ class Site:
     async def others_have_none(self, _message: pb.MessageRef, *, wanted: int) -> bool:
         return self.others[wanted]
 
+    async def message(self, _slot: int, _place: Position) -> Columns:
+        return columns_of([Message(id=bytes(16), due_ms=self.due_ms, topic="orders")])
+
+    async def was_withdrawn(self, message: pb.StoredMessage) -> bool | None:
+        assert (message.id, message.due_ms, message.topic) == (bytes(16), self.due_ms, "orders")
+        return self.withdrawn
+
     async def submit(self, columns: Columns, _kind: object) -> object:
         self.written.append(len(columns))
         return SimpleNamespace(wheel=OWN, seq=2, failed={})
@@ -123,7 +133,7 @@ class Site:
     async def serving(self) -> AsyncIterator[Cancels]:
         """The part of a node that cancels."""
         view = node_view(self.status, cleaner=self.cleaner)
-        sights = Sights(view, cast("Queries", self), cast("Passing", self))
+        sights = Sights(view, cast("Queries", self), cast("Passing", self), cast("Places", self))
         groups = CancelGroups(
             sights, cast("Writing", self), ask=lambda _: None, next_change=self.next_change
         )
@@ -194,7 +204,7 @@ async def test_what_is_below_the_floor_by_then_cannot_be_said_any_more() -> None
     ("second", "answer"),
     [
         (found(), pb.CANCEL_OUTCOME_ALREADY_DELIVERED),
-        (found(CANCEL_OF_ANOTHER), Reason.NOT_UP_TO_DATE),
+        (found(CANCEL_OF_ANOTHER), Reason.CANCEL_UNKNOWN),
         (Found(), Reason.NOT_UP_TO_DATE),
     ],
     ids=["delivered", "a cancel came during the scan", "deleted meanwhile"],
@@ -203,5 +213,26 @@ async def test_before_anything_is_written_it_is_looked_at_twice_too(
     second: Found, answer: pb.CancelOutcome.ValueType | Reason
 ) -> None:
     site = Site([found(), second])
+    site.done(others=1, role=Role.LEADING)
+    assert await site.cancel() == answer
+
+
+@pytest.mark.parametrize(
+    ("withdrawn", "marked_ms", "answer"),
+    [
+        (True, None, pb.CANCEL_OUTCOME_CANCELLED),
+        (True, 17, pb.CANCEL_OUTCOME_RESCHEDULED),
+        (False, None, pb.CANCEL_OUTCOME_ALREADY_DELIVERED),
+        (None, None, Reason.CANCEL_UNKNOWN),
+    ],
+    ids=["cancelled", "moved", "delivered", "nothing is found"],
+)
+async def test_what_progress_does_not_show_is_looked_for_in_kafka(
+    withdrawn: bool | None, marked_ms: int | None, answer: pb.CancelOutcome.ValueType | Reason
+) -> None:
+    """A cancel lies there, and counts, of a message that is done: who asks again is told."""
+    last = found(CANCEL_OF_ANOTHER)
+    last.rescheduled_to_ms = marked_ms
+    site = Site([found(CANCEL_OF_ANOTHER), last], withdrawn=withdrawn)
     site.done(others=1, role=Role.LEADING)
     assert await site.cancel() == answer

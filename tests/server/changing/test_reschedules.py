@@ -195,3 +195,21 @@ def test_a_due_that_the_id_has_already_or_that_is_too_far_is_refused(
         with pytest.raises(grpc.RpcError) as caught:
             reschedule(server, handle, due_ms)
         assert reason.advice in str(caught.value)
+
+
+def test_who_asks_again_once_the_old_second_is_deleted_is_told_the_same(
+    server: ServerProcess,
+) -> None:
+    to_ms = in_ms(100_000)
+    handle = produce(server, in_ms(4_000), value=b"asked again")
+    reported = reschedule(server, handle, to_ms)
+    wait_until("the record is gone", lambda: not server.cleaner.state.reschedules)
+    old_slot = int(handle.split(":")[1])
+    server.cleaner.commit_progress(floor=old_slot + 1)
+    wait_until("it is deleted", lambda: server.describe().floor > old_slot)
+    again = reschedule(server, handle, to_ms)
+    assert (again.outcome, again.due_ms) == (pb.RESCHEDULE_OUTCOME_RESCHEDULED, to_ms)
+    assert again.handle.split(":")[1:] == reported.handle.split(":")[1:]
+    # Where it is not, nothing is known of it.
+    elsewhere = reschedule(server, handle, to_ms + 1_000)
+    assert elsewhere.outcome == pb.RESCHEDULE_OUTCOME_TOO_LATE

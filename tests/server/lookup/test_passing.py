@@ -25,6 +25,7 @@ from delaywheel_replica.peers.states import (
 from delaywheel_replica.server.changing.cancels import Cancels
 from delaywheel_replica.server.changing.gathering import CancelGroups
 from delaywheel_replica.server.changing.sights import Sights
+from delaywheel_replica.server.lookup.places import Places
 from delaywheel_replica.server.lookup.queries import Queries
 from delaywheel_replica.server.node.calls_to_nodes import Passing, Silent, was_passed
 from delaywheel_replica.server.node.node_view import NodeView
@@ -114,7 +115,7 @@ def view_of(
 
 def cancels_of(view: NodeView, passing: Passing) -> Cancels:
     """The server of a node whose cleaner does not lead: it neither looks nor writes."""
-    sights = Sights(view, object.__new__(Queries), passing)
+    sights = Sights(view, object.__new__(Queries), passing, object.__new__(Places))
     return Cancels(sights, object.__new__(CancelGroups), passing)
 
 

@@ -8,6 +8,7 @@ was forwarded, not before its due, or the one that its caller set: a search begi
 |---|---|---|
 | the topic itself | due, or the caller's timestamp, if that is earlier | may be delivered |
 | the dead-letter topic | due | may be dead letters |
+| the outcomes topic, first | due | are named by a cancel: if it took effect, that is there |
 
 A search ends with the record, with the end of all partitions, after `RECORDS_AT_MOST`, or
 `SEARCH_S` after it was requested; only a record proves anything. One search runs at a time, with a
@@ -16,6 +17,7 @@ thread and a client of its own; at most `WAITING_AT_MOST` wait.
 
 from __future__ import annotations
 
+import json
 import queue
 import time
 from collections import deque
@@ -113,7 +115,10 @@ class _Search:
         consumer = Consumer(settings, logger=LOGGER)
         try:
             found = None
-            if asked.is_dead is not True:
+            if asked.is_named_by_cancel:
+                outcomes = self._settings.names.outcomes
+                found = self._look(consumer, outcomes, asked.due_ms, self._is_withdrawn)
+            if found is None and asked.is_dead is not True:
                 own_ms = asked.due_ms if asked.timestamp_ms is None else asked.timestamp_ms
                 found = self._look(consumer, asked.topic, min(own_ms, asked.due_ms))
             if found is None and asked.is_dead is not False:
@@ -131,13 +136,21 @@ class _Search:
             asked.question,
             Place(topic, partition, offset),
             None if reason is None else reason.decode(errors="replace"),
+            was_withdrawn=topic == self._settings.names.outcomes,
         )
 
     @property
     def _left_s(self) -> float:
         return self._deadline - time.monotonic()
 
-    def _look(self, consumer: Consumer, topic: str, since_ms: int) -> Message | None:
+    def _look(
+        self,
+        consumer: Consumer,
+        topic: str,
+        since_ms: int,
+        is_it: Callable[[Message], bool] | None = None,
+    ) -> Message | None:
+        is_wanted = is_it or self._is_it
         known = consumer.list_topics(topic, timeout=max(self._left_s, 0.01)).topics[topic]
         partitions = sorted(known.partitions or ())[:PARTITIONS_AT_MOST]
         since = [TopicPartition(topic, n, max(0, since_ms - _SLACK_MS)) for n in partitions]
@@ -151,11 +164,19 @@ class _Search:
             for message in consumer.consume(_BATCH, min(_BATCH_S, max(self._left_s, 0))):
                 if message.error() is not None:
                     unread.discard(message.partition())  # at its end, or not readable
-                elif self._is_it(message):
+                elif is_wanted(message):
                     return message
                 else:
                     self._records_left -= 1
         return None
+
+    def _is_withdrawn(self, message: Message) -> bool:
+        """Whether a record is the outcome of this message, cancelled or moved to another due."""
+        if message.key() != self._asked.id:
+            return False
+        outcome = json.loads(message.value() or b"{}")
+        told = outcome.get("outcome"), outcome.get("due_ms")
+        return told == ("cancelled", self._asked.due_ms)
 
     def _is_it(self, message: Message) -> bool:
         return _header(message, "dw-id") == self._id and _header(message, "dw-due") == self._due

@@ -6,6 +6,7 @@
 | taken | it is looked up, with all of its batch | answered; to be written; waits |
 | to be written | its batch's cancels are in the wheel | waits; refused |
 | waiting | committed progress decides it (waiting.py), or `WAIT_S` have passed | answered |
+| done, in unknown order | its record or its outcome is looked for in Kafka | answered |
 
 What arrives while a batch is looked up forms the next one: a single cancel waits for nothing, and
 the cost of a batch is shared by what is in it. Cancels are written as one group while the next
@@ -57,6 +58,8 @@ _AT_ONCE: Final = 256
 """Decisions between which the event loop serves others."""
 _ASKED_ABOUT: Final = 64
 """Messages that are looked for on other nodes at once, before it is said that none has them."""
+_RESOLVED_AT_ONCE: Final = 8
+"""Messages that are looked for in Kafka at once; half of what `get` and cancels have together."""
 _RETRY_MS: Final = (50, 2_000)
 
 _UNDECIDED: Final = frozenset({CancelDecision.WAIT, CancelDecision.CONFIRM})
@@ -131,6 +134,7 @@ class CancelGroups:
         self._arrived = asyncio.Event()
         self._news = asyncio.Event()
         self._asked_about = 0
+        self._resolving = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
@@ -243,8 +247,28 @@ class CancelGroups:
         for name in pending.names:
             self._named.pop(name, None)
         if isinstance(answered, Decided) and answered.decision is CancelDecision.UNKNOWN:
-            answered = Refusal(_unknown(pending))
+            answered = Refusal(_why_unknown(pending))
         pending.settle(answered)
+
+    def _unknown(self, pending: PendingCancel) -> None:
+        """Looks in Kafka for a message whose cancel was taken, unless for many already.
+
+        It is no longer among those that wait for progress, which decides nothing of it any more.
+        """
+        self._waiting.discard(pending)
+        if not pending.subject.found.cancels or self._resolving >= _RESOLVED_AT_ONCE:
+            self._settle(pending, Decided(CancelDecision.UNKNOWN))
+            return
+
+        async def resolve() -> None:
+            try:
+                self._settle(pending, await self._sights.resolve(pending.subject))
+            finally:
+                self._resolving -= 1
+                self._settle(pending, Decided(CancelDecision.UNKNOWN))
+
+        self._resolving += 1
+        self._start(resolve())
 
     # --- batches
 
@@ -313,6 +337,8 @@ class CancelGroups:
             self._ask_others(pending)
         elif decision is CancelDecision.NO_LEADER:
             self._settle(pending, Refusal(Reason.NO_LEADER))
+        elif decision is CancelDecision.UNKNOWN:
+            self._unknown(pending)
         else:
             self._settle(pending, decided)
         return None
@@ -402,6 +428,8 @@ class CancelGroups:
             decided = moment.after_writing(pending.key, pending.subject.found)
             if decided.decision in _TO_CONFIRM:
                 doubtful.append((pending, decided.decision))
+            elif decided.decision is CancelDecision.UNKNOWN:
+                self._unknown(pending)
             elif decided.decision is not CancelDecision.WAIT:
                 self._settle(pending, decided)
             if number % _AT_ONCE == 0:
@@ -416,7 +444,9 @@ class CancelGroups:
         for number, ((pending, _), (_, decided)) in enumerate(
             zip(doubtful, confirmed, strict=True), 1
         ):
-            if decided.decision is not CancelDecision.WAIT:
+            if decided.decision is CancelDecision.UNKNOWN:
+                self._unknown(pending)
+            elif decided.decision is not CancelDecision.WAIT:
                 self._settle(pending, decided)
             if number % _AT_ONCE == 0:
                 await asyncio.sleep(0)
@@ -429,7 +459,7 @@ def _over(asked: _Asked | None) -> Answered:
     return Refusal(Reason.CANCEL_UNKNOWN)
 
 
-def _unknown(pending: PendingCancel) -> Reason:
+def _why_unknown(pending: PendingCancel) -> Reason:
     """Why it is not known what became of a message."""
     was_cancelled = pending.is_written or pending.subject.found.cancels
     return Reason.CANCEL_UNKNOWN if was_cancelled else Reason.NOT_UP_TO_DATE

@@ -12,6 +12,7 @@ is still to come.
 |---|---|
 | the record stands, or the mark is in the slot | RESCHEDULED, with the present due |
 | a cancel or a delivery is known, as for a cancel | that |
+| its second is deleted, and it is at the due that is asked for | RESCHEDULED, with that due |
 | none of these within 10 s | RESCHEDULE_UNKNOWN: repeating the call finds out |
 """
 
@@ -134,6 +135,8 @@ class Reschedules:
             raise RefusedError(Reason.NO_LEADER)
         subject = await self._sights.find(named)
         decision, moved_ms = await self._decide(subject, to_ms)
+        if decision is CancelDecision.TOO_LATE and not subject.found.copies:
+            decision, moved_ms = await self._moved_before(subject.reference.id, request)
         if decision is not CancelDecision.RESCHEDULED:
             return pb.RescheduleResponse(outcome=_OUTCOMES[decision])
         if moved_ms is None:
@@ -173,6 +176,23 @@ class Reschedules:
             if wish is not None:
                 self._wished.subtract([subject.key])
                 self._wished += Counter()  # drops those without a caller
+
+    async def _moved_before(self, id_: bytes, request: pb.RescheduleRequest) -> Decided:
+        """What to answer if the second is deleted: an earlier attempt may have succeeded.
+
+        Then the message is at the due that is asked for once more. No other message is: a due that
+        an id has already is refused to a message with another one.
+        """
+        due_ms = request.deliver_at_ms
+        there = await self._sights.find(Reference(due_ms // 1000, id_, due_ms))
+        if not there.found.copies:
+            return Decided(CancelDecision.TOO_LATE)
+        decided = await self._sights.decide(there)
+        is_pending = decided.decision in {CancelDecision.WRITE, CancelDecision.TOO_LATE}
+        if is_pending and not there.found.cancels:
+            return Decided(CancelDecision.RESCHEDULED, due_ms)
+        is_known = decided.decision in _OUTCOMES or decided.moved_ms is not None
+        return decided if is_known else Decided(CancelDecision.TOO_LATE)
 
     async def _wish(self, subject: Subject, to_ms: int) -> RescheduleWish:
         """Returns a wish to announce, unless it is known that it would not be decided."""

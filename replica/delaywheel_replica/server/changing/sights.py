@@ -20,6 +20,7 @@ from delaywheel_replica.core.protocol.progress import Progress
 from delaywheel_replica.core.protocol.reschedules import MessageKey, known_due_ms
 from delaywheel_replica.core.protocol.status_files import CleanerStatus
 from delaywheel_replica.server.changing.waiting import Decided, Subject
+from delaywheel_replica.server.lookup.places import Places
 from delaywheel_replica.server.lookup.queries import Queries
 from delaywheel_replica.server.lookup.references import Reference
 from delaywheel_replica.server.lookup.scan import Found
@@ -87,10 +88,11 @@ class Moment(NamedTuple):
 class Sights:
     """Examines messages until they are decided. For the event loop's thread."""
 
-    def __init__(self, view: NodeView, queries: Queries, passing: Passing) -> None:
+    def __init__(self, view: NodeView, queries: Queries, passing: Passing, places: Places) -> None:
         self._view = view
         self._queries = queries
         self._passing = passing
+        self._places = places
 
     async def elsewhere(
         self, *, passed: bool, call: Callable[[str], Awaitable[_Answer]]
@@ -171,10 +173,46 @@ class Sights:
                 decided = _not_confirmed(decision)
             else:
                 decided = moment.after_writing(subject.key, each, confirmed=True)
+                subject.found = each if each.copies else subject.found
                 if decided.decision is CancelDecision.WAIT:
                     decided = _not_confirmed(decision)
             results.append((subject, decided))
         return results
+
+    async def resolve(self, subject: Subject) -> Decided:
+        """Looks in Kafka for what became of a message of which progress shows no order any more.
+
+        Its outcome says that it was withdrawn; whether by a cancel or for another due, frames say.
+        """
+        unknown = Decided(CancelDecision.UNKNOWN)
+        if not subject.found.copies:
+            return unknown
+        place = subject.found.copies[0]
+        columns = await self._queries.message(subject.reference.slot, place)
+        if columns is None:
+            return unknown
+        id_, due_ms = subject.key
+        timestamp_ms = int(columns.timestamps_ms[0])
+        message = pb.StoredMessage(
+            id=id_,
+            due_ms=due_ms,
+            topic=columns.topic(0),
+            timestamp_ms=None if timestamp_ms < 0 else timestamp_ms,
+        )
+        was_withdrawn = await self._places.was_withdrawn(message)
+        if not was_withdrawn:
+            is_known = was_withdrawn is not None
+            return Decided(CancelDecision.ALREADY_DELIVERED) if is_known else unknown
+        moment = self.moment()
+        status = moment.status
+        if status is None or not holds_progress(status.control, self._view.status().heartbeat):
+            return unknown
+        (found,) = await self._queries.find_many([subject.reference])
+        if isinstance(found, RefusedError) or not (found.copies and found.readable):
+            return unknown
+        decided = moment.after_writing(subject.key, found)
+        is_moved = decided.decision is CancelDecision.RESCHEDULED
+        return decided if is_moved else Decided(CancelDecision.CANCELLED)
 
     async def nobody_has(self, named: Reference) -> bool:
         """Asks the other nodes: one may have acknowledged the message since its last heartbeat."""

@@ -7,6 +7,7 @@ asked.
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import count
 from typing import Final
 
@@ -40,27 +41,10 @@ class Places:
 
     async def add_place(self, message: pb.StoredMessage) -> None:
         """Adds the place of a message's record, if any; and what that proves of its state."""
-        if message.state not in _IS_DEAD or len(self._asked) >= ASKED_AT_MOST:
+        if message.state not in _IS_DEAD:
             return
-        question = AskPlace(
-            next(self._questions),
-            message.id,
-            message.due_ms,
-            message.topic,
-            timestamp_ms=message.timestamp_ms if message.HasField("timestamp_ms") else None,
-            is_dead=_IS_DEAD[message.state],
-        )
-        if not self._ask(question):
-            return
-        answer = asyncio.get_running_loop().create_future()
-        self._asked[question.question] = answer
-        try:
-            found = await asyncio.wait_for(answer, self._wait_s)
-        except TimeoutError:
-            return
-        finally:
-            del self._asked[question.question]
-        if found.place is None:
+        found = await self._look(_question(message, is_dead=_IS_DEAD[message.state]))
+        if found is None or found.place is None:
             return
         topic, partition, offset = found.place
         message.place.CopyFrom(pb.KafkaPlace(topic=topic, partition=partition, offset=offset))
@@ -69,8 +53,46 @@ class Places:
         else:
             message.state, message.dead_reason = pb.MESSAGE_STATE_DEAD_LETTERED, found.dead_reason
 
+    async def was_withdrawn(self, message: pb.StoredMessage) -> bool | None:
+        """Whether a message that is done was withdrawn, and not delivered; None: nothing proves it.
+
+        Withdrawn is what was cancelled, or has another due.
+        """
+        found = await self._look(_question(message, is_named_by_cancel=True))
+        return None if found is None or found.place is None else found.was_withdrawn
+
+    async def _look(self, asked: AskPlace) -> PlaceFound | None:
+        """Asks the cleaner; None: it gave no answer, or has too much to look for."""
+        if len(self._asked) >= ASKED_AT_MOST:
+            return None
+        question = replace(asked, question=next(self._questions))
+        if not self._ask(question):
+            return None
+        answer = asyncio.get_running_loop().create_future()
+        self._asked[question.question] = answer
+        try:
+            return await asyncio.wait_for(answer, self._wait_s)
+        except TimeoutError:
+            return None
+        finally:
+            del self._asked[question.question]
+
     def heard(self, found: PlaceFound) -> None:
         """Takes the cleaner's answer, which may be too late for its caller."""
         answer = self._asked.get(found.question)
         if answer is not None and not answer.done():
             answer.set_result(found)
+
+
+def _question(
+    message: pb.StoredMessage, *, is_dead: bool | None = None, is_named_by_cancel: bool = False
+) -> AskPlace:
+    return AskPlace(
+        0,
+        message.id,
+        message.due_ms,
+        message.topic,
+        timestamp_ms=message.timestamp_ms if message.HasField("timestamp_ms") else None,
+        is_dead=is_dead,
+        is_named_by_cancel=is_named_by_cancel,
+    )

@@ -103,7 +103,8 @@ def _cancel_one(
         print_json({"outcome": outcome.value, "rescheduled_to_ms": moved_ms})
     if outcome is not CancelOutcome.CANCELLED:
         due = "" if moved_ms is None else f": it is due {iso(moved_ms)} by now"
-        raise Failure(outcome.value, f"the message was not cancelled{due}")
+        done = "nothing was done" if outcome is CancelOutcome.TOO_LATE else "it is not cancelled"
+        raise Failure(outcome.value, f"{done}{due}")
     if not as_json:
         print("CANCELLED: it is never delivered")
 
