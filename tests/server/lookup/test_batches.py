@@ -10,8 +10,9 @@ from delaywheel.storage.files.handles import HandleCache
 from delaywheel.storage.files.wheel_folder import WheelMeta
 from delaywheel.storage.frames.format import Kind
 from delaywheel.storage.writing.wheel import OriginWheel
+from delaywheel_replica.core.protocol.progress import Position
 from delaywheel_replica.server.lookup import batches
-from delaywheel_replica.server.lookup.batches import Batch, in_batches
+from delaywheel_replica.server.lookup.batches import Batch, Examined, in_batches
 from delaywheel_replica.server.lookup.scan import Scanner
 from delaywheel_replica.server.lookup.stored import rows_after
 from sim.machine.disk import SimulatedDisk
@@ -87,8 +88,9 @@ def test_frames_of_which_nothing_is_wanted_are_not_kept_and_their_cancels_not_re
     with closing(OriginWheel.create(disk, DATA, meta, HandleCache(disk, 4))) as own:
         own.append(columns_of(messages), accepted_at_ms=BASE_SLOT * 1000)
         limits = {A1: own.last_seq}
-    frames = Scanner(disk, DATA).frames(BASE_SLOT, limits, kind=Kind.MESSAGES)
-    (batch,) = in_batches(((frame, []) for frame in frames), pytest.fail, 10)
+    (frame,) = Scanner(disk, DATA).frames(BASE_SLOT, limits, kind=Kind.MESSAGES)
+    end = Position(frame.wheel, frame.seq, len(frame.columns))
+    (batch,) = in_batches([Examined(end, frame.length_bytes, ())], pytest.fail, 10)
     assert batch.frames == []
     assert batch.end is not None
     assert batch.end.row == 50

@@ -21,6 +21,7 @@ from delaywheel.identity import WheelId
 from delaywheel.reasons import Reason
 from delaywheel.storage.files.handles import HandleCache
 from delaywheel.storage.files.wheel_folder import WheelMeta
+from delaywheel.storage.folder import layout
 from delaywheel.storage.frames.format import Kind
 from delaywheel.storage.writing.dial import Dial, DialView
 from delaywheel.storage.writing.wheel import OriginWheel
@@ -30,8 +31,8 @@ from delaywheel_replica.core.protocol.progress import Progress
 from delaywheel_replica.core.protocol.status_files import ServerStatus
 from delaywheel_replica.link import TopicInfo
 from delaywheel_replica.server.lookup.filters import Wanted
-from delaywheel_replica.server.lookup.scan import Scanner, message_key
-from delaywheel_replica.server.lookup.search import Asked, Held, PageCancels, Place, Search, Walk
+from delaywheel_replica.server.lookup.scan import Scanner
+from delaywheel_replica.server.lookup.search import Asked, Held, Place, Search, Walk
 from delaywheel_replica.server.node.node_view import Cleaner
 from delaywheel_replica.server.node.refusals import RefusedError
 from sim.machine.disk import SimulatedDisk
@@ -76,7 +77,7 @@ class Folder:
     def all(self, wanted: Wanted, *, page_size: int = 0, **bounds: Any) -> tuple[list[bytes], int]:
         """The ids that all pages have together, and how many pages there are."""
         walk, place, found, pages = self.walk(**bounds), Place(0), list[bytes](), 0
-        held = Held(self.limits, self.progress, NO_FRAMES)
+        held = Held(self.limits, self.progress, NO_FRAMES, registered=frozenset(self.limits))
         while True:
             page = walk.page(Asked(wanted, page_size=page_size), place, held)
             found += [each.id for each in page.messages]
@@ -94,14 +95,14 @@ def test_a_call_reads_so_much_and_the_next_one_goes_on_from_there() -> None:
     folder.write(A1, *([each] for each in many), [one])
     wanted = Wanted(key=b"mine")
     assert folder.all(wanted) == ([one.id], 1)
-    found, pages = folder.all(wanted, read_bytes=250_000)
+    found, pages = folder.all(wanted, read_bytes=600_000)
     assert found == [one.id]
-    assert pages == 15  # 3 frames each; the one in which a page begins is read again
+    assert pages == 6  # the frame in which a page begins is read again
     held = Held(folder.limits, folder.progress, NO_FRAMES)
-    page = folder.walk(read_bytes=250_000).page(Asked(wanted), Place(0), held)
-    assert page.read_messages == 3
-    assert 300_000 < page.read_bytes < 400_000
-    assert page.looked("a").to_slot == BASE_SLOT
+    page = folder.walk(read_bytes=600_000).page(Asked(wanted), Place(0), held)
+    assert page.read_messages == 10
+    assert 1_000_000 < page.read_bytes < 1_100_000
+    assert page.looked("a").to_slot == BASE_SLOT + 1
 
 
 def test_pages_have_each_message_once_in_the_order_of_seconds() -> None:
@@ -125,22 +126,42 @@ def test_what_is_done_or_cancelled_or_sent_again_is_not_found() -> None:
     assert folder.all(Wanted())[0] == [second.id]  # a late copy, which no leader has taken yet
 
 
-def test_a_look_for_cancels_reads_so_much_and_goes_on() -> None:
-    """The page covers several seconds, each with other messages' cancels."""
-    folder, seconds = Folder(), range(BASE_SLOT, BASE_SLOT + 6)
-    mine = [message(n, slot=slot) for n, slot in enumerate(seconds)]
-    others = [message(100 + n, slot=slot) for slot in seconds for n in range(20)]
-    folder.write(A1, mine, cancels=(*others, mine[4]))
-    cancels = PageCancels([message_key(each.id, each.due_ms) for each in mine])
-    walk, looks = folder.walk(read_bytes=1_000), 0
-    while not walk.look_for_cancels(cancels, folder.limits, NO_FRAMES):
-        looks += 1
-    assert looks >= 3
-    found = {key: len(withdrawn.places) for key, withdrawn in cancels.found.items()}
-    assert found == {message_key(m.id, m.due_ms): int(m is mine[4]) for m in mine}
+@pytest.mark.parametrize("ahead_s", [-100_000, 2, 100_000], ids=["past", "present", "future"])
+def test_what_is_due_by_w_is_found_if_no_leader_has_taken_it(ahead_s: int) -> None:
+    """Where w lies: forwarding rests while it is in the future."""
+    folder, late = Folder(), message(3, slot=BASE_SLOT + 1)
+    early, soon = message(1), message(2, slot=BASE_SLOT + 4)
+    folder.write(A1, [early, message(9, slot=BASE_SLOT + 1)], [late], [soon])
+    folder.write(B1, [message(4)])  # it is not registered any more: all of it is done
+    folder.progress = Progress((BASE_SLOT + 3) * 1000, None, {A1: 2}, floor=BASE_SLOT + 1)
+    held = Held(
+        folder.limits,
+        folder.progress,
+        NO_FRAMES,
+        registered=frozenset({A1}),
+        now_ms=(BASE_SLOT + 3 - ahead_s) * 1000,
+    )
+    page = folder.walk().page(Asked(Wanted()), Place(0), held)
+    assert [each.id for each in page.messages] == [late.id, soon.id]
 
 
-async def test_who_has_written_something_is_not_refused_however_many_search() -> None:
+def test_a_damaged_frame_makes_a_search_incomplete_though_nothing_sought_is_there() -> None:
+    folder = Folder()
+    folder.write(A1, [message(1)], [message(2)])
+    held = Held(folder.limits, folder.progress, NO_FRAMES)
+    asked = Asked(Wanted(key=b"mine"))
+    page = folder.walk().page(asked, Place(0), held)
+    assert (page.complete, page.read_messages) == (True, 2)
+    path = layout.slot_path(layout.wheel_folder(DATA, A1), BASE_SLOT)
+    folder.disk.flip_bit(path, 8 * len(folder.disk.content(path)) - 100)
+    assert not folder.walk().page(asked, Place(0), held).complete
+    folder.disk.flip_bit(path, 8 * len(folder.disk.content(path)) - 100)
+    folder.disk.flip_bit(layout.index_path(layout.wheel_folder(DATA, A1), 0), 70)
+    folder.disk.delete(path)
+    assert not folder.walk().page(asked, Place(0), held).complete
+
+
+async def test_searches_are_refused_while_many_wait() -> None:
     disk = SimulatedDisk()
     Dial(disk, DATA, 100)
     status = ServerStatus(heartbeat("a", open_=A1, wheels={}), 1, 0)
@@ -152,11 +173,7 @@ async def test_who_has_written_something_is_not_refused_however_many_search() ->
         await asyncio.sleep(0)
         with pytest.raises(RefusedError, match="SEARCHES_BUSY"):
             await search.page(Asked(Wanted()))
-        looking = asyncio.create_task(search.look_for_cancels(PageCancels([])))
-        await asyncio.sleep(0)
-        assert not looking.done()
         goes_on.set()
-        assert await looking
         await asyncio.gather(*busy)
     finally:
         goes_on.set()

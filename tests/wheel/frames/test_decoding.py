@@ -23,7 +23,7 @@ from delaywheel.storage.frames.format import (
     index_row_of,
 )
 from delaywheel.storage.frames.rows import index_rows
-from delaywheel.storage.reading.decoding import FrameBatch, decode_together
+from delaywheel.storage.reading.decoding import FrameBatch, PassedOver, decode_together
 from delaywheel.storage.reading.places import Places
 from delaywheel.storage.reading.reader import DamagedFrame, read_batches, read_frames
 from support.wheels.messages import (
@@ -103,6 +103,7 @@ def test_together_they_are_what_they_are_one_by_one(
         return
     chosen = of_kind(places, kind)
     batch = decode_together(content, 0, chosen, wheel=WHEEL, slot=BASE_SLOT, kind=kind)
+    assert not isinstance(batch, PassedOver)
     assert batch is not None
     assert batch.seqs.tolist() == [frame.seq for frame in expected]
     assert batch.accepted_at_ms.tolist() == [frame.accepted_at_ms for frame in expected]
@@ -163,6 +164,7 @@ def test_rows_and_places_that_are_not_the_frames_own_are_noticed(
         case str(name):
             rows[name][number] ^= 1 << data.draw(st.integers(0, 31))
     batch = decode_together(content, 0, (seqs, rows), wheel=wheel, slot=slot, kind=Kind.MESSAGES)
+    assert not isinstance(batch, PassedOver)
     assert batch is None
 
 
@@ -225,6 +227,7 @@ def test_what_a_wrong_writer_made_is_judged_alike(
     checksum = crc32c(changed[begin + CHECKED_FROM : begin + length])
     changed[begin + 4 : begin + 8] = checksum.to_bytes(4, "little")
     batch = decode_together(bytes(changed), 0, (seqs, rows), wheel=WHEEL, slot=BASE_SLOT, kind=kind)
+    assert not isinstance(batch, PassedOver)
     try:
         frames = one_by_one(bytes(changed), (seqs, rows), kind)
     except FrameDamaged:

@@ -108,7 +108,8 @@ class Details:
                 report.ingress_lag = fresh.ingress.lag
                 report.ingress_faults.extend(_of_ingress(fresh.ingress))
         progress = None if cleaner is None else cleaner.progress
-        for row in self._dial.pending(wall_ms() // 1000, done_slot(progress)):
+        now_ms = wall_ms()
+        for row in self._dial.pending(now_ms // 1000, done_slot(progress, now_ms)):
             report.pending_messages += row.messages
             report.pending_bytes += row.length_bytes
         return report

@@ -6,9 +6,9 @@ of which only those of the batch are kept. Batches grow, so that the first messa
 the cancels are not read too often.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from delaywheel.storage.frames.format import Frame
 from delaywheel.storage.reading.cancels import begins_of, rows_that_begin
@@ -18,6 +18,20 @@ from delaywheel_replica.server.lookup.scan import key_of
 _BATCH_BYTES: Final = 8 << 20
 _BATCH_ROWS: Final = 1 << 16
 _GROWTH: Final = 4
+
+
+class Examined(NamedTuple):
+    """Frames that were examined together.
+
+    Attributes:
+        end: The position after all their messages.
+        length_bytes: Their length.
+        frames: Those with wanted rows, each with these.
+    """
+
+    end: Position
+    length_bytes: int
+    frames: Sequence[tuple[Frame, list[int]]]
 
 
 @dataclass(slots=True)
@@ -43,7 +57,7 @@ class Batch:
 
 
 def in_batches(
-    frames: Iterable[tuple[Frame, list[int]]],
+    examined: Iterable[Examined],
     cancels: Callable[[], Iterable[Frame]],
     first_rows: int,
     *,
@@ -52,17 +66,17 @@ def in_batches(
     """Yields the messages of a second in batches.
 
     Args:
-        frames: Its frames with messages, each with the rows that are wanted.
+        examined: Its frames with messages, in the order of positions.
         cancels: Reads its frames with cancels.
         first_rows: How many messages the first batch has at least.
         is_enough: Ends a batch early.
     """
     batch, rows_at_most, count, length_bytes = Batch(), first_rows, 0, 0
-    for frame, rows in frames:
-        if rows:
-            batch.frames.append((frame, rows))
-        batch.end = Position(frame.wheel, frame.seq, len(frame.columns))
-        count, length_bytes = count + len(rows), length_bytes + frame.length_bytes
+    for part in examined:
+        batch.frames += part.frames
+        batch.end = part.end
+        count += sum(len(rows) for _, rows in part.frames)
+        length_bytes += part.length_bytes
         if count >= rows_at_most or length_bytes >= _BATCH_BYTES or is_enough():
             yield _with_cancels(batch, cancels)
             rows_at_most = max(first_rows, min(rows_at_most * _GROWTH, _BATCH_ROWS))

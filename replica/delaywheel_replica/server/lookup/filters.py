@@ -5,6 +5,7 @@ bounded length; headers are decoded only for messages that match everything else
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 import numpy as np
@@ -20,7 +21,7 @@ _PIECE_BYTES: Final = 1 << 20
 _MS_BEYOND: Final = (1 << 32) * 1000
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Wanted:
     """The conditions of a filter; None: any value.
 
@@ -40,10 +41,21 @@ class Wanted:
     from_ms: int = 0
     to_ms: int = _MS_BEYOND
 
+    @cached_property
+    def _names(self) -> list[bytes]:
+        """What a message has among its frame's bytes if it meets the conditions."""
+        topic = None if self.topic is None else self.topic.encode()
+        header = None if self.header is None else self.header[0].encode()
+        return [name for name in (self.key, self.id, topic, header) if name]
+
     @property
     def names_something(self) -> bool:
         """Whether it asks for more than a time."""
         return any(given is not None for given in (self.topic, self.key, self.id, self.header))
+
+    def may_be_in(self, content: bytes) -> bool:
+        """Whether frames with these bytes may hold a message that meets the conditions."""
+        return all(name in content for name in self._names)
 
     def rows(self, columns: Columns) -> list[int]:
         """Returns which of these messages meet all conditions, ascending."""

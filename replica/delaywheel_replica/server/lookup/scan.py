@@ -11,16 +11,18 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from delaywheel.identity import WheelId
+from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel.storage.files.index import OpenIndexes
 from delaywheel.storage.folder.disk import Disk
 from delaywheel.storage.frames.columns import Columns
 from delaywheel.storage.frames.format import Frame, Kind
-from delaywheel.storage.reading.cancels import Budget, CancelLook
+from delaywheel.storage.reading.decoding import FrameBatch, PassedOver
 from delaywheel.storage.reading.id_index import IdIndex
 from delaywheel.storage.reading.ids import SecondIds, Sought
-from delaywheel.storage.reading.reader import WheelReader
+from delaywheel.storage.reading.reader import DamagedFrame, WheelReader
 from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameSet
 from delaywheel_replica.core.protocol.progress import Position
 from delaywheel_replica.core.protocol.reschedules import (
@@ -261,24 +263,6 @@ class Scanner:
                 self._lacks(wheel, seq, second.slot, None)
         return not (second.damaged or self.ids.missing)
 
-    def look(
-        self,
-        look: CancelLook,
-        limits: Mapping[WheelId, int],
-        budget: Budget,
-        *,
-        lost: FrameSet = NO_FRAMES,
-    ) -> bool:
-        """Continues a search for cancels; returns whether everything up to the limits was read."""
-        self._forget(limits)
-        return look.go_on(
-            {wheel: self._reader(wheel) for wheel in limits},
-            limits,
-            budget,
-            lost=lost.seqs,
-            on_damaged=lambda wheel, seq: self._lacks(wheel, seq, look.slot, None),
-        )
-
     def frame(self, slot: int, place: Position) -> Frame | None:
         """Returns a message's frame; None if it is unreadable, gone, or not mirrored here yet.
 
@@ -320,27 +304,94 @@ class Scanner:
             kind: Only frames with messages or only those with cancels; None: both.
             after: The first frame is the one that contains this position.
             found: Called if one could not be read, or if it is unknown where one belongs.
-            lost: As in `find`.
+            lost: As in `find_many`.
         """
-        self._forget(limits)
-        for wheel in sorted(limits):
-            from_seq = 1
-            if after is not None and wheel <= after.wheel:
-                if wheel < after.wheel:
-                    continue
-                from_seq = after.seq
-            reader, given_up = self._reader(wheel), lost.seqs(wheel)
-            reader.holes_anywhere(limits[wheel], given_up)  # notes those that were filled
+        for reader, up_to_seq, from_seq in self._to_read(limits, after):
+            wheel, given_up = reader.wheel, lost.seqs(reader.wheel)
+            reader.holes_anywhere(up_to_seq, given_up)  # notes those that were filled
             for frame in reader.slot_frames(
-                slot, limits[wheel], kind=kind, from_seq=from_seq, lost=given_up
+                slot, up_to_seq, kind=kind, from_seq=from_seq, lost=given_up
             ):
                 if isinstance(frame, Frame):
                     yield frame
                 else:
                     self._lacks(wheel, frame.seq, slot, found)
-            if found is not None:
-                for seq in reader.holes(limits[wheel], given_up):
-                    self._lacks(wheel, seq, slot, found)
+            self._check_holes(reader, up_to_seq, slot, found, given_up)
+
+    def sieved(
+        self,
+        slot: int,
+        limits: Mapping[WheelId, int],
+        may_hold: Callable[[bytes], bool],
+        *,
+        after: Position | None,
+        found: Found,
+        lost: FrameSet,
+    ) -> Iterator[FrameBatch | PassedOver]:
+        """Yields a slot's messages, in the order of positions, as far as they may be wanted.
+
+        Frames that may be of any second are not reported: see `note_missing`.
+
+        Args:
+            slot: The second.
+            limits: The wheels to read, each up to a seq.
+            may_hold: Whether what is sought may be among the bytes of some frames.
+            after: As in `frames`.
+            found: As in `frames`.
+            lost: As in `find_many`.
+        """
+        for reader, up_to_seq, from_seq in self._to_read(limits, after):
+            wheel, given_up = reader.wheel, lost.seqs(reader.wheel)
+            for batch in reader.sieved_batches(
+                slot, up_to_seq, may_hold, from_seq=from_seq, lost=given_up
+            ):
+                if isinstance(batch, DamagedFrame):
+                    self._lacks(wheel, batch.seq, slot, found)
+                else:
+                    yield batch
+
+    def note_missing(
+        self, limits: Mapping[WheelId, int], slot: int, found: Found, lost: FrameSet
+    ) -> None:
+        """Reports frames that may be of any second, for those that read many of them.
+
+        Args:
+            limits: The wheels, each up to a seq.
+            slot: The first second that is read.
+            found: As in `frames`.
+            lost: As in `find_many`.
+        """
+        for reader, up_to_seq, _ in self._to_read(limits, None):
+            self._check_holes(reader, up_to_seq, slot, found, lost.seqs(reader.wheel))
+
+    def slots_beyond(
+        self, seqs: Mapping[WheelId, int], limits: Mapping[WheelId, int]
+    ) -> NDArray[np.int64]:
+        """Returns the seconds of frames beyond these seqs, up to the limits, ascending."""
+        found = [np.empty(0, np.int64)]
+        for wheel in seqs.keys() & limits.keys():
+            beyond = NO_SEQS.with_span(seqs[wheel] + 1, limits[wheel])
+            for _, rows in self._reader(wheel).rows_of(beyond):
+                found.append(np.unique(rows["slot"][rows["length"] > 0]).astype(np.int64))
+        return np.unique(np.concatenate(found))
+
+    def _to_read(
+        self, limits: Mapping[WheelId, int], after: Position | None
+    ) -> Iterator[tuple[WheelReader, int, int]]:
+        """Yields the readers of wheels that may have frames after a position: up to, and from."""
+        self._forget(limits)
+        for wheel in sorted(limits):
+            if after is not None and wheel < after.wheel:
+                continue
+            from_seq = after.seq if after is not None and wheel == after.wheel else 1
+            yield self._reader(wheel), limits[wheel], from_seq
+
+    def _check_holes(
+        self, reader: WheelReader, up_to_seq: int, slot: int, found: Found | None, lost: SeqSet
+    ) -> None:
+        if found is not None:
+            for seq in reader.holes(up_to_seq, lost).least(_REPORTED_AT_MOST):
+                self._lacks(reader.wheel, seq, slot, found)
 
     def _lacks(self, wheel: WheelId, seq: int, slot: int, found: Found | None) -> None:
         if found is not None:

@@ -16,25 +16,25 @@ those that get or cancel a single message; callers are refused while too many wa
 import asyncio
 import re
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, TypeVar
 
+import numpy as np
+
 from delaywheel.identity import NameInvalidError, WheelId
 from delaywheel.reasons import Reason
 from delaywheel.storage.folder.disk import Disk
-from delaywheel.storage.frames.columns import ID_LENGTH_BYTES
 from delaywheel.storage.frames.format import Frame, Kind
-from delaywheel.storage.reading.cancels import BEGIN_BYTES, Budget, CancelLook
+from delaywheel.storage.reading.decoding import FrameBatch, PassedOver
 from delaywheel.storage.writing.dial import DialView
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameSet
 from delaywheel_replica.core.protocol.progress import Position, Progress
-from delaywheel_replica.core.protocol.reschedules import mark_begin
 from delaywheel_replica.core.protocol.status_files import ServerStatus
-from delaywheel_replica.server.lookup.batches import Batch, in_batches
+from delaywheel_replica.server.lookup.batches import Batch, Examined, in_batches
 from delaywheel_replica.server.lookup.filters import Wanted
 from delaywheel_replica.server.lookup.queries import limits_of
 from delaywheel_replica.server.lookup.scan import (
@@ -43,7 +43,7 @@ from delaywheel_replica.server.lookup.scan import (
     message_key,
 )
 from delaywheel_replica.server.lookup.stored import first_row, stored_message
-from delaywheel_replica.server.node.node_view import NodeView, done_slot
+from delaywheel_replica.server.node.node_view import NodeView, done_slot, wall_ms
 from delaywheel_replica.server.node.refusals import RefusedError
 
 _PAGE_DEFAULT: Final = 100
@@ -54,8 +54,9 @@ READ_BYTES: Final = 128 << 20
 """One call reads at most this much of slot files, plus the frame that crosses the limit."""
 READ_S: Final = 2.0
 """And for at most this long."""
-# One look for cancels reads at most this many frames with cancels.
-_LOOK_FRAMES: Final = 1 << 16
+# Shorter waits are those for the disk, and for the interpreter's lock in passing.
+_WAITED_S: Final = 0.002
+_REST_S: Final = 0.01
 # This many callers may wait for their turn.
 _WAITING: Final = 8
 _SLOT_BEYOND: Final = 1 << 32
@@ -98,49 +99,6 @@ class Asked:
     page_size: int = 0
     with_content: bool = False
     with_cancelled: bool = False
-
-
-@dataclass(slots=True)
-class Withdrawals:
-    """The cancels of one message, and the mark of its reschedule.
-
-    Attributes:
-        places: Where the cancels lie.
-        rescheduled: The mark was found.
-    """
-
-    places: set[Position] = field(default_factory=set)
-    rescheduled: bool = False
-
-
-class PageCancels:
-    """Finds the cancels of a page's messages; later searches read only new frames.
-
-    Attributes:
-        found: Message, as `message_key` names it -> what withdraws it.
-    """
-
-    def __init__(self, keys: Collection[bytes]) -> None:
-        self.found = {key: Withdrawals() for key in keys}
-        begins: dict[int, set[bytes]] = {}
-        self._marked: dict[tuple[bytes, int], Withdrawals] = {}
-        for key, withdrawals in self.found.items():
-            id_, due_ms = key[:ID_LENGTH_BYTES], int.from_bytes(key[ID_LENGTH_BYTES:], "little")
-            mark = mark_begin((id_, due_ms))
-            self._marked[mark, due_ms] = withdrawals
-            begins.setdefault(due_ms // 1000, set()).update((id_[:BEGIN_BYTES], mark))
-        self.looks = [CancelLook(slot, begins[slot]) for slot in sorted(begins)]
-
-    def note(self) -> None:
-        """Notes what the looks have found."""
-        for look in self.looks:
-            for row in look.rows:
-                named = self.found.get(message_key(row.id, row.due_ms))
-                if named is not None:
-                    named.places.add(Position(row.wheel, row.seq, row.row))
-                marked = self._marked.get((row.id[:BEGIN_BYTES], row.due_ms))
-                if marked is not None:
-                    marked.rescheduled = True
 
 
 @dataclass(slots=True)
@@ -239,22 +197,11 @@ class Search:
             frozenset()
             if cleaner is None
             else frozenset(message_key(*key) for key in cleaner.reschedules),
+            frozenset() if cleaner is None else frozenset(cleaner.wheels),
         )
         page = await self.on_thread(lambda: self._walk.page(asked, begin, held))
         page.complete = page.complete and self._knows_all(status)
         return page
-
-    async def look_for_cancels(self, cancels: PageCancels) -> bool:
-        """Continues to search for cancels of a page's messages, by a bounded amount.
-
-        Never refused: cancels may be written already, and their caller needs an answer.
-
-        Returns:
-            Whether everything was read that this node holds.
-        """
-        limits, cleaner = limits_of(self._view.status()), self._view.cleaner.status
-        lost = NO_FRAMES if cleaner is None else cleaner.lost
-        return await self._on_thread(lambda: self._walk.look_for_cancels(cancels, limits, lost))
 
     async def on_thread(self, work: Callable[[], _Made]) -> _Made:
         """Runs a function on the thread, after earlier ones.
@@ -264,9 +211,6 @@ class Search:
         """
         if self._callers > _WAITING:
             raise RefusedError(Reason.SEARCHES_BUSY)
-        return await self._on_thread(work)
-
-    async def _on_thread(self, work: Callable[[], _Made]) -> _Made:
         self._callers += 1
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, work)
@@ -278,13 +222,32 @@ class Search:
 class Held:
     """The node's state when a walk begins: wheels, each up to a seq; done and lost frames.
 
-    Also the messages that have been rescheduled, as ids with dues.
+    Also the messages that have been rescheduled, as ids with dues; the registered wheels; and the
+    wall clock.
     """
 
     limits: Mapping[WheelId, int]
     progress: Progress | None
     lost: FrameSet
     rescheduled: frozenset[bytes] = frozenset()
+    registered: frozenset[WheelId] = frozenset()
+    now_ms: int = field(default_factory=wall_ms)
+
+
+class Pace:
+    """Gives way to the other threads as long as they, or other processes, kept this one waiting."""
+
+    def __init__(self) -> None:
+        """Begins with the present moment."""
+        self._used_s, self._passed_s = time.thread_time(), time.monotonic()
+
+    def give_way(self) -> None:
+        """Rests, if there was anything to wait for since the last call; not long at once."""
+        used_s, passed_s = time.thread_time(), time.monotonic()
+        waited_s = (passed_s - self._passed_s) - (used_s - self._used_s)
+        if waited_s > _WAITED_S:
+            time.sleep(min(waited_s, _REST_S))
+        self._used_s, self._passed_s = time.thread_time(), time.monotonic()
 
 
 class Walk:
@@ -300,19 +263,22 @@ class Walk:
     ) -> None:
         self._scanner = scanner
         self._dial = dial
+        self._pace = Pace()
         self._read_bytes = read_bytes
         self._read_s = read_s
 
     def page(self, asked: Asked, begin: Place, held: Held) -> Page:
         """Returns one page, from a place on."""
         page, until_s = Page(), time.monotonic() + self._read_s
-        first = max(begin.slot, asked.wanted.from_ms // 1000, done_slot(held.progress))
-        last = (asked.wanted.to_ms - 1) // 1000
+        first, last = asked.wanted.from_ms // 1000, (asked.wanted.to_ms - 1) // 1000
+        slots = self._slots(max(begin.slot, first), last + 1, held)
         size = min(asked.page_size or _PAGE_DEFAULT, PAGE_AT_MOST)
         length_bytes = 0
-        for slot in self._dial.rows(first, last + 1)["slot"].tolist():
+        self._note_missing(page, begin.slot, held)
+        for slot in slots:
             after = begin.after if slot == begin.slot else None
             found, seen = Found(), set[bytes]()
+            self._pace.give_way()
             for batch in self._batches(page, asked, Place(slot, after), held, found):
                 for message, at in _matches(asked, held, batch, seen):
                     page.messages.append(message)
@@ -329,45 +295,81 @@ class Walk:
                 return page
         return page
 
-    def look_for_cancels(
-        self, cancels: PageCancels, limits: Mapping[WheelId, int], lost: FrameSet
-    ) -> bool:
-        """Continues the search; returns whether everything up to the limits was read."""
-        budget = Budget(_LOOK_FRAMES, self._read_bytes)
-        is_whole = True
-        for look in cancels.looks:
-            is_whole &= self._scanner.look(look, limits, budget, lost=lost)
-        cancels.note()
-        return is_whole
+    def _slots(self, first: int, end: int, held: Held) -> list[int]:
+        """Returns the seconds in [first, end) that may hold pending messages, ascending.
+
+        What is due by w is pending only in frames beyond V: while w lies in the future, these may
+        be many.
+        """
+        progress = held.progress
+        done = done_slot(progress, held.now_ms)
+        first = first if progress is None else max(first, progress.floor)
+        slots: list[int] = self._dial.rows(max(first, done), end)["slot"].tolist()
+        if progress is not None and first < done:
+            seqs = {wheel: progress.seq(wheel) for wheel in held.registered}
+            early = self._scanner.slots_beyond(seqs, held.limits)
+            slots = [*early[(early >= first) & (early < min(end, done))].tolist(), *slots]
+        return slots
+
+    def _note_missing(self, page: Page, slot: int, held: Held) -> None:
+        """Notes whether frames are missing that may be of any second."""
+        found = Found()
+        self._scanner.note_missing(held.limits, slot, found, held.lost)
+        page.complete = page.complete and found.complete
 
     def _batches(
         self, page: Page, asked: Asked, begin: Place, held: Held, found: Found
     ) -> Iterator[Batch]:
         """Yields the messages of a second that meet the filter, cancelled ones included."""
 
-        def frames(
-            kind: Kind, after: Position | None = None, lost: FrameSet = NO_FRAMES
-        ) -> Iterator[Frame]:
+        def cancels() -> Iterator[Frame]:
             for frame in self._scanner.frames(
-                begin.slot, held.limits, kind=kind, after=after, found=found, lost=lost
+                begin.slot, held.limits, kind=Kind.CANCELS, found=found
             ):
                 page.read_bytes += frame.length_bytes
-                page.complete = page.complete and found.complete
                 yield frame
             page.complete = page.complete and found.complete
 
-        def wanted() -> Iterator[tuple[Frame, list[int]]]:
-            for frame in frames(Kind.MESSAGES, begin.after, held.lost):
-                page.read_messages += len(frame.columns)
-                first = first_row(frame, begin.after)
-                yield frame, [row for row in asked.wanted.rows(frame.columns) if row >= first]
+        def wanted() -> Iterator[Examined]:
+            for batch in self._scanner.sieved(
+                begin.slot,
+                held.limits,
+                asked.wanted.may_be_in,
+                after=begin.after,
+                found=found,
+                lost=held.lost,
+            ):
+                page.complete = page.complete and found.complete
+                examined, messages = _examined(batch, asked.wanted, begin.after)
+                page.read_messages += messages
+                page.read_bytes += examined.length_bytes
+                yield examined
+            page.complete = page.complete and found.complete
 
         return in_batches(
             wanted(),
-            lambda: frames(Kind.CANCELS),
+            cancels,
             min(asked.page_size or _PAGE_DEFAULT, PAGE_AT_MOST),
             is_enough=lambda: page.read_bytes >= self._read_bytes,
         )
+
+
+def _examined(
+    batch: FrameBatch | PassedOver, wanted: Wanted, after: Position | None
+) -> tuple[Examined, int]:
+    """Returns the wanted rows of some frames behind a position, and how many rows they have."""
+    last_seq = int(batch.seqs[-1])
+    if isinstance(batch, PassedOver):
+        end = Position(batch.wheel, last_seq, batch.last_messages)
+        return Examined(end, batch.length_bytes, ()), batch.messages
+    end = Position(batch.wheel, last_seq, int(batch.counts[-1]))
+    rows = np.array(wanted.rows(batch.columns), np.intp)
+    frames = []
+    for frame, within in batch.frames_with(rows):
+        first = first_row(frame, after)
+        if behind := [row for row in within if row >= first]:
+            frames.append((frame, behind))
+    return Examined(end, int(batch.lengths_bytes.sum()), frames), len(batch.columns)
 
 
 def _matches(

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from delaywheel.storage.frames.format import Frame
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.protocol.progress import Position, Progress
+from delaywheel_replica.server.lookup.batches import Examined
 from delaywheel_replica.server.lookup.fates import Fates
 
 
@@ -16,12 +17,12 @@ def first_row(frame: Frame, after: Position | None) -> int:
     return min(after.row + 1, len(frame.columns)) if is_same else len(frame.columns)
 
 
-def rows_after(
-    frames: Iterable[Frame], after: Position | None
-) -> Iterator[tuple[Frame, list[int]]]:
+def rows_after(frames: Iterable[Frame], after: Position | None) -> Iterator[Examined]:
     """Returns frames, in the order of positions, with the rows that lie after a position."""
     for frame in frames:
-        yield frame, list(range(first_row(frame, after), len(frame.columns)))
+        rows = list(range(first_row(frame, after), len(frame.columns)))
+        end = Position(frame.wheel, frame.seq, len(frame.columns))
+        yield Examined(end, frame.length_bytes, [(frame, rows)] if rows else [])
 
 
 def stored_message(

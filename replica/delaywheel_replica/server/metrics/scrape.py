@@ -178,7 +178,8 @@ class Scrape:
 
     @property
     def _done_slot(self) -> int:
-        return done_slot(None if self.cleaner is None else self.cleaner.progress)
+        progress = None if self.cleaner is None else self.cleaner.progress
+        return done_slot(progress, self.wall_ms)
 
     @cached_property
     def disk(self) -> DiskSpace:

@@ -134,9 +134,13 @@ def ledger_lag_frames(heartbeat: Heartbeat) -> int:
     return sum(max(0, reported.applied - reported.ledger_seq) for reported in own)
 
 
-def done_slot(progress: Progress | None) -> int:
-    """The first slot that may hold unfinished messages."""
-    return 0 if progress is None else (progress.due_ms + 1) // 1000
+def done_slot(progress: Progress | None, now_ms: int) -> int:
+    """The first slot that may hold unfinished messages, other than those of frames beyond V.
+
+    While w lies in the future, forwarding rests: what was accepted since then is not done, whatever
+    its due. Then it is the present slot.
+    """
+    return 0 if progress is None else min(progress.due_ms + 1, now_ms) // 1000
 
 
 class CleanerRow:

@@ -6,7 +6,7 @@ for each frame. If any frame is not as expected, all are decoded one by one, whi
 wrong, and with which.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
@@ -78,6 +78,24 @@ class FrameBatch:
         """The number of frames."""
         return len(self.seqs)
 
+    def frames_with(self, rows: NDArray[np.intp]) -> Iterator[tuple[Frame, list[int]]]:
+        """Yields the frames of some rows, ascending, each with these rows as numbers within it."""
+        ends = np.cumsum(self.counts)
+        numbers = ends.searchsorted(rows, side="right")
+        for number in np.unique(numbers).tolist():
+            begin = int(ends[number] - self.counts[number])
+            within = np.arange(begin, int(ends[number]))
+            frame = Frame(
+                self.kind,
+                self.wheel,
+                self.slot,
+                int(self.seqs[number]),
+                int(self.accepted_at_ms[number]),
+                int(self.lengths_bytes[number]),
+                self.columns.take(within),
+            )
+            yield frame, (rows[numbers == number] - begin).tolist()
+
     def take(self, chosen: NDArray[np.bool_]) -> Self:
         """Returns some of the frames, with only their own bytes."""
         if chosen.all():
@@ -94,9 +112,35 @@ class FrameBatch:
         )
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class PassedOver:
+    """Frames that were checked, but not decoded: what is sought is not among their bytes.
+
+    Attributes:
+        wheel: Their wheel.
+        seqs: Each frame's seq, ascending.
+        messages: How many messages they hold.
+        last_messages: How many of them the last frame holds.
+        length_bytes: Their length.
+    """
+
+    wheel: WheelId
+    seqs: list[int]
+    messages: int
+    last_messages: int
+    length_bytes: int
+
+
 def decode_together(
-    content: bytes, begin: int, places: Places, *, wheel: WheelId, slot: int, kind: Kind
-) -> FrameBatch | None:
+    content: bytes,
+    begin: int,
+    places: Places,
+    *,
+    wheel: WheelId,
+    slot: int,
+    kind: Kind,
+    may_hold: Callable[[bytes], bool] | None = None,
+) -> FrameBatch | PassedOver | None:
     """Decodes frames of one kind; None unless all of them match their rows.
 
     The content of the batch are views on ``content``: no byte of it is copied.
@@ -108,23 +152,19 @@ def decode_together(
         wheel: The wheel that the frames must belong to.
         slot: The slot in whose file they lie.
         kind: The kind of their rows.
+        may_hold: Whether what is sought may be among these bytes; None: decode them anyway.
     """
     seqs, rows = places
     begins = rows["offset"].astype(np.int64) - begin
-    ends = begins + rows["length"]
-    if int(ends.max()) > len(content) or int(begins.min()) < 0 or ((begins | ends) & 7).any():
+    headers = _checked_headers(content, begins, places, wheel, slot, kind)
+    if headers is None:
         return None
-    if (rows["length"] < HEADER_LENGTH_BYTES).any() or flawed_rows(rows).any():
-        return None
-    headers = headers_at(content, begins)
-    wrong = is_misplaced(headers, wheel, rows, seqs) | has_wrong_sums(headers)
-    if (wrong | (headers["slot"] != slot) | (headers["kind"] != int(kind))).any():
-        return None
-    view = memoryview(content)
-    edges = zip((begins + CHECKED_FROM).tolist(), ends.tolist(), strict=True)
-    checksums = [crc32c(view[first:end]) for first, end in edges]
-    if (headers["checksum"] != np.array(checksums, np.uint32)).any():
-        return None
+    if may_hold is not None and not may_hold(content):
+        messages = headers["messages"]
+        length_bytes = int(rows["length"].sum(dtype=np.int64))
+        return PassedOver(
+            wheel, seqs.tolist(), int(messages.sum()), int(messages[-1]), length_bytes
+        )
     frames = _Frames(content, begins, headers)
     columns = frames.cancels() if kind is Kind.CANCELS else frames.messages()
     if columns is None:
@@ -139,6 +179,33 @@ def decode_together(
         rows["length"].astype(np.int64),
         columns,
     )
+
+
+def _checked_headers(
+    content: bytes,
+    begins: NDArray[np.int64],
+    places: Places,
+    wheel: WheelId,
+    slot: int,
+    kind: Kind,
+) -> NDArray[Any] | None:
+    """Returns the headers of frames with the right checksums; None unless all match their rows."""
+    seqs, rows = places
+    ends = begins + rows["length"]
+    if int(ends.max()) > len(content) or int(begins.min()) < 0 or ((begins | ends) & 7).any():
+        return None
+    if (rows["length"] < HEADER_LENGTH_BYTES).any() or flawed_rows(rows).any():
+        return None
+    headers = headers_at(content, begins)
+    wrong = is_misplaced(headers, wheel, rows, seqs) | has_wrong_sums(headers)
+    if (wrong | (headers["slot"] != slot) | (headers["kind"] != int(kind))).any():
+        return None
+    view = memoryview(content)
+    edges = zip((begins + CHECKED_FROM).tolist(), ends.tolist(), strict=True)
+    checksums = [crc32c(view[first:end]) for first, end in edges]
+    if (headers["checksum"] != np.array(checksums, np.uint32)).any():
+        return None
+    return headers
 
 
 class _Frames:

@@ -21,6 +21,7 @@ A hole in the index does not show which slot is missing a frame. Which rows are 
 the table's head and from the rows behind it, each of which is checked once; see holes.py.
 """
 
+import operator
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -35,6 +36,7 @@ from delaywheel.storage.files.slot_table import (
     UNIT_BYTES,
     TableHead,
     load_head,
+    read_entries,
     read_entry,
     slots_with_frames,
 )
@@ -43,10 +45,16 @@ from delaywheel.storage.folder.disk import Disk, File
 from delaywheel.storage.folder.medium_errors import is_medium_error
 from delaywheel.storage.folder.steps import Steps, finish
 from delaywheel.storage.frames.format import FrameDamaged, index_rows_of_headers
-from delaywheel.storage.frames.rows import INDEX_ROW, checked_rows, is_hole
+from delaywheel.storage.frames.rows import (
+    INDEX_ROW,
+    cancel_counts,
+    checked_rows,
+    is_hole,
+    message_counts,
+)
 from delaywheel.storage.reading.holes import find_holes
 from delaywheel.storage.reading.unlisted import with_unlisted
-from delaywheel.storage.reading.walk import walk_together
+from delaywheel.storage.reading.walk import WalkedFrame, walk_checked, walk_together
 
 Places: TypeAlias = tuple[NDArray[np.int64], NDArray[Any]]
 """Seqs and index rows of frames, ascending by seq."""
@@ -55,6 +63,10 @@ Places: TypeAlias = tuple[NDArray[np.int64], NDArray[Any]]
 _ROWS_BEHIND_AT_MOST = 8 * ROWS_PER_SEGMENT
 
 _NO_ENTRY = np.zeros(1, ENTRY)[0]
+_NO_PLACES: Places = np.empty(0, np.int64), np.empty(0, INDEX_ROW)
+
+# A longer slot file is not checked as a whole.
+_CHECKED_BYTES = 4 << 20
 
 
 class SlotPlaces:
@@ -67,6 +79,7 @@ class SlotPlaces:
         self._index = index
         self._head = TableHead()
         self._behind = _RowsBehind(index)
+        self._hour: tuple[int, int, NDArray[Any], NDArray[np.bool_]] | None = None
         # For a table that is far behind: the holes up to a seq.
         self._scanned_holes = 0, NO_SEQS
 
@@ -81,6 +94,48 @@ class SlotPlaces:
             if places is not None:
                 return places
         return None
+
+    def checked(self, slot: int, last_seq: int) -> tuple[bytes, list[WalkedFrame]] | None:
+        """Returns a slot's file with its frames up to the index's end, all of them checked.
+
+        Returns:
+            None if anything is not as table and rows say, or the file is long.
+        """
+        entry = self._entry_of_hour(slot) if self._follow(last_seq) else None
+        content = None if entry is None else self._whole_file(slot)
+        if entry is None or content is None:
+            return None
+        frames = walk_checked(content, self._wheel, slot, max(last_seq, entry[0]))
+        if frames is None or not self._agrees(frames, entry, self._behind.of(slot, entry[0])):
+            return None
+        return content, frames
+
+    def _whole_file(self, slot: int) -> bytes | None:
+        """Returns a slot's file; None if it is long, or cannot be read."""
+        try:
+            file = self._disk.open_read(layout.slot_path(self._folder, slot))
+            try:
+                size = file.size()
+                return file.read_at(size, 0) if size <= _CHECKED_BYTES else None
+            finally:
+                file.close()
+        except OSError:
+            return None
+
+    @staticmethod
+    def _agrees(frames: list[WalkedFrame], entry: tuple[int, int, int], behind: Places) -> bool:
+        """Whether these frames are those that a table's entry and the rows behind it name."""
+        (entry_seq, counted, end), (behind_seqs, rows) = entry, behind
+        seqs = [frame.seq for frame in frames]
+        if len(seqs) != counted + len(rows) or any(map(operator.ge, seqs, seqs[1:])):
+            return False
+        if counted and (seqs[counted - 1], _end_of(frames[counted - 1])) != (entry_seq, end):
+            return False
+        counts = message_counts(rows) + cancel_counts(rows)
+        columns = behind_seqs, rows["offset"], rows["length"], counts
+        named = list(zip(*(column.tolist() for column in columns), strict=True))
+        lying = [(each.seq, each.offset, each.length_bytes, each.rows) for each in frames[counted:]]
+        return lying == named
 
     def scanned(self, slot: int, last_seq: int) -> Places:
         """Returns a slot's frames by scanning the index, corrected by what lies in the file."""
@@ -118,6 +173,7 @@ class SlotPlaces:
         """Discards everything that was read."""
         self._scanned_holes = 0, NO_SEQS
         self._head = TableHead()
+        self._hour = None
         self._behind.start(0)
 
     def _follow(self, last_seq: int) -> bool:
@@ -139,6 +195,26 @@ class SlotPlaces:
         if slot // layout.SECONDS_PER_HOUR not in self._head.hours:
             return _NO_ENTRY  # type: ignore[no-any-return]  # numpy's stubs
         return read_entry(self._disk, self._folder, slot)
+
+    def _entry_of_hour(self, slot: int) -> tuple[int, int, int] | None:
+        """Returns the last seq, the frames, and the end of a slot, for reading slot after slot.
+
+        The entries of one hour are kept while the head does not change. None if the entry cannot be
+        trusted.
+        """
+        hour, second = divmod(slot, layout.SECONDS_PER_HOUR)
+        if slot in self._head.stale:
+            return None
+        if hour not in self._head.hours:
+            return 0, 0, 0
+        if self._hour is None or self._hour[:2] != (hour, self._head.seq):
+            entries, damaged = read_entries(self._disk, self._folder, hour)
+            self._hour = hour, self._head.seq, entries, damaged
+        _, _, entries, damaged = self._hour
+        entry = entries[second]
+        if damaged[second]:
+            return None
+        return int(entry["last_seq"]), int(entry["frames"]), int(entry["end"]) * UNIT_BYTES
 
     def _walked(self, slot: int, last_seq: int) -> Places | None:
         """Returns the frames in the slot's file, if they match table and rows."""
@@ -227,6 +303,8 @@ class _RowsBehind:
     def of(self, slot: int, behind_seq: int) -> Places:
         """Returns seqs and rows of a slot's frames after a seq."""
         at = np.flatnonzero(self._slots[: self._count] == slot)
+        if not len(at):
+            return _NO_PLACES
         seqs, rows = self._first_seq + at, checked_rows(self._rows[at])
         kept = (seqs > behind_seq) & (rows["length"] > 0)
         return seqs[kept], rows[kept]
@@ -275,6 +353,10 @@ def _grown(array: NDArray[Any], room: int) -> NDArray[Any]:
     larger = np.empty(room, array.dtype)
     larger[: len(array)] = array
     return larger
+
+
+def _end_of(frame: WalkedFrame) -> int:
+    return frame.offset + frame.length_bytes
 
 
 def _end(row: NDArray[Any]) -> int:

@@ -11,6 +11,7 @@ the process. Returned columns keep their piece alive.
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -42,9 +43,10 @@ from delaywheel.storage.frames.rows import (
     is_unreadable,
     message_counts,
 )
-from delaywheel.storage.reading.decoding import FrameBatch, decode_together
+from delaywheel.storage.reading.decoding import FrameBatch, PassedOver, decode_together
 from delaywheel.storage.reading.holes import find_holes, lying_in_files, still_holes
 from delaywheel.storage.reading.places import Places, SlotPlaces
+from delaywheel.storage.reading.walk import WalkedFrame
 
 # Frames close together are read at once, up to this many and this many bytes; a larger one is read
 # alone. Short gaps between them are read too.
@@ -55,7 +57,7 @@ _BETWEEN_BYTES = 16 * 1024
 _HOLE = np.frombuffer(HOLE_ROW, dtype=INDEX_ROW)[0]
 
 
-_Read = TypeVar("_Read", Frame, FrameBatch)
+_Read = TypeVar("_Read")
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +175,9 @@ class WheelReader:
 
     def batches(self, slot: int, places: Places) -> Iterator[FrameBatch | DamagedFrame]:
         """Yields the same, decoded together; each kind separately, in order of seqs."""
-        return read_batches(self._disk, self._folder, self.wheel, slot, places)
+        for batch in read_batches(self._disk, self._folder, self.wheel, slot, places):
+            assert not isinstance(batch, PassedOver)
+            yield batch
 
     def may_have_holes(self, up_to_seq: int, lost: SeqSet) -> bool:
         """Whether `holes` must be called; fast unless there are many holes."""
@@ -254,13 +258,39 @@ class WheelReader:
         asked = _Asked(1, up_to_seq, None)
         return self._of_slot(slot, asked, lost, self.batches, lambda batch: batch.seqs.tolist())
 
+    def sieved_batches(
+        self,
+        slot: int,
+        up_to_seq: int,
+        may_hold: Callable[[bytes], bool],
+        *,
+        from_seq: int = 1,
+        lost: SeqSet = NO_SEQS,
+    ) -> Iterator[FrameBatch | PassedOver | DamagedFrame]:
+        """Yields frames with messages, decoded together if their bytes may hold what is sought.
+
+        Args:
+            slot: The second to read.
+            up_to_seq: The last seq to consider.
+            may_hold: Is given the bytes of many frames at once, with other bytes among them.
+            from_seq: The first seq to consider.
+            lost: Holes that are known to be lost and are ignored.
+        """
+        if from_seq == 1:
+            checked = self._places.checked(slot, self.last_seq())
+            if checked is not None and not may_hold(checked[0]):
+                return _passed_over(self.wheel, checked[1], up_to_seq)
+        asked = _Asked(from_seq, up_to_seq, Kind.MESSAGES)
+        read = partial(read_batches, self._disk, self._folder, self.wheel, may_hold=may_hold)
+        return self._of_slot(slot, asked, lost, read, _seqs_of)
+
     def _of_slot(
         self,
         slot: int,
         asked: "_Asked",
         lost: SeqSet,
-        read: Callable[[int, Places], Iterator[_Read | DamagedFrame]],
-        seqs_of: Callable[[_Read], list[int]],
+        read: Callable[[int, Places], Iterator[_Read]],
+        seqs_of: Callable[[Any], list[int]],
     ) -> Iterator[_Read | DamagedFrame]:
         last_seq = self.last_seq()
         places = self._places.quick(slot, last_seq)
@@ -338,13 +368,22 @@ def read_frames(
 
 
 def read_batches(
-    disk: Disk, folder: Path, wheel: WheelId, slot: int, places: Places
-) -> Iterator[FrameBatch | DamagedFrame]:
-    """Does the same as `read_frames`, but decodes adjacent frames together."""
+    disk: Disk,
+    folder: Path,
+    wheel: WheelId,
+    slot: int,
+    places: Places,
+    may_hold: Callable[[bytes], bool] | None = None,
+) -> Iterator[FrameBatch | PassedOver | DamagedFrame]:
+    """Does the same as `read_frames`, but decodes adjacent frames together.
+
+    Those that `may_hold` rules out are not decoded.
+    """
     seqs, rows = places
     for first, last in _pieces(rows["offset"].tolist(), rows["length"].tolist()):
         part = seqs[first:last], rows[first:last]
-        batches = _read_together(disk, folder, wheel, slot, part) if last - first > 1 else None
+        is_alone = last - first == 1 and may_hold is None
+        batches = None if is_alone else _read_together(disk, folder, wheel, slot, part, may_hold)
         if batches is not None:
             yield from batches
             continue
@@ -353,8 +392,13 @@ def read_batches(
 
 
 def _read_together(
-    disk: Disk, folder: Path, wheel: WheelId, slot: int, places: Places
-) -> list[FrameBatch] | None:
+    disk: Disk,
+    folder: Path,
+    wheel: WheelId,
+    slot: int,
+    places: Places,
+    may_hold: Callable[[bytes], bool] | None,
+) -> list[FrameBatch | PassedOver] | None:
     """Returns a batch of each kind; None if anything is wrong with a frame."""
     seqs, rows = places
     begin = int(rows["offset"].min())
@@ -364,16 +408,33 @@ def _read_together(
     except FrameDamaged:
         return None
     are_cancels = cancel_counts(rows) > 0
-    batches = []
+    batches: list[FrameBatch | PassedOver] = []
     for kind in Kind:
         chosen = are_cancels == (kind is Kind.CANCELS)
         if chosen.any():
             part = seqs[chosen], rows[chosen]
-            batch = decode_together(content, begin, part, wheel=wheel, slot=slot, kind=kind)
+            batch = decode_together(
+                content, begin, part, wheel=wheel, slot=slot, kind=kind, may_hold=may_hold
+            )
             if batch is None:
                 return None
             batches.append(batch)
     return batches
+
+
+def _passed_over(wheel: WheelId, frames: list[WalkedFrame], up_to_seq: int) -> Iterator[PassedOver]:
+    """Yields those with messages up to a seq, if there are any."""
+    found = [frame for frame in frames if frame.kind == Kind.MESSAGES and frame.seq <= up_to_seq]
+    if found:
+        messages = sum(frame.rows for frame in found)
+        length_bytes = sum(frame.length_bytes for frame in found)
+        yield PassedOver(
+            wheel, [frame.seq for frame in found], messages, found[-1].rows, length_bytes
+        )
+
+
+def _seqs_of(frames: FrameBatch | PassedOver) -> list[int]:
+    return frames.seqs if isinstance(frames, PassedOver) else frames.seqs.tolist()
 
 
 def _pieces(offsets: list[int], lengths: list[int]) -> Iterator[tuple[int, int]]:
