@@ -238,7 +238,11 @@ class Server:
         )
         sights = Sights(self._view, self._queries, self._passing, places)
         self._cancel_groups = CancelGroups(
-            sights, writing, ask=self._link.send, next_change=self._hearing.next_change
+            sights,
+            writing,
+            ask=self._link.send,
+            next_change=self._hearing.next_change,
+            counts=self._counts,
         )
         cancels = Cancels(sights, self._cancel_groups, self._passing)
         cancel_many = CancelMany(self._view, self._search, self._cancel_groups, self._passing)
@@ -251,13 +255,13 @@ class Server:
         )
         reschedules = Reschedules(
             self._view,
-            self._queries,
             sights,
             self._decisions,
             self._passing,
             span=Span(config.span_seconds, config.max_clock_skew_ms),
             announce=self._link.send,
             next_change=self._hearing.next_change,
+            counts=self._counts,
         )
         questions = DelayWheelService(
             self._queries,

@@ -29,6 +29,7 @@ from delaywheel_replica.server.changing.waiting import (
 from delaywheel_replica.server.commit.writing import Writing
 from delaywheel_replica.server.lookup.references import Reference
 from delaywheel_replica.server.lookup.scan import Found
+from delaywheel_replica.server.node.counts import Counts
 from delaywheel_replica.server.node.refusals import Refusal
 
 OWN = WheelId("a", 1)
@@ -56,6 +57,7 @@ class Site:
     goes_on: asyncio.Event = field(default_factory=asyncio.Event)
     progress: Progress = field(default_factory=lambda: Progress(0, None, {OWN: 1}))
     changed: asyncio.Event = field(default_factory=asyncio.Event)
+    counts: Counts = field(default_factory=Counts)
 
     def moment(self) -> Moment:
         status = CleanerStatus("a", "boot", 1, 0, 0, Role.LEADING, progress=self.progress)
@@ -89,6 +91,7 @@ class Site:
             cast("Writing", self),
             ask=lambda _: None,
             next_change=self.next_change,
+            counts=self.counts,
         )
         running = asyncio.create_task(groups.run())
         try:
@@ -119,6 +122,9 @@ async def test_what_arrives_during_a_look_is_the_next_batch_and_one_group() -> N
         site.reach(100)
         assert [await call for call in calls] == [cancelled()] * 40
     assert sum(site.confirmed) == 40
+    assert site.counts.changes == {("cancel", "CANCELLED"): 40}
+    assert sum(site.counts.cancel_times.read().counts) == 40
+    assert site.counts.cancel_load() == (0, 0)
     assert len(site.confirmed) <= 2
 
 
@@ -169,6 +175,7 @@ async def test_too_many_are_refused_and_told_when_to_come_again(
         site.reach(100)
         await first
         results = await more
+    assert site.counts.changes["cancel", "BACKPRESSURE"] == 2
     refused = [each for each in results if isinstance(each, Refusal)]
     assert results[:3] == cancelled(3)
     assert [each.reason for each in refused] == [Reason.BACKPRESSURE] * 2

@@ -45,6 +45,7 @@ from delaywheel_replica.server.changing.waiting import (
 from delaywheel_replica.server.commit.writing import Writing
 from delaywheel_replica.server.lookup.references import Reference
 from delaywheel_replica.server.node.answering import defect
+from delaywheel_replica.server.node.counts import Counts
 from delaywheel_replica.server.node.node_view import monotonic_ms
 from delaywheel_replica.server.node.refusals import Refusal, RefusedError
 
@@ -113,6 +114,7 @@ class CancelGroups:
         *,
         ask: Callable[[CommitSoon], object],
         next_change: Callable[[], Awaitable[object]],
+        counts: Counts | None = None,
     ) -> None:
         """Prepares; `run` works.
 
@@ -121,7 +123,10 @@ class CancelGroups:
             writing: Writes cancels.
             ask: Asks the cleaner to commit soon.
             next_change: Waits for a new progress or role in the cleaner's row.
+            counts: Counts what became of each message.
         """
+        self._counts = counts or Counts()
+        self._counts.cancel_load = lambda: (self.kept, self.waits_ms())
         self._sights = sights
         self._writing = writing
         self._ask = ask
@@ -232,6 +237,7 @@ class CancelGroups:
         is_full = len(self._queue) >= QUEUED_AT_MOST or self.kept >= KEPT_AT_MOST
         if not is_full and waits_ms < QUEUED_S * 1000:
             return None
+        self._counts.changes["cancel", Reason.BACKPRESSURE.value] += 1
         least_ms, most_ms = _RETRY_MS
         return Refusal(
             Reason.BACKPRESSURE,
@@ -248,6 +254,8 @@ class CancelGroups:
             self._named.pop(name, None)
         if isinstance(answered, Decided) and answered.decision is CancelDecision.UNKNOWN:
             answered = Refusal(_why_unknown(pending))
+        outcome = answered.decision.name if isinstance(answered, Decided) else answered.reason.value
+        self._counts.cancelled(outcome, monotonic_ms() - pending.since_ms)
         pending.settle(answered)
 
     def _unknown(self, pending: PendingCancel) -> None:

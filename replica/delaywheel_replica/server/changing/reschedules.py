@@ -33,11 +33,11 @@ from delaywheel_replica.process.logs import get_logger
 from delaywheel_replica.server.changing.decided import Decisions
 from delaywheel_replica.server.changing.sights import Sights
 from delaywheel_replica.server.changing.waiting import Decided, Subject
-from delaywheel_replica.server.lookup.queries import Queries
 from delaywheel_replica.server.lookup.references import Reference, reference_of
 from delaywheel_replica.server.lookup.scan import Found
 from delaywheel_replica.server.node.calls_to_nodes import Passing
-from delaywheel_replica.server.node.node_view import NodeView, wall_ms
+from delaywheel_replica.server.node.counts import Counts
+from delaywheel_replica.server.node.node_view import NodeView, monotonic_ms, wall_ms
 from delaywheel_replica.server.node.refusals import RefusedError
 
 _WAIT_S: Final = 10.0
@@ -83,7 +83,6 @@ class Reschedules:
     def __init__(
         self,
         view: NodeView,
-        queries: Queries,
         sights: Sights,
         decisions: Decisions,
         passing: Passing,
@@ -91,21 +90,22 @@ class Reschedules:
         span: Span,
         announce: Callable[[RescheduleWish], object],
         next_change: Callable[[], Awaitable[object]],
+        counts: Counts,
     ) -> None:
         """Prepares.
 
         Args:
             view: What the parts know of the node.
-            queries: Finds messages.
-            sights: Examines them.
+            sights: Finds messages, and examines them.
             decisions: Writes what is decided.
             passing: Forwards calls to the leader's node.
             span: How far ahead a due may be.
             announce: Sends a wish to the cleaner.
             next_change: Waits for a new progress or role in the cleaner's row.
+            counts: Counts what became of each message.
         """
+        self._counts = counts
         self._view = view
-        self._queries = queries
         self._sights = sights
         self._decisions = decisions
         self._passing = passing
@@ -133,6 +133,22 @@ class Reschedules:
             return answer
         if self._view.cleaner.leading() is None:
             raise RefusedError(Reason.NO_LEADER)
+        began_ms, outcome = monotonic_ms(), "GIVEN_UP"
+        try:
+            response = await self._reschedule(named, to_ms, request)
+            outcome = pb.RescheduleOutcome.Name(response.outcome)
+        except RefusedError as error:
+            outcome = error.refusal.reason.value
+            raise
+        finally:
+            self._counts.rescheduled(
+                outcome.removeprefix("RESCHEDULE_OUTCOME_"), monotonic_ms() - began_ms
+            )
+        return response
+
+    async def _reschedule(
+        self, named: Reference, to_ms: int, request: pb.RescheduleRequest
+    ) -> pb.RescheduleResponse:
         subject = await self._sights.find(named)
         decision, moved_ms = await self._decide(subject, to_ms)
         if decision is CancelDecision.TOO_LATE and not subject.found.copies:
@@ -232,7 +248,7 @@ class Reschedules:
 
     async def _check_free(self, id_: bytes, to_ms: int) -> None:
         """Checks that no message or cancel of this id and due exists: it would count for both."""
-        other = await self._queries.find(Reference(to_ms // 1000, id_, to_ms))
+        other = (await self._sights.find(Reference(to_ms // 1000, id_, to_ms))).found
         if other.copies or other.cancels:
             raise RefusedError(Reason.DUE_TAKEN, f"Due {to_ms}")
         if not other.complete:

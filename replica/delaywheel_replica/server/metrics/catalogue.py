@@ -141,6 +141,33 @@ _ACCEPTING: tuple[Spec, ...] = (
         lambda s: s.sources.counts.cancels,
     ),
     counters(
+        "changed_messages",
+        "Messages that callers cancelled or rescheduled here, as the leader's node, by the outcome"
+        " or the reason for none.",
+        ("call", "outcome"),
+        lambda s: list(s.sources.counts.changes.copy().items()),
+    ),
+    histogram(
+        "cancel_duration_seconds",
+        "Time until the cancel of a message was decided.",
+        lambda s: s.sources.counts.cancel_times.read(),
+    ),
+    histogram(
+        "reschedule_duration_seconds",
+        "Time until a reschedule was answered.",
+        lambda s: s.sources.counts.reschedule_times.read(),
+    ),
+    gauge(
+        "pending_cancels",
+        "Messages whose cancel is not decided.",
+        lambda s: s.sources.counts.cancel_load()[0],
+    ),
+    gauge(
+        "cancel_queue_age_seconds",
+        "How long the first of them waits to be looked up.",
+        lambda s: s.sources.counts.cancel_load()[1] / 1e3,
+    ),
+    counters(
         "ingress_handed_records",
         "Records of ingress topics that the node's cleaner handed over, by what it was answered.",
         ("answer",),

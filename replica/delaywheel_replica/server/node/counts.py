@@ -5,7 +5,7 @@ is answered. Any thread may read, without a lock: a scrape may fall between two 
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Final
@@ -39,6 +39,12 @@ _OF_MESSAGES: Final = tuple(
 """Possible refusals of a message: counted from 0, so that the first one shows as a change."""
 
 
+CHANGE_BOUNDS_US: Final = tuple(
+    ms * 1_000 for ms in (5, 10, 20, 30, 50, 75, 100, 150, 250, 500, 1_000, 2_500, 5_000, 10_000)
+)
+"""Upper bounds for cancels and reschedules, which wait for a commit: for 10 s at most."""
+
+
 @dataclass(slots=True)
 class Counts:
     """The numbers.
@@ -55,6 +61,12 @@ class Counts:
         answer_times: The times from a complete request with such messages to its answer.
         refused: Messages that were not accepted, or (WHEEL_LOST) not known to be.
         handed: Ingress records that this node's cleaner handed over, by the answer.
+        changes: (call, what became of a message) -> messages that callers cancelled or rescheduled
+            here, as the leader's node.
+        cancel_times: How long it took to decide the cancel of a message.
+        reschedule_times: How long a reschedule took.
+        cancel_load: Returns how many messages are being cancelled, and for how many milliseconds
+            the first of them waits to be looked up.
         refused_calls: (method, reason) -> calls, or requests of a stream, refused as a whole.
     """
 
@@ -71,6 +83,10 @@ class Counts:
         default_factory=lambda: Counter(dict.fromkeys(_OF_MESSAGES, 0))
     )
     handed: Counter[Answer] = field(default_factory=lambda: Counter(dict.fromkeys(Answer, 0)))
+    changes: Counter[tuple[str, str]] = field(default_factory=Counter)
+    cancel_times: Tally = field(default_factory=lambda: Tally(CHANGE_BOUNDS_US))
+    reschedule_times: Tally = field(default_factory=lambda: Tally(CHANGE_BOUNDS_US))
+    cancel_load: Callable[[], tuple[int, int]] = lambda: (0, 0)
     refused_calls: Counter[tuple[str, Reason]] = field(default_factory=Counter)
 
     def entered(self, columns: Columns | None, group: WrittenGroup) -> None:
@@ -87,6 +103,16 @@ class Counts:
             self.topics.add(columns.topics, numbers)
             if self.pending is not None:
                 self.pending.add(columns.topics, numbers, columns.slots[group.order])
+
+    def cancelled(self, outcome: str, took_ms: int) -> None:
+        """Counts a message whose cancel is decided."""
+        self.changes["cancel", outcome] += 1
+        self.cancel_times.add(took_ms * 1_000)
+
+    def rescheduled(self, outcome: str, took_ms: int) -> None:
+        """Counts an answered reschedule."""
+        self.changes["reschedule", outcome] += 1
+        self.reschedule_times.add(took_ms * 1_000)
 
     def answered(self, messages: int, refusals: Mapping[int, Refusal], took_us: int) -> None:
         """Counts an answered request of this many messages, some of which may be refused."""
