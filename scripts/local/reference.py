@@ -49,6 +49,9 @@ MORE_OF_REASONS: Final[Mapping[Reason, str]] = {
     Reason.NOT_ENOUGH_REPLICAS: "A node alone never gives it.",
     Reason.DISK_FULL: "See [the disk is full](RUNBOOK.md#the-disk-is-full).",
     Reason.DISK_STALLED: "See [the disk hangs](RUNBOOK.md#the-disk-hangs).",
+    Reason.CLOCK_AHEAD: (
+        "By more than half a day; see [a clock was ahead](RUNBOOK.md#a-clock-was-ahead)."
+    ),
     Reason.WHEEL_LOST: (
         "The wheel ended before `min_insync` members held the message: a new leader "
         "fenced or closed it, or the node stops; it goes on with its spare wheel. Or a "

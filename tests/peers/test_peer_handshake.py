@@ -195,3 +195,35 @@ def test_of_another_protocol_nothing_else_is_looked_at() -> None:
     assert refusal is not None
     assert refusal.reason is PeerReason.WRONG_PROTOCOL
     assert refusal.text == f"protocol is {PROTOCOL} at n1, {PROTOCOL + 1} at the other"
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"protocol": PROTOCOL + 1}, PeerReason.WRONG_PROTOCOL),
+        ({"cluster_id": "?"}, PeerReason.WRONG_CLUSTER),
+        ({"format": 99, "reads_from": 99, "reads_to": 99}, PeerReason.WRONG_FORMAT),
+        ({"node": "guessed"}, PeerReason.NOT_A_MEMBER),
+        ({"settings": {}}, PeerReason.SETTINGS_DISAGREE),
+        ({"settings": SETTINGS | {"members": "n2,n9"}}, PeerReason.SETTINGS_DISAGREE),
+    ],
+)
+def test_a_refusal_tells_a_stranger_nothing_that_it_did_not_send(
+    changes: dict[str, Any], reason: PeerReason
+) -> None:
+    mine = identity(
+        "secret-1",
+        cluster_id="secret-2",
+        storage="secret-3",
+        boot="secret-4",
+        client_address="secret-5",
+        settings={name: f"secret-{name}" for name in SETTINGS},
+    )
+    theirs = replace(identity("n2", cluster_id="secret-2"), **changes)
+    refusal = judge(mine, theirs, ["secret-1", "n2", "secret-6"])
+    assert refusal is not None
+    assert refusal.reason is reason
+    sent = decode_answer(encode_answer(refusal))
+    assert isinstance(sent, PeerRefusal)
+    assert "secret" not in sent.text
+    assert "secret" in refusal.text or reason is PeerReason.WRONG_PROTOCOL

@@ -220,6 +220,12 @@ class Reason(StrEnum):
         _PASSING,
         "The node's disk does not respond: use another node, or retry later.",
     )
+    CLOCK_AHEAD = (
+        "CLOCK_AHEAD",
+        _UNAVAILABLE,
+        _PASSING,
+        "The node's clock is far ahead of the others': use another node, and correct the clock.",
+    )
     WHEEL_LOST = (
         "WHEEL_LOST",
         _UNAVAILABLE,

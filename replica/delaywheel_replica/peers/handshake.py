@@ -92,17 +92,21 @@ def judge(mine: PeerIdentity, theirs: PeerIdentity, members: Collection[str]) ->
         (PeerReason.WRONG_CLUSTER, "cluster_id", mine.cluster_id, theirs.cluster_id),
     ):
         if own != others:
-            return PeerRefusal(reason, _differ(mine, theirs, name, own, others))
+            text = _differ(mine, theirs, name, own, others)
+            return PeerRefusal(reason, text, _differs_here(theirs, [name]))
     if not (mine.reads(theirs.format) and theirs.reads(mine.format)):
         text = _differ(mine, theirs, "format", mine.frames, theirs.frames)
-        return PeerRefusal(PeerReason.WRONG_FORMAT, text)
+        for_peer = f"format is {mine.frames} here, {theirs.frames} at {_name(theirs)}"
+        return PeerRefusal(PeerReason.WRONG_FORMAT, text, for_peer)
     if theirs.node == mine.node:
         for_peer = f"two nodes are {mine.node}"
         text = f"{for_peer}: their storages are {mine.storage}, {theirs.storage}"
         return PeerRefusal(PeerReason.NODE_ID_TAKEN, text, for_peer)
     if theirs.node not in members:
-        for_peer = f"{theirs.node} is not among the members of {mine.node}"
-        text = f"{for_peer}: {', '.join(sorted(members))}"
+        text = (
+            f"{theirs.node} is not among the members of {mine.node}: {', '.join(sorted(members))}"
+        )
+        for_peer = f"{theirs.node} is not among the members here"
         return PeerRefusal(PeerReason.NOT_A_MEMBER, text, for_peer)
     return _refuse_settings(mine, theirs)
 
@@ -121,7 +125,10 @@ def _refuse_settings(mine: PeerIdentity, theirs: PeerIdentity) -> PeerRefusal | 
     wrong = [name for name in differing if name not in ROLLED]
     if MEMBERS in differing and not _is_one_within_other(mine, theirs):
         wrong = sorted([MEMBERS, *wrong])
-    return PeerRefusal(PeerReason.SETTINGS_DISAGREE, _said(mine, theirs, wrong)) if wrong else None
+    if not wrong:
+        return None
+    text = _said(mine, theirs, wrong)
+    return PeerRefusal(PeerReason.SETTINGS_DISAGREE, text, _differs_here(theirs, wrong))
 
 
 def _is_one_within_other(mine: PeerIdentity, theirs: PeerIdentity) -> bool:
@@ -280,9 +287,25 @@ def _read_identity(wire: pb.Identity) -> PeerIdentity:
     )
 
 
+def _differs_here(theirs: PeerIdentity, names: Iterable[str]) -> str:
+    """Describes differences for whoever dialled: with no value that it did not send itself."""
+    said = (f"{name} is {_sent(theirs, name)} at {_name(theirs)}" for name in names)
+    return f"{'; '.join(said)}: not so here, and the log of the node that refuses says what is"
+
+
+def _sent(theirs: PeerIdentity, name: str) -> object:
+    if name in {"protocol", "cluster_id"}:
+        return getattr(theirs, name)
+    return theirs.settings.get(name)
+
+
+def _name(theirs: PeerIdentity) -> str:
+    return theirs.node or "the other"
+
+
 def _differ(
     mine: PeerIdentity, theirs: PeerIdentity, name: str, own: object, others: object
 ) -> str:
     """Describes a difference; both nodes log the same words, whichever refuses first."""
-    said = sorted([(mine.node, own), (theirs.node or "the other", others)], key=lambda at: at[0])
+    said = sorted([(mine.node, own), (_name(theirs), others)], key=lambda at: at[0])
     return f"{name} is " + ", ".join(f"{value} at {node}" for node, value in said)

@@ -57,7 +57,7 @@ class PeerRefusal:
 
     reason: PeerReason
     text: str
-    for_peer: str = ""
+    for_peer: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)

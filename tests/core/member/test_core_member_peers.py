@@ -334,7 +334,8 @@ def test_a_committed_end_allows_what_a_promise_forbids() -> None:
     node.receive("c", Gossip(heartbeat_of("c", term=Term(5, (Fence("b", 1),)))))
     node.cleaner_reports(node.cleaner({B1: record_of(closed_at=3)}))
     assert CloseWheel(B1, 3) in node.tick()
-    node.receive("c", frames_of(B1, 3, 5, request=8))
+    assert messages(node, Fetch) == [("c", Fetch(1, B1, 3, 3))]
+    node.receive("c", frames_of(B1, 3, 5, request=1))
     assert node.store.frames[B1].keys() == {1, 2, 3}
 
 
@@ -354,7 +355,9 @@ def test_a_committed_fill_in_the_registry_counts_as_one_that_was_reported() -> N
     node = _mirror_of_b(held=2)
     node.receive("c", Gossip(heartbeat_of("c", term=Term(5, (Fence("b", 1),)))))
     node.cleaner_reports(node.cleaner({B1: record_of(fill=3)}))
-    node.receive("c", frames_of(B1, 3, 5, request=8))
+    node.tick()
+    assert messages(node, Fetch) == [("c", Fetch(1, B1, 3, 3))]
+    node.receive("c", frames_of(B1, 3, 5, request=1))
     assert node.store.frames[B1].keys() == {1, 2, 3}
 
 

@@ -1,8 +1,13 @@
 """Frames that come while the store writes others of their wheel: they wait, within bounds."""
 
+from dataclasses import replace
+
+import pytest
+
 from delaywheel.identity import WheelId
-from delaywheel_replica.core.node.events import Effect, Mirror, Mirrored, Received
-from delaywheel_replica.core.protocol.messages import Frames
+from delaywheel_replica.core.node.events import Effect, Mirror, Mirrored, Received, Repair
+from delaywheel_replica.core.protocol.messages import Fetch, Frames, Gossip
+from support.core.member_talk import heartbeat_of, messages
 from support.core.member_world import FakeNode, frames_of, held_of, record_of
 from support.wheels.copies import bundled, copy_of
 
@@ -74,3 +79,45 @@ def test_no_more_waits_than_its_frames() -> None:
         pushed = frames_of(B1, first, first + 3_999)
         mirroring.step(Received("b", pushed, mirroring.node.now_ms, mirroring.node.wall_ms))
     assert mirroring.written() == list(range(1, 8_002))
+
+
+A1, A2, A3 = (WheelId("a", number) for number in (1, 2, 3))
+
+
+@pytest.mark.parametrize(
+    ("sender", "wheel", "request_number"),
+    [
+        ("b", B1, 999),  # a request that was never sent
+        ("c", B1, 0),  # pushed by another node than the origin
+        ("b", A2, 0),  # of the spare, which would exist before it is opened
+        ("a", A2, 0),
+        ("b", A2, 999),
+        ("b", A3, 0),  # of a wheel that this node does not know of
+    ],
+)
+def test_frames_that_nobody_asked_for_are_dropped(
+    sender: str, wheel: WheelId, request_number: int
+) -> None:
+    node = FakeNode("a")
+    node.cleaner_reports(node.cleaner(dict.fromkeys((A1, A2, B1), record_of())))
+    for _ in range(3):
+        node.tick()
+    assert node.store.state.spare is not None
+    assert (node.store.state.open, node.store.state.spare.wheel) == (A1, A2)
+    unasked = replace(frames_of(wheel, 1, 2), request=request_number)
+    effects = node.machine.step(Received(sender, unasked, node.now_ms, node.wall_ms))
+    assert not [effect for effect in effects if isinstance(effect, Mirror | Repair)]
+
+
+def test_a_late_answer_is_taken_also_when_another_node_was_asked_since() -> None:
+    node = FakeNode("a")
+    node.cleaner_reports(node.cleaner({B1: replace(record_of(), closed_at=2)}))
+    for peer in "bc":
+        node.receive(peer, Gossip(heartbeat_of(peer)))
+    node.tick()
+    [(peer, fetch)] = messages(node, Fetch)
+    assert isinstance(fetch, Fetch)
+    node.tick(2_000)
+    answer = replace(frames_of(B1, 1, 2), request=fetch.request)
+    node.receive(peer, answer)
+    assert sorted(node.store.frames[B1]) == [1, 2]

@@ -7,6 +7,7 @@ import pytest
 from delaywheel.identity import WheelId
 from delaywheel.storage.files.handles import HandleCache
 from delaywheel.storage.files.wheel_folder import WheelMeta
+from delaywheel.storage.frames.checking import good_frames
 from delaywheel.storage.writing.wheel import OriginWheel
 from delaywheel_replica.core.member.member import MemberRefusal
 from delaywheel_replica.core.protocol.heartbeat import Fence, Heartbeat
@@ -225,3 +226,42 @@ def test_a_caller_that_waits_for_a_disk_that_hangs_hears_what_is_known(ready: Dr
     ready.work()
     assert ready.stored(ONE) == [message(1)]
     assert ready.produce(message(3)).said == "n1.1"
+
+
+@pytest.mark.parametrize(("ahead_hours", "said"), [(11, "nothing yet"), (13, "CLOCK_AHEAD")])
+def test_what_no_mirror_would_believe_is_not_written(
+    pair: Driven, ahead_hours: int, said: str
+) -> None:
+    """It would keep the wheel from being acknowledged until the others' clocks are that far."""
+    span_s = pair.store.span_seconds
+    pair.clock_wall_ms += ahead_hours * 3_600_000
+    pair.clock_ms += 100
+    pair.driver.received("n2", Gossip(peer_heartbeat(2)))
+    far = pair.ask(message(1, slot=pair.clock_wall_ms // 1000 + span_s))
+    soon = pair.ask(message(2, slot=BASE_SLOT + span_s))
+    pair.work()
+    assert (far.said, soon.said) == (said, "nothing yet")
+    pair.driver.received("n2", Applied(ONE, "s2", "b2", pair.store.last_seq))
+    assert soon.said == "n1.1"
+
+
+def test_a_bit_that_flips_in_memory_costs_one_more_push(disk: SimulatedDisk) -> None:
+    node = Driven(disk, nodes=("n1", "n2"), min_insync=2, recent_bytes=8 << 20)
+    node.hear(members={"n2": "s2"}, w1=None)
+    node.driver.received("n2", Gossip(peer_heartbeat()))
+    node.work()
+    node.tick()
+    node.driver.received("n2", Applied(ONE, "s2", "b2", 0))
+    node.ask(message(1))
+    node.driver.do(node.jobs.popleft())  # it is written, and not pushed yet
+    content = node.store.outgoing.recent.frames(1, 1, floor=0, max_bytes=1 << 20).content
+    assert isinstance(content.obj, bytearray)
+    content.obj[100] ^= 1
+    node.work()
+    for count in range(2, 32):
+        node.driver.received("n2", Gossip(peer_heartbeat(count)))
+        node.driver.received("n2", Applied(ONE, "s2", "b2", 0))  # it has refused the frame
+        node.tick()
+    pushed = [said.frames for _, said in node.sent if isinstance(said, Frames)]
+    assert len(pushed) > 1
+    assert [good_frames(ONE, bundle).frames for bundle in pushed] == [0] + [1] * (len(pushed) - 1)

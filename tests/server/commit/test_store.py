@@ -3,6 +3,7 @@
 import errno
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -372,6 +373,36 @@ def test_what_was_written_last_is_sent_as_it_was_written() -> None:
     # Of a wheel that was left nothing is kept.
     store.leave_wheel()
     assert read(store, OWN, 1, 5) == ([1, 2, 3], [4])
+
+
+def test_the_newest_group_stays_in_memory_however_long_it_is() -> None:
+    store = opened(SimulatedDisk(), recent_bytes=300)
+    open_own(store)
+    write(store, 0)
+    write(store, *range(9))
+    recent = store.outgoing.recent
+    frames = recent.frames(2, 10, floor=0, max_bytes=1 << 20)
+    assert frames.seqs.tolist() == list(range(2, 11))
+    assert frames.length_bytes > 300
+    assert not len(recent.frames(1, 1, floor=0, max_bytes=1 << 20))
+
+
+def test_what_was_damaged_in_memory_is_sent_from_the_files_once_it_was_refused() -> None:
+    disk = SimulatedDisk()
+    store = opened(disk, recent_bytes=10_000)
+    open_own(store)
+    for ahead in range(3):
+        write(store, ahead)
+    on_disk = bundled(copies_of(disk, DATA, OWN))
+    content = store.outgoing.recent.frames(2, 2, floor=0, max_bytes=9_999).content
+    assert isinstance(content.obj, bytearray)
+    content.obj[100] ^= 1
+    read_some = partial(store.outgoing.read, OWN, max_bytes=9_999, max_frames=9, floor=0)
+    assert read_some(1, 3) != (on_disk, NO_SEQS)
+    assert read_some(3, 3, again=True) == (on_disk.part(2, 3), NO_SEQS)
+    assert len(store.outgoing.recent.frames(2, 2, floor=0, max_bytes=9_999)), "nobody refused it"
+    assert read_some(1, 3, again=True) == read_some(1, 3) == (on_disk, NO_SEQS)
+    assert len(store.outgoing.recent.frames(3, 3, floor=0, max_bytes=9_999)), "it is whole"
 
 
 def test_what_was_written_before_is_read_again() -> None:

@@ -38,14 +38,17 @@ from delaywheel_replica.cleaner.outside.ports import IDS
 from delaywheel_replica.core.election.eligibility import CLOCKS
 from delaywheel_replica.core.leader.cancel import CancelDecision
 from delaywheel_replica.core.leader.rescheduling import KNOWN_SINCE
+from delaywheel_replica.core.member.member import MemberRefusal
 from delaywheel_replica.core.node.events import Held
 from delaywheel_replica.core.protocol.control import NEEDS_KEY, ControlState, WheelRecord
 from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameRange, FrameSet
 from delaywheel_replica.core.protocol.progress import Progress, violations
 from delaywheel_replica.core.protocol.status_files import Role
+from delaywheel_replica.core.wheels.mirroring import AHEAD_SECONDS
 from sim.checking.book import Entry, Fate
 from sim.checking.calm import (
     are_clocks_right,
+    is_calm_beside,
     is_calm_when_set_back,
     wrong_candidacies,
     wrong_closes,
@@ -137,9 +140,18 @@ class Checks:
         for frame in self._look(node, wheel):
             if frame.slot < self.floor and frame.seq <= self.closed_at.get(wheel, frame.seq):
                 self._fail(f"{wheel}/{frame.seq} is for {frame.slot}, below floor {self.floor}")
+            if self._is_beyond_belief(frame.slot):
+                self._fail(f"{node.name} writes {wheel}/{frame.seq}, which no mirror believes")
         storage = node.storage
         if storage is not None:
             self._truth.held(storage, node.boot, wheel, self._truth.last_seq(wheel))
+
+    def _is_beyond_belief(self, slot: int) -> bool:
+        """Whether a slot lies further ahead than the other nodes take anything for."""
+        world = self._world
+        last_slot = true_wall_ms(world.scheduler) // 1000 + world.settings.span_s + AHEAD_SECONDS
+        alone = len(world.members) < CLOCKS or not is_calm_beside(world.plan, "clock_step")
+        return slot > last_slot and not alone
 
     def looked(self, node: SimNode) -> None:
         """Notes that a server has died: what it still wrote counts."""
@@ -674,6 +686,9 @@ class Checks:
         self._fail_all(held_up(self._world))
         for node in self._world.living():
             self._check_copies(node)
+            assert node.server is not None
+            if node.server.driver.refusal is MemberRefusal.NOT_ENOUGH_REPLICAS:
+                self._fail(f"{node.name} still refuses messages, and nothing is wrong any more")
 
     def _check_copies(self, node: SimNode) -> None:
         for wheel in _wheels(node):

@@ -104,3 +104,16 @@ def set_back_in_a_millisecond(script: Script) -> None:
         script.send_again(script.about(28_000, 10_000), first + number, "ab")
     script.flow(30_000, 34_000, 500, "ab", delay_ms=3_000, patience_ms=4_000)
     script.until_ms = 50_000
+
+
+@CLOCKS(
+    r"clock_step node=c", r"client +hears of c .*CLOCK_AHEAD", r"client +hears of c .*acknowledged"
+)
+def days_ahead(script: Script) -> None:
+    """An origin's clock is days ahead for a moment, in which it is given messages."""
+    step_ms = script.random.choice((25, 60)) * 3_600_000
+    script.do(2_500, "clock_step", node="c", step_ms=step_ms, ms=script.about(2_500, 1_000))
+    for at_ms in range(3_000, 4_800, 300):
+        script.send(at_ms, "c", delay_ms=step_ms + 2_000, patience_ms=500, timeout_ms=400)
+    script.flow(7_000, 12_000, 500, "c", delay_ms=2_000)
+    script.until_ms = 14_000

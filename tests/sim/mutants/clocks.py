@@ -13,6 +13,7 @@ from delaywheel_replica.cleaner import node_states
 from delaywheel_replica.cleaner.due.rows import Records
 from delaywheel_replica.cleaner.due.runs import Runs
 from delaywheel_replica.cleaner.due.seconds import Bounds, Second
+from delaywheel_replica.core.member.member import Member
 from delaywheel_replica.core.node.shared_state import Known
 from delaywheel_replica.core.protocol.control import ControlState
 from delaywheel_replica.core.protocol.progress import Position, Progress, SetBackRefusal
@@ -27,6 +28,10 @@ def forgets_what_was_done_ahead() -> list[Patch]:
         return after if isinstance(after, SetBackRefusal) else replace(after, ahead=())
 
     return [instead(Progress, "set_back", set_back)]
+
+
+def writes_by_its_own_clock() -> list[Patch]:
+    return [instead(Member, "agreed_clock_ms", lambda self, _now_ms: self._known.wall_ms)]
 
 
 def takes_it_again() -> list[Patch]:
@@ -75,6 +80,12 @@ def newer_by_w_alone() -> list[Patch]:
 
 
 CLOCKS = {
+    "an origin writes by its own clock": Mutant(
+        "messages are written that no mirror believes before its clock is that far",
+        writes_by_its_own_clock,
+        "no mirror believes",
+        ("days_ahead",),
+    ),
     "what was done ahead is forgotten": Mutant(
         "w is set back, and nothing beside it says what is done",
         forgets_what_was_done_ahead,

@@ -401,8 +401,10 @@ class SimServer:
         group = self.driver.begin_group()
         if group is None:
             return None
-        for slot in group.columns.slots[group.verdicts != 0].tolist():
-            self.world.checks.refused_as_sealed(self.node, slot, group.admission.seal_slot)
+        for row in np.flatnonzero(group.verdicts).tolist():
+            if group.reasons[group.verdicts[row]].reason is Reason.DUE_TOO_OLD:
+                slot = int(group.columns.slots[row])
+                self.world.checks.refused_as_sealed(self.node, slot, group.admission.seal_slot)
         return group
 
     def _do_next(self, job: deque[Effect]) -> None:

@@ -106,6 +106,12 @@ def _clock_step(stage: Stage) -> list[Action]:
     return stage.act("clock_step", node=stage.odd, step_ms=step_ms, ms=stage.ms(500, 20_000))
 
 
+def _clock_far_ahead(stage: Stage) -> list[Action]:
+    """Long enough for messages with relative dues; for which no other node has a wheel."""
+    step_ms = stage.random.choice((13, 25, 60)) * HOUR_MS
+    return stage.act("clock_step", node=stage.odd, step_ms=step_ms, ms=stage.ms(500, 6_000))
+
+
 def _clocks_ahead(stage: Stage) -> list[Action]:
     """All clocks, also the brokers'; the next leader is new, and the operator acts later."""
     step_ms, ms = stage.ms(15_000, HOUR_MS), stage.ms(3_000, 20_000)
@@ -325,7 +331,7 @@ WAITS: tuple[Draw, ...] = (_pause, _pause, _long_absence, _slow_disk, _slow_file
 CRASHES: tuple[Draw, ...] = (
     _crash_machine, _crash_machine, _crash_all, _slow_start, _switch_flush,
 )  # fmt: skip
-CLOCKS: tuple[Draw, ...] = (_clock_step, _clock_step, _clock_drift)
+CLOCKS: tuple[Draw, ...] = (_clock_step, _clock_step, _clock_drift, _clock_far_ahead)
 DISKS: tuple[Draw, ...] = (
     _disk_full, _full_for_long, _disk_error, _disk_error, _bit_flip, _bit_flip, _bad_sector,
     _slot_gone, _slow_disk, _hung_disk, _slow_files, _undeletable,

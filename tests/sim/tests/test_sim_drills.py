@@ -79,6 +79,7 @@ FOUND = {
     "half_a_group",
     "switched_flush",
     "undeletable_files",
+    "days_ahead",
     "missing_for_a_moment",
     "expired_meanwhile",
     "slow_files",

@@ -179,6 +179,14 @@ class Member:
             return MemberRefusal.NOT_ENOUGH_REPLICAS
         return Admission(writing.wheel, writing.seal.slot)
 
+    def agreed_clock_ms(self, now_ms: int) -> int:
+        """Returns the wall clock on which most nodes agree: mirrors believe no frame far beyond it.
+
+        It is the median of the own clock and those that are heard; of two the lesser one.
+        """
+        clocks_ms = sorted([self._known.wall_ms, *self._hearing.clocks_ms(now_ms)])
+        return clocks_ms[(len(clocks_ms) - 1) // 2]
+
     def status(self, now_ms: int, wall_ms: int, pid: int) -> ServerStatus:
         """Returns the server's status."""
         known = self._known

@@ -317,7 +317,7 @@ class Serve:
     As `Frames` with this request number (0: pushed). If the first one cannot be read, or is not
     there, and request is not 0, send `Lacks` with the leading ones that cannot be read instead; a
     frame that turned out to be damaged is also reported with Unreadable. Below the floor, a frame
-    is sent without content.
+    is sent without content. `again`: they were pushed before, and the mirror made no progress.
     """
 
     peer: str
@@ -325,6 +325,7 @@ class Serve:
     first_seq: int
     last_seq: int
     request: int = 0
+    again: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -172,6 +172,15 @@ class HeardHeartbeats:
             return None
         return newest.wall_ms + now_ms - self._peers[newest.node].newest_at_ms
 
+    def clocks_ms(self, now_ms: int) -> list[int]:
+        """Returns lower bounds of the wall clocks of the nodes that are heard."""
+        peers = (self._peers[node] for node in self.reachable(now_ms))
+        return [
+            peer.direct.wall_ms + now_ms - peer.direct_ms
+            for peer in peers
+            if peer.direct is not None
+        ]
+
     def _take_direct(self, heartbeat: Heartbeat, now_ms: int) -> bool:
         if heartbeat.node not in self.others:
             return False

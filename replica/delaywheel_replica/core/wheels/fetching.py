@@ -17,8 +17,10 @@ A node that helped is asked again; otherwise they take turns. That a node is mis
 while it is heard and its heartbeats report nothing newer: it may have received it since.
 """
 
+from collections import deque
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from delaywheel.identity import WheelId
 from delaywheel.seqset import NO_SEQS, SeqSet
@@ -28,6 +30,10 @@ from delaywheel_replica.core.protocol.messages import Fetch, Lacks
 
 _EVERY = 0
 """No frame has this seq."""
+
+LATE_ANSWERS: Final = 64
+"""Answers to this many requests of a wheel are taken, however late: a slow node answers late to all
+of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,11 +118,13 @@ class _Wheel:
         passed_over: (seq, node) -> when a node that did not help with a frame may be asked for it
             again; with `_EVERY`, one that did not answer, for any frame.
         lacks: Node -> the frames that it said it does not have; of many spans only the first.
+        requests: The newest requests, with the nodes that were asked.
     """
 
     asked: _Asked | None = None
     passed_over: dict[tuple[int, str], int] = field(default_factory=dict)
     lacks: dict[str, SeqSet] = field(default_factory=dict)
+    requests: deque[tuple[str, int]] = field(default_factory=lambda: deque(maxlen=LATE_ANSWERS))
 
     def is_waiting(self, now_ms: int) -> bool:
         """Whether an answer is still awaited."""
@@ -211,6 +219,11 @@ class Fetching:
             if state.asked is not None and state.asked.fetch.request == request:
                 state.asked.under_way = False
 
+    def has_asked(self, peer: str, wheel: WheelId, request: int) -> bool:
+        """Whether a node was asked for frames of a wheel with this number, even if long ago."""
+        state = self._wheels.get(wheel)
+        return state is not None and (peer, request) in state.requests
+
     def lacks(self, sender: str, storage: str, message: Lacks) -> None:
         """Notes that another member has none of these frames.
 
@@ -269,6 +282,7 @@ class Fetching:
             fetch = Fetch(self._last_request, wheel, seq, last)
             until_ms = now_ms + config.fetch_timeout_ms
             state.asked = _Asked(peer, want.members[peer], fetch, until_ms)
+            state.requests.append((peer, fetch.request))
             return [(peer, fetch)]
         return []
 

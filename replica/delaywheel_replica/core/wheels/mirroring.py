@@ -3,6 +3,8 @@
 | the wheel is | frames | then |
 |---|---|---|
 | this node's current one | any | nothing: it has one writer |
+| this node's, and not opened yet | any | nothing: it has none |
+| any | not requested from their sender, and not pushed by their origin | nothing |
 | without this storage among its members | any | nothing |
 | closed at T | beyond T | dropped; if they were pushed, the origin is refused |
 | promised away | beyond the leader's fill | dropped; if they were pushed, the origin is refused |
@@ -48,7 +50,10 @@ class Verdict:
 
 
 AHEAD_SECONDS: Final = 86_400
-"""How far clocks may differ, beyond a wheel's span, before frames are considered damaged."""
+"""How far clocks may differ, beyond a wheel's span, before frames are considered damaged.
+
+An origin writes nothing beyond half of that, by the clock on which it agrees with the others.
+"""
 
 
 def believable(frames: Frames, *, floor: int, now_slot: int) -> Frames:

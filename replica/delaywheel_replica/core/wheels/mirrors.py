@@ -133,7 +133,7 @@ class Mirrors:
     def came(self, sender: str, frames: Frames) -> list[Effect]:
         """Takes frames, pushed or requested."""
         wheel = frames.card.wheel
-        if not self._is_its_card(frames):
+        if not self._is_its_card(frames) or not self._is_expected(sender, frames):
             return []
         if frames.request:
             self._fetching.answered(frames.request)
@@ -217,6 +217,20 @@ class Mirrors:
         if record is not None:
             return (card.members, card.min_insync) == (record.members, record.min_insync)
         return frames.request == 0 if held is None else card == held.card
+
+    def _is_expected(self, sender: str, frames: Frames) -> bool:
+        """Whether frames were requested, or pushed by their origin; never of a wheel still to open.
+
+        A folder of the spare's name would keep this node from ever opening it.
+        """
+        wheel, state = frames.card.wheel, self._known.state
+        if wheel.node == self._known.node:
+            is_spare = state.spare is not None and state.spare.wheel == wheel
+            if is_spare or wheel.number > state.last_number:
+                return False
+        if frames.request:
+            return self._fetching.has_asked(sender, wheel, frames.request)
+        return sender == wheel.node
 
     def _judge(self, frames: Frames) -> Verdict:
         wheel, known = frames.card.wheel, self._known

@@ -246,7 +246,10 @@ class CurrentWheel:
         if writing is None:
             return []
         pushes = writing.pushes(now_ms, self._hearing.reachable(now_ms))
-        return [Serve(peer, writing.wheel, first, last) for peer, first, last in pushes]
+        return [
+            Serve(peer, writing.wheel, first, last, again=writing.is_stalled(peer))
+            for peer, first, last in pushes
+        ]
 
     def heartbeat(self) -> WheelHeartbeat:
         """Returns the wheel's heartbeat entry."""

@@ -212,6 +212,10 @@ class Replication:
             found += [(node, *batch) for batch in self._take_batches(mirror)]
         return found
 
+    def is_stalled(self, peer: str) -> bool:
+        """Whether what is pushed to a mirror was pushed before, and the mirror made no progress."""
+        return self._mirrors[peer].stalled
+
     def sealed(self, *, own_clock_ms: int, leader_clock_ms: int | None, late_window_s: int) -> None:
         """Gives the seal that is possible now."""
         self.seal = next_seal(

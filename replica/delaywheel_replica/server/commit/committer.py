@@ -114,13 +114,22 @@ class Group:
     reasons: list[Refusal] = field(default_factory=lambda: [Refusal(Reason.INTERNAL)])
 
     @classmethod
-    def of(cls, requests: list[Request], admission: Admission) -> "Group":
-        """Starts a group with nothing written; messages below the seal are refused."""
+    def of(cls, requests: list[Request], admission: Admission, *, last_slot: int) -> "Group":
+        """Starts a group with nothing written; messages below the seal are refused.
+
+        Args:
+            requests: Those that are written together.
+            admission: Where, and what may be.
+            last_slot: Messages for later slots are refused: no mirror would believe them, and the
+                wheel would wait for its mirrors until their clocks are that far.
+        """
         columns = Columns.concat([request.columns for request in requests])
         group = cls(requests, admission, columns, np.zeros(len(columns), dtype=np.uint8))
         if admission.seal_slot > int(columns.due_ms.min()) // 1000:
             sealed = columns.slots < admission.seal_slot
             group.refuse(sealed, Refusal(Reason.DUE_TOO_OLD, "Its second is sealed"))
+        if last_slot < int(columns.due_ms.max()) // 1000:
+            group.refuse(columns.slots > last_slot, Refusal(Reason.CLOCK_AHEAD))
         return group
 
     @property

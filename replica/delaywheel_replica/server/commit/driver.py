@@ -91,6 +91,7 @@ from delaywheel_replica.core.node.pending_effects import Awaited
 from delaywheel_replica.core.node.plausible import check
 from delaywheel_replica.core.protocol.messages import ABOUT_FRAMES, PeerMessage
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, ServerStatus
+from delaywheel_replica.core.wheels.mirroring import AHEAD_SECONDS
 from delaywheel_replica.server.commit.committer import (
     Answers,
     Committer,
@@ -430,12 +431,14 @@ class Driver:
         if not requests:
             return None
         with self._lock:
-            cancels = requests[0].kind is Kind.CANCELS
-            admission = self.machine.begin_group(self._outside.now_ms(), cancels=cancels)
+            cancels, now_ms = requests[0].kind is Kind.CANCELS, self._outside.now_ms()
+            admission = self.machine.begin_group(now_ms, cancels=cancels)
+            clock_s = self.machine.agreed_clock_ms(now_ms) // 1000
         if isinstance(admission, MemberRefusal):
             self._outside.answer(self._committer.refuse(Refusal(Reason[admission.value])))
             return None
-        return Group.of(requests, admission)
+        last_slot = clock_s + self._store.span_seconds + AHEAD_SECONDS // 2
+        return Group.of(requests, admission, last_slot=last_slot)
 
     def _accept_at_ms(self, wheel: WheelId) -> int:
         """Returns the wall clock, never decreasing within a wheel: the ledger depends on that."""

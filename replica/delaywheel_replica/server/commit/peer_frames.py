@@ -88,6 +88,7 @@ class PeerFrames:
                 max_frames=self._batch_frames,
                 floor=floor,
                 is_over=turn.is_over,
+                again=effect.again or effect.request != 0,
             )
             if len(frames):
                 card = self._store.card(effect.wheel)

@@ -33,7 +33,7 @@ _OF_MESSAGES: Final = tuple(
         (Reason.TIMESTAMP_INVALID, Reason.SLOT_FULL, Reason.REQUEST_MALFORMED),
         (Reason.TOO_MANY_MESSAGES, Reason.REQUEST_TOO_LARGE, Reason.BACKPRESSURE),
         (Reason.DRAINING, Reason.NO_WHEEL, Reason.NOT_ENOUGH_REPLICAS, Reason.DISK_FULL),
-        (Reason.DISK_STALLED, Reason.WHEEL_LOST, Reason.INTERNAL),
+        (Reason.DISK_STALLED, Reason.CLOCK_AHEAD, Reason.WHEEL_LOST, Reason.INTERNAL),
     )
 )
 """Possible refusals of a message: counted from 0, so that the first one shows as a change."""

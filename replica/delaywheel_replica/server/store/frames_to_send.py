@@ -52,8 +52,10 @@ class FramesToSend:
 
     def copy_of(self, wheel: WheelId) -> MirrorWheel | None:
         """Returns the copy of a wheel; None if there is none, or the wheel is open."""
-        is_own = self.own is not None and self.own.wheel == wheel
-        return None if is_own else self._copies.find(wheel)
+        return None if self._is_own(wheel) else self._copies.find(wheel)
+
+    def _is_own(self, wheel: WheelId) -> bool:
+        return self.own is not None and self.own.wheel == wheel
 
     def read(
         self,
@@ -65,6 +67,7 @@ class FramesToSend:
         max_frames: int,
         floor: int,
         is_over: Callable[[], bool] = lambda: False,
+        again: bool = False,
     ) -> tuple[FrameBundle, SeqSet]:
         """Returns frames to send, up to the first one that cannot be sent at all.
 
@@ -80,6 +83,8 @@ class FramesToSend:
             max_frames: The most frames.
             floor: Slots below are finished.
             is_over: Called after each frame that was read; if true, no more are read.
+            again: They were sent before, and were perhaps refused: what is in memory is checked,
+                and read from the files if it was damaged.
 
         Returns:
             The frames; and the one that ended them, if it is damaged. If there are none: the
@@ -89,11 +94,13 @@ class FramesToSend:
         """
         end_seq = min(last_seq, first_seq + max_frames - 1)
         floor = max(floor, self._copies.floor)
-        if self.own is not None and self.own.wheel == wheel:
+        recent = NO_BUNDLE
+        if self._is_own(wheel):
+            self._check_recent((first_seq, end_seq) if again else None)
             recent = self.recent.frames(first_seq, end_seq, floor=floor, max_bytes=max_bytes)
-            if len(recent):
-                is_over()
-                return recent, NO_SEQS
+        if len(recent):
+            is_over()
+            return recent, NO_SEQS
         absent = self._absent(wheel, first_seq, last_seq)
         if absent:
             return NO_BUNDLE, absent
@@ -116,6 +123,13 @@ class FramesToSend:
             if not frames and beyond <= end_seq:
                 absent = absent.with_span(beyond, last_seq)  # the wheel ends before here
         return FrameBundle.of_copies(frames), absent
+
+    def _check_recent(self, seqs: tuple[int, int] | None) -> None:
+        if seqs is None or self.own is None:
+            return
+        damaged_seq = self.recent.forget_damaged(self.own.wheel, *seqs)
+        if damaged_seq:
+            _log.error("frames damaged in memory", wheel=str(self.own.wheel), last_seq=damaged_seq)
 
     def _absent(self, wheel: WheelId, first_seq: int, last_seq: int) -> SeqSet:
         """Returns the leading seqs that are holes, except lost frames, which are sent as holes."""

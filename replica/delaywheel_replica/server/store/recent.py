@@ -5,7 +5,9 @@ Reading them back costs more than writing them did: two files a frame, and their
 
 from collections import deque
 
+from delaywheel.identity import WheelId
 from delaywheel.storage.frames.bundle import NO_BUNDLE, FrameBundle
+from delaywheel.storage.frames.checking import good_frames
 
 
 class Recent:
@@ -15,7 +17,8 @@ class Recent:
         """Begins empty.
 
         Args:
-            max_bytes: The most bytes of all frames; the oldest make room.
+            max_bytes: The most bytes of all frames and their rows; the oldest make room, but the
+                newest group always stays: no mirror has it yet. 0: none is kept.
         """
         self._max_bytes = max_bytes
         self._bundles: deque[FrameBundle] = deque()
@@ -23,12 +26,30 @@ class Recent:
 
     def add(self, bundle: FrameBundle) -> None:
         """Adds written frames."""
-        if not len(bundle):
+        if not (len(bundle) and self._max_bytes):
             return
         self._bundles.append(bundle)
-        self._length_bytes += bundle.length_bytes
-        while self._length_bytes > self._max_bytes:
-            self._length_bytes -= self._bundles.popleft().length_bytes
+        self._length_bytes += _size_bytes(bundle)
+        while self._length_bytes > self._max_bytes and len(self._bundles) > 1:
+            self._forget_oldest()
+
+    def forget_damaged(self, wheel: WheelId, first_seq: int, last_seq: int) -> int:
+        """Forgets frames that were damaged here, in memory, and all before them.
+
+        Returns:
+            The last seq of those that were damaged; 0: none of these frames is.
+        """
+        damaged_seq = 0
+        for bundle in self._bundles:
+            is_asked = bundle.last_seq >= first_seq and bundle.first_seq <= last_seq
+            if is_asked and good_frames(wheel, bundle).frames < len(bundle):
+                damaged_seq = bundle.last_seq
+        while self._bundles and self._bundles[0].first_seq <= damaged_seq:
+            self._forget_oldest()
+        return damaged_seq
+
+    def _forget_oldest(self) -> None:
+        self._length_bytes -= _size_bytes(self._bundles.popleft())
 
     def clear(self) -> None:
         """Empties the buffer, for another wheel."""
@@ -67,3 +88,8 @@ class Recent:
             if fitting < len(part):
                 break
         return FrameBundle.joined(parts)
+
+
+def _size_bytes(bundle: FrameBundle) -> int:
+    """Returns what a bundle takes in memory: small frames take as much for rows as for content."""
+    return bundle.length_bytes + bundle.rows.nbytes + bundle.seqs.nbytes + bundle.edges.nbytes
