@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator
 from datetime import timedelta
@@ -11,12 +12,19 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import ResourceType  # type: ignore[attr-defined] # missing in its stubs
 
-from delaywheel import Client, ingress
+from delaywheel import Client, DelaywheelError, Message, ingress
+from delaywheel_replica.cli.printing.verdict import State, Verdict, verdict
 from delaywheel_replica.kafka_settings import KafkaNames
 from local.loopback.cluster import LocalCluster, described
 from local.loopback.node import Node
 from support.kafka.authorized import AuthorizingBroker
-from support.kafka.read_committed import PATIENCE_S, CommittedReader, create_topic, topic_exists
+from support.kafka.read_committed import (
+    PATIENCE_S,
+    CommittedReader,
+    create_topic,
+    read_all,
+    topic_exists,
+)
 from support.services.ingress import Sender
 from support.services.service import wait_until
 from support.services.trio import NO_METRICS
@@ -150,6 +158,32 @@ def test_an_ingress_topic_that_is_closed_is_named_and_stops_nothing_else(
     assert values(reader, 2) == {b"by gRPC", b"by more"}
     broker.give_back(ResourceType.TOPIC, INGRESS)
     assert values(reader, 1) == {b"by ingress"}
+
+
+def test_an_outcomes_topic_that_is_closed_is_named_and_no_message_dies_for_it(
+    broker: AuthorizingBroker, node: Node, reader: CommittedReader
+) -> None:
+    """Transactions with an outcome fail, and the guards of the searches that follow as well."""
+    broker.deny(ResourceType.TOPIC, NAMES.outcomes, "WRITE")
+    soon = timedelta(milliseconds=1_500)
+    with Client(node.address) as client:
+        withdrawn = client.produce("orders", b"withdrawn", delay=soon)
+        with contextlib.suppress(DelaywheelError):  # nobody knows yet: nothing is committed
+            client.cancel(withdrawn, timeout=1.0)
+        sent = [Message("orders", b"%d" % number, delay=soon) for number in range(20)]
+        assert all(result.handle for result in client.produce_many(sent))
+    named = f"not allowed to write to topic {NAMES.outcomes}"
+    wait_until("it is down", lambda: told(node).state is State.DOWN)
+    wait_until("it is named", lambda: any(named in cause for cause in told(node).causes))
+    broker.give_back(ResourceType.TOPIC, NAMES.outcomes)
+    assert values(reader, 20) == {message.value for message in sent}
+    wait_until("all is well", lambda: told(node).state is State.OK)
+    assert not read_all(broker.address, NAMES.dead)
+
+
+def told(node: Node) -> Verdict:
+    """What the node says of the cluster."""
+    return verdict(wait_until("it answers", lambda: described(node.address, details=True)))
 
 
 def test_a_group_that_is_closed_is_reported_and_stops_nothing(

@@ -1523,6 +1523,8 @@ class MemberReport(_message.Message):
     INGRESS_LAG_FIELD_NUMBER: _builtins.int
     INGRESS_FAULTS_FIELD_NUMBER: _builtins.int
     FLOOR_WAIT_FIELD_NUMBER: _builtins.int
+    STANDSTILL_FIELD_NUMBER: _builtins.int
+    UNREADABLE_FRAMES_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     now_ms: _builtins.int
     """The node's wall clock."""
@@ -1554,6 +1556,8 @@ class MemberReport(_message.Message):
     """Only from the leader: offsets of the ingress topics that are not settled; absent: it reads
     none.
     """
+    unreadable_frames: _builtins.int
+    """Only from the leader: frames that it waits for, as it cannot read them."""
     @_builtins.property
     def refusing(self) -> Global___Error:
         """Why the node accepts no messages now; absent if it does."""
@@ -1574,6 +1578,12 @@ class MemberReport(_message.Message):
     def floor_wait(self) -> Global___FloorWait:
         """Only from the leader: what keeps it from deleting finished messages; absent: nothing does, or
         not for long.
+        """
+
+    @_builtins.property
+    def standstill(self) -> Global___Standstill:
+        """Only from the leader: why nothing is forwarded; absent: progress moves, or stood still only for
+        some seconds.
         """
 
     def __init__(
@@ -1598,10 +1608,12 @@ class MemberReport(_message.Message):
         ingress_lag: _builtins.int | None = ...,
         ingress_faults: _abc.Iterable[_builtins.str] | None = ...,
         floor_wait: Global___FloorWait | None = ...,
+        standstill: Global___Standstill | None = ...,
+        unreadable_frames: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_cleaner_started_ms", b"_cleaner_started_ms", "_ingress_lag", b"_ingress_lag", "cleaner_started_ms", b"cleaner_started_ms", "floor_wait", b"floor_wait", "ingress_lag", b"ingress_lag", "ledger", b"ledger", "refusing", b"refusing"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_cleaner_started_ms", b"_cleaner_started_ms", "_ingress_lag", b"_ingress_lag", "cleaner_started_ms", b"cleaner_started_ms", "floor_wait", b"floor_wait", "ingress_lag", b"ingress_lag", "ledger", b"ledger", "refusing", b"refusing", "standstill", b"standstill"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cleaner_started_ms", b"_cleaner_started_ms", "_ingress_lag", b"_ingress_lag", "cleaner_started_ms", b"cleaner_started_ms", "dead_letters", b"dead_letters", "elections", b"elections", "floor_wait", b"floor_wait", "in_sync_changes", b"in_sync_changes", "ingress_faults", b"ingress_faults", "ingress_lag", b"ingress_lag", "kafka_error", b"kafka_error", "ledger", b"ledger", "now_ms", b"now_ms", "pending_bytes", b"pending_bytes", "pending_messages", b"pending_messages", "refusing", b"refusing", "role", b"role", "server_started_ms", b"server_started_ms", "unavailable_topics", b"unavailable_topics", "verifying_wheels", b"verifying_wheels", "version", b"version", "wheels", b"wheels"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cleaner_started_ms", b"_cleaner_started_ms", "_ingress_lag", b"_ingress_lag", "cleaner_started_ms", b"cleaner_started_ms", "dead_letters", b"dead_letters", "elections", b"elections", "floor_wait", b"floor_wait", "in_sync_changes", b"in_sync_changes", "ingress_faults", b"ingress_faults", "ingress_lag", b"ingress_lag", "kafka_error", b"kafka_error", "ledger", b"ledger", "now_ms", b"now_ms", "pending_bytes", b"pending_bytes", "pending_messages", b"pending_messages", "refusing", b"refusing", "role", b"role", "server_started_ms", b"server_started_ms", "standstill", b"standstill", "unavailable_topics", b"unavailable_topics", "unreadable_frames", b"unreadable_frames", "verifying_wheels", b"verifying_wheels", "version", b"version", "wheels", b"wheels"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__cleaner_started_ms: _TypeAlias = _typing.Literal["cleaner_started_ms"]  # noqa: Y015
     _WhichOneofArgType__cleaner_started_ms: _TypeAlias = _typing.Literal["_cleaner_started_ms", b"_cleaner_started_ms"]  # noqa: Y015
@@ -1613,6 +1625,32 @@ class MemberReport(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__ingress_lag) -> _WhichOneofReturnType__ingress_lag | None: ...
 
 Global___MemberReport: _TypeAlias = MemberReport  # noqa: Y015
+
+@_typing.final
+class Standstill(_message.Message):
+    """Progress that does not move."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SINCE_MS_FIELD_NUMBER: _builtins.int
+    CAUSE_FIELD_NUMBER: _builtins.int
+    since_ms: _builtins.int
+    """When it last moved, by the leader's clock."""
+    cause: _builtins.str
+    """What forwarding waits for, for people."""
+    def __init__(
+        self,
+        *,
+        since_ms: _builtins.int = ...,
+        cause: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "since_ms", b"since_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Standstill: _TypeAlias = Standstill  # noqa: Y015
 
 @_typing.final
 class FloorWait(_message.Message):

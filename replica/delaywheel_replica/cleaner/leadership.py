@@ -61,8 +61,9 @@ from delaywheel_replica.core.leader.holders import holds_progress, takeable
 from delaywheel_replica.core.leader.rescheduling import MOST as MOST_RESCHEDULES
 from delaywheel_replica.core.leader.rescheduling import Rescheduling
 from delaywheel_replica.core.protocol.control import REMOVED, ControlState
-from delaywheel_replica.core.protocol.frames import NO_FRAMES
+from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameSet
 from delaywheel_replica.core.protocol.heartbeat import Fence, FenceAnswer, Heartbeat
+from delaywheel_replica.core.protocol.progress import Position, Progress
 from delaywheel_replica.core.protocol.reschedules import (
     MessageKey,
     RescheduleWish,
@@ -71,7 +72,9 @@ from delaywheel_replica.core.protocol.reschedules import (
 from delaywheel_replica.core.protocol.status_files import (
     CLEANER_FRESH_MS,
     FloorWait,
+    Role,
     ServerStatus,
+    Standstill,
 )
 from delaywheel_replica.core.protocol.transaction_outcomes import Verdict
 from delaywheel_replica.link import DeadLetter
@@ -84,6 +87,9 @@ LED_TICK_S = QUIET_ROW_S
 """The same while another node leads: its silence counts only after four of these."""
 
 MIN_CALL_MS = 2_000
+STANDSTILL_S = 10.0
+"""A progress that has not moved for so long stands still: topics in trouble are found by then."""
+
 STOP_S = 5.0
 """How long a leader that stops tries to close its node's wheel."""
 
@@ -151,6 +157,9 @@ class Leadership:
         self._counters: Counter[str] = Counter()
         self.tallies = Tallies()
         self._shown = ControlState()
+        # The progress that was seen last, and when it was seen first: on both clocks, in seconds.
+        self._seen: Progress | None = None
+        self._seen_at = (self._clock.monotonic(), 0.0)
         # Read by another thread: set and cleared as a whole.
         self._waiting: Waiting | None = None
 
@@ -270,6 +279,8 @@ class Leadership:
             self._shown = forwarder.state
         elif not is_older(self._follower.state, self._shown):
             self._shown = self._follower.state
+        self._note_progress()
+        error = self._why_not(forwarder)
         return View(
             role=self._election.phase.role,
             epoch=self._election.epoch,
@@ -277,12 +288,7 @@ class Leadership:
             state=self._shown,
             control_offset=self._follower.offset,
             lateness_ms=self._lateness_ms(),
-            error=self._eligibility.clock_fault
-            or self._candidacy.error
-            or self._lacking
-            or self._error
-            if forwarder is None
-            else self._candidacy.objection or self._error or forwarder.held,
+            error=error,
             warnings=self._candidacy.warnings,
             unreadable=NO_FRAMES if forwarder is None else forwarder.unreadable,
             fences=self._fences,
@@ -293,7 +299,34 @@ class Leadership:
             if forwarder is None
             else forwarder.ingress_slot,
             floor_wait=None if forwarder is None else self._floor_wait,
+            standstill=self._standstill(error),
         )
+
+    def _why_not(self, forwarder: Forwarder | None) -> str | None:
+        """Returns why this node does not lead or forward."""
+        if forwarder is not None:
+            return self._candidacy.objection or self._error or forwarder.held
+        fault = self._eligibility.clock_fault
+        return fault or self._candidacy.error or self._lacking or self._error
+
+    def _note_progress(self) -> None:
+        """Notes when the progress last moved, in whichever term."""
+        progress = self._shown.progress
+        before, self._seen = self._seen, progress
+        if progress is None or before is None or _place_of(before) != _place_of(progress):
+            self._seen_at = self._clock.monotonic(), self._clock.wall_ms() / 1000
+
+    def _standstill(self, error: str | None) -> Standstill | None:
+        """Returns why the progress does not move, if this leader's clock has long passed it."""
+        forwarder, progress = self._forwarder, self._shown.progress
+        seen_s, wall_s = self._seen_at
+        is_leading = self._election.phase.role is Role.LEADING
+        if forwarder is None or progress is None or not is_leading:
+            return None
+        behind_s = self._clock.wall_ms() / 1000 - progress.due_ms / 1000
+        if min(self._clock.monotonic() - seen_s, behind_s) < STANDSTILL_S:
+            return None
+        return Standstill(round(wall_s * 1000), error or _waits_for(forwarder.unreadable))
 
     @property
     def ingress(self) -> Ingress | None:
@@ -301,13 +334,14 @@ class Leadership:
         return None if self._forwarder is None else self._forwarder.ingress
 
     def _lateness_ms(self) -> int:
-        """Returns how late the oldest unfinished due is; an upper bound if nothing is forwarded.
+        """Returns how late the oldest unfinished due is; an upper bound where it is not known.
 
-        Without a forwarder the wheels are not read: everything since w counts as due.
+        Without a forwarder the wheels are not read: everything since w counts as due. So does
+        everything since a second that cannot be read.
         """
         forwarder, progress = self._forwarder, self._shown.progress
         if forwarder is not None and forwarder.forwarding:
-            due_ms = forwarder.next_due_ms()
+            due_ms = forwarder.oldest_waiting_ms()
         else:
             due_ms = None if progress is None else progress.due_ms
         return 0 if due_ms is None else max(0, self._clock.wall_ms() - due_ms)
@@ -529,3 +563,17 @@ class Leadership:
         return heartbeat.open is None and not wheels_to_close(
             forwarder.state, {heartbeat.node: heartbeat}
         )
+
+
+def _place_of(progress: Progress) -> tuple[int, int, Position | None]:
+    return progress.set_backs, progress.due_ms, progress.position
+
+
+def _waits_for(unreadable: FrameSet) -> str:
+    """Says what a leader waits for that neither Kafka nor a topic holds up."""
+    if not unreadable:
+        return "messages that are due are still being read"
+    wheel, first, _ = next(iter(unreadable.ranges()))
+    count = len(unreadable)
+    more = f" and {count - 1} more" if count > 1 else ""
+    return f"it cannot read frame {wheel}/{first}{more}"

@@ -331,6 +331,7 @@ class Cleaner:
             reschedules=view.state.reschedules,
             needs=view.state.needs,
             floor_wait=view.floor_wait,
+            standstill=view.standstill,
         )
         self._row_keeper.report(status)
         if is_new:

@@ -7,7 +7,7 @@ from delaywheel.identity import WheelId
 from delaywheel_replica.core.protocol.control import ControlState, Leader
 from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameSet
 from delaywheel_replica.core.protocol.heartbeat import Fence
-from delaywheel_replica.core.protocol.status_files import FloorWait, Role, VoteWish
+from delaywheel_replica.core.protocol.status_files import FloorWait, Role, Standstill, VoteWish
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,3 +29,4 @@ class View:
     stands: bool = False
     ingress_slot: int | None = None
     floor_wait: FloorWait | None = None
+    standstill: Standstill | None = None

@@ -141,6 +141,7 @@ def three_nodes() -> pb.DescribeClusterResponse:
             verifying_wheels=3,
             wheels=7,
             floor_wait=pb.FloorWait(behind_seconds=1_500, causes=["the ledger of n1.1", "n2.3"]),
+            unreadable_frames=2,
         ),
         "n2": pb.MemberReport(now_ms=DUE_MS, refusing=pb.Error(reason="DISK_FULL", message="why")),
     }
@@ -200,6 +201,8 @@ def test_status_of_all_nodes_as_json(command: Command, node: ScriptedNode) -> No
         "ingress_lag": None,
         "ingress_faults": [],
         "floor_wait": {"behind_seconds": 1_500, "causes": ["the ledger of n1.1", "n2.3"]},
+        "standstill": None,
+        "unreadable_frames": 2,
     }
     assert reports[1]["refusing"] == {"reason": "DISK_FULL", "message": "why"}
     assert (reports[1]["role"], reports[1]["cleaner_started_ms"], reports[2]) == (None, None, None)
@@ -246,6 +249,7 @@ def test_status_of_all_nodes_for_people(command: Command, node: ScriptedNode) ->
         "n2 takes no messages: DISK_FULL: why",
         "n1 and Kafka: topic orders takes nothing",
         "n1 is verifying its wheels: 4 of 7 are done",
+        "n1 waits for 2 frames that it cannot read",
         "deleting is 25 min behind: the floor waits for the ledger of n1.1, n2.3",
         "n1 does not publish its ledger since 2030-03-17T17:45:40.250Z: AccessDenied",
         "incomplete 5, 850 ms",
@@ -333,12 +337,16 @@ def test_the_first_line_is_the_verdict_and_check_exits_with_it(
     assert (ended.code, ended.document["verdict"]) == (exit_code, first_line.partition(":")[0])
 
 
+STANDSTILL = pb.Standstill(since_ms=1_900_000_000_000, cause="a cause")
+
+
 @pytest.mark.parametrize(
     ("changed", "first_line"),
     [
         ("leader", "DOWN: no node leads, so nothing is forwarded"),
         ("accepting", "DOWN: no node takes messages"),
         ("role", "DOWN: n1 leads and rests, so nothing is forwarded"),
+        ("standstill", "DOWN: n1 forwards nothing since 2030-03-17T17:46:40.000Z: a cause"),
     ],
 )
 def test_a_cluster_that_takes_or_forwards_nothing_is_down(
@@ -349,6 +357,8 @@ def test_a_cluster_that_takes_or_forwards_nothing_is_down(
         described.ClearField("leader")
     elif changed == "accepting":
         described.members[0].accepting = False
+    elif changed == "standstill":
+        described.members[0].report.standstill.CopyFrom(STANDSTILL)
     else:
         described.members[0].report.role = "resting"
     node.describe = answer(described)

@@ -13,12 +13,14 @@ from delaywheel.identity import WheelId
 from delaywheel.storage.folder.disk import PosixDisk
 from delaywheel.storage.writing.dial import Dial
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_replica.core.protocol.frames import FrameSet
 from delaywheel_replica.core.protocol.progress import Progress
 from delaywheel_replica.core.protocol.status_files import (
     CleanerStatus,
     FloorWait,
     IngressStatus,
     Role,
+    Standstill,
 )
 from delaywheel_replica.server.cluster.details import Details, OwnReport
 from delaywheel_replica.server.ledger.publisher import BooksState
@@ -80,6 +82,8 @@ def test_what_its_processes_have_counted(data: Path) -> None:
         kafka_error="Timed out",
         unavailable_topics=("orders",),
         floor_wait=FloorWait(901, ("a.1",)),
+        standstill=Standstill(17, "a cause"),
+        unreadable=FrameSet.of([(WheelId("a", 1), 3), (WheelId("a", 1), 4)]),
         ingress=IngressStatus(2, 17, cut_off=("in/1",), faults=("in2 is compacted",)),
         progress=Progress((NOW_SLOT - 2) * 1000, None, {}, 0),
     )
@@ -88,6 +92,8 @@ def test_what_its_processes_have_counted(data: Path) -> None:
     assert (report.in_sync_changes, report.server_started_ms) == (4, 5)
     assert (report.role, report.kafka_error) == ("leading", "Timed out")
     assert list(report.unavailable_topics) == ["orders"]
+    assert (report.standstill.since_ms, report.standstill.cause) == (17, "a cause")
+    assert report.unreadable_frames == 2
     assert (report.floor_wait.behind_seconds, [*report.floor_wait.causes]) == (901, ["a.1"])
     assert report.ingress_lag == 17
     assert list(report.ingress_faults) == [

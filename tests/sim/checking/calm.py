@@ -38,10 +38,10 @@ def is_calm(plan: Plan) -> bool:
     return all(step.kind in HARMLESS for step in plan.steps if isinstance(step, Action))
 
 
-def is_calm_beside(plan: Plan, kind: str) -> bool:
-    """Whether nothing but faults of one kind happens to it."""
+def is_calm_beside(plan: Plan, *kinds: str) -> bool:
+    """Whether nothing but faults of these kinds happens to it."""
     return all(
-        step.kind == kind or step.kind in HARMLESS
+        step.kind in kinds or step.kind in HARMLESS
         for step in plan.steps
         if isinstance(step, Action)
     )

@@ -35,6 +35,7 @@ from delaywheel.identity import WheelId
 from delaywheel.storage.folder import layout
 from delaywheel.storage.frames.format import Kind
 from delaywheel_replica.cleaner.outside.ports import IDS
+from delaywheel_replica.cleaner.view import View
 from delaywheel_replica.core.election.eligibility import CLOCKS
 from delaywheel_replica.core.leader.cancel import CancelDecision
 from delaywheel_replica.core.leader.rescheduling import KNOWN_SINCE
@@ -53,7 +54,7 @@ from sim.checking.calm import (
     wrong_candidacies,
     wrong_closes,
 )
-from sim.checking.held_up import held_up
+from sim.checking.held_up import held_up, wrong_report
 from sim.checking.letters import has_expired_long_ago, wrong_letter
 from sim.checking.truth import FrameName, FrameTruth, Key, RewrittenError
 from sim.kafka.log import Entry as LogEntry
@@ -224,10 +225,15 @@ class Checks:
         if role is not Role.STANDBY and node.server_row() is None:
             self._fail(f"{node.name} is {role} while its server starts")
 
-    def reports(self, node: SimNode, error: str | None) -> None:
-        """Checks why a cleaner does not lead: it mistakes no newer report for a loss."""
+    def reports(self, node: SimNode, view: View) -> None:
+        """Checks a status: why a cleaner does not lead, and what a leader says of what waits.
+
+        It mistakes no newer report for a loss.
+        """
+        error = view.error
         if error is not None and LOST in error and not self._world.kafka.has_lost_end:
             self._fail(f"{node.name} reports that {error}, and Kafka has it all")
+        self._fail_all(wrong_report(self._world, node, view))
 
     def held_up(self, node: SimNode, us: int) -> None:
         """Checks how long a group of callers waited for other work of its node."""

@@ -1,4 +1,6 @@
-"""Invariants of topics in trouble that delay messages for others: no longer than troubles.py says.
+"""Invariants of what is held up: for how long, and that the leader says so.
+
+Topics in trouble delay messages for others no longer than troubles.py says:
 
 | what is measured | in which runs | over |
 |---|---|---|
@@ -7,6 +9,9 @@
 |   | nothing but topics is in trouble | run |
 
 The second sees what the first cannot: failed transactions, elections and searches, and other nodes.
+
+A leader that forwards reports that messages are late, if its w is far behind its clock while a
+message waits; and if that lasts, it reports why, and names a topic of ours that refuses records.
 """
 
 from __future__ import annotations
@@ -17,11 +22,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from delaywheel_replica.cleaner.delivery.dead_letters import ANSWER_S, DeadLetters, Hold, Plan
 from delaywheel_replica.cleaner.delivery.troubles import PATIENCE_S, REGAIN_S
 from delaywheel_replica.cleaner.due.rows import DueRows
+from delaywheel_replica.cleaner.view import View
+from delaywheel_replica.core.protocol.status_files import Role
 from sim.checking.calm import is_calm_beside
 from sim.machine.clocks import EPOCH_MS
 from sim.machine.scheduler import US_PER_MS, US_PER_S
 
 if TYPE_CHECKING:
+    from sim.nodes.node import SimNode
     from sim.nodes.world import World
 
 SLACK_S = 2.5
@@ -38,6 +46,13 @@ LATE_S = 1.0
 
 FIRST_LEADER_US = 3 * US_PER_S
 """There is a leader by then."""
+
+
+BEHIND_MS = 600
+"""A w that is further behind is reported, where no commit is slow."""
+
+NAMED_US = 8 * US_PER_S
+"""A topic of ours that refuses records is named by then."""
 
 
 class _Wait(NamedTuple):
@@ -69,6 +84,33 @@ def held_up(world: World) -> Iterator[str]:
     regained_s = (world.scheduler.now_us - first_us) / US_PER_S * PATIENCE_S / REGAIN_S
     if total_s > PATIENCE_S + SLACK_S + regained_s + (len(spells) - 1) * FOUND_S:
         yield f"topics in trouble held up the others for {total_s:.1f} s in all"
+
+
+def wrong_report(world: World, node: SimNode, view: View) -> Iterator[str]:
+    """Checks the status of a cleaner."""
+    progress = view.state.progress
+    if view.role is not Role.LEADING or progress is None:
+        return
+    now_ms = node.clock.wall_ms()
+    is_behind = view.unreadable and now_ms - progress.due_ms > BEHIND_MS
+    if is_behind and not view.lateness_ms and is_calm_beside(world.plan, "bit_flip", "mute"):
+        yield f"{node.name} reports no lateness, and cannot read what is due"
+    cause = "" if view.standstill is None else view.standstill.cause
+    if view.standstill is not None and not cause:
+        yield f"{node.name} reports that progress stands still, and not why"
+    refusing = [
+        spell
+        for spell in world.kafka.troubles.spells
+        if spell.topic in {world.names.outcomes, world.names.dead}
+        and spell.trouble.refusal is not None
+        and spell.ended_us is None
+        and spell.began_us < world.scheduler.now_us - NAMED_US
+    ]
+    codes = {spell.trouble.refusal for spell in refusing}
+    if cause.partition(":")[0] in codes and is_calm_beside(
+        world.plan, "topic_trouble", "own_topic_trouble"
+    ):
+        yield f"{node.name} reports {cause}, and not which topic of ours that is"
 
 
 def _waits(world: World) -> list[_Wait]:

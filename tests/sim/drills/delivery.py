@@ -281,6 +281,19 @@ def crashed_repair(script: Script) -> None:
     script.until_ms = 16_000
 
 
+@DELIVERY(r"a bit flipped", r"delivers")
+def unread_for_long(script: Script) -> None:
+    """The leader cannot read what is due, and fetches nothing for several seconds."""
+    script.flow(2_500, 4_000, 60, "c", delay_ms=3_000)
+    script.mute(4_050, "Fetch", "a", "bc", ms=9_000)
+    for node in "bc":
+        script.mute(4_050, "Frames", node, "a", ms=9_000)
+    for at_ms in (4_100, 4_200, 4_300):
+        choice = script.random.randrange(1 << 30)
+        script.do(at_ms, "bit_flip", node="a", what="slot", choice=choice)
+    script.until_ms = 15_000
+
+
 @DELIVERY(r"a bad sector in index", r"a +does Repair", r"a bad sector in slot", r"a +starts")
 def bad_sectors(script: Script) -> None:
     """One node's medium cannot read parts of indexes and slot files, before and during a start."""

@@ -54,6 +54,16 @@ def refused_outcomes(script: Script) -> None:
     script.until_ms = 24_000
 
 
+@TOPICS(r"delivers", r"own_topic_trouble", r"dead letter", r"delivers")
+def compacted_letters(script: Script) -> None:
+    """The dead-letter topic refuses a letter without a key, and all transactions with it fail."""
+    script.do(4_000, "topic_trouble", topic="mails", trouble="missing", ms=FOREVER_MS)
+    script.flow(3_000, 24_000, 500, "abc", delay_ms=500, topic="orders")
+    script.do(6_000, "own_topic_trouble", which="dead", trouble="compacted", ms=15_000)
+    script.send(script.about(6_000), "abc", delay_ms=1_000, topic="mails", keyed=False)
+    script.until_ms = 26_000
+
+
 @TOPICS(r"topic_trouble", r"dead letter", r"delivers")
 def one_topic_after_another(script: Script) -> None:
     """Whenever others have waited for a topic, the next one gets into trouble."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from delaywheel_replica.cleaner.candidacy import Candidacy
 from delaywheel_replica.cleaner.delivery import dead_letters
 from delaywheel_replica.cleaner.delivery.bisection import Answer, Trial, _Lane
 from delaywheel_replica.cleaner.delivery.dead_letters import DeadLetters, _Questions
 from delaywheel_replica.cleaner.delivery.expiring import find_expired
+from delaywheel_replica.cleaner.delivery.forward import Forwarder
 from delaywheel_replica.cleaner.delivery.troubles import Allowance, Troubles, sample_of, spread
 from delaywheel_replica.cleaner.due.rows import DueRows
 from sim.mutants.mutant import Mutant, Patch, everywhere, instead
@@ -59,6 +61,14 @@ def refused_guards_blame() -> list[Patch]:
     return [instead(_Lane, "_try_with", try_with)]
 
 
+def looks_at_its_topics_now_and_then() -> list[Patch]:
+    return [instead(Candidacy, "look_soon", lambda _self: None)]
+
+
+def unreadable_is_not_late() -> list[Patch]:
+    return [instead(Forwarder, "oldest_waiting_ms", Forwarder.next_due_ms)]
+
+
 def forwards_what_has_expired() -> list[Patch]:
     return [everywhere(find_expired, lambda *_: {})]
 
@@ -73,6 +83,18 @@ def lives_from_the_acceptance() -> list[Patch]:
 
 
 TOPICS = {
+    "looks at its topics now and then": Mutant(
+        "a leader whose transactions fail does not look whether a topic of ours is the reason",
+        looks_at_its_topics_now_and_then,
+        "not which topic of ours",
+        ("compacted_letters",),
+    ),
+    "unreadable is not late": Mutant(
+        "messages that cannot be read are not overdue",
+        unreadable_is_not_late,
+        "reports no lateness",
+        ("unread_for_long",),
+    ),
     "probes go anywhere": Mutant(
         "a topic is used again once a probe went to another partition than what had failed",
         probes_go_anywhere,

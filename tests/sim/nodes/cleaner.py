@@ -218,7 +218,7 @@ class SimCleaner:
         is_time, _ = self._row_news.look(view, self.monotonic())
         if not is_time:
             return
-        self._world.checks.reports(self.node, view.error)
+        self._world.checks.reports(self.node, view)
         self._row_keeper.report(
             CleanerStatus(
                 node=self.node.name,
@@ -244,6 +244,7 @@ class SimCleaner:
                 ingress_slot=view.ingress_slot,
                 reschedules=view.state.reschedules,
                 needs=view.state.needs,
+                standstill=view.standstill,
             )
         )
 

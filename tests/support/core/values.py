@@ -25,6 +25,7 @@ from delaywheel_replica.core.protocol.status_files import (
     PeerSight,
     Role,
     ServerStatus,
+    Standstill,
     VoteWish,
 )
 
@@ -173,6 +174,7 @@ cleaner_statuses = st.builds(
     call_since_ms=st.none() | st.integers(0, 2**40),
     unreadable=frame_sets,
     lost=frame_sets,
+    standstill=st.none() | st.builds(Standstill, st.integers(1, 2**40), st.text(max_size=8)),
     floor_wait=st.none()
     | st.builds(
         FloorWait, st.integers(1, 99), st.lists(st.text(max_size=8), max_size=2).map(tuple)

@@ -199,6 +199,10 @@ class Forwarder:
         self._turn = 0
         self._forwarding = False
         self._reading = False
+        # Up to which due all is done, where what follows cannot be taken though its time has come.
+        self._stuck_ms: int | None = None
+        # When it began to wait for frames that cannot be read.
+        self._unread_ms: int | None = None
         self._next_begin = 0.0
 
     def start_forwarding(self) -> None:
@@ -223,6 +227,11 @@ class Forwarder:
     def next_due_ms(self) -> int | None:
         """Returns the earliest unfinished due among loaded messages."""
         return self._reader.next_due_ms() if self._reading else None
+
+    def oldest_waiting_ms(self) -> int | None:
+        """Returns the earliest due that may be unfinished; None: none waits, or is loaded."""
+        known = (self.next_due_ms(), self._stuck_ms, self._unread_ms)
+        return min((due_ms for due_ms in known if due_ms is not None), default=None)
 
     @property
     def ingress_slot(self) -> int | None:
@@ -268,7 +277,17 @@ class Forwarder:
             pace.cap_messages - len(taken.step.settled),
             pace.cap_bytes - taken.step.length_bytes,
         )
+        self._note_waiting(step, now_ms)
         return self._planned(step, taken, now_ms, room)
+
+    def _note_waiting(self, step: Step, now_ms: int) -> None:
+        """Notes what cannot be taken though it may be due: no loaded message shows that."""
+        is_stuck = not step and step.after.due_ms < now_ms
+        self._stuck_ms = step.after.due_ms if is_stuck else None
+        if not self._reader.unreadable:
+            self._unread_ms = None
+        elif self._unread_ms is None:
+            self._unread_ms = now_ms
 
     def _take(self, now_ms: int, room: Room, blocked: frozenset[str] = frozenset()) -> Taken:
         return NOTHING if self.ingress is None else self.ingress.plan(now_ms, room, blocked)

@@ -84,6 +84,8 @@ def _report(report: pb.MemberReport) -> dict[str, Any]:
         "ingress_lag": _if_set(report, "ingress_lag", report.ingress_lag),
         "ingress_faults": list(report.ingress_faults),
         "floor_wait": _floor_wait(report),
+        "standstill": _standstill(report),
+        "unreadable_frames": report.unreadable_frames,
     }
 
 
@@ -92,6 +94,13 @@ def _floor_wait(report: pb.MemberReport) -> dict[str, Any] | None:
     if not report.HasField("floor_wait"):
         return None
     return {"behind_seconds": wait.behind_seconds, "causes": list(wait.causes)}
+
+
+def _standstill(report: pb.MemberReport) -> dict[str, Any] | None:
+    standstill = report.standstill
+    if not report.HasField("standstill"):
+        return None
+    return {"since_ms": standstill.since_ms, "cause": standstill.cause}
 
 
 def _refusing(answer: pb.DescribeClusterResponse | pb.MemberReport) -> dict[str, Any] | None:

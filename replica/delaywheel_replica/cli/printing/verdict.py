@@ -4,7 +4,8 @@
 |---|---|---|
 | `OK` | 0 | none of the others |
 | `DEGRADED` | 1 | messages are taken and forwarded, and something is wrong |
-| `DOWN` | 3 | no node takes messages, or nothing is forwarded: no node leads, or the leader rests |
+| `DOWN` | 3 | no node takes messages, or nothing is forwarded: no node leads, the leader rests, |
+|   | | or progress has not moved for ten seconds |
 """
 
 from __future__ import annotations
@@ -98,6 +99,9 @@ def _down(answer: pb.DescribeClusterResponse) -> Iterator[str]:
     reports = {member.node: member.report for member in answer.members}
     if leader in reports and reports[leader].role == "resting":
         yield f"{leader} leads and rests{_until(answer, reports[leader])}, so nothing is forwarded"
+    elif leader in reports and reports[leader].HasField("standstill"):
+        standstill = reports[leader].standstill
+        yield f"{leader} forwards nothing since {iso(standstill.since_ms)}: {standstill.cause}"
 
 
 def _until(answer: pb.DescribeClusterResponse, report: pb.MemberReport) -> str:
@@ -137,6 +141,9 @@ def _troubles_of(answer: pb.DescribeClusterResponse, member: pb.Member) -> Itera
         yield f"{node} and Kafka: {report.kafka_error}"
     if report.unavailable_topics:
         yield f"messages for {_named(report.unavailable_topics)} become dead letters"
+    if report.unreadable_frames:
+        frames = report.unreadable_frames
+        yield f"{node} waits for {frames} frame{'s' if frames > 1 else ''} that it cannot read"
     for fault in report.ingress_faults:
         yield f"ingress: {fault}"
     yield from _about_deleting(node, report)

@@ -121,6 +121,19 @@ class FloorWait:
 
 
 @dataclass(frozen=True, slots=True)
+class Standstill:
+    """A progress that does not move, though messages may be due.
+
+    Attributes:
+        since_ms: When it last moved, by the wall clock.
+        cause: What forwarding waits for, for people.
+    """
+
+    since_ms: Positive
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
 class IngressStatus:
     """How far a leader has read the ingress topics.
 
@@ -163,7 +176,8 @@ class CleanerStatus:
         control_offset: How far it has read the control topic; -1: never.
         wheels: The registered wheels.
         nodes: Every node that was ever given a wheel, or removed.
-        lateness_ms: Wall clock minus the oldest due not done yet; 0: nothing is overdue.
+        lateness_ms: Wall clock minus the oldest due not done yet, or what it may be where that is
+            not known; 0: nothing is overdue.
         kafka_error: Why it does not lead or forward, for people.
         kafka_warnings: What endangers the control topic, for people.
         started_ms: Its wall clock when the process started.
@@ -189,6 +203,7 @@ class CleanerStatus:
         reschedules: Messages that have another due by now, while frames do not express it yet.
         needs: The version of control records that a leader must know.
         floor_wait: What keeps back the floor, if it is far behind, and this node leads.
+        standstill: Why progress does not move, if it has not for long, and this node leads.
     """
 
     node: str
@@ -226,6 +241,7 @@ class CleanerStatus:
     reschedules: Mapping[MessageKey, Reschedule] = field(default_factory=dict)
     needs: Positive = 1
     floor_wait: FloorWait | None = None
+    standstill: Standstill | None = None
 
     @property
     def floor(self) -> int | None:

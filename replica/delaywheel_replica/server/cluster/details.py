@@ -104,6 +104,10 @@ class Details:
             if wait is not None:
                 report.floor_wait.behind_seconds = wait.behind_s
                 report.floor_wait.causes.extend(wait.causes)
+            if fresh.standstill is not None:
+                report.standstill.since_ms = fresh.standstill.since_ms
+                report.standstill.cause = fresh.standstill.cause
+            report.unreadable_frames = len(fresh.unreadable)
             if fresh.ingress is not None:
                 report.ingress_lag = fresh.ingress.lag
                 report.ingress_faults.extend(_of_ingress(fresh.ingress))

@@ -191,7 +191,8 @@ CLEANER_METRICS: tuple[Spec, ...] = (
     ),
     gauge(
         "overdue_seconds",
-        "How late the oldest message is that is due and not done; 0: none is.",
+        "How late the oldest message is that is due and not done; 0: none is. Where what is due"
+        " cannot be read, how late it may be.",
         _overdue_s,
     ),
     gauge(
