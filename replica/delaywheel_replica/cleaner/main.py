@@ -39,6 +39,7 @@ from delaywheel_replica.cleaner.outside.ports import IDS, ProducersPort
 from delaywheel_replica.cleaner.outside.runner import ThreadRunner
 from delaywheel_replica.cleaner.row_keeper import STAMP_S, News, RowKeeper
 from delaywheel_replica.cleaner.server_row import ServerRow
+from delaywheel_replica.cleaner.topics_soon import TopicsSoon
 from delaywheel_replica.cleaner.wakeups import Wakeups
 from delaywheel_replica.config import Config
 from delaywheel_replica.core.election.events import Phase
@@ -109,7 +110,10 @@ class Cleaner:
         create = None
         if config.create_topics:
             create = CreateTopics(config.topic_partitions, config.topic_replication_factor)
-        self._topics = KnownTopics(KafkaTopicAdmin(settings), create=create, on_news=wake)
+        soon = TopicsSoon(PosixDisk(), config.data_dir, self._clock.wall_ms)
+        self._topics = KnownTopics(
+            KafkaTopicAdmin(settings), create=create, on_news=wake, soon=soon.names
+        )
         threading.Thread(target=self._topics.run, name="topics", daemon=True).start()
         self._news = TopicNews(link.send, creates=config.create_topics)
         self._places = Places(settings, send=link.send, on_found=wake)

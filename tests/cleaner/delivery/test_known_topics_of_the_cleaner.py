@@ -14,6 +14,9 @@ from delaywheel_replica.cleaner.delivery.topics import (
     CONFIRM_MISSING_S,
     FORGET_S,
     LIMITS_S,
+    REFRESH_S,
+    ROUTINE_MOST,
+    SOON_S,
     CreateTopics,
     Described,
     KnownTopics,
@@ -248,3 +251,41 @@ def test_missing_topics_are_made_where_the_operator_wants_that(brokers: Brokers)
     known.round()
     assert known.find(["a"])["a"].partitions == 7
     assert "never" not in brokers.topics, "only for messages that are accepted"
+
+
+def test_asking_about_topics_that_are_well_costs_the_same_however_many_there_are(
+    brokers: Brokers, known: KnownTopics
+) -> None:
+    names = [f"t{number}" for number in range(1_000)]
+    brokers.topics = dict.fromkeys(names, THERE)
+    known.find(names)
+    known.round()
+    brokers.topics["t7"] = Described(TopicState.LEADERLESS, 3)
+    known.ask(["t7"])  # a transaction failed
+    known.round()
+    brokers.calls.clear()
+    until = brokers.now + 12
+    while brokers.now < until:
+        known.find(names)
+        pause_s = known.round()
+        brokers.now += pause_s
+    asked = [name for call in brokers.calls for name in call]
+    rounds = 12 / REFRESH_S + 1
+    assert len(asked) <= rounds * (ROUTINE_MOST + 1)
+    assert set(asked) == set(names), "each in its turn"
+    assert asked.count("t7") >= rounds / 2, "what is in trouble is asked about all the time"
+
+
+def test_topics_of_messages_soon_due_are_known_before_anybody_asks(brokers: Brokers) -> None:
+    soon = ["a", "b"]
+    known = KnownTopics(brokers, soon=lambda: soon, monotonic=brokers.clock)
+    brokers.topics = dict.fromkeys("abc", THERE)
+    known.round()
+    assert known.find(["a", "b", "c"]).keys() == {"a", "b"}
+    soon.append("d")
+    brokers.topics["d"] = THERE
+    for _ in range(20):
+        pause_s = known.round()
+        brokers.now += pause_s
+    assert "d" in known.find(["d"])
+    assert len(brokers.calls) < 20 * SOON_S

@@ -7,10 +7,13 @@ from collections.abc import Iterator
 
 import pytest
 from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
 
+from delaywheel_replica.cleaner.delivery.topics import TopicState
 from delaywheel_replica.cleaner.kafka.brokers import brokers_of, check_brokers, ensure_topics
 from delaywheel_replica.cleaner.kafka.control_topic import ControlReader
 from delaywheel_replica.cleaner.kafka.producers import LeaderProducers
+from delaywheel_replica.cleaner.kafka.topic_admin import KafkaTopicAdmin
 from delaywheel_replica.cleaner.outside.ports import IDS, Ended, Record, StoredRecord
 from delaywheel_replica.core.protocol.transaction_outcomes import Verdict
 from delaywheel_replica.kafka_settings import KafkaNames, KafkaSettings
@@ -185,6 +188,27 @@ def test_a_leader_that_is_fenced_hears_it_from_its_calls_whatever_the_client_log
     assert values(kafka, topics[0]) == []
     old.destroy()
     new.destroy()
+
+
+def test_topics_that_are_reported_as_present_take_messages_at_once(
+    settings: KafkaSettings, cluster_id: str
+) -> None:
+    topics = [f"new-{number}-{cluster_id}" for number in range(300)]
+    admin, leader = KafkaTopicAdmin(settings), inited(settings)
+    maker = AdminClient(settings.admin())
+    for future in maker.create_topics([NewTopic(topic, 1) for topic in topics]).values():
+        future.result()
+    waiting, deadline = set(topics), time.monotonic() + 30
+    while waiting and time.monotonic() < deadline:
+        answers = admin.describe(sorted(waiting))
+        ready = [name for name in waiting if answers[name].state is TopicState.PRESENT]
+        leader.begin(0)
+        leader.write(0, [message(topic, b"v") for topic in ready])
+        last = progress(settings, b"done")
+        assert leader.commit(0, last, PATIENT_MS).verdict is Verdict.COMMITTED
+        waiting -= set(ready)
+    assert not waiting
+    leader.destroy()
 
 
 def test_a_lost_reply_is_an_unknown_outcome_and_what_was_committed_stays(

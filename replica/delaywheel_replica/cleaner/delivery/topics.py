@@ -20,10 +20,18 @@ Names come from two sides, and each round asks about them in this order:
 | 1 | of messages that are or soon will be due, not known yet | at once | as 3 |
 | 2 | given by callers, and their server asks whether it exists | once, or until confirmed | |
 |   | | | `CALLERS_AT_MOST`, for `CALLERS_WAIT_S`: no caller waits longer |
-| 3 | of messages, known already | each `REFRESH_S` while in use | `FORGET_S` after their use |
+| 3 | of messages, known to take nothing | each `REFRESH_S` while in use | `FORGET_S` after their |
+|   | | | use |
+| 4 | of messages, well as far as known | `ROUTINE_MOST` each `REFRESH_S`, the | as 3 |
+|   | | oldest answers first | |
 
 So however many names callers invent, a message that is due waits for one call about `CHUNK` of them
-at most.
+at most; and however many topics are in use, asking about those that are well costs the same. A
+topic that ceases to be well is found by that, or by a transaction that fails: its topics are asked
+about at once.
+
+Of messages that are `soon` due every node asks, not only the leader: each `SOON_S`, so that a new
+leader knows their topics.
 """
 
 from __future__ import annotations
@@ -33,6 +41,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from heapq import nsmallest
 from itertools import islice
 from typing import Any, Protocol
 
@@ -44,6 +53,8 @@ LIMITS_S = 30.0
 IN_USE_S = 10.0
 FORGET_S = 60.0
 CHUNK = 500
+ROUTINE_MOST = 50
+SOON_S = 5.0
 
 NAMES_AT_MOST = 20_000
 """Names of messages that are kept beyond `IN_USE_S`: Kafka's names are short, so some 10 MB."""
@@ -166,6 +177,13 @@ class _Name:
         """Whether an answer is waited for."""
         return self.anew_at is not None or self.topic is None or not self.topic.confirmed
 
+    @property
+    def is_well(self) -> bool:
+        """Whether an answer is known by which messages can be forwarded."""
+        return (
+            not self.is_urgent and self.topic is not None and self.topic.state is TopicState.PRESENT
+        )
+
     def due_at(self) -> float:
         """Returns when to ask Kafka next."""
         if self.anew_at is not None and self.tried_at < self.anew_at:
@@ -192,6 +210,7 @@ class KnownTopics:
         create: CreateTopics | None = None,
         on_news: Callable[[], None] = lambda: None,
         on_wanted: Callable[[], None] = lambda: None,
+        soon: Callable[[], Iterable[str]] = tuple,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         """Begins without answers; asks nothing before `run` or `round`.
@@ -201,12 +220,15 @@ class KnownTopics:
             create: Create missing topics with this; None: never.
             on_news: Called on the asking thread when an answer changed.
             on_wanted: Called when there is something to ask at once.
+            soon: Returns topics of messages that will be due; called on the asking thread.
             monotonic: The clock.
         """
         self._admin = admin
         self._create = create
         self._on_news = on_news
         self._on_wanted = on_wanted
+        self._soon = soon
+        self._soon_at = self._routine_at = float("-inf")
         self._monotonic = monotonic
         self._used: dict[str, _Name] = {}
         self._callers: dict[str, _Name] = {}
@@ -280,6 +302,7 @@ class KnownTopics:
 
     def round(self) -> float:
         """Asks every question that is due; returns how long until the next one."""
+        self._look_ahead()
         with self._changed:
             self._forget()
         while not self._closing:
@@ -293,6 +316,16 @@ class KnownTopics:
             except KafkaAway:
                 return REFRESH_S
         return 0.0
+
+    def _look_ahead(self) -> None:
+        now = self._monotonic()
+        if now < self._soon_at:
+            return
+        self._soon_at = now + SOON_S
+        names = self._soon()
+        with self._changed:
+            for name in names:
+                self._used.setdefault(name, _Name(now, anew_at=now)).used_at = now
 
     def _want(self) -> None:
         with self._changed:
@@ -319,12 +352,20 @@ class KnownTopics:
             if known.is_urgent or now - known.used_at < IN_USE_S
         }
         urgent = {name: known for name, known in in_use.items() if known.is_urgent}
-        for kind in (urgent, self._callers, in_use):
+        unwell = {name: known for name, known in in_use.items() if not known.is_well}
+        for kind in (urgent, self._callers, unwell):
             due = (name for name, known in kind.items() if known.due_at() <= now)
             names = list(islice(due, CHUNK))
             if names:
                 return names, now
-        times = [known.due_at() for kind in (in_use, self._callers) for known in kind.values()]
+        well = [(known.due_at(), name) for name, known in in_use.items() if known.is_well]
+        if now >= self._routine_at:
+            names = [name for at, name in nsmallest(ROUTINE_MOST, well) if at <= now]
+            if names:
+                self._routine_at = now + REFRESH_S
+                return names, now
+        times = [known.due_at() for kind in (unwell, self._callers) for known in kind.values()]
+        times += [max(self._routine_at, min(well)[0])] if well else []
         return [], min(times, default=now + REFRESH_S)
 
     def _ask_kafka(self, names: Sequence[str]) -> None:

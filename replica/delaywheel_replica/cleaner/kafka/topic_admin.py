@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
-from confluent_kafka import KafkaError, KafkaException, TopicCollection
-from confluent_kafka.admin import AclOperation, AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined] # its stubs re-export without saying so
+from confluent_kafka import KafkaError, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka.admin import (  # type: ignore[attr-defined] # its stubs re-export without saying so
+    AclOperation,
+    AdminClient,
+    ConfigResource,
+    OffsetSpec,
+    ResourceType,
+)
 from confluent_kafka.cimpl import NewTopic
 
 from delaywheel_replica.cleaner.delivery.topics import CreateTopics, Described, Limits, TopicState
@@ -16,7 +24,15 @@ from delaywheel_replica.kafka_settings import KafkaSettings
 
 CALL_S = 5.0
 
+SERVED_MOST = 20_000
+
 _ANY_MS = 1 << 62
+_NOT_LED = {
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+}
+"""What a broker answers about a partition that it is to lead, but does not yet."""
 _STATES = {
     KafkaError.UNKNOWN_TOPIC_OR_PART: TopicState.MISSING,
     KafkaError.TOPIC_EXCEPTION: TopicState.ILLEGAL,
@@ -31,6 +47,7 @@ class KafkaTopicAdmin:
     def __init__(self, settings: KafkaSettings) -> None:
         """Connects when first asked."""
         self._admin = AdminClient(settings.admin(), logger=LOGGER)
+        self._served: set[str] = set()
 
     def describe(self, names: Sequence[str]) -> Mapping[str, Described]:
         """Returns Kafka's present description of each topic; unanswered ones are absent."""
@@ -56,7 +73,36 @@ class KafkaTopicAdmin:
                     answers[name] = Described(state)
         if error is not None and not answers:
             raise KafkaAway(str(error)) from error
-        return answers
+        return answers | self._unserved(answers)
+
+    def _unserved(self, answers: Mapping[str, Described]) -> dict[str, Described]:
+        """Returns topics of which some partition's leader does not lead it yet.
+
+        Metadata names the leader of a new partition before that has made its log. A producer that
+        comes earlier is refused, and repeats nothing within a call: the transaction would time out.
+        So each topic is asked for once until its leaders answer.
+        """
+        if len(self._served) > SERVED_MOST:
+            self._served.clear()
+        new = {
+            name: answer
+            for name, answer in answers.items()
+            if answer.state is TopicState.PRESENT and name not in self._served
+        }
+        if not new:
+            return {}
+        latest: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+        asked = self._admin.list_offsets(
+            {
+                TopicPartition(name, number): latest
+                for name, answer in new.items()
+                for number in range(answer.partitions)
+            },
+            request_timeout=CALL_S,
+        )
+        unserved = {at.topic for at, future in asked.items() if _is_not_led(future)}
+        self._served |= new.keys() - unserved
+        return {name: replace(new[name], state=TopicState.LEADERLESS) for name in unserved}
 
     def limits(self, names: Sequence[str]) -> Mapping[str, Limits | None]:
         """Returns each topic's limits; None if this node may not read them."""
@@ -86,6 +132,14 @@ class KafkaTopicAdmin:
                 future.result()
             except KafkaException:
                 continue
+
+
+def _is_not_led(future: Future[Any]) -> bool:
+    try:
+        future.result()
+    except KafkaException as exception:
+        return exception.args[0].code() in _NOT_LED
+    return False
 
 
 def may_write(topic: Any) -> bool:
