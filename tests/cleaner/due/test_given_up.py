@@ -1,14 +1,18 @@
 """Frames to be given up, in any number."""
 
+import errno
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from crc32c import crc32c
 
 from delaywheel.identity import WheelId
 from delaywheel.storage.files.index import ROWS_PER_SEGMENT
 from delaywheel.storage.folder import layout
+from delaywheel.storage.folder.disk import PosixFile
 from delaywheel.storage.frames.rows import HOLE_ROW
+from delaywheel.storage.reading.reader import UNREADABLE_WAIT_MS
 from delaywheel_replica.cleaner.due.given_up import (
     FRAMES_AT_ONCE,
     ROWS_AT_ONCE,
@@ -22,6 +26,7 @@ from support.due.wheels import Sent, Wheels, wheels_in_memory
 A1, A2 = WheelId("a", 1), WheelId("a", 2)
 SECOND = 1_700_000_000
 MILLION = 1_000_000
+NOW_MS = SECOND * 1000
 
 
 @pytest.fixture
@@ -58,7 +63,7 @@ def test_a_million_holes_are_looked_at_in_a_few_transactions(wheels: Wheels) -> 
     punch_holes(wheels, 2, MILLION)
     left, found = of_a1(2, MILLION + 1), list[LostFrames]()
     for _ in range(-(-MILLION // ROWS_AT_ONCE)):
-        looked = look_at(wheels.disk, wheels.data, left)
+        looked = look_at(wheels.disk, wheels.data, left, NOW_MS)
         assert len(list(joined(looked.lost))) == 1
         found += looked.lost
         left = looked.kept
@@ -68,7 +73,7 @@ def test_a_million_holes_are_looked_at_in_a_few_transactions(wheels: Wheels) -> 
 
 def test_what_has_no_row_here_is_looked_at_at_once(wheels: Wheels) -> None:
     write(wheels, 3)
-    looked = look_at(wheels.disk, wheels.data, of_a1(4, 1 << 53) | FrameSet.of([(A2, 5)]))
+    looked = look_at(wheels.disk, wheels.data, of_a1(4, 1 << 53) | FrameSet.of([(A2, 5)]), NOW_MS)
     gone = LostFrames(A2, 5, 5, 0, 0, 0, 0, "GONE")
     assert (looked.lost, looked.kept) == ([hole(4, 1 << 53, "GONE"), gone], NO_FRAMES)
 
@@ -78,21 +83,67 @@ def test_so_many_that_have_a_place_are_read_and_then_the_next(wheels: Wheels) ->
     for slot in (SECOND, SECOND + 1):
         layout.slot_path(layout.wheel_folder(wheels.data, A1), slot).unlink()
     frames = of_a1(1, FRAMES_AT_ONCE + 5)
-    looked = look_at(wheels.disk, wheels.data, frames)
+    looked = look_at(wheels.disk, wheels.data, frames, NOW_MS)
     assert looked.kept == of_a1(FRAMES_AT_ONCE + 1, FRAMES_AT_ONCE + 5)
     (run,) = joined(looked.lost)
     assert run == LostFrames(A1, 1, FRAMES_AT_ONCE, SECOND, SECOND + 1, FRAMES_AT_ONCE, 0, "GONE")
-    assert look_at(wheels.disk, wheels.data, looked.kept).kept == NO_FRAMES
+    assert look_at(wheels.disk, wheels.data, looked.kept, NOW_MS).kept == NO_FRAMES
 
 
 def test_what_can_be_read_is_kept_and_parts_the_others(wheels: Wheels) -> None:
     write(wheels, 5)
     for number in (1, 2, 4):
         wheels.damage(wheels.frames[number])
-    looked = look_at(wheels.disk, wheels.data, of_a1(2, 6))
+    looked = look_at(wheels.disk, wheels.data, of_a1(2, 6), NOW_MS)
     assert looked.kept == FrameSet.of([(A1, 4)])
     assert [(run.seq, run.last_seq, run.messages, run.reason) for run in joined(looked.lost)] == [
         (2, 3, 2, "MAGIC"),
         (5, 5, 1, "MAGIC"),
         (6, 6, 0, "GONE"),
     ]
+
+
+def test_what_only_cannot_be_read_is_waited_for_until_a_minute_after_its_second(
+    wheels: Wheels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(wheels, 1)
+    frame = of_a1(1, 1)
+    open_read = wheels.disk.open_read
+
+    def failing(path: Path) -> PosixFile:
+        if path.suffix == ".slot":
+            raise OSError(errno.EIO, "bad sector", str(path))
+        return open_read(path)
+
+    monkeypatch.setattr(wheels.disk, "open_read", failing)
+    over_ms = NOW_MS + UNREADABLE_WAIT_MS
+    for now_ms in (0, NOW_MS, over_ms - 1):
+        looked = look_at(wheels.disk, wheels.data, frame, now_ms)
+        assert (looked.lost, looked.kept) == ([], frame)
+    (lost,) = look_at(wheels.disk, wheels.data, frame, over_ms).lost
+    assert lost.reason == "UNREADABLE"
+    punch_holes(wheels, 1, 1)
+    assert look_at(wheels.disk, wheels.data, frame, NOW_MS).kept == frame, "it may lie there"
+    assert look_at(wheels.disk, wheels.data, frame, over_ms).kept == NO_FRAMES
+
+
+def test_a_hole_whose_frame_lies_in_its_slot_file_is_not_given_up(wheels: Wheels) -> None:
+    write(wheels, 3)
+    punch_holes(wheels, 2, 2)
+    looked = look_at(wheels.disk, wheels.data, of_a1(2, 5), NOW_MS)
+    assert looked.kept == of_a1(2, 3)
+    assert [(lost.seq, lost.last_seq) for lost in looked.lost] == [(4, 5)]
+
+
+def test_a_frame_of_a_newer_format_is_never_given_up(wheels: Wheels) -> None:
+    write(wheels, 2)
+    path = layout.slot_path(layout.wheel_folder(wheels.data, A1), SECOND)
+    content = bytearray(path.read_bytes())
+    length = len(content) // 2
+    content[8] = content[length + 8] = 99
+    content[4:8] = crc32c(content[8:length]).to_bytes(4, "little")
+    path.write_bytes(bytes(content))
+    looked = look_at(wheels.disk, wheels.data, of_a1(1, 2), NOW_MS + 86_400_000)
+    assert looked.kept == of_a1(1, 1)
+    (lost,) = looked.lost
+    assert (lost.seq, lost.reason) == (2, "CHECKSUM"), "a byte of it is wrong, that is all"

@@ -47,6 +47,9 @@ def messages(draw: st.DrawFn) -> Sent:
     )
 
 
+LATER_MS = 1 << 50
+
+
 class Selection(RuleBasedStateMachine):
     """Writers, a clock, a leader that steps, commits, crashes, and is followed by another."""
 
@@ -164,7 +167,7 @@ class Selection(RuleBasedStateMachine):
     def lose(self) -> None:
         """All members are missing the awaited frames; repaired ones are not given up."""
         waiting = self.reader.unreadable
-        self.lost |= waiting - self.reader.look_at_lost(waiting).kept
+        self.lost |= waiting - self.reader.look_at_lost(waiting, LATER_MS).kept
         self.reader.update(self.limits, self.lost)
 
     def teardown(self) -> None:

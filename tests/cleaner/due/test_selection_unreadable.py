@@ -33,13 +33,16 @@ def punch_hole(wheels: Wheels, wheel: WheelId, seq: int) -> None:
         file.write(HOLE_ROW)
 
 
+LATER_MS = 1 << 50
+
+
 def lost(seq: int, slot: int, messages: int, reason: str, wheel: WheelId = A1) -> LostFrames:
     return LostFrames(wheel, seq, seq, slot, slot, messages, 0, reason)
 
 
 def look_at_lost(leader: Leader, wheel: WheelId, seq: int) -> LostFrames | None:
     """What is known of a frame; None: it can be read."""
-    looked = leader.reader.look_at_lost(FrameSet.of([(wheel, seq)]))
+    looked = leader.reader.look_at_lost(FrameSet.of([(wheel, seq)]), LATER_MS)
     assert len(looked.lost) + len(looked.kept) == 1
     return looked.lost[0] if looked.lost else None
 

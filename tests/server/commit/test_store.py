@@ -364,11 +364,15 @@ def test_what_was_written_last_is_sent_as_it_was_written() -> None:
     write(store, 1, 2, 3)
     on_disk = copies_of(disk, DATA, OWN)
     disk.flip_bit(layout.slot_path(layout.wheel_folder(DATA, OWN), BASE_SLOT + 2), 700)
-    frames, absent = store.outgoing.read(OWN, 1, 5, max_bytes=9_999, max_frames=9, floor=0)
+    frames, absent, _ = store.outgoing.read(
+        OWN, 1, 5, max_bytes=9_999, max_frames=9, floor=0, now_ms=0
+    )
     assert (frames, absent) == (bundled(on_disk), NO_SEQS)
     assert read(store, OWN, 4, 9) == ([4, 5], [])
     # What is finished is sent without content, as from the disk.
-    frames, _ = store.outgoing.read(OWN, 1, 3, max_bytes=9_999, max_frames=9, floor=BASE_SLOT + 1)
+    frames, _, _ = store.outgoing.read(
+        OWN, 1, 3, max_bytes=9_999, max_frames=9, floor=BASE_SLOT + 1, now_ms=0
+    )
     assert frames == bundled([on_disk[0]._replace(content=b""), *on_disk[1:3]])
     # Of a wheel that was left nothing is kept.
     store.leave_wheel()
@@ -413,5 +417,7 @@ def test_what_was_written_before_is_read_again() -> None:
         write(store, ahead)
     on_disk = copies_of(disk, DATA, OWN)
     assert len(on_disk[0].content) < 300 < 4 * len(on_disk[0].content)
-    frames, absent = store.outgoing.read(OWN, 1, 4, max_bytes=9_999, max_frames=9, floor=0)
+    frames, absent, _ = store.outgoing.read(
+        OWN, 1, 4, max_bytes=9_999, max_frames=9, floor=0, now_ms=0
+    )
     assert (frames, absent) == (bundled(on_disk), NO_SEQS)

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -20,8 +21,10 @@ from delaywheel.storage.files.wheel_folder import (
     load_meta,
 )
 from delaywheel.storage.folder import layout
+from delaywheel.storage.folder.steps import finish
 from delaywheel.storage.frames.frame_copy import FrameCopy
 from delaywheel.storage.frames.rows import HOLE_ROW
+from delaywheel.storage.reading.reader import UNREADABLE_WAIT_MS
 from delaywheel.storage.writing.dial import DialView
 from delaywheel.storage.writing.wheel import WheelBroken
 from delaywheel_replica.core.node.events import Held
@@ -191,7 +194,7 @@ def test_finished_slots_are_swept_and_served_as_rows() -> None:
     write(store, 0, 1)
     assert list(store.sweep(BASE_SLOT + 1)) == [BASE_SLOT, BASE_SLOT]
     assert list(store.sweep(BASE_SLOT + 1)) == []
-    frames, _ = store.outgoing.read(WHEEL, 1, 3, max_bytes=9999, max_frames=9, floor=0)
+    frames, _, _ = store.outgoing.read(WHEEL, 1, 3, max_bytes=9999, max_frames=9, floor=0, now_ms=0)
     assert frames == bundled(
         [copies[0]._replace(content=b""), copies[1], copies[2]._replace(content=b"")]
     )
@@ -246,7 +249,9 @@ def test_lost_frames_are_passed_on_as_holes() -> None:
     assert read(store, WHEEL, 1, 3) == ([1], [2])
     store.forget_lost(FrameSet.of([(WHEEL, 2), (WHEEL, 1)]))
     assert store.held(WHEEL).missing == NO_SEQS
-    frames, absent = store.outgoing.read(WHEEL, 1, 3, max_bytes=9999, max_frames=9, floor=0)
+    frames, absent, _ = store.outgoing.read(
+        WHEEL, 1, 3, max_bytes=9999, max_frames=9, floor=0, now_ms=0
+    )
     assert (frames, absent) == (bundled(holed[:3]), NO_SEQS), "what is here goes on, lost or not"
 
 
@@ -295,8 +300,8 @@ def test_a_million_lost_frames_in_a_row_are_a_few_numbers() -> None:
         assert len(disk.content(layout.checkpoint_path(folder))) < 100
     asked, first_seq = 0, 2
     while first_seq <= million + 1:
-        frames, absent = store.outgoing.read(
-            WHEEL, first_seq, million + 9, max_bytes=9999, max_frames=512, floor=0
+        frames, absent, _ = store.outgoing.read(
+            WHEEL, first_seq, million + 9, max_bytes=9999, max_frames=512, floor=0, now_ms=0
         )
         assert len(frames) == 0
         assert absent.spans == ((first_seq, absent.last),)
@@ -310,7 +315,9 @@ def test_a_million_lost_frames_in_a_row_are_a_few_numbers() -> None:
     assert held.missing == SeqSet([(2, million + 1)])
     store.forget_lost(FrameSet([FrameRange(WHEEL, 2, million + 1)]))
     assert store.held(WHEEL).missing == NO_SEQS
-    frames, absent = store.outgoing.read(WHEEL, 2, million, max_bytes=9999, max_frames=512, floor=0)
+    frames, absent, _ = store.outgoing.read(
+        WHEEL, 2, million, max_bytes=9999, max_frames=512, floor=0, now_ms=0
+    )
     assert (len(frames), absent) == (512, NO_SEQS)
 
 
@@ -470,3 +477,45 @@ def test_a_checkpoint_of_one_goes_on_where_that_of_another_fails() -> None:
     with pytest.raises(WheelBroken):
         store.checkpoint(ignored)
     assert left(store).applied == 2
+
+
+def test_of_a_frame_that_only_cannot_be_read_nobody_is_told_that_it_is_absent() -> None:
+    disk = SimulatedDisk()
+    store = opened(disk)
+    copies = written_elsewhere()
+    store.mirror(CARD, bundled(copies))
+    due_ms = (BASE_SLOT + 1) * 1000
+    bad = [Fault("open", path_part=f"{BASE_SLOT + 1}.slot") for _ in range(9)]
+
+    def found(first_seq: int, now_ms: int) -> tuple[list[int], list[int], list[int]]:
+        disk.faults[:] = [replace(fault) for fault in bad]
+        frames, absent, unreadable = store.outgoing.read(
+            WHEEL, first_seq, 5, max_bytes=9_999, max_frames=9, floor=0, now_ms=now_ms
+        )
+        disk.faults.clear()
+        return frames.seqs.tolist(), list(absent), list(unreadable)
+
+    assert found(1, due_ms) == ([1], [], [2])
+    assert found(2, due_ms) == ([], [], [2])
+    assert found(2, due_ms + UNREADABLE_WAIT_MS) == ([], [2], [])
+    assert store.held(WHEEL).missing == SeqSet.of([2]), "others are asked for it meanwhile"
+    assert finish(store.reading_again(WHEEL, SeqSet.of([2]))) == SeqSet.of([2])
+    assert store.held(WHEEL).missing == NO_SEQS
+    assert read(store, WHEEL, 1, 4) == ([1, 2, 3, 4], [])
+
+
+def test_rows_that_are_lost_while_a_node_runs_are_restored() -> None:
+    disk = SimulatedDisk()
+    store = opened(disk)
+    copies = written_elsewhere()
+    store.mirror(CARD, bundled(copies))
+    index = layout.index_path(layout.wheel_folder(DATA, WHEEL), 0)
+    rows = disk.content(index)
+    disk.set_content(index, bytes(16) + rows[16:])
+    disk.flip_bit(layout.slot_path(index.parent, BASE_SLOT + 2), 700)
+    assert read(store, WHEEL, 1, 5) == ([], [1])
+    assert read(store, WHEEL, 4, 5) == ([], [4])
+    assert store.held(WHEEL).missing == SeqSet.of([1, 4])
+    assert finish(store.reading_again(WHEEL, SeqSet.of([1, 4, 9]))) == SeqSet.of([1])
+    assert store.held(WHEEL).missing == SeqSet.of([4])
+    assert disk.content(index) == rows

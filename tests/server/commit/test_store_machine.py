@@ -196,8 +196,8 @@ class StoreMachine(RuleBasedStateMachine):
     def _read(
         self, node: Node, wheel: WheelId, first: int, last: int
     ) -> tuple[FrameBundle, list[int]]:
-        frames, missing = node.store.outgoing.read(
-            wheel, first, last, max_bytes=4000, max_frames=8, floor=node.floor
+        frames, missing, _ = node.store.outgoing.read(
+            wheel, first, last, max_bytes=4000, max_frames=8, floor=node.floor, now_ms=0
         )
         for copy in frames.copies():
             assert not copy.content or self._see(wheel, copy)

@@ -23,6 +23,7 @@ from delaywheel_replica.core.node.events import (
     Event,
     Failed,
     ForgetLost,
+    FoundAgain,
     Held,
     LeaveWheel,
     MemberConfig,
@@ -30,6 +31,7 @@ from delaywheel_replica.core.node.events import (
     Mirrored,
     Opened,
     OpenWheel,
+    ReadAgain,
     Received,
     Repair,
     Save,
@@ -271,7 +273,7 @@ class FakeNode:
                 answer: Event | None
                 if type(effect) in self.store.refuses:
                     answer = Failed(effect, "refused")
-                    if not isinstance(effect, DeleteWheel | VerifyWheel):
+                    if not isinstance(effect, DeleteWheel | VerifyWheel | ReadAgain):
                         effects.clear()
                 else:
                     answer = self._carry_out(effect)
@@ -352,7 +354,7 @@ class FakeNode:
         sent, self.sent = self.sent, []
         return sent
 
-    def _carry_out(self, effect: Effect) -> Event | None:  # noqa: C901, PLR0911
+    def _carry_out(self, effect: Effect) -> Event | None:  # noqa: C901, PLR0911, PLR0912
         store = self.store
         match effect:
             case Send():
@@ -382,6 +384,9 @@ class FakeNode:
                 return Closed(store.close(effect.wheel, effect.final_seq))
             case VerifyWheel():
                 return Verified(store.held(effect.wheel))
+            case ReadAgain():
+                held = store.held(effect.wheel)
+                return FoundAgain(held, effect.seqs - held.missing)
             case DeleteWheel():
                 del store.frames[effect.wheel]
                 return Deleted(effect.wheel)

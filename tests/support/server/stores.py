@@ -86,8 +86,8 @@ def open_own(store: Store) -> None:
 def read(
     store: Store, wheel: WheelId, first: int, last: int, *, max_bytes: int = 10_000, floor: int = 0
 ) -> tuple[list[int], list[int]]:
-    frames, absent = store.outgoing.read(
-        wheel, first, last, max_bytes=max_bytes, max_frames=4, floor=floor
+    frames, absent, _ = store.outgoing.read(
+        wheel, first, last, max_bytes=max_bytes, max_frames=4, floor=floor, now_ms=0
     )
     return frames.seqs.tolist(), list(absent)
 

@@ -7,12 +7,13 @@ _MODULES = (
     "reading.places",
     "reading.reader",
     "recovery.recover",
-    "recovery.restoring",
+    "recovery.found_rows",
     "recovery.verify",
     "writing.cutting",
     "writing.medium",
     "writing.mirror",
     "writing.missing_frames",
+    "writing.restoring",
     "writing.table_writer",
 )
 

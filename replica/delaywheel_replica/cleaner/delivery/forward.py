@@ -84,8 +84,8 @@ class ReaderPort(Protocol):
     def want(self, places: Mapping[Position, int]) -> None:
         """Waits for frames that are taken, but have messages to be read again."""
 
-    def look_at_lost(self, frames: FrameSet) -> Looked:
-        """Returns what is known of frames to be given up, and which are readable after all."""
+    def look_at_lost(self, frames: FrameSet, now_ms: int) -> Looked:
+        """Returns what is known of frames to be given up, and which are kept all the same."""
 
     def update(
         self,
@@ -388,12 +388,13 @@ class Forwarder:
     ) -> tuple[Duties, list[LostFrames]]:
         """Returns the duties, and outcomes for the frames that they give up.
 
-        A frame that turns out to be readable here was repaired meanwhile: it is not given up.
+        A frame that turns out to be readable here was repaired meanwhile: it is not given up. Nor
+        is one that only cannot be read for now, until a minute after its second.
         """
         todo = duties(self.state, progress, self._watch, self._cluster, situation)
         if not todo.lost:
             return todo, []
-        looked = self._reader.look_at_lost(todo.lost)
+        looked = self._reader.look_at_lost(todo.lost, situation.now_ms)
         if looked.kept:
             situation = replace(situation, looked_for=todo.lost - looked.kept)
             todo = duties(self.state, progress, self._watch, self._cluster, situation)

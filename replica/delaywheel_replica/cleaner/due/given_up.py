@@ -18,7 +18,7 @@ from delaywheel.storage.files.index import ROWS_PER_SEGMENT
 from delaywheel.storage.folder.disk import Disk
 from delaywheel.storage.frames.format import DamageReason
 from delaywheel.storage.frames.rows import is_hole
-from delaywheel.storage.reading.reader import DamagedFrame, WheelReader
+from delaywheel.storage.reading.reader import UNREADABLE_WAIT_MS, DamagedFrame, WheelReader
 from delaywheel_replica.core.protocol.frames import FrameSet
 
 ROWS_AT_ONCE: Final = 4 * ROWS_PER_SEGMENT
@@ -52,16 +52,16 @@ class Looked:
 
     Attributes:
         lost: By wheel and seq; those in a row that have a place one by one.
-        kept: Frames that can be read, or were not examined.
+        kept: Frames that can be read, may be whole and are waited for, or were not examined.
     """
 
     lost: list[LostFrames]
     kept: FrameSet
 
 
-def look_at(disk: Disk, data: Path, frames: FrameSet) -> Looked:
+def look_at(disk: Disk, data: Path, frames: FrameSet, now_ms: int) -> Looked:
     """Examines frames that are to be given up."""
-    looking = _Looking(disk, data)
+    looking = _Looking(disk, data, now_ms)
     kept = {wheel: looking.look(wheel, seqs) for wheel, seqs in frames.items()}
     return Looked(sorted(looking.lost), FrameSet.of_wheels(kept))
 
@@ -91,9 +91,10 @@ def _follows(each: LostFrames, before: LostFrames) -> bool:
 
 
 class _Looking:
-    def __init__(self, disk: Disk, data: Path) -> None:
+    def __init__(self, disk: Disk, data: Path, now_ms: int) -> None:
         self._disk = disk
         self._data = data
+        self._now_ms = now_ms
         self._rows_left = ROWS_AT_ONCE
         self._frames_left = FRAMES_AT_ONCE
         self.lost: list[LostFrames] = []
@@ -117,7 +118,8 @@ class _Looking:
 
     def _look(self, reader: WheelReader, first_seq: int, rows: NDArray[np.void]) -> SeqSet:
         holes, has_place = is_hole(rows), rows["length"] > 0
-        self._without_place(reader.wheel, SeqSet.where(first_seq, holes), DamageReason.HOLE)
+        kept, holes_lost = self._search(reader, SeqSet.where(first_seq, holes))
+        self._without_place(reader.wheel, holes_lost, DamageReason.HOLE)
         gone = SeqSet.where(first_seq, ~holes & ~has_place)
         self._without_place(reader.wheel, gone, DamageReason.GONE)
         numbers = np.flatnonzero(has_place)
@@ -129,10 +131,23 @@ class _Looking:
             of_slot = chosen[slots == slot]
             seqs = (of_slot + first_seq).tolist()
             for frame in reader.frames(slot, seqs, rows[of_slot]):
-                if isinstance(frame, DamagedFrame):
+                if isinstance(frame, DamagedFrame) and not frame.is_waited_for(self._now_ms):
                     damaged.append(frame.seq)
                     self._damaged(reader.wheel, frame)
-        return SeqSet.where(first_seq, has_place) - SeqSet.of(damaged)
+        return kept | (SeqSet.where(first_seq, has_place) - SeqSet.of(damaged))
+
+    def _search(self, reader: WheelReader, holes: SeqSet) -> tuple[SeqSet, SeqSet]:
+        """Returns holes to keep, and those to give up.
+
+        Kept are those whose frames lie in slot files; and all, while a slot file that may hold one
+        cannot be read.
+        """
+        if not holes:
+            return holes, holes
+        nowhere, unread_slot = reader.lying_nowhere(holes)
+        if self._now_ms < unread_slot * 1000 + UNREADABLE_WAIT_MS:
+            return holes, NO_SEQS
+        return holes - nowhere, nowhere
 
     def _without_place(self, wheel: WheelId, seqs: SeqSet, reason: DamageReason) -> None:
         self.lost += [

@@ -87,9 +87,9 @@ class DueReader:
                 unread.want(reader, place.seq, slot)
         self._wanted, self._unread = places, unread
 
-    def look_at_lost(self, frames: FrameSet) -> Looked:
-        """Returns the index rows of frames to be given up, and which frames can be read."""
-        return look_at(self._disk, self._data, frames)
+    def look_at_lost(self, frames: FrameSet, now_ms: int) -> Looked:
+        """Returns the index rows of frames to be given up, and which frames are kept."""
+        return look_at(self._disk, self._data, frames, now_ms)
 
     def update(
         self,

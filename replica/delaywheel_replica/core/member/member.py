@@ -45,8 +45,8 @@ an event, then the rest. Effects that cannot fail are done at once, by the stepp
 depend on nothing that is not durable yet. Effects with answers are done one after another, and if
 one fails, those after it are dropped, since they are requested again (pending_effects.py). Each of
 the rest stands alone: a full disk that accepts no `Save` must not keep `Sweep` from freeing space.
-So do `DeleteWheel` and `VerifyWheel`, although they are answered: all three concern any number of
-files, in steps between other jobs.
+So do `DeleteWheel`, `VerifyWheel` and `ReadAgain`, although they are answered: all of them concern
+any number of files, in steps between other jobs.
 """
 
 from dataclasses import dataclass
@@ -74,6 +74,7 @@ from delaywheel_replica.core.node.events import (
     Event,
     Failed,
     ForgetLost,
+    FoundAgain,
     Held,
     Left,
     MemberConfig,
@@ -81,6 +82,7 @@ from delaywheel_replica.core.node.events import (
     Mirrored,
     Opened,
     Published,
+    ReadAgain,
     Received,
     Repair,
     Saved,
@@ -257,6 +259,11 @@ class Member:
                 return [WriteStatus()]
             case Verified():
                 return self._verified(event.held)
+            case FoundAgain():
+                wheel = event.held.card.wheel
+                self._pending.done(ReadAgain, wheel=wheel)
+                self._inventory.repaired(wheel, event.seqs, self._known.now_ms)
+                return self._mirrored(event.held)
             case Unreadable():
                 self._inventory.unreadable(event.wheel, event.seqs)
                 self._unreadable_own(event.wheel, event.seqs)
@@ -292,6 +299,7 @@ class Member:
             *self._current.pushes(),
             *self._mirrors.tick(),
             *self._verifying.tick(known.now_ms),
+            *self._read_again(),
             *self._forget_lost(),
             *self._sweep(),
             *self._peers.ask_votes(),
@@ -327,7 +335,7 @@ class Member:
                 self._verifying.failed(dropped.wheel, self._known.now_ms)
             elif isinstance(dropped, DeleteWheel):
                 self._mirrors.not_deleted(dropped.wheel)
-            else:
+            elif not isinstance(dropped, ReadAgain):  # which is due again by itself
                 self._node_file.dropped(dropped)
 
     # --- own wheels
@@ -411,6 +419,16 @@ class Member:
         if self._known.term is not None:
             return self._known.sealing_clock_ms
         return self._hearing.leader_clock_ms(self._known.now_ms)
+
+    def _read_again(self) -> list[Effect]:
+        return [
+            ReadAgain(wheel, seqs)
+            for wheel, seqs in self._inventory.to_read_again(self._known.now_ms).items()
+            if wheel not in self._verifying
+            and not self._pending.is_writing(wheel)
+            and not self._pending.has(ReadAgain, wheel)
+            and not self._pending.has(DeleteWheel, wheel)
+        ]
 
     def _forget_lost(self) -> list[Effect]:
         new = self._known.lost - self._forgotten

@@ -154,6 +154,14 @@ class Unreadable:
 
 
 @dataclass(frozen=True, slots=True)
+class FoundAgain:
+    """`ReadAgain` was carried out: this is held, and these frames are no longer missing."""
+
+    held: Held
+    seqs: SeqSet
+
+
+@dataclass(frozen=True, slots=True)
 class Closed:
     """`CloseWheel` was carried out."""
 
@@ -238,6 +246,7 @@ Event = (
     | Mirrored
     | Left
     | Verified
+    | FoundAgain
     | Unreadable
     | Closed
     | Deleted
@@ -315,9 +324,10 @@ class Serve:
     """Read frames `first_seq` to `last_seq` of a wheel and send them in one message.
 
     As `Frames` with this request number (0: pushed). If the first one cannot be read, or is not
-    there, and request is not 0, send `Lacks` with the leading ones that cannot be read instead; a
-    frame that turned out to be damaged is also reported with Unreadable. Below the floor, a frame
-    is sent without content. `again`: they were pushed before, and the mirror made no progress.
+    there, and request is not 0, send `Lacks` with the leading ones that cannot be read instead, but
+    nothing of one that may be whole; a frame that turned out to be damaged, or unreadable for now,
+    is also reported with Unreadable. Below the floor, a frame is sent without content. `again`: they were
+    pushed before, and the mirror made no progress.
     """
 
     peer: str
@@ -365,6 +375,17 @@ class VerifyWheel:
 
 
 @dataclass(frozen=True, slots=True)
+class ReadAgain:
+    """Look again at missing frames: restore lost rows, and read what is there; answer FoundAgain.
+
+    Nothing else looks again at frames that no other node has.
+    """
+
+    wheel: WheelId
+    seqs: SeqSet
+
+
+@dataclass(frozen=True, slots=True)
 class WriteStatus:
     """Write the status now, and wake the cleaner to read it."""
 
@@ -383,6 +404,7 @@ Effect = (
     | Sweep
     | DeleteWheel
     | VerifyWheel
+    | ReadAgain
     | WriteStatus
 )
 
@@ -445,6 +467,7 @@ __all__ = [
     "Event",
     "Failed",
     "ForgetLost",
+    "FoundAgain",
     "Frames",
     "Held",
     "LeaveWheel",
@@ -455,6 +478,7 @@ __all__ = [
     "OpenWheel",
     "Opened",
     "Published",
+    "ReadAgain",
     "Received",
     "Repair",
     "Save",

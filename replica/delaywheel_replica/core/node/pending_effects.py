@@ -1,7 +1,8 @@
 """Effects whose outcome the member machine waits for.
 
-If an effect fails, those after it in its list are dropped with it. Exceptions are deleting and
-verifying a wheel, which take long, run beside everything else, and stand alone. So effects
+If an effect fails, those after it in its list are dropped with it. Exceptions are deleting a
+wheel, verifying it and reading it again, which take long, run beside everything else, and stand
+alone. So effects
 requested together are remembered together: with a failure the machine learns everything that will
 not happen, and requests it again if it is still wanted.
 """
@@ -14,12 +15,16 @@ from delaywheel_replica.core.node.events import (
     LeaveWheel,
     Mirror,
     OpenWheel,
+    ReadAgain,
     Repair,
     Save,
     VerifyWheel,
 )
 
-Awaited = Save | OpenWheel | LeaveWheel | Mirror | Repair | CloseWheel | DeleteWheel | VerifyWheel
+Alone = DeleteWheel | VerifyWheel | ReadAgain
+"""Those that concern any number of files: each runs in steps, beside everything else."""
+
+Awaited = Save | OpenWheel | LeaveWheel | Mirror | Repair | CloseWheel | Alone
 """Each of them is answered with an event, or with Failed."""
 
 
@@ -48,7 +53,7 @@ class PendingEffects:
         self._lists += 1
         together = self._lists
         for effect in effects:
-            if isinstance(effect, DeleteWheel | VerifyWheel):
+            if isinstance(effect, Alone):
                 self._lists += 1
                 self._asked.append((self._lists, effect))
             elif isinstance(effect, Awaited):

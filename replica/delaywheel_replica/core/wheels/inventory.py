@@ -27,6 +27,8 @@ from delaywheel_replica.core.protocol.heartbeat import MAX_MISSING, Heartbeat, W
 from delaywheel_replica.core.protocol.seal import Seal
 
 READ_AGAIN_MS = 2_000
+READ_AGAIN_AT_MOST_MS = 60_000
+READ_AGAIN_FRAMES = 100
 
 
 @dataclass(slots=True)
@@ -40,6 +42,9 @@ class _Wheel:
     bad: SeqSet = NO_SEQS
     reported: SeqSet = NO_SEQS
     reported_ms: int = 0
+    # When missing frames are to be read again, and how long after the last time.
+    reading_ms: int = 0
+    reading_every_ms: int = READ_AGAIN_MS
     # When frames were repaired, in the last `READ_AGAIN_MS`.
     repaired: list[tuple[int, SeqSet]] = field(default_factory=list)
 
@@ -103,6 +108,24 @@ class Inventory:
             known.reported -= seqs
             _repaired_lately(known, now_ms)
             known.repaired.append((now_ms, seqs))
+
+    def to_read_again(self, now_ms: int) -> dict[WheelId, SeqSet]:
+        """Returns missing frames that are to be read again now, some of each wheel.
+
+        Soon after they were found missing, then less and less often.
+        """
+        found: dict[WheelId, SeqSet] = {}
+        for wheel, known in self._wheels.items():
+            missing = known.held.missing
+            if not missing:
+                known.reading_ms, known.reading_every_ms = 0, READ_AGAIN_MS
+            elif not known.reading_ms:
+                known.reading_ms = now_ms + known.reading_every_ms
+            elif now_ms >= known.reading_ms:
+                known.reading_every_ms = min(2 * known.reading_every_ms, READ_AGAIN_AT_MOST_MS)
+                known.reading_ms = now_ms + known.reading_every_ms
+                found[wheel] = missing.least(READ_AGAIN_FRAMES)
+        return found
 
     def unreadable(self, wheel: WheelId, seqs: SeqSet) -> None:
         """Notes frames that the store could not read."""

@@ -55,7 +55,6 @@ from delaywheel_replica.core.node.events import (
     CleanerReported,
     Closed,
     CloseWheel,
-    DeleteWheel,
     Disconnected,
     DiskReported,
     DiskState,
@@ -83,11 +82,10 @@ from delaywheel_replica.core.node.events import (
     Sweep,
     Tick,
     Unreadable,
-    VerifyWheel,
     WriteStatus,
     Written,
 )
-from delaywheel_replica.core.node.pending_effects import Awaited
+from delaywheel_replica.core.node.pending_effects import Alone, Awaited
 from delaywheel_replica.core.node.plausible import check
 from delaywheel_replica.core.protocol.messages import ABOUT_FRAMES, PeerMessage
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, ServerStatus
@@ -284,7 +282,7 @@ class Driver:
         for effect in effects:
             if isinstance(effect, Send | WriteStatus | Acknowledge):
                 at_once.append(effect)
-            elif isinstance(effect, Awaited) and not isinstance(effect, DeleteWheel | VerifyWheel):
+            elif isinstance(effect, Awaited) and not isinstance(effect, Alone):
                 answered.append(effect)
             else:
                 alone.append(effect)

@@ -80,13 +80,14 @@ class PeerFrames:
         first_seq = effect.first_seq
         turn = self._turn()
         while first_seq <= effect.last_seq:
-            frames, missing = self._store.outgoing.read(
+            frames, missing, unreadable = self._store.outgoing.read(
                 effect.wheel,
                 first_seq,
                 effect.last_seq,
                 max_bytes=self._message_bytes,
                 max_frames=self._batch_frames,
                 floor=floor,
+                now_ms=self._outside.wall_ms(),
                 is_over=turn.is_over,
                 again=effect.again or effect.request != 0,
             )
@@ -94,13 +95,13 @@ class PeerFrames:
                 card = self._store.card(effect.wheel)
                 self._outside.send(effect.peer, Frames(card, frames, effect.request))
                 first_seq = frames.last_seq + 1
-            elif effect.request:
+            elif effect.request and missing:
                 first, last = missing.first, missing.last
                 lacks = Lacks(effect.request, effect.wheel, self._storage, first, last)
                 self._outside.send(effect.peer, lacks)
-            if missing:
-                self._step(Unreadable(effect.wheel, missing))
-            if effect.request or missing or not len(frames):
+            if missing or unreadable:
+                self._step(Unreadable(effect.wheel, missing | unreadable))
+            if effect.request or missing or unreadable or not len(frames):
                 return
             if first_seq <= effect.last_seq and turn.has_ended:
                 self._outside.enqueue(deque([replace(effect, first_seq=first_seq)]))

@@ -8,7 +8,9 @@ concerns thousands of files. So none of that work is a single job:
 work                   done
 =====================  ==========================================================================
 sweep, delete a wheel, in steps (`LongWork`), each queued behind all that came meanwhile
-verify a wheel
+verify a wheel, look
+again for its missing
+frames
 mirror, serve          in pieces, each as many frames as one `Turn` takes
 repair, cut            file by file
 =====================  ==========================================================================
@@ -23,22 +25,28 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeAlias
 
 from delaywheel.identity import WheelId
-from delaywheel.storage.files.wheel_folder import MetaDamaged
+from delaywheel.seqset import SeqSet
+from delaywheel.storage.files.wheel_folder import MetaDamaged, WheelMissing
 from delaywheel_replica.core.node.events import (
     Deleted,
     DeleteWheel,
     Event,
     Failed,
+    FoundAgain,
     Held,
+    ReadAgain,
     Sweep,
     Verified,
     VerifyWheel,
 )
+from delaywheel_replica.process.logs import get_logger
 from delaywheel_replica.server.store.store import Store
 
 TURN_MS: Final = 40
 
-AllOfAWheel: TypeAlias = Sweep | DeleteWheel | VerifyWheel
+_log = get_logger(__name__)
+
+AllOfAWheel: TypeAlias = Sweep | DeleteWheel | VerifyWheel | ReadAgain
 """Effects that concern any number of files."""
 
 
@@ -90,8 +98,9 @@ class LongWork:
         self._now_ms = now_ms
         self._most_files = most_files
         self._deleting: deque[tuple[Sweep | DeleteWheel, Iterator[object]]] = deque()
-        self._verifying: deque[tuple[VerifyWheel, Iterator[object]]] = deque()
+        self._verifying: deque[tuple[VerifyWheel | ReadAgain, Iterator[object]]] = deque()
         self._verified: dict[WheelId, Held] = {}
+        self._found: dict[WheelId, SeqSet] = {}
         self.verifies = True
 
     def begin(self, effect: AllOfAWheel) -> bool:
@@ -110,6 +119,8 @@ class LongWork:
                 self._deleting.append((effect, self._store.delete_wheel(effect.wheel)))
             case VerifyWheel():
                 self._verifying.append((effect, self._verify(effect.wheel)))
+            case ReadAgain():
+                self._verifying.append((effect, self._read_again(effect)))
         return is_first
 
     def step(self) -> tuple[Event | None, bool]:
@@ -127,13 +138,17 @@ class LongWork:
                 if turn.is_over():
                     return None, True
             event = self._done(effect)
-        except (OSError, MetaDamaged) as error:
+        except (OSError, MetaDamaged, WheelMissing) as error:
+            _log.warning("not done", work=str(effect), error=str(error))
             event = Failed(effect, str(error))
         work.popleft()
         return event, bool(self._deleting or self._verifying)
 
     def _verify(self, wheel: WheelId) -> Iterator[object]:
         self._verified[wheel] = yield from self._store.verifying(wheel)
+
+    def _read_again(self, effect: ReadAgain) -> Iterator[object]:
+        self._found[effect.wheel] = yield from self._store.reading_again(effect.wheel, effect.seqs)
 
     def _done(self, effect: AllOfAWheel) -> Event | None:
         match effect:
@@ -143,3 +158,5 @@ class LongWork:
                 return Deleted(effect.wheel)
             case VerifyWheel():
                 return Verified(self._verified.pop(effect.wheel))
+            case ReadAgain():
+                return FoundAgain(self._store.held(effect.wheel), self._found.pop(effect.wheel))

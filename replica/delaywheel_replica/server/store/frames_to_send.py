@@ -1,6 +1,7 @@
 """Reads frames for other nodes: the newest from memory, others from the files, each one checked."""
 
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 from delaywheel.identity import WheelId
 from delaywheel.seqset import NO_SEQS, SeqSet
@@ -16,6 +17,21 @@ from delaywheel_replica.server.store.missing import MissingOfCopies
 from delaywheel_replica.server.store.recent import Recent
 
 _log = get_logger(__name__)
+
+
+class Found(NamedTuple):
+    """What was found of a range of frames.
+
+    Attributes:
+        frames: The leading frames that can be sent.
+        absent: The one that ended them, if it is damaged. If there are none: the leading seqs that
+            are missing here, whether damaged or beyond the last one held, in one span.
+        unreadable: The frame that ended them, if it may be whole: nobody is told that it is absent.
+    """
+
+    frames: FrameBundle
+    absent: SeqSet = NO_SEQS
+    unreadable: SeqSet = NO_SEQS
 
 
 class FramesToSend:
@@ -66,9 +82,10 @@ class FramesToSend:
         max_bytes: int,
         max_frames: int,
         floor: int,
+        now_ms: int,
         is_over: Callable[[], bool] = lambda: False,
         again: bool = False,
-    ) -> tuple[FrameBundle, SeqSet]:
+    ) -> Found:
         """Returns frames to send, up to the first one that cannot be sent at all.
 
         Every frame is checked. A frame below the floor has no content; a frame that is committed as
@@ -82,15 +99,14 @@ class FramesToSend:
             max_bytes: The most bytes, unless there is a single frame.
             max_frames: The most frames.
             floor: Slots below are finished.
+            now_ms: The wall clock.
             is_over: Called after each frame that was read; if true, no more are read.
             again: They were sent before, and were perhaps refused: what is in memory is checked,
                 and read from the files if it was damaged.
 
         Returns:
-            The frames; and the one that ended them, if it is damaged. If there are none: the
-            leading seqs that are missing here, whether damaged or beyond the last one held, in one
-            span. Holes are reported one index segment at a time, seqs beyond the last one held all
-            at once.
+            What was found. Holes are reported one index segment at a time, seqs beyond the last one
+            held all at once.
         """
         end_seq = min(last_seq, first_seq + max_frames - 1)
         floor = max(floor, self._copies.floor)
@@ -100,29 +116,16 @@ class FramesToSend:
             recent = self.recent.frames(first_seq, end_seq, floor=floor, max_bytes=max_bytes)
         if len(recent):
             is_over()
-            return recent, NO_SEQS
+            return Found(recent)
         absent = self._absent(wheel, first_seq, last_seq)
         if absent:
-            return NO_BUNDLE, absent
-        frames: list[FrameCopy] = []
-        length_bytes = 0
-        for found in self._reading(wheel, first_seq, end_seq, floor):
-            if isinstance(found, DamagedFrame):
-                absent = absent.with_span(found.seq, found.seq)
-                if frames or is_over():
-                    break
-                continue
-            length_bytes += len(found.content)
-            if absent or (frames and length_bytes > max_bytes):
-                break
-            frames.append(found)
-            if is_over():
-                break
-        else:
-            beyond = first_seq + len(absent)
-            if not frames and beyond <= end_seq:
-                absent = absent.with_span(beyond, last_seq)  # the wheel ends before here
-        return FrameBundle.of_copies(frames), absent
+            return Found(NO_BUNDLE, absent)
+        reading = self._reading(wheel, first_seq, end_seq, floor)
+        found, is_all = _gathered(reading, max_bytes, now_ms, is_over)
+        beyond = first_seq + len(found.absent)
+        if is_all and not len(found.frames) and beyond <= end_seq:  # the wheel ends before here
+            return found._replace(absent=found.absent.with_span(beyond, last_seq))
+        return found
 
     def _check_recent(self, seqs: tuple[int, int] | None) -> None:
         if seqs is None or self.own is None:
@@ -163,3 +166,35 @@ class FramesToSend:
         _log.error("frame damaged", wheel=str(wheel), seq=frame.seq, cause=frame.detail)
         if copy is not None:
             copy.note_damaged(frame.seq)
+
+
+def _gathered(
+    reading: Iterator[FrameCopy | DamagedFrame],
+    max_bytes: int,
+    now_ms: int,
+    is_over: Callable[[], bool],
+) -> tuple[Found, bool]:
+    """Returns leading frames, or leading absent ones; and whether these are all."""
+    frames: list[FrameCopy] = []
+    absent = unreadable = NO_SEQS
+    length_bytes = 0
+    is_all = True
+    for found in reading:
+        is_all = False
+        if isinstance(found, DamagedFrame):
+            seqs = NO_SEQS.with_span(found.seq, found.seq)
+            if found.is_waited_for(now_ms):
+                unreadable = NO_SEQS if absent else seqs
+                break
+            absent |= seqs
+            if frames or is_over():
+                break
+        else:
+            length_bytes += len(found.content)
+            if absent or (frames and length_bytes > max_bytes):
+                break
+            frames.append(found)
+            if is_over():
+                break
+        is_all = True
+    return Found(FrameBundle.of_copies(frames), absent, unreadable), is_all

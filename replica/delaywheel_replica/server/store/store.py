@@ -207,6 +207,15 @@ class Store:
             self.save(self.state)
         return self.held(wheel)
 
+    def reading_again(self, wheel: WheelId, seqs: SeqSet) -> Steps[SeqSet]:
+        """Looks again at missing frames of a copy, in steps; returns those that are not missing.
+
+        Raises:
+            WheelMissing: Nothing of it is here, or it is open.
+            OSError: The medium reported an error that concerns no frame.
+        """
+        return (yield from self._copy(wheel).reading_again(seqs))
+
     # --- the wheel that this node writes
 
     @property

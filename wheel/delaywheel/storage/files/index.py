@@ -15,7 +15,7 @@ zeros, or with a wrong check value                    a hole: the medium has los
 a page, or segment, that the medium cannot read       unreadable, as few as its pages allow
 ====================================================  ==============================================
 
-Holes are restored from slot files (recovery/restoring.py) or repaired from another node's copy, and
+Holes are restored from slot files (writing/restoring.py) or repaired from another node's copy, and
 rewriting rows repairs the medium. If a segment cannot even be opened, all its rows are unreadable,
 as many as its length allows; opening is tried twice, because a first failure may be transient.
 """
@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from delaywheel.seqset import SeqSet
 from delaywheel.storage.files.undeletable import Undeletable
 from delaywheel.storage.folder import layout
 from delaywheel.storage.folder.disk import Disk, File
@@ -115,6 +116,12 @@ class IndexWriter:
             file.close()
         self.mark_unsynced((segment,))
         self._tops.forget(segment)
+
+    def rewritten(self, seqs: SeqSet) -> None:
+        """Notes rows that were restored in their places."""
+        for first, last in seqs.spans:
+            for segment in range((first - 1) // ROWS_PER_SEGMENT, -(-last // ROWS_PER_SEGMENT)):
+                self._tops.forget(segment)
 
     def delete_below(
         self, floor: int, note: Callable[[int], object], undeletable: Undeletable

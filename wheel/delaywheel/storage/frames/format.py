@@ -241,7 +241,12 @@ def decode_frame(buffer: Buffer, *, wheel: WheelId, slot: int, seq: int | None) 
     Raises:
         FrameDamaged: The bytes are not that frame.
     """
-    header = decode_header(buffer, available_bytes=len(buffer))
+    try:
+        header = decode_header(buffer, available_bytes=len(buffer))
+    except FrameDamaged as damage:
+        if damage.reason is DamageReason.VERSION and not _has_checksum(buffer):
+            raise FrameDamaged(DamageReason.CHECKSUM) from None
+        raise
     checksum = crc32c(memoryview(buffer)[CHECKED_FROM : header.length_bytes])
     if checksum != header.checksum:
         raise FrameDamaged(DamageReason.CHECKSUM)
@@ -259,6 +264,13 @@ def decode_frame(buffer: Buffer, *, wheel: WheelId, slot: int, seq: int | None) 
     else:
         columns = _decode_messages(buffer, header)
     return Frame(kind, wheel, slot, header.seq, header.accepted_at_ms, header.length_bytes, columns)
+
+
+def _has_checksum(buffer: Buffer) -> bool:
+    """Whether the bytes are a whole frame of some version: each has these two fields there."""
+    header = FrameHeader._make(_HEADER.unpack_from(buffer))
+    content = memoryview(buffer)[CHECKED_FROM : header.length_bytes]
+    return len(content) == header.length_bytes - CHECKED_FROM and crc32c(content) == header.checksum
 
 
 def _decode_cancels(buffer: Buffer, header: FrameHeader) -> Columns:

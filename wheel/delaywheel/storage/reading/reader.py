@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,6 +57,9 @@ _BETWEEN_BYTES = 16 * 1024
 _HOLE = np.frombuffer(HOLE_ROW, dtype=INDEX_ROW)[0]
 
 
+UNREADABLE_WAIT_MS: Final = 61_000
+"""From the beginning of a frame's second on, an unreadable frame is waited for this long."""
+
 _Read = TypeVar("_Read")
 
 
@@ -70,6 +73,24 @@ class DamagedFrame:
     cancels: int
     reason: DamageReason
     detail: str
+
+    @property
+    def may_be_whole(self) -> bool:
+        """Whether the frame may be intact: the medium does not return it, or it is too new.
+
+        Such a frame is not lost, and nobody may be told that it is absent.
+        """
+        return self.reason in {DamageReason.UNREADABLE, DamageReason.VERSION}
+
+    def is_waited_for(self, now_ms: int) -> bool:
+        """Whether the frame may be intact, and giving it up has time.
+
+        A medium that does not return it is given until a minute after the frame's second; a newer
+        release has any time.
+        """
+        if self.reason is DamageReason.UNREADABLE and self.slot:
+            return now_ms < self.slot * 1000 + UNREADABLE_WAIT_MS
+        return self.may_be_whole
 
     @property
     def is_finished(self) -> bool:

@@ -29,7 +29,7 @@ from delaywheel.storage.frames.format import (
 )
 from delaywheel.storage.frames.rows import checked_rows, is_gone, is_hole
 from delaywheel.storage.reading.places import finding_rows
-from delaywheel.storage.recovery.restoring import FoundRows, whole_segments
+from delaywheel.storage.recovery.found_rows import FoundRows, whole_segments
 from delaywheel.storage.writing.cutting import end_index, last_seq_of, raise_ends
 
 HourSizes = tuple[int, list[tuple[int, int]]]

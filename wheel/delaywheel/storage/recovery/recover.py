@@ -74,9 +74,10 @@ from delaywheel.storage.reading.places import Places, SlotPlaces, finding_rows
 from delaywheel.storage.reading.reader import DamagedFrame, WheelReader
 from delaywheel.storage.reading.unlisted import with_unlisted
 from delaywheel.storage.reading.walk import walk_headers
+from delaywheel.storage.recovery.found_rows import lost_behind
 from delaywheel.storage.recovery.rebuilding import HourSizes, longer_files, rebuild_rows
-from delaywheel.storage.recovery.restoring import lost_behind, restoring
 from delaywheel.storage.writing.cutting import cut_beyond, cut_slot, last_seq_of
+from delaywheel.storage.writing.restoring import restoring
 from delaywheel.storage.writing.table_writer import SlotTable
 
 

@@ -61,7 +61,13 @@ from delaywheel.storage.frames.bundle import NO_BUNDLE, FrameBundle
 from delaywheel.storage.frames.checking import good_frames
 from delaywheel.storage.frames.format import FrameDamaged
 from delaywheel.storage.frames.frame_copy import FrameCopy
-from delaywheel.storage.frames.rows import GONE_ROW, checked_rows, is_gone, is_hole
+from delaywheel.storage.frames.rows import (
+    GONE_ROW,
+    checked_rows,
+    is_gone,
+    is_hole,
+    is_unreadable,
+)
 from delaywheel.storage.reading.reader import DamagedFrame, WheelReader
 from delaywheel.storage.writing.cutting import cut_beyond
 from delaywheel.storage.writing.dial import Dial
@@ -76,6 +82,7 @@ from delaywheel.storage.writing.placing import (
     not_finished,
     place_of,
 )
+from delaywheel.storage.writing.restoring import restoring
 from delaywheel.storage.writing.table_writer import SlotTable
 
 
@@ -104,6 +111,7 @@ class MirrorWheel:
         self._floor = floor
         self._dial = dial
         self._missing = MissingFrames()
+        self._searched = NO_SEQS  # missing frames that were looked for in all slot files
         self._occupied = Occupied(self._reader)
         self._medium = CopyMedium(disk, data, meta.wheel, self._slots, self._index)
         self.meta = meta
@@ -271,6 +279,33 @@ class MirrorWheel:
         self._missing.remove(SeqSet.of({place.seq for place in places} - taken))
         return refused
 
+    def reading_again(self, seqs: SeqSet) -> Steps[SeqSet]:
+        """Looks again at missing frames: restores lost rows, and reads what is there.
+
+        Args:
+            seqs: Some frames up to the last one.
+
+        Returns:
+            Those that are not missing: they can be read, or are finished.
+        """
+        new = seqs - self._searched
+        self._searched |= new
+        restored = yield from restoring(
+            self._disk, self._folder, self.wheel, new, floor=self._floor
+        )
+        for slot, found in restored.items():
+            self._index.rewritten(found)
+            self._table.change({slot})
+            self.top_slot = max(self.top_slot, slot)
+            self._medium.rewritten(found)
+        there = NO_SEQS
+        for seq in seqs.within(1, self.last_seq):
+            if isinstance(next(self.copies(seq, seq, floor=self._floor), None), FrameCopy):
+                there = there.with_span(seq, seq)
+            yield
+        self._missing.remove(there)
+        return there
+
     def note_damaged(self, seq: int) -> None:
         """Notes a frame that cannot be read."""
         if 1 <= seq <= self.last_seq:
@@ -312,12 +347,15 @@ class MirrorWheel:
     # --- reading
 
     def end_of_hole(self, first_seq: int, last_seq: int) -> int:
-        """Returns the end of the hole that begins at `first_seq`, at most `last_seq`."""
+        """Returns the end of the hole that begins at `first_seq`, at most `last_seq`.
+
+        Rows that the medium cannot read are none: nobody knows that their frames are absent.
+        """
         span = self._missing.seqs.span_of(first_seq)
         if span is None:
             return first_seq - 1
         rows = self._reader.rows(first_seq, min(last_seq, span[1]))
-        others = np.flatnonzero(~is_hole(rows))
+        others = np.flatnonzero(~is_hole(rows) | is_unreadable(rows))
         return first_seq - 1 + (int(others[0]) if len(others) else len(rows))
 
     def copies(

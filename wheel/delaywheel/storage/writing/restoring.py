@@ -1,0 +1,80 @@
+"""Restores index rows that were lost, from the frames to which they referred.
+
+A frame proves itself: checksum, wheel, slot and seq show where it belongs. So a row that was lost,
+with a page of zeros for example, is written again from its frame, wherever that lies.
+"""
+
+from collections import defaultdict
+from contextlib import suppress
+from pathlib import Path
+
+from delaywheel.identity import WheelId
+from delaywheel.seqset import NO_SEQS, SeqSet
+from delaywheel.storage.files.index import ROWS_PER_SEGMENT, read_raw_rows
+from delaywheel.storage.files.slot_files import list_slots
+from delaywheel.storage.folder import layout
+from delaywheel.storage.folder.disk import Disk
+from delaywheel.storage.folder.medium_errors import is_medium_error
+from delaywheel.storage.folder.steps import Steps
+from delaywheel.storage.frames.rows import INDEX_ROW_LENGTH_BYTES, checked_rows, is_hole
+from delaywheel.storage.reading.holes import rows_in_file
+
+
+def restoring(
+    disk: Disk, folder: Path, wheel: WheelId, seqs: SeqSet, *, floor: int
+) -> Steps[dict[int, SeqSet]]:
+    """Restores the rows of holes whose frames lie intact in slot files.
+
+    Args:
+        disk: Where the wheel lies.
+        folder: The wheel's folder.
+        wheel: The wheel's name.
+        seqs: Some frames; those that are no holes are left out.
+        floor: Slots below are finished.
+
+    Returns:
+        The seqs that were restored, by slot.
+    """
+    holes = NO_SEQS
+    for first, last in seqs.spans:
+        for first_seq, rows in read_raw_rows(disk, folder, first, last):
+            holes |= SeqSet.where(first_seq, is_hole(checked_rows(rows)))
+        yield
+    if not holes:
+        return {}
+    restored: dict[int, SeqSet] = {}
+    for slot in list_slots(disk, folder, floor):
+        try:
+            found = rows_in_file(disk, folder, wheel, slot, holes)
+            if found:
+                _rewrite(disk, folder, found)
+        except OSError as error:
+            if not is_medium_error(error):
+                raise
+            found = {}
+        yield
+        if found:
+            restored[slot] = SeqSet.of(found)
+            holes -= restored[slot]
+            if not holes:
+                break
+    return restored
+
+
+def _rewrite(disk: Disk, folder: Path, rows: dict[int, bytes]) -> None:
+    """Writes these rows durably."""
+    by_segment: dict[int, dict[int, bytes]] = defaultdict(dict)
+    for seq, row in rows.items():
+        segment, place = divmod(seq - 1, ROWS_PER_SEGMENT)
+        by_segment[segment][place] = row
+    for segment, places in by_segment.items():
+        with suppress(FileNotFoundError):  # deleted meanwhile: finished
+            file = disk.open(layout.index_path(folder, segment))
+            try:
+                rows_there = file.size() // INDEX_ROW_LENGTH_BYTES
+                for place, row in places.items():
+                    if place < rows_there:  # others were cut meanwhile
+                        file.write_at((row,), place * INDEX_ROW_LENGTH_BYTES)
+                file.sync_data()
+            finally:
+                file.close()
