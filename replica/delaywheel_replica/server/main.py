@@ -12,7 +12,7 @@ import signal
 import sys
 from typing import Final
 
-from delaywheel.storage.files.wheel_folder import MetaDamaged
+from delaywheel.storage.files.wheel_folder import MetaTooNew
 from delaywheel.storage.folder.node_file import NodeFolderError
 from delaywheel_replica.config import Config
 from delaywheel_replica.link import Link
@@ -50,7 +50,7 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         asyncio.run(_serve(config))
-    except (NodeFolderError, MetaDamaged, NodeIdTakenError) as error:
+    except (NodeFolderError, MetaTooNew, NodeIdTakenError) as error:
         _log.error("cannot start", error=str(error))
         return EXIT_HOPELESS
     except (ListenError, PeerListenError) as error:

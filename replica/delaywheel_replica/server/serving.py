@@ -140,7 +140,7 @@ class Server:
 
         Raises:
             NodeFolderError: The data folder cannot be used.
-            MetaDamaged: The identity of one of its wheels is lost.
+            MetaTooNew: A newer release has written one of its wheels.
         """
         self._config = config
         self._link = link

@@ -135,6 +135,18 @@ def test_one_that_cannot_be_made_whole_is_tried_again_and_keeps_no_other(node: F
     assert node.status().heartbeat.verifying == set()
 
 
+def test_one_that_failed_is_verified_as_it_is_registered_or_deleted(node: FakeNode) -> None:
+    """Its folder may have lost who its members are."""
+    node.store.refuses = {VerifyWheel}
+    node.tick()
+    record = record_of(closed_at=3)
+    node.cleaner_reports(node.cleaner({A1: record, B2: record_of()}))
+    done = node.tick(AGAIN_MS)
+    assert [e.record for e in done if isinstance(e, VerifyWheel) and e.wheel == A1] == [record]
+    assert DeleteWheel(B1) in done, "a later one of its node is registered"
+    assert node.status().heartbeat.verifying == {A1}
+
+
 def test_what_only_lies_there_is_known_by_its_number(node: FakeNode) -> None:
     looking(node)
     node.receive("c", Gossip(heartbeat_of("c", term=Term(5, (Fence("b", 1),)))))

@@ -16,6 +16,8 @@ from delaywheel.storage.files.index import ROWS_PER_SEGMENT
 from delaywheel.storage.files.undeletable import FIRST_PAUSE_MS, Undeletable
 from delaywheel.storage.files.wheel_folder import (
     Checkpoint,
+    MetaDamaged,
+    MetaTooNew,
     WheelMissing,
     list_wheels,
     load_meta,
@@ -28,6 +30,7 @@ from delaywheel.storage.reading.reader import UNREADABLE_WAIT_MS
 from delaywheel.storage.writing.dial import DialView
 from delaywheel.storage.writing.wheel import WheelBroken
 from delaywheel_replica.core.node.events import Held
+from delaywheel_replica.core.protocol.control import WheelRecord
 from delaywheel_replica.core.protocol.frames import FrameRange, FrameSet
 from delaywheel_replica.server.store.store import Store
 from sim.machine.disk import Crash, Fault, SimulatedDisk
@@ -39,6 +42,7 @@ from support.server.stores import (
     SEGMENT_BYTES,
     WHEEL,
     left,
+    looked_into,
     open_own,
     opened,
     read,
@@ -519,3 +523,34 @@ def test_rows_that_are_lost_while_a_node_runs_are_restored() -> None:
     assert finish(store.reading_again(WHEEL, SeqSet.of([1, 4, 9]))) == SeqSet.of([1])
     assert store.held(WHEEL).missing == SeqSet.of([4])
     assert disk.content(index) == rows
+
+
+def test_a_wheel_whose_identity_is_damaged_gets_it_from_where_it_is_registered() -> None:
+    disk = SimulatedDisk()
+    store = opened(disk)
+    store.mirror(CARD, bundled(written_elsewhere()))
+    path = layout.meta_path(layout.wheel_folder(DATA, WHEEL))
+    for is_readable in (True, False):
+        if is_readable:
+            disk.set_content(path, bytes(99))
+        else:
+            disk.spoil(path, 0, 1)
+        disk.restart()
+        store = looked_into(disk)
+        assert store.unverified == {WHEEL}, "the node starts, and the wheel waits alone"
+        with pytest.raises((MetaDamaged, OSError)):
+            finish(store.verifying(WHEEL))
+        held = finish(store.verifying(WHEEL, WheelRecord(MEMBERS, 2, BASE_SLOT, closed_at=4)))
+        assert (held.applied, held.missing, held.final_seq) == (4, NO_SEQS, 4)
+        assert held.card.members == MEMBERS
+        assert store.unverified == frozenset()
+
+
+def test_a_node_refuses_a_wheel_of_a_newer_release() -> None:
+    disk = SimulatedDisk()
+    opened(disk).mirror(CARD, bundled(written_elsewhere()))
+    path = layout.meta_path(layout.wheel_folder(DATA, WHEEL))
+    disk.set_content(path, disk.content(path).replace(b'"version": 1', b'"version": 9'))
+    disk.restart()
+    with pytest.raises(MetaTooNew, match="version 9"):
+        looked_into(disk)

@@ -200,3 +200,10 @@ async def test_a_cache_that_cannot_be_read_is_none(tmp_path: Path, content: str)
     path.write_text(content)
     known = KnownTopics(PosixDisk(), path, ask=lambda _: False, refuses_absent=True)
     assert await refused(known, batch("a")) == {}
+
+
+async def test_a_cache_that_the_medium_does_not_return_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "topics.json"
+    path.mkdir()  # reading it fails, with an OSError that is not FileNotFoundError
+    known = KnownTopics(PosixDisk(), path, ask=lambda _: False, refuses_absent=True)
+    assert await refused(known, batch("a")) == {}

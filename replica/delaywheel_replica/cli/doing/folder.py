@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 
 from delaywheel.storage.files.index import read_segments
-from delaywheel.storage.files.wheel_folder import WheelState, list_wheels, load_meta
+from delaywheel.storage.files.wheel_folder import MetaDamaged, WheelState, list_wheels, load_meta
 from delaywheel.storage.folder.disk import PosixDisk
 from delaywheel.storage.folder.layout import wheel_folder
 from delaywheel.storage.folder.node_file import NodeFileDamaged, load_node_state
@@ -52,13 +52,17 @@ def list_slots(data: Path, from_slot: int, to_slot: int | None) -> pb.ListSlotsR
     slots: dict[int, pb.SlotRow] = {}
     for wheel in list_wheels(disk, data):
         reader = WheelReader(disk, data, wheel)
-        meta = load_meta(disk, data, wheel)
+        try:
+            meta = load_meta(disk, data, wheel)
+            state, final_seq = _STATES[meta.state], meta.final_seq
+        except (MetaDamaged, OSError):  # its frames are there all the same; `verify` speaks of it
+            state, final_seq = pb.WHEEL_STATE_UNSPECIFIED, None
         answer.wheels.add(
             wheel=str(wheel),
             node=wheel.node,
-            state=_STATES[meta.state],
+            state=state,
             applied_seq=reader.last_seq(),
-            final_seq=meta.final_seq,
+            final_seq=final_seq,
             progress_seq=progress.seq(wheel) if progress is not None else 0,
         )
         there = np.array(reader.slots(from_slot, to_slot), dtype=np.uint32)

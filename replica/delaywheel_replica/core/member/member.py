@@ -275,6 +275,7 @@ class Member:
             case Deleted():
                 self._pending.done(DeleteWheel, wheel=event.wheel)
                 self._mirrors.deleted(event.wheel)
+                self._verifying.deleted(event.wheel)
                 return [WriteStatus()]
             case Published():
                 self._current.published(event.wheel, event.seq)
@@ -298,7 +299,7 @@ class Member:
         return [
             *self._current.pushes(),
             *self._mirrors.tick(),
-            *self._verifying.tick(known.now_ms),
+            *self._verifying.tick(known.now_ms, known.registry),
             *self._read_again(),
             *self._forget_lost(),
             *self._sweep(),

@@ -15,6 +15,7 @@ from delaywheel.identity import WheelId
 from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel.storage.folder.node_state import NodeState, Spare
 from delaywheel.storage.frames.bundle import FrameBundle
+from delaywheel_replica.core.protocol.control import WheelRecord
 from delaywheel_replica.core.protocol.frames import FrameSet
 from delaywheel_replica.core.protocol.messages import Frames, PeerMessage, WheelCard
 from delaywheel_replica.core.protocol.status_files import CleanerStatus
@@ -369,9 +370,15 @@ class DeleteWheel:
 
 @dataclass(frozen=True, slots=True)
 class VerifyWheel:
-    """Recover a wheel of an earlier life; answer Verified."""
+    """Recover a wheel of an earlier life; answer Verified.
+
+    Attributes:
+        wheel: The wheel.
+        record: How it is registered: its folder may have lost that.
+    """
 
     wheel: WheelId
+    record: WheelRecord | None = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

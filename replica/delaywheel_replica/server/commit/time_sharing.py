@@ -118,7 +118,7 @@ class LongWork:
             case DeleteWheel():
                 self._deleting.append((effect, self._store.delete_wheel(effect.wheel)))
             case VerifyWheel():
-                self._verifying.append((effect, self._verify(effect.wheel)))
+                self._verifying.append((effect, self._verify(effect)))
             case ReadAgain():
                 self._verifying.append((effect, self._read_again(effect)))
         return is_first
@@ -144,8 +144,9 @@ class LongWork:
         work.popleft()
         return event, bool(self._deleting or self._verifying)
 
-    def _verify(self, wheel: WheelId) -> Iterator[object]:
-        self._verified[wheel] = yield from self._store.verifying(wheel)
+    def _verify(self, effect: VerifyWheel) -> Iterator[object]:
+        held = yield from self._store.verifying(effect.wheel, effect.record)
+        self._verified[effect.wheel] = held
 
     def _read_again(self, effect: ReadAgain) -> Iterator[object]:
         self._found[effect.wheel] = yield from self._store.reading_again(effect.wheel, effect.seqs)

@@ -40,6 +40,7 @@ from delaywheel.reasons import Reason
 from delaywheel.storage.folder.disk import Disk
 from delaywheel_replica.kafka_settings import FORWARD_ROOM_BYTES
 from delaywheel_replica.link import AskTopic, TopicInfo, Topics
+from delaywheel_replica.process.logs import get_logger
 from delaywheel_replica.server.intake.validate import Batch, is_topic_name
 from delaywheel_replica.server.node.refusals import Refusal
 
@@ -54,6 +55,8 @@ _NO_BOUND: Final = 1 << 62
 _UNASKED: Final = Refusal(
     Reason.BACKPRESSURE, f"Kafka is being asked about {ASKED_AT_MOST} unknown topics"
 )
+
+_log = get_logger(__name__)
 
 
 def _monotonic_ms() -> int:
@@ -289,9 +292,12 @@ def _by_topic(
 
 
 def _load(disk: Disk, path: Path) -> dict[str, TopicInfo]:
-    """Returns the cache; empty if it is absent or unreadable."""
+    """Returns the cache; empty if it is absent, or cannot be read for whatever reason."""
     try:
         document: Mapping[str, tuple[int, int | None]] = json.loads(disk.read_file(path))
         return {name: TopicInfo(*info) for name, info in document.items()}
-    except (FileNotFoundError, ValueError, TypeError, AttributeError):
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        _log.warning("the cache of topics cannot be read", path=str(path), error=str(error))
         return {}

@@ -16,6 +16,7 @@ from delaywheel.storage.files.handles import HandleCache
 from delaywheel.storage.files.index import ROWS_PER_SEGMENT
 from delaywheel.storage.files.undeletable import Undeletable
 from delaywheel.storage.files.wheel_folder import (
+    MetaDamaged,
     WheelMeta,
     delete_halves,
     deleting_wheel,
@@ -28,6 +29,7 @@ from delaywheel.storage.files.wheel_folder import (
 from delaywheel.storage.folder.boot import is_same_boot
 from delaywheel.storage.folder.disk import Disk
 from delaywheel.storage.folder.layout import meta_path, wheel_folder
+from delaywheel.storage.folder.medium_errors import is_medium_error
 from delaywheel.storage.folder.steps import Steps, finish
 from delaywheel.storage.frames.format import NO_SLOT
 from delaywheel.storage.recovery.recover import recovering
@@ -74,32 +76,48 @@ class Copies:
         """Returns the wheels that earlier processes have left.
 
         Raises:
-            MetaDamaged: The identity of one of them is lost.
+            MetaTooNew: A newer release has written one of them.
         """
         delete_halves(self.disk, self.data)
         wheels = frozenset(list_wheels(self.disk, self.data))
         for wheel in wheels:
             try:
                 load_meta(self.disk, self.data, wheel)
-            except OSError as error:  # it is retried alone
+            except (OSError, MetaDamaged) as error:  # it waits alone
                 _log.warning("meta.json cannot be read", wheel=str(wheel), error=str(error))
         return wheels
 
-    def verifying(self, wheel: WheelId, *, counts: bool) -> Steps[None]:
+    def verifying(
+        self, wheel: WheelId, registered: WheelMeta | None, *, counts: bool
+    ) -> Steps[None]:
         """Recovers a wheel that an earlier process left.
 
         Args:
             wheel: Its name.
+            registered: Its identity, if its own is damaged; None: that is not known.
             counts: Whether the dial must count what it holds: true if an earlier process left it.
 
         Raises:
             OSError: The medium reported an error; try again.
-            MetaDamaged: Its identity is lost.
+            MetaDamaged: Its identity is lost, and not known otherwise.
         """
+        if registered is not None:
+            yield from self._identifying(registered)
         # An earlier process may have met a failed sync, and died before it wrote everything again.
         yield from self._recovering(wheel, is_doubtful=True)
         if counts:
             yield from self._counting(wheel)
+
+    def _identifying(self, registered: WheelMeta) -> Steps[None]:
+        """Writes the identity of a wheel again if it cannot be read."""
+        try:
+            load_meta(self.disk, self.data, registered.wheel)
+        except (MetaDamaged, OSError) as error:
+            if isinstance(error, OSError) and not is_medium_error(error):
+                raise
+            _log.warning("meta.json written again", wheel=str(registered.wheel), error=str(error))
+            save_meta(self.disk, self.data, registered)
+            yield
 
     def find(self, wheel: WheelId) -> MirrorWheel | None:
         """Returns the copy of a wheel, if there is one, even if making it failed half-way."""

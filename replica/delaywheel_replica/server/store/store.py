@@ -33,7 +33,7 @@ from delaywheel.identity import WheelId
 from delaywheel.seqset import SeqSet
 from delaywheel.storage.files.handles import HandleCache
 from delaywheel.storage.files.undeletable import Undeletable
-from delaywheel.storage.files.wheel_folder import WheelExists, WheelMeta, WheelMissing
+from delaywheel.storage.files.wheel_folder import WheelExists, WheelMeta, WheelMissing, WheelState
 from delaywheel.storage.folder.boot import is_same_boot
 from delaywheel.storage.folder.disk import Disk
 from delaywheel.storage.folder.node_file import NodeFolder, new_storage, open_node_folder
@@ -51,6 +51,7 @@ from delaywheel.storage.writing.wheel import (
     WheelBroken,
 )
 from delaywheel_replica.core.node.events import DiskState, Held
+from delaywheel_replica.core.protocol.control import WheelRecord
 from delaywheel_replica.core.protocol.frames import FrameSet
 from delaywheel_replica.core.protocol.messages import WheelCard
 from delaywheel_replica.process.logs import get_logger
@@ -138,7 +139,7 @@ class Store:
 
         Raises:
             NodeFolderError: The folder cannot be used.
-            MetaDamaged: The identity of one of its wheels is lost.
+            MetaTooNew: A newer release has written one of its wheels.
         """
         folder = open_node_folder(
             disk,
@@ -192,14 +193,20 @@ class Store:
         """Makes this the durable content of node.json, except `unsynced`, which the store knows."""
         self._folder.put(replace(state, unsynced=self._unsynced))
 
-    def verifying(self, wheel: WheelId) -> Steps[Held]:
+    def verifying(self, wheel: WheelId, record: WheelRecord | None = None) -> Steps[Held]:
         """Recovers a left wheel, in steps; returns what it holds.
+
+        Args:
+            wheel: The wheel.
+            record: How it is registered, in case that its own identity cannot be read; None: it is
+                not known.
 
         Raises:
             OSError: The medium reported an error; try again.
-            MetaDamaged: Its identity is lost.
+            MetaDamaged: Its identity is lost, and the wheel is not known to be registered.
         """
-        yield from self._copies.verifying(wheel, counts=wheel not in self._counted)
+        meta = None if record is None else self._registered(wheel, record)
+        yield from self._copies.verifying(wheel, meta, counts=wheel not in self._counted)
         self.unverified -= {wheel}
         self._counted -= {wheel}
         if self._unsynced and self._limits.sync_groups and not self.unverified:
@@ -498,6 +505,17 @@ class Store:
                 failure = failure or error
         if failure is not None:
             raise failure
+
+    def _registered(self, wheel: WheelId, record: WheelRecord) -> WheelMeta:
+        """Returns the identity of a wheel from the control topic; its frames are examined anew."""
+        return WheelMeta(
+            wheel,
+            record.members,
+            record.min_insync,
+            self._limits.span_seconds,
+            state=WheelState.OPEN if record.closed_at is None else WheelState.CLOSED,
+            final_seq=record.closed_at,
+        )
 
     def _written(self, copy: MirrorWheel) -> Held:
         if self._limits.sync_groups:

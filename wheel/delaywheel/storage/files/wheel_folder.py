@@ -46,6 +46,10 @@ class MetaDamaged(Exception):  # noqa: N818 - the condition is the name
     """A wheel's meta.json cannot be understood."""
 
 
+class MetaTooNew(Exception):  # noqa: N818 - the condition is the name
+    """A wheel's meta.json was written by a release that this program does not know."""
+
+
 @dataclass(frozen=True, slots=True)
 class WheelMeta:
     """The content of meta.json.
@@ -116,6 +120,7 @@ def load_meta(disk: Disk, data: Path, wheel: WheelId) -> WheelMeta:
     Raises:
         WheelMissing: There is no such wheel.
         MetaDamaged: Its meta.json cannot be understood.
+        MetaTooNew: It has a version that this program does not know.
     """
     path = layout.meta_path(layout.wheel_folder(data, wheel))
     try:
@@ -247,8 +252,9 @@ def _is_wheel_name(name: str) -> bool:
 
 
 def _meta_of(wheel: WheelId, document: dict[str, Any]) -> WheelMeta:
-    if document["version"] != _META_VERSION:
-        raise ValueError(f"version {document['version']}, this program knows {_META_VERSION}")
+    if int(document["version"]) > _META_VERSION:
+        known = f"this program knows those up to {_META_VERSION}"
+        raise MetaTooNew(f"meta.json of {wheel} has version {document['version']}, {known}")
     if document["wheel"] != str(wheel):
         raise ValueError(f"it is the meta.json of wheel {document['wheel']}")
     final_seq = document["final_seq"]

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from delaywheel.identity import NameInvalidError, WheelId
 from delaywheel.storage.files.index import ROWS_PER_SEGMENT, list_segments, read_segments
 from delaywheel.storage.files.slot_files import list_slots
-from delaywheel.storage.files.wheel_folder import MetaDamaged, WheelMissing, load_meta
+from delaywheel.storage.files.wheel_folder import MetaDamaged, MetaTooNew, WheelMissing, load_meta
 from delaywheel.storage.folder import layout
 from delaywheel.storage.folder.disk import Disk
 from delaywheel.storage.folder.node_file import NodeFileDamaged, load_node_state
@@ -96,7 +96,7 @@ def verify_wheel(disk: Disk, data: Path, wheel: WheelId, *, floor: int = 0) -> I
     folder = layout.wheel_folder(data, wheel)
     try:
         load_meta(disk, data, wheel)
-    except (MetaDamaged, WheelMissing) as error:
+    except (MetaDamaged, MetaTooNew, WheelMissing) as error:
         yield Finding(Problem.META, layout.meta_path(folder), str(error), wheel)
     yield from _verify_segments(disk, folder, wheel)
     seqs, rows = _all_rows(disk, folder)
