@@ -24,8 +24,8 @@ def switched_flush(script: Script) -> None:
     """A node is restarted with synced groups, and its machine crashes before it has synced all."""
     script.flow(2_500, 4_600, 25, "c", delay_ms=20_000)
     at_ms = script.about(4_650, 50)
-    part = "c.1/checkpoint"
-    script.do(at_ms, "disk_error", node="a", operation="read", path_part=part, countdown=0)
+    part = "c.1/meta.json"  # which is read at the start, and again to recover the wheel
+    script.do(at_ms, "disk_error", node="a", operation="read", path_part=part, countdown=1)
     script.do(at_ms + 1, "switch_flush", node="a")
     script.do(at_ms + 200, "crash_machine", node="a", ms=500)
     script.until_ms = 12_000

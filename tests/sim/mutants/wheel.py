@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from delaywheel.storage.folder import layout
-from delaywheel.storage.folder.steps import Steps
+from delaywheel.storage.frames import rows
 from delaywheel.storage.frames.bundle import FrameBundle
 from delaywheel.storage.frames.rows import INDEX_ROW
 from delaywheel.storage.reading.places import Places, SlotPlaces
-from delaywheel.storage.recovery import recover
 from sim.mutants.mutant import Mutant, Patch, instead
 
 _NOTHING: Places = (np.empty(0, np.int64), np.empty(0, INDEX_ROW))
@@ -52,10 +52,13 @@ def mirrors_pass_over_gaps() -> list[Patch]:
 
 
 def zeros_are_of_deleted_segments() -> list[Patch]:
-    def leave(*_: Any) -> Steps[None]:
-        yield from ()
+    real = rows.flawed_rows
 
-    return [instead(recover, "_mark_zeros_as_holes", leave)]
+    def flawed(found: NDArray[Any]) -> NDArray[np.bool_]:
+        are_zeros = ~np.array([any(row.tobytes()) for row in found], np.bool_)
+        return real(found) & ~are_zeros
+
+    return [instead(rows, "flawed_rows", flawed)]
 
 
 WHEEL: dict[str, Mutant] = {
