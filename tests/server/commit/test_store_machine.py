@@ -394,7 +394,8 @@ class StoreMachine(RuleBasedStateMachine):
     def everything_is_mended(self) -> None:
         """Both fetch and repair until they hold the same; what neither has is lost."""
         for node in self.nodes.values():
-            list(node.store.sweep(node.floor))  # after a restart it learns of the floor again
+            node.floor = self.floor  # each learns of it from the control topic, sooner or later
+            list(node.store.sweep(node.floor))
         for wheel in self.wheels:
             for _ in range(200):
                 before = self._state_of(wheel)

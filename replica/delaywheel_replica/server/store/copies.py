@@ -124,7 +124,7 @@ class Copies:
         copy = self._copies.get(wheel)
         if copy is not None or not self._has_meta(wheel):
             return copy
-        return self.recover(wheel)
+        return finish(self._recovering(wheel))
 
     def taking(self, meta: WheelMeta) -> Steps[MirrorWheel]:
         """Returns the copy of an unknown wheel: one whose making failed half-way, or a new one."""
@@ -152,14 +152,15 @@ class Copies:
             yield from self._counting(meta.wheel)
         return copy
 
-    def recover(self, wheel: WheelId, *, is_doubtful: bool = False) -> MirrorWheel:
+    def recover(self, left: WheelMeta, *, is_doubtful: bool = False) -> MirrorWheel:
         """Recovers the wheel that was written until now, without steps.
 
         Args:
-            wheel: Its name.
+            left: Its identity.
             is_doubtful: Syncing it has failed, or may have.
         """
-        return finish(self._recovering(wheel, is_doubtful=is_doubtful))
+        finish(self._identifying(left))
+        return finish(self._recovering(left.wheel, is_doubtful=is_doubtful))
 
     def _counting(self, wheel: WheelId) -> Steps[None]:
         try:

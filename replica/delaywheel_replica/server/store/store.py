@@ -324,11 +324,12 @@ class Store:
         """
         if self._open is None:
             raise WheelMissing(f"{self._data} has no open wheel")
-        wheel, is_doubtful = self._open.wheel, self._open.close()
+        left, is_doubtful = self._open.meta, self._open.close()
+        wheel = left.wheel
         self._open = None
         self.outgoing.left()
         try:
-            self._copies.recover(wheel, is_doubtful=is_doubtful)
+            self._copies.recover(left, is_doubtful=is_doubtful)
         except OSError as error:
             _log.warning("wheel left unverified", wheel=str(wheel), error=str(error))
             self.unverified |= {wheel}
