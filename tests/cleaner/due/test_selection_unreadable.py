@@ -59,6 +59,8 @@ def test_v_rests_in_front_of_a_hole_until_it_is_lost(wheels: Wheels) -> None:
         assert leader.progress.seqs == {A1: 1, B1: 1}
         assert leader.progress.due_ms == START_MS + 10_000
         assert leader.reader.unreadable == {(A1, 2)}
+        assert look_at_lost(leader, A1, 2) is None, "it lies in its slot file"
+        slot_path(wheels, A1, SECOND).unlink()
         assert look_at_lost(leader, A1, 2) == lost(2, 0, 0, "HOLE")
         leader.lose()
         leader.forward(START_MS + 10_000)

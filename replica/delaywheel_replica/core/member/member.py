@@ -336,6 +336,8 @@ class Member:
                 self._verifying.failed(dropped.wheel, self._known.now_ms)
             elif isinstance(dropped, DeleteWheel):
                 self._mirrors.not_deleted(dropped.wheel)
+                if dropped.wheel in self._verifying:
+                    self._verifying.failed(dropped.wheel, self._known.now_ms)
             elif not isinstance(dropped, ReadAgain):  # which is due again by itself
                 self._node_file.dropped(dropped)
 
