@@ -327,8 +327,8 @@ class Serve:
     As `Frames` with this request number (0: pushed). If the first one cannot be read, or is not
     there, and request is not 0, send `Lacks` with the leading ones that cannot be read instead, but
     nothing of one that may be whole; a frame that turned out to be damaged, or unreadable for now,
-    is also reported with Unreadable. Below the floor, a frame is sent without content. `again`: they were
-    pushed before, and the mirror made no progress.
+    is also reported with Unreadable. Below the floor, a frame is sent without content. `again`:
+    they were pushed before, and the mirror made no progress.
     """
 
     peer: str

@@ -73,7 +73,7 @@ class FramesToSend:
     def _is_own(self, wheel: WheelId) -> bool:
         return self.own is not None and self.own.wheel == wheel
 
-    def read(
+    def read(  # noqa: PLR0913 - as many as limit what is sent
         self,
         wheel: WheelId,
         first_seq: int,
