@@ -26,6 +26,7 @@ from delaywheel.storage.writing.dial import DialView
 from delaywheel.storage.writing.wheel import WheelBroken
 from delaywheel_replica.core.node.events import Held
 from delaywheel_replica.core.protocol.messages import WheelCard
+from delaywheel_replica.server.store.frames_to_send import Found
 from sim.machine.disk import Crash, Fault, SimulatedDisk
 from support.server.stores import (
     CARD,
