@@ -123,6 +123,19 @@ def test_all_that_a_synced_start_has_verified_survives_a_new_boot() -> None:
     assert store.held(WHEEL).applied == 5
 
 
+def test_a_start_that_cannot_read_a_checkpoint_takes_nothing_for_synced() -> None:
+    disk = SimulatedDisk()
+    opened(disk).mirror(CARD, bundled(written_elsewhere()))
+    disk.restart()
+    store = looked_into(disk, sync_groups=True)
+    disk.faults.append(Fault("read", path_part="checkpoint"))
+    assert verified(store).held(WHEEL).applied == 5
+    disk.restart()
+    disk.lose_unsynced()
+    store = opened(disk, "boot-2", sync_groups=True)
+    assert (store.held(WHEEL).applied, store.held(WHEEL).missing) == (5, NO_SEQS)
+
+
 def test_a_new_mount_is_a_new_boot_and_an_older_release_noted_no_mount() -> None:
     disk = SimulatedDisk()
     for boot_id, is_doubtful in (("boot", False), ("boot/1", False), ("boot/2", True)):

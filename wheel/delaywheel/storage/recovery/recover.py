@@ -171,7 +171,10 @@ def recovering(
     for restored in (yield from restoring(disk, folder, wheel, missing, floor=floor)).values():
         missing -= restored
     if os_crashed or checkpoint is None or lost_seq is not None:
-        save_checkpoint(disk, folder, Checkpoint(last_seq, missing, known.first_segment))
+        # Unless the machine has crashed, what was read may lie in the page cache alone.
+        seq = last_seq if os_crashed else min(known.seq, last_seq)
+        recorded = Checkpoint(seq, missing.within(1, seq), known.first_segment)
+        save_checkpoint(disk, folder, recorded)
         yield
     with suppress(OSError):  # then the next start examines a few slots needlessly
         forget_announced(disk, folder)
