@@ -1525,6 +1525,7 @@ class MemberReport(_message.Message):
     FLOOR_WAIT_FIELD_NUMBER: _builtins.int
     STANDSTILL_FIELD_NUMBER: _builtins.int
     UNREADABLE_FRAMES_FIELD_NUMBER: _builtins.int
+    ALONE_MESSAGES_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     now_ms: _builtins.int
     """The node's wall clock."""
@@ -1558,6 +1559,10 @@ class MemberReport(_message.Message):
     """
     unreadable_frames: _builtins.int
     """Only from the leader: frames that it waits for, as it cannot read them."""
+    alone_messages: _builtins.int
+    """Pending messages that lie on this node only, although others should have them too: they are
+    being copied, after disks were replaced.
+    """
     @_builtins.property
     def refusing(self) -> Global___Error:
         """Why the node accepts no messages now; absent if it does."""
@@ -1610,10 +1615,11 @@ class MemberReport(_message.Message):
         floor_wait: Global___FloorWait | None = ...,
         standstill: Global___Standstill | None = ...,
         unreadable_frames: _builtins.int = ...,
+        alone_messages: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_cleaner_started_ms", b"_cleaner_started_ms", "_ingress_lag", b"_ingress_lag", "cleaner_started_ms", b"cleaner_started_ms", "floor_wait", b"floor_wait", "ingress_lag", b"ingress_lag", "ledger", b"ledger", "refusing", b"refusing", "standstill", b"standstill"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cleaner_started_ms", b"_cleaner_started_ms", "_ingress_lag", b"_ingress_lag", "cleaner_started_ms", b"cleaner_started_ms", "dead_letters", b"dead_letters", "elections", b"elections", "floor_wait", b"floor_wait", "in_sync_changes", b"in_sync_changes", "ingress_faults", b"ingress_faults", "ingress_lag", b"ingress_lag", "kafka_error", b"kafka_error", "ledger", b"ledger", "now_ms", b"now_ms", "pending_bytes", b"pending_bytes", "pending_messages", b"pending_messages", "refusing", b"refusing", "role", b"role", "server_started_ms", b"server_started_ms", "standstill", b"standstill", "unavailable_topics", b"unavailable_topics", "unreadable_frames", b"unreadable_frames", "verifying_wheels", b"verifying_wheels", "version", b"version", "wheels", b"wheels"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cleaner_started_ms", b"_cleaner_started_ms", "_ingress_lag", b"_ingress_lag", "alone_messages", b"alone_messages", "cleaner_started_ms", b"cleaner_started_ms", "dead_letters", b"dead_letters", "elections", b"elections", "floor_wait", b"floor_wait", "in_sync_changes", b"in_sync_changes", "ingress_faults", b"ingress_faults", "ingress_lag", b"ingress_lag", "kafka_error", b"kafka_error", "ledger", b"ledger", "now_ms", b"now_ms", "pending_bytes", b"pending_bytes", "pending_messages", b"pending_messages", "refusing", b"refusing", "role", b"role", "server_started_ms", b"server_started_ms", "standstill", b"standstill", "unavailable_topics", b"unavailable_topics", "unreadable_frames", b"unreadable_frames", "verifying_wheels", b"verifying_wheels", "version", b"version", "wheels", b"wheels"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__cleaner_started_ms: _TypeAlias = _typing.Literal["cleaner_started_ms"]  # noqa: Y015
     _WhichOneofArgType__cleaner_started_ms: _TypeAlias = _typing.Literal["_cleaner_started_ms", b"_cleaner_started_ms"]  # noqa: Y015
@@ -2198,20 +2204,28 @@ class WheelAtRisk(_message.Message):
 
     WHEEL_FIELD_NUMBER: _builtins.int
     FRAMES_FIELD_NUMBER: _builtins.int
+    ALONE_MESSAGES_FIELD_NUMBER: _builtins.int
+    ALONE_ON_FIELD_NUMBER: _builtins.int
     wheel: _builtins.str
     frames: _builtins.int
     """Frames that no other member is known to hold, including those already forwarded. They are given
     up; messages in them that were not forwarded are reported as lost.
     """
+    alone_messages: _builtins.int
+    """Pending messages that are on one node only afterwards, until they are copied."""
+    alone_on: _builtins.str
+    """That node."""
     def __init__(
         self,
         *,
         wheel: _builtins.str = ...,
         frames: _builtins.int = ...,
+        alone_messages: _builtins.int = ...,
+        alone_on: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["frames", b"frames", "wheel", b"wheel"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alone_messages", b"alone_messages", "alone_on", b"alone_on", "frames", b"frames", "wheel", b"wheel"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

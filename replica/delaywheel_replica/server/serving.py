@@ -67,6 +67,7 @@ from delaywheel_replica.server.lookup.search import Search
 from delaywheel_replica.server.metrics.census import Census
 from delaywheel_replica.server.metrics.scrape import Sources
 from delaywheel_replica.server.monitoring import Monitoring
+from delaywheel_replica.server.node.alone import pending_messages
 from delaywheel_replica.server.node.calls_to_nodes import Passing
 from delaywheel_replica.server.node.cleaner_watch import CleanerWatch
 from delaywheel_replica.server.node.counts import Counts
@@ -273,7 +274,13 @@ class Server:
             max_message_bytes=config.max_message_bytes,
         )
         self._address = config.advertised or config.listen
-        operator = Operator(self._view, self._passing, members=config.members, send=self._link.send)
+        operator = Operator(
+            self._view,
+            self._passing,
+            members=config.members,
+            send=self._link.send,
+            pending=partial(pending_messages, disk, config.data_dir),
+        )
         services = Services(self._producing, questions, DelayWheelAdminService(operator))
         self._listener = Listener(
             config, services, self._counts, connections=self._descriptors.connections

@@ -6,7 +6,13 @@ from hypothesis import strategies as st
 
 from delaywheel.identity import WheelId
 from delaywheel.seqset import SeqSet
-from delaywheel_replica.core.leader.holders import held_prefix, holds_progress, knows_all, takeable
+from delaywheel_replica.core.leader.holders import (
+    held_alone,
+    held_prefix,
+    holds_progress,
+    knows_all,
+    takeable,
+)
 from delaywheel_replica.core.protocol.control import REMOVED, ControlState, NodeRecord
 from delaywheel_replica.core.protocol.frames import FrameRange, FrameSet
 from delaywheel_replica.core.protocol.heartbeat import MAX_MISSING, Heartbeat, WheelHeartbeat
@@ -197,3 +203,50 @@ def test_millions_in_a_row_are_one_span() -> None:
     lost = FrameSet([FrameRange(A1, 3, 10**9)])
     own = reported("a", 10**9 + 5, missing=SeqSet([(3, 10**9 - 1), (10**9 + 2, 10**9 + 2)]))
     assert held_prefix(ControlState(lost=lost), A1, own) == 10**9 + 1
+
+
+EXCHANGED = {"a": NodeRecord("disk-a", 9), "b": NodeRecord("disk-new", 9)}
+
+
+def test_a_replaced_member_holds_a_wheel_again_once_it_is_closed() -> None:
+    state = ControlState(nodes={**EXCHANGED, "c": NodeRecord(REMOVED, 9)})
+    unclosed, closed = wheel_record_of("a", "b", "c"), wheel_record_of("a", "b", "c", closed_at=5)
+    assert state.holders(unclosed) == state.remaining(unclosed) == {"a": "disk-a"}
+    assert state.holders(closed) == {"a": "disk-a", "b": "disk-new"}
+    assert state.remaining(closed) == {"a": "disk-a"}
+
+
+@pytest.mark.parametrize(
+    ("of_a", "of_b", "closed_at", "alone"),
+    [
+        (5, 5, 5, None),
+        (5, 0, 5, ("a", 1, 5)),
+        (7, 3, 5, ("a", 4, 5)),
+        (2, 5, 5, ("b", 3, 5)),
+        (5, 0, None, None),
+        (0, 0, 0, None),
+    ],
+)
+def test_what_only_one_node_holds_of_a_closed_wheel(
+    of_a: int, of_b: int, closed_at: int | None, alone: tuple[str, int, int] | None
+) -> None:
+    record = wheel_record_of("a", "b", closed_at=closed_at)
+    state = ControlState(nodes=EXCHANGED, wheels={A1: record})
+    heartbeats = {
+        "a": heartbeat("a", wheels={A1: wheel_heartbeat(of_a)}),
+        "b": heartbeat("b", storage="disk-new", wheels={A1: wheel_heartbeat(of_b)}),
+    }
+    assert held_alone(state, heartbeats) == ({} if alone is None else {A1: alone})
+
+
+def test_what_one_node_holds_if_another_goes() -> None:
+    state = ControlState(
+        nodes={node: NodeRecord(f"disk-{node}", 9) for node in "ab"},
+        wheels={A1: wheel_record_of("a", "b", closed_at=5), A2: wheel_record_of("a", closed_at=5)},
+    )
+    heartbeats = {
+        node: heartbeat(node, wheels={A1: wheel_heartbeat(5), A2: wheel_heartbeat(5)})
+        for node in "ab"
+    }
+    assert held_alone(state, heartbeats) == {}
+    assert held_alone(state, heartbeats, without="b") == {A1: ("a", 1, 5)}

@@ -60,6 +60,22 @@ def test_a_replaced_member_lacks_everything() -> None:
 
 
 @pytest.mark.parametrize(
+    ("of_c", "lacked_by", "lost"), [(9, "ab", False), (3, "ab", False), (3, "abc", True)]
+)
+def test_of_a_closed_wheel_a_replaced_members_copy_counts(
+    of_c: int, lacked_by: str, lost: bool
+) -> None:
+    state = ControlState(
+        nodes={**STATE.nodes, "c": NodeRecord("disk-new", 9)},
+        wheels={A1: wheel_record_of("a", "b", "c", min_insync=2, closed_at=9)},
+    )
+    copy = heartbeat("c", storage="disk-new", wheels={A1: wheel_heartbeat(of_c)})
+    lacks = {(A1, 4): frozenset(lacked_by)}
+    found = frames_lost(state, {}, sought(holder("a", 4), holder("b", 4), copy, lacks=lacks))
+    assert found == (FOUR if lost else NO_FRAMES)
+
+
+@pytest.mark.parametrize(
     ("shown", "lost"),
     [
         (holder("c"), False),

@@ -279,7 +279,7 @@ SEQS = {
 
 
 def test_lost_frames() -> None:
-    for who, seqs, result in table("all members, but for replaced ones,")[1:]:
+    for who, seqs, result in table("all holders")[1:]:
         said, _, but = who.partition(", but one")
         seq = SEQS[seqs]
         missing = {n: heartbeat(n, wheels={A1: wheel_heartbeat(5, missing=(3,))}) for n in "abcde"}

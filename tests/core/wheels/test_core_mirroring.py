@@ -40,8 +40,7 @@ def judged(
     return judge(
         frames_of(seqs, request),
         held,
-        storage=storage,
-        node=node,
+        is_holder=CARD.members.get(node) == storage,
         own_open=own_open,
         fenced_upto=fenced_upto,
         fill=fill,

@@ -1,4 +1,7 @@
-"""Frames that come while the store writes others of their wheel: they wait, within bounds."""
+"""Frames that come while the store writes others of their wheel wait, within bounds.
+
+And closed wheels are copied to a disk that was exchanged.
+"""
 
 from dataclasses import replace
 
@@ -6,9 +9,12 @@ import pytest
 
 from delaywheel.identity import WheelId
 from delaywheel_replica.core.node.events import Effect, Mirror, Mirrored, Received, Repair
+from delaywheel_replica.core.protocol.control import NodeRecord
 from delaywheel_replica.core.protocol.messages import Fetch, Frames, Gossip
+from delaywheel_replica.core.wheels.mirrors import COPIED_FRAMES_S
 from support.core.member_talk import heartbeat_of, messages
-from support.core.member_world import FakeNode, frames_of, held_of, record_of
+from support.core.member_world import FakeNode, disk_of, frames_of, held_of, record_of
+from support.core.values import heartbeat, wheel_heartbeat
 from support.wheels.copies import bundled, copy_of
 
 B1 = WheelId("b", 1)
@@ -121,3 +127,61 @@ def test_a_late_answer_is_taken_also_when_another_node_was_asked_since() -> None
     answer = replace(frames_of(B1, 1, 2), request=fetch.request)
     node.receive(peer, answer)
     assert sorted(node.store.frames[B1]) == [1, 2]
+
+
+# --- closed wheels, copied to a node whose disk was replaced
+
+
+B2 = WheelId("b", 2)
+
+
+def a_replaced_node(*, closed_at: int | None) -> FakeNode:
+    """Node a on a new disk; node b has two wheels whose members are the old ones."""
+    node = FakeNode("a")
+    record = replace(record_of(closed_at=closed_at), members={**record_of().members, "a": "before"})
+    nodes = {each: NodeRecord(disk_of(each), 1) for each in "abc"}
+    status = replace(node.cleaner({B1: record, B2: record}), nodes=nodes)
+    node.cleaner_reports(status)
+    held = {wheel: wheel_heartbeat(5_000) for wheel in (B1, B2)}
+    node.receive("b", Gossip(heartbeat("b", wheels=held)))
+    node.take_sent()
+    return node
+
+
+def fetches(node: FakeNode) -> list[Fetch]:
+    return [message for _, message in node.take_sent() if isinstance(message, Fetch)]
+
+
+def frames_of_the_old(wheel: WheelId, first: int, last: int, request: int) -> Frames:
+    pushed = frames_of(wheel, first, last, request=request)
+    return replace(
+        pushed, card=replace(pushed.card, members={**record_of().members, "a": "before"})
+    )
+
+
+def test_a_wheel_that_is_not_closed_is_not_copied() -> None:
+    node = a_replaced_node(closed_at=None)
+    node.tick()
+    node.tick()
+    assert fetches(node) == []
+
+
+def test_closed_wheels_are_copied_one_after_the_other_and_not_too_fast() -> None:
+    node = a_replaced_node(closed_at=4_000)
+    node.tick()
+    assert fetches(node) == [Fetch(1, B1, 1, 4_000)]
+    node.receive("b", frames_of_the_old(B1, 1, 1_000, request=1))
+    heard = heartbeat("b", wheels={wheel: wheel_heartbeat(5_000) for wheel in (B1, B2)})
+    rested_ms = 0
+    while not (found := fetches(node)):
+        node.receive("b", Gossip(replace(heard, count=rested_ms + 2)))
+        node.tick()
+        rested_ms += 100
+    assert rested_ms >= 1000 * 1_000 / COPIED_FRAMES_S
+    assert found == [Fetch(2, B1, 1_001, 4_000)]
+    node.receive("b", frames_of_the_old(B1, 1_001, 4_000, request=2))
+    for count in range(20):
+        node.receive("b", Gossip(replace(heard, count=rested_ms + 3 + count)))
+        node.tick()
+    assert fetches(node)[0].wheel == B2
+    assert node.status().heartbeat.wheels[B1].applied == 4_000

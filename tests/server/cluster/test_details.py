@@ -13,19 +13,24 @@ from delaywheel.identity import WheelId
 from delaywheel.storage.folder.disk import PosixDisk
 from delaywheel.storage.writing.dial import Dial
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-from delaywheel_replica.core.protocol.frames import FrameSet
+from delaywheel_replica.core.protocol.control import NodeRecord, WheelRecord
+from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameSet
 from delaywheel_replica.core.protocol.progress import Progress
 from delaywheel_replica.core.protocol.status_files import (
     CleanerStatus,
     FloorWait,
     IngressStatus,
+    PeerSight,
     Role,
+    ServerStatus,
     Standstill,
 )
 from delaywheel_replica.server.cluster.details import Details, OwnReport
 from delaywheel_replica.server.ledger.publisher import BooksState
+from delaywheel_replica.server.node.alone import alone_messages
 from delaywheel_replica.server.node.node_view import Cleaner, monotonic_ms
 from delaywheel_replica.server.node.pulse import Pulse
+from support.core.values import heartbeat, wheel_heartbeat
 from support.server.views import node_view
 from support.server.well import cleaner_status, server_status
 from support.wheels.messages import columns_of, message
@@ -102,6 +107,25 @@ def test_what_its_processes_have_counted(data: Path) -> None:
     ]
     assert report.pending_messages == 2, "the first is done"
     assert report.pending_bytes > 2 * len(b"value")
+
+
+def test_what_only_this_node_holds_is_counted_as_far_as_it_is_pending(data: Path) -> None:
+    """Node b runs on a new disk, and has copied the first of three frames."""
+    wheel = WheelId("node-1", 1)
+    closed = WheelRecord({"a": "disk-a", "b": "before"}, 1, 0, closed_at=3)
+    nodes = {"a": NodeRecord("disk-a", 2), "b": NodeRecord("disk-b", 2)}
+    cleaner = cleaner_status(
+        node="a",
+        wheels={wheel: closed},
+        nodes=nodes,
+        lost=NO_FRAMES,
+        progress=Progress((NOW_SLOT - 2) * 1000, None, {}, 0),
+    )
+    own = heartbeat("a", wheels={wheel: wheel_heartbeat(3)})
+    for of_b, messages in ((0, 2), (1, 2), (2, 1), (3, 0)):
+        other = heartbeat("b", wheels={wheel: wheel_heartbeat(of_b)})
+        status = ServerStatus(own, 1, 50_000, peers={"b": PeerSight(other, None)})
+        assert alone_messages(PosixDisk(), data, cleaner, status) == messages
 
 
 def test_how_many_wheels_are_not_looked_through_yet(data: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -82,13 +82,26 @@ class Place:
     reported: list[NodeStorage | SetBack] = field(default_factory=list)
     deaf: int = 0
     wait_s: float = 30.0
+    counted: list[tuple[dict[WheelId, tuple[int, int]], int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         view = node_view(self.status, peers=self.states, cleaner=self.cleaner)
         self.passing = Passing(view)
         self.operator = Operator(
-            view, self.passing, members=self.members, send=self.report, wait_s=self.wait_s
+            view,
+            self.passing,
+            members=self.members,
+            send=self.report,
+            pending=self.pending,
+            wait_s=self.wait_s,
         )
+
+    def pending(
+        self, frames: Mapping[WheelId, tuple[int, int]], done_slot: int
+    ) -> dict[WheelId, int]:
+        """Counts ten messages in each frame."""
+        self.counted.append((dict(frames), done_slot))
+        return {wheel: 10 * (last - first + 1) for wheel, (first, last) in frames.items()}
 
     @property
     def control(self) -> CleanerStatus:
@@ -161,6 +174,20 @@ async def test_a_node_is_replaced_by_the_folder_that_is_heard() -> None:
     assert await place.replace("b") == REPLACED
     assert place.reported == [NodeStorage("b", "new")]
     assert place.control.nodes["b"] == NodeRecord("new", 5)
+
+
+async def test_what_is_on_one_node_only_then_is_counted() -> None:
+    """Wheel a.1 is closed, and c has not copied it yet."""
+    place = Place()
+    place.peers["c"] = heartbeat("c")
+    closed = WheelRecord({**THREE, "c": "before"}, 2, 0, closed_at=7)
+    place.cleaner.status = replace(
+        control_of(), wheels={A1: closed}, progress=Progress(5_000, None, {A1: 7}, 0)
+    )
+    change = await place.replace("b", dry_run=True)
+    (row,) = change.wheels
+    assert (row.frames, row.alone_messages, row.alone_on) == (0, 70, "a")
+    assert place.counted == [({A1: (1, 7)}, 5)]
 
 
 async def test_it_is_repeated_until_it_is_committed() -> None:

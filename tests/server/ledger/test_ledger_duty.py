@@ -145,3 +145,13 @@ def test_what_is_registered_is_known_only_of_one_who_has_read_it() -> None:
     assert registered(None) is None
     assert registered(cleaner_of(ENDS)) is None
     assert set(registered(cleaner_of(ENDS, control_offset=3)) or ()) == {THEIRS, THEIR_OPEN}
+
+
+def test_a_node_on_a_new_folder_publishes_its_earlier_wheels_only_if_it_leads() -> None:
+    """It has copied them; the leader publishes them for the folder that is gone."""
+    own = WheelId("n1", 1)
+    status = status_of(heartbeat_of("n1", "new", n1_1=held(9, 9)))
+    nodes = {**{n: NodeRecord(s, 9) for n, s in MEMBERS.items()}, "n1": NodeRecord("new", 9)}
+    cleaner = cleaner_of({own: 9}, nodes=nodes)
+    assert publishable(status, cleaner, leads=False, heard_for_ms=0) == {}
+    assert set(publishable(status, cleaner, leads=True, heard_for_ms=0)) == {own}

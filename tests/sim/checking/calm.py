@@ -29,6 +29,12 @@ FULL_DISK = frozenset({"lost_answers", "disk_full"})
 UNDELETED_S = 25
 """A file this far below the floor is deleted, unless it is known to be undeletable."""
 
+EXCHANGED = "exchanged_in_turn"
+"""The drill in which each replaced disk has time to be filled before the next one."""
+
+OVERDUE_MS = 6_000
+"""A leader's end, and another one's beginning."""
+
 FLOOR_BEHIND_S = 15
 """The floor lags the late window by less: transactions, seals, the books, and a leader's end."""
 
@@ -120,6 +126,17 @@ def undeleted_files(world: World) -> Iterator[str]:
             slot = layout.slot_of_name(path.name)
             if slot is not None and slot < below and path not in waiting:
                 yield f"{node.name} still has {path}, and deletes up to {node.server.floor}"
+
+
+def lost_in_turn(world: World) -> Iterator[str]:
+    """Checks that nothing is lost, or waits for a node, if disks are exchanged in turn."""
+    if world.plan.profile != EXCHANGED:
+        return
+    if world.checks.lost:
+        yield f"{world.checks.lost} are lost, and disks were exchanged in turn"
+    now_ms = min(node.clock.wall_ms() for node in world.living())
+    for entry in world.checks.waiting(now_ms - OVERDUE_MS):
+        yield f"{entry} waits, and disks were exchanged in turn"
 
 
 def wrong_candidacies(world: World) -> Iterator[str]:

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from heapq import heappop, heappush
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -665,6 +665,13 @@ class Checks:
     def _excused(self, key: Key) -> bool:
         """Whether no disk has any copy of it any more."""
         return self._gone(self._truth.copies[key])
+
+    def waiting(self, due_ms: int) -> Iterator[Entry]:
+        """Yields acknowledged messages due before that have no end, lost ones included."""
+        for entry in self._book.entries.values():
+            is_taken = entry.fate is Fate.ACKNOWLEDGED and entry.due_ms < due_ms
+            if is_taken and not self._has_end(entry):
+                yield entry
 
     def is_finished(self, entry: Entry) -> bool:
         """Whether an acknowledged message has its end, or cannot have one."""

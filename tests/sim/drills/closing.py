@@ -234,6 +234,18 @@ def nobody_left(script: Script) -> None:
     script.until_ms = 20_000
 
 
+@CLOSING(r"operator +replaces c", r"operator +replaces b", r"operator +replaces a")
+def exchanged_in_turn(script: Script) -> None:
+    """Each node's disk is exchanged, one after the other; then each node is away for a while."""
+    for begin_ms, delay_ms in ((2_500, 38_000), (2_500, 52_000), (20_000, 48_500)):
+        script.flow(begin_ms, begin_ms + 1_500, 100, "abc", delay_ms=delay_ms, patience_ms=2_000)
+    for number, node in enumerate("cba"):
+        script.do(script.about(5_000 + 9_000 * number), "wipe", node=node, ms=400, replaced_ms=900)
+    for number, node in enumerate("abc"):
+        script.do(script.about(39_000 + 14_000 * number), "absence", node=node, ms=10_000)
+    script.until_ms = 80_000
+
+
 @CLOSING(r"init .* epoch 1", r"operator +takes out a", r"closes b\.1 at")
 def taken_out(script: Script) -> None:
     """With W = 1 every wheel waits for all members; one is removed from the leader's list."""

@@ -9,6 +9,7 @@ from typing import Any
 from delaywheel.identity import WheelId
 from delaywheel_replica.core.leader import closing
 from delaywheel_replica.core.leader.closing import Close, Closing, HoldersWanted
+from delaywheel_replica.core.node.shared_state import Registry
 from delaywheel_replica.core.protocol import control
 from delaywheel_replica.core.protocol.control import ControlRecord, ControlState, WheelRecord
 from delaywheel_replica.core.protocol.frames import FrameRange
@@ -44,6 +45,14 @@ def too_few_answers() -> list[Patch]:
 
 def incomplete_members_count() -> list[Patch]:
     return [instead(FenceAnswer, "is_complete", lambda _self, _wheel: True)]
+
+
+def closed_wheels_are_not_copied() -> list[Patch]:
+    return [instead(Registry, "holders", lambda _self, record: record.members)]
+
+
+def copies_do_not_count() -> list[Patch]:
+    return [instead(ControlState, "holders", ControlState.remaining)]
 
 
 def replaced_members_count() -> list[Patch]:
@@ -144,6 +153,18 @@ CLOSING = {
         replaced_members_count,
         "is closed at",
         ("wiped_behind",),
+    ),
+    "closed wheels are not copied": Mutant(
+        "a node whose disk was replaced fetches nothing of the wheels before",
+        closed_wheels_are_not_copied,
+        "disks were exchanged in turn",
+        ("exchanged_in_turn",),
+    ),
+    "copies do not count": Mutant(
+        "frames are lost that only a node with a replaced disk holds",
+        copies_do_not_count,
+        "disks were exchanged in turn|alone ever held|was never delivered",
+        ("exchanged_in_turn",),
     ),
     "fills are sent before they are committed": Mutant(
         "members may fetch up to an end that another leader does not know of",

@@ -182,7 +182,7 @@ def complete_again_by_the_high_watermark() -> list[Patch]:
 def replaced_members_count() -> list[Patch]:
     """No check compares a member's storage with the registered one."""
     applied, booted = Replication.applied, Replication.booted
-    real, members = mirroring.judge, Mirrors._members
+    real, holders = mirroring.judge, Mirrors._holders
 
     def counted(self: Replication, peer: str, storage: str, *rest: Any) -> None:
         applied(self, peer, _registered(self, peer) or storage, *rest)
@@ -191,17 +191,16 @@ def replaced_members_count() -> list[Patch]:
         booted(self, peer, _registered(self, peer) or storage, *rest)
 
     def judge(frames: Frames, held: Held | None, **stand: Any) -> Verdict:
-        storage = frames.card.members.get(stand["node"])
-        return real(frames, held, **{**stand, "storage": storage})
+        return real(frames, held, **{**stand, "is_holder": True})
 
-    def alike(self: Mirrors, wheel: WheelId) -> Mapping[str, str]:
-        return {**members(self, wheel), self._known.node: self._known.storage}
+    def alike(self: Mirrors, wheel: WheelId, *card: Any) -> Mapping[str, str]:
+        return {**holders(self, wheel, *card), self._known.node: self._known.storage}
 
     return [
         instead(Replication, "applied", counted),
         instead(Replication, "booted", heard),
         everywhere(real, judge),
-        instead(Mirrors, "_members", alike),
+        instead(Mirrors, "_holders", alike),
     ]
 
 

@@ -232,6 +232,7 @@ class SimCleaner:
                 progress=view.state.progress,
                 control_offset=view.control_offset,
                 wheels=view.state.wheels,
+                nodes=view.state.nodes,
                 lateness_ms=view.lateness_ms,
                 counters=self.leadership.counters,
                 kafka_error=view.error,

@@ -52,6 +52,7 @@ FOUND = {
     "self_fenced",
     "slow_mirror",
     "nobody_left",
+    "exchanged_in_turn",
     "taken_out",
     "sent_again",
     "bad_copy",

@@ -12,6 +12,7 @@ QUICK = (
     "a cancel counts beyond V",
     "a mirror answers before it has written",
     "a replaced member counts",
+    "closed wheels are not copied",
     "a vote given is no leader heard",
     "an end before V",
     "boots are ignored by the origin",

@@ -12,6 +12,7 @@ from delaywheel_replica.cli.asking.connection import ask_admin
 from delaywheel_replica.cli.failures import Failure
 from delaywheel_replica.cli.printing import shapes
 from delaywheel_replica.cli.printing.tables import print_json
+from delaywheel_replica.cli.values import counted
 
 
 def replace(
@@ -69,6 +70,16 @@ def _show(change: pb.NodeChange, what: str, warning: str) -> None:
     for row in change.wheels:
         risk = f"{row.frames:,} frames that no other member is known to hold"
         show([f"  {row.wheel}: {risk if row.frames else 'others hold all'}"])
+    alone = {row.alone_on: 0 for row in change.wheels if row.alone_messages}
+    for row in change.wheels:
+        if row.alone_messages:
+            alone[row.alone_on] += row.alone_messages
+    for node, messages in sorted(alone.items()):
+        show(
+            [f"{counted(messages, 'pending message')} will be on 1 node only, {node}, until copied"]
+        )
+    if alone:
+        show(["Touch no other disk until `delaywheel status` says that no more."])
     if any(row.frames for row in change.wheels):
         given_up = "Of these frames, what was not forwarded is given up for good"
         show([f"{given_up}, and reported as lost in the outcomes topic."])

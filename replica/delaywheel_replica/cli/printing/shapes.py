@@ -86,6 +86,7 @@ def _report(report: pb.MemberReport) -> dict[str, Any]:
         "floor_wait": _floor_wait(report),
         "standstill": _standstill(report),
         "unreadable_frames": report.unreadable_frames,
+        "alone_messages": report.alone_messages,
     }
 
 
@@ -139,7 +140,15 @@ def node_change(change: pb.NodeChange) -> dict[str, Any]:
         "node": change.node,
         "storage_before": change.storage_before or None,
         "storage": change.storage or None,
-        "wheels": [{"wheel": row.wheel, "frames_at_risk": row.frames} for row in change.wheels],
+        "wheels": [
+            {
+                "wheel": row.wheel,
+                "frames_at_risk": row.frames,
+                "alone_messages": row.alone_messages,
+                "alone_on": row.alone_on or None,
+            }
+            for row in change.wheels
+        ],
     }
 
 

@@ -146,11 +146,14 @@ def _troubles_of(answer: pb.DescribeClusterResponse, member: pb.Member) -> Itera
         yield f"{node} waits for {frames} frame{'s' if frames > 1 else ''} that it cannot read"
     for fault in report.ingress_faults:
         yield f"ingress: {fault}"
-    yield from _about_deleting(node, report)
+    yield from _about_disks(node, report)
 
 
-def _about_deleting(node: str, report: pb.MemberReport) -> Iterator[str]:
-    """Yields what keeps finished messages on the disks."""
+def _about_disks(node: str, report: pb.MemberReport) -> Iterator[str]:
+    """Yields what has too few copies, and what keeps finished messages on the disks."""
+    if report.alone_messages:
+        are = "message is" if report.alone_messages == 1 else "messages are"
+        yield f"{report.alone_messages:,} {are} on 1 node only, {node}: wait until they are copied"
     if report.HasField("floor_wait"):
         wait = report.floor_wait
         behind = about(wait.behind_seconds * 1000)

@@ -212,7 +212,7 @@ def wholly_below(
     ]
     if any(top_slot >= floor for top_slot in reported):
         return False
-    if state.remaining(record):
+    if state.holders(record):
         prefixes = member_prefixes(state, wheel, record, heartbeats)
     else:
         # No report is missing: what no node has counts once it is committed as lost.

@@ -35,10 +35,10 @@ def held_prefix(state: ControlState, wheel: WheelId, heartbeat: Heartbeat) -> in
 def member_heartbeats(
     state: ControlState, record: WheelRecord, heartbeats: Mapping[str, Heartbeat]
 ) -> dict[str, Heartbeat]:
-    """Returns the heartbeats of a wheel's members, from the storages registered with it."""
+    """Returns the heartbeats of a wheel's holders, from the storages that count."""
     return {
         node: heartbeats[node]
-        for node, storage in state.remaining(record).items()
+        for node, storage in state.holders(record).items()
         if node in heartbeats and heartbeats[node].storage == storage
     }
 
@@ -95,6 +95,39 @@ def knows_all(state: ControlState, own: Heartbeat, heard: Mapping[str, Heartbeat
         for wheel, record in state.wheels.items()
         if wheel != own.open
     )
+
+
+def held_alone(
+    state: ControlState, heartbeats: Mapping[str, Heartbeat], *, without: str | None = None
+) -> dict[WheelId, tuple[str, int, int]]:
+    """Returns closed wheels of which only one node holds some frames, and which these are.
+
+    Wheels that are not closed are left out: their nodes wait for W members with each frame.
+
+    Args:
+        state: What is committed.
+        heartbeats: The newest heartbeat of each node, silent ones too: their disks still count.
+        without: A node that does not count.
+
+    Returns:
+        Wheel -> the node, its first and its last frame that no other has.
+    """
+    alone: dict[WheelId, tuple[str, int, int]] = {}
+    for wheel, record in state.wheels.items():
+        if record.closed_at is None or len(record.members) == 1:
+            continue
+        prefixes = sorted(
+            (min(held_prefix(state, wheel, heartbeat), record.closed_at), node)
+            for node, heartbeat in member_heartbeats(state, record, heartbeats).items()
+            if node != without
+        )
+        if not prefixes:
+            continue
+        others = prefixes[-2][0] if len(prefixes) > 1 else 0
+        last, node = prefixes[-1]
+        if last > others:
+            alone[wheel] = node, others + 1, last
+    return alone
 
 
 def _knows(

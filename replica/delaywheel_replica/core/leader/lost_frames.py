@@ -1,8 +1,9 @@
 """Decides which frames are lost: those that no member can read.
 
 Nothing is given up because it cannot be found: a frame is lost only when every member of its wheel
-has reported it as missing. A member that was replaced is missing everything; with one member, its
-own report is enough. Then a record ``lost/<wheel>/<seq>`` states it: the frame is skipped,
+has reported it as missing. A member that was replaced is missing everything, until its wheel is
+closed: then the new one copies it, and is asked like all others. With one member its own report is
+enough. Then a record ``lost/<wheel>/<seq>`` states it: the frame is skipped,
 whichever node leads, and holds back neither V nor an end nor the floor.
 
 | a frame | is |
@@ -96,7 +97,7 @@ def _written_to(
 
 def _lacked_by_all(state: ControlState, wheel: WheelId, seqs: SeqSet, sought: Sought) -> SeqSet:
     record = state.wheels[wheel]
-    for node in state.remaining(record):
+    for node in state.holders(record):
         seqs &= sought.lacks.get(node, NO_FRAMES).seqs(wheel)
     for node, heartbeat in member_heartbeats(state, record, sought.heartbeats).items():
         if node == sought.own:

@@ -36,7 +36,7 @@ def frames_at_risk(
     return {
         wheel: _at_risk(after, wheel, record, heartbeats)
         for wheel, record in sorted(state.wheels.items())
-        if node in state.remaining(record)
+        if node in state.holders(record)
     }
 
 

@@ -412,9 +412,9 @@ class Member:
             self._inventory.lost(status.lost)
         registry = known.registry
         if registry is not None and registry.wheels is status.wheels:
-            registry.floor = status.floor
+            registry.floor, registry.nodes = status.floor, status.nodes
             return
-        known.registry = Registry(status.wheels, status.floor)
+        known.registry = Registry(status.wheels, status.floor, status.nodes)
         self._completeness.forget(known.registry)
         self._fencing.filled({wheel: record.fill for wheel, record in status.wheels.items()})
 

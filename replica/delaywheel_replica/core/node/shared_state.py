@@ -5,12 +5,12 @@ for the durable state (core/wheels/node_file.py).
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from delaywheel.identity import WheelId
 from delaywheel.storage.folder.node_state import NodeState
 from delaywheel_replica.core.node.events import DiskState, MemberConfig
-from delaywheel_replica.core.protocol.control import WheelRecord
+from delaywheel_replica.core.protocol.control import ControlState, NodeRecord, WheelRecord
 from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameSet
 from delaywheel_replica.core.protocol.progress import Progress, Reached
 from delaywheel_replica.core.protocol.seal import REST
@@ -27,10 +27,16 @@ class Registry:
     Attributes:
         wheels: The registered ones.
         floor: The committed floor; None: before the first leader.
+        nodes: Every node that was ever given a wheel, or removed.
     """
 
     wheels: Mapping[WheelId, WheelRecord]
     floor: int | None
+    nodes: Mapping[str, NodeRecord] = field(default_factory=dict)
+
+    def holders(self, record: WheelRecord) -> Mapping[str, str]:
+        """Returns who holds a registered wheel, or is to fetch it, with their storages."""
+        return ControlState(nodes=self.nodes).holders(record)
 
     def is_gone(self, wheel: WheelId) -> bool:
         """Whether a wheel was registered and no longer is.

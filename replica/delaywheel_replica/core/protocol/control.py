@@ -256,6 +256,22 @@ class ControlState:
             and (node not in self.nodes or self.nodes[node].storage == storage)
         }
 
+    def holders(self, record: WheelRecord) -> dict[str, str]:
+        """Returns the nodes that hold a wheel, or are to fetch it, with their storages.
+
+        Until it is closed these are the members that are left: a replaced one never counts,
+        whatever it has fetched, because it may have acknowledged more before. Once a wheel is
+        closed nothing depends on who acknowledged what, and these nodes' present storages copy it:
+        whoever holds everything through T is as good as any.
+        """
+        if record.closed_at is None:
+            return self.remaining(record)
+        known = {
+            node: self.nodes[node].storage if node in self.nodes else storage
+            for node, storage in record.members.items()
+        }
+        return {node: storage for node, storage in known.items() if storage != REMOVED}
+
     def marked(self, token: str) -> frozenset[int]:
         """Returns the transactional ids under which a candidacy's mark is the newest."""
         return frozenset(index for index, mark in self.leaders.items() if mark.token == token)

@@ -5,7 +5,7 @@
 | this node's current one | any | nothing: it has one writer |
 | this node's, and not opened yet | any | nothing: it has none |
 | any | not requested from their sender, and not pushed by their origin | nothing |
-| without this storage among its members | any | nothing |
+| without this storage among its members (once it is closed: its holders) | any | nothing |
 | closed at T | beyond T | dropped; if they were pushed, the origin is refused |
 | promised away | beyond the leader's fill | dropped; if they were pushed, the origin is refused |
 | any of these or other | all else | may be accepted |
@@ -80,8 +80,7 @@ def judge(
     frames: Frames,
     held: Held | None,
     *,
-    storage: str,
-    node: str,
+    is_holder: bool,
     own_open: WheelId | None,
     fenced_upto: int,
     fill: int | None,
@@ -92,15 +91,14 @@ def judge(
     Args:
         frames: The frames received, ascending.
         held: What is held of their wheel; None: nothing.
-        storage: The storage of this node's data folder.
-        node: This node.
+        is_holder: This node is a member of it, or copies it since it is closed.
         own_open: Its current own wheel.
         fenced_upto: The highest number of the wheel's node that it promised to refuse; 0: none.
         fill: How far a leader has the wheel fetched all the same; None: not at all.
         closed_at: The committed end; None: the wheel is not closed.
     """
     card = frames.card
-    if card.wheel == own_open or card.members.get(node) != storage:
+    if card.wheel == own_open or not is_holder:
         return Verdict()
     limit = closed_at
     if closed_at is None and card.wheel.number <= fenced_upto:

@@ -5,6 +5,7 @@ and is judged by what is held then (core/wheels/mirroring.py). What does not fit
 
 | a wheel is fetched | up to |
 |---|---|
+| closed at T, with a storage that is no member: it is *copied*, at a bounded rate | T |
 | closed at T | T |
 | promised away | its committed fill |
 | otherwise | what another node reported by the tick before: newer frames are pushed |
@@ -24,7 +25,7 @@ then, and what lies beyond does not count.
 """
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final
 
 from delaywheel.identity import WheelId
@@ -44,7 +45,7 @@ from delaywheel_replica.core.node.plausible import MOST
 from delaywheel_replica.core.node.shared_state import Known
 from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameSet
 from delaywheel_replica.core.protocol.heartbeat import MAX_SOUGHT, Heartbeat
-from delaywheel_replica.core.protocol.messages import Applied, Frames, Lacks, Refused
+from delaywheel_replica.core.protocol.messages import Applied, Frames, Lacks, Refused, WheelCard
 from delaywheel_replica.core.wheels.fencing import Fencing
 from delaywheel_replica.core.wheels.fetching import Fetching, Want
 from delaywheel_replica.core.wheels.inventory import Inventory
@@ -55,8 +56,22 @@ from delaywheel_replica.core.wheels.verifying import AGAIN_MS, Verifying
 MAX_REPORTED: Final = 4_096
 """About this many spans of wanted frames are reported, over all wheels."""
 
+COPIED_AT_ONCE: Final = 1
+"""So many closed wheels are copied to another storage at a time."""
+
+COPIED_BYTES_S: Final = 32 << 20
+COPIED_FRAMES_S: Final = 2_000
+"""They are copied no faster, beside the load: serving a frame costs its holder about 0.15 ms."""
+
 WAITING_BYTES: Final = 32 << 20
 """How much content of a wheel waits for the store at most; a longer message waits alone."""
+
+
+def _rest_ms(frames: Frames) -> int:
+    """Returns how long to copy nothing after these frames."""
+    bundle = frames.frames
+    by_bytes_ms = bundle.length_bytes * 1000 // COPIED_BYTES_S
+    return max(by_bytes_ms, len(bundle) * 1000 // COPIED_FRAMES_S)
 
 
 class _Waiting:
@@ -127,6 +142,7 @@ class Mirrors:
         self._pushed: set[WheelId] = set()
         self._shown: dict[WheelId, int] = {}
         self._delete_after_ms: dict[WheelId, int] = {}
+        self._copying_rests_until_ms = 0
 
     # --- frames
 
@@ -137,6 +153,8 @@ class Mirrors:
             return []
         if frames.request:
             self._fetching.answered(frames.request)
+            if self._is_copied(wheel):
+                self._copying_rests_until_ms = self._known.now_ms + _rest_ms(frames)
         if self._known.disk.is_out:
             return []  # the remaining space is for work that frees space
         if wheel in self._verifying:
@@ -237,8 +255,7 @@ class Mirrors:
         return judge(
             believable(frames, floor=known.floor or 0, now_slot=known.wall_ms // 1000),
             self._inventory.get(wheel),
-            storage=known.storage,
-            node=known.node,
+            is_holder=self._holders(wheel, frames.card).get(known.node) == known.storage,
             own_open=self._current.wheel,
             fenced_upto=self._fencing.upto(wheel.node, known.state),
             fill=self._fencing.fill(wheel),
@@ -293,14 +310,20 @@ class Mirrors:
             return []
         sought = self.sought()
         heartbeats = self._hearing.heartbeats()
-        wants = {}
+        reachable = self._hearing.reachable(self._known.now_ms)
+        wants, copied = {}, 0
         for wheel in self._wheels():
             if self._pending.is_writing(wheel):
+                copied += self._is_copied(wheel)
                 continue
             want = self._want(wheel, sought.seqs(wheel), heartbeats)
-            if want is not None:
-                wants[wheel] = want
-        reachable = self._hearing.reachable(self._known.now_ms)
+            if want is None:
+                continue
+            if self._is_copied(wheel) and self._may_copy(want, reachable):
+                copied += 1
+                if copied > COPIED_AT_ONCE or self._known.now_ms < self._copying_rests_until_ms:
+                    continue
+            wants[wheel] = want
         planned = self._fetching.plan(self._known.now_ms, wants, reachable)
         return [Send(peer, fetch) for peer, fetch in planned]
 
@@ -336,7 +359,7 @@ class Mirrors:
 
     def _missing_here(self, wheel: WheelId) -> SeqSet:
         """Returns what this node is missing as a member; nothing on a replaced storage."""
-        if wheel in self._verifying or not self._is_member(wheel):
+        if wheel in self._verifying or not self._is_holder(wheel):
             return NO_SEQS
         held = self._inventory.get(wheel)
         behind = NO_SEQS.with_span(1 if held is None else held.applied + 1, MOST)
@@ -353,7 +376,7 @@ class Mirrors:
     def _want(
         self, wheel: WheelId, sought: SeqSet, heartbeats: Mapping[str, Heartbeat]
     ) -> Want | None:
-        if not self._is_member(wheel):
+        if not self._is_holder(wheel):
             return None
         held = self._inventory.get(wheel)
         applied = 0 if held is None else held.applied
@@ -371,18 +394,42 @@ class Mirrors:
                 for node, heartbeat in heartbeats.items()
                 if wheel in heartbeat.wheels
             },
-            members=self._members(wheel),
+            members=self._holders(wheel),
             storages={node: heartbeat.storage for node, heartbeat in heartbeats.items()},
         )
 
-    def _members(self, wheel: WheelId) -> Mapping[str, str]:
-        record, held = self._known.record(wheel), self._inventory.get(wheel)
+    def _holders(self, wheel: WheelId, card: WheelCard | None = None) -> Mapping[str, str]:
+        """Returns the members of a wheel; of a closed one, the present storages of these nodes."""
+        registry, held = self._known.registry, self._inventory.get(wheel)
+        record = self._known.record(wheel)
+        if record is not None and record.closed_at is not None and registry is not None:
+            return registry.holders(record)
         if record is not None:
             return record.members
-        return {} if held is None else held.card.members
+        if held is not None:
+            card = held.card
+        return {} if card is None else card.members
 
-    def _is_member(self, wheel: WheelId) -> bool:
-        return self._members(wheel).get(self._known.node) == self._known.storage
+    def _is_holder(self, wheel: WheelId) -> bool:
+        return self._holders(wheel).get(self._known.node) == self._known.storage
+
+    def _is_copied(self, wheel: WheelId) -> bool:
+        """Whether this node is no member of a closed wheel, and copies it all the same."""
+        record = self._known.record(wheel)
+        return (
+            record is not None
+            and record.closed_at is not None
+            and record.members.get(self._known.node) != self._known.storage
+        )
+
+    def _may_copy(self, want: Want, reachable: Collection[str]) -> bool:
+        """Whether a node that is heard shows what a copy needs next."""
+        begins = [first for first, _ in want.runs()]
+        return any(
+            want.is_member(node) and want.shows(node, first)
+            for node in reachable
+            for first in begins[:1]
+        )
 
     def _limit(self, wheel: WheelId) -> int:
         closed_at = self._closed_at(wheel)

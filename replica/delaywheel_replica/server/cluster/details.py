@@ -22,6 +22,7 @@ from delaywheel_replica.core.protocol.status_files import (
 from delaywheel_replica.server.cluster.merging import counted_once
 from delaywheel_replica.server.cluster.replicas import Lags, replicas_of
 from delaywheel_replica.server.ledger.publisher import Publishing
+from delaywheel_replica.server.node.alone import alone_messages
 from delaywheel_replica.server.node.node_view import NodeView, done_slot, ledger_lag_frames, wall_ms
 from delaywheel_replica.server.node.pulse import Pulse
 
@@ -48,6 +49,8 @@ class Details:
         """Prepares to add details."""
         self._view = view
         self._own_report = own_report
+        self._disk = disk
+        self._data = data
         self._dial = DialView(disk, data)
         self._lags = Lags(disk, data, wall_ms=wall_ms)
 
@@ -59,7 +62,7 @@ class Details:
             status: The server's status from which the answer was made.
         """
         self._add_replicas(answer.wheels, status)
-        report = self._report(answer, status.heartbeat)
+        report = self._report(answer, status)
         for member in answer.members:
             if member.node == answer.node:
                 member.report.CopyFrom(report)
@@ -79,7 +82,8 @@ class Details:
             self._lags.add_lags(wheel, replicas, cleaner.floor or 0)
             row.replicas.extend(replicas)
 
-    def _report(self, answer: pb.DescribeClusterResponse, heartbeat: Heartbeat) -> pb.MemberReport:
+    def _report(self, answer: pb.DescribeClusterResponse, status: ServerStatus) -> pb.MemberReport:
+        heartbeat = status.heartbeat
         report = pb.MemberReport(
             version=version("delaywheel"),
             now_ms=wall_ms(),
@@ -113,7 +117,9 @@ class Details:
                 report.ingress_faults.extend(_of_ingress(fresh.ingress))
         progress = None if cleaner is None else cleaner.progress
         now_ms = wall_ms()
-        for row in self._dial.pending(now_ms // 1000, done_slot(progress, now_ms)):
+        slot = done_slot(progress, now_ms)
+        report.alone_messages = alone_messages(self._disk, self._data, cleaner, status)
+        for row in self._dial.pending(now_ms // 1000, slot):
             report.pending_messages += row.messages
             report.pending_bytes += row.length_bytes
         return report

@@ -6,12 +6,14 @@ status shows it committed. Refusals come before anything is requested.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Final, TypeVar
 
+from delaywheel.identity import WheelId
 from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_proto.v1 import delaywheel_pb2_grpc as rpc
+from delaywheel_replica.core.leader.holders import held_alone
 from delaywheel_replica.core.leader.registration import wheels_of_a_node
 from delaywheel_replica.core.leader.replacing import frames_at_risk
 from delaywheel_replica.core.protocol.control import REMOVED, ControlState
@@ -22,6 +24,7 @@ from delaywheel_replica.server.node.answering import Context
 from delaywheel_replica.server.node.calls_to_nodes import AS_PASSED, Passing, was_passed
 from delaywheel_replica.server.node.node_view import (
     NodeView,
+    done_slot,
     heartbeats_heard,
     monotonic_ms,
     storage_is_replaced,
@@ -88,6 +91,7 @@ class Operator:
         *,
         members: Collection[str],
         send: Callable[[NodeStorage | SetBack], object],
+        pending: Callable[[Mapping[WheelId, tuple[int, int]], int], Mapping[WheelId, int]],
         wait_s: float = _WAIT_S,
     ) -> None:
         """Prepares for calls.
@@ -97,12 +101,15 @@ class Operator:
             passing: Makes calls to the leader's node.
             members: The nodes that this one's settings name.
             send: Sends to the cleaner; lost messages are repeated.
+            pending: Counts the pending messages of frames that this node holds, as
+                `alone.pending_messages`; blocks.
             wait_s: How long a change may take to be committed.
         """
         self._view = view
         self._passing = passing
         self._members = members
         self._send = send
+        self._pending = pending
         self._wait_s = wait_s
         # Two repeated requests about the same thing would replace each other without end.
         self._one_at_a_time = asyncio.Lock()
@@ -279,13 +286,22 @@ class Operator:
         """Returns the change once it is committed."""
         control, status = self._control(), self._view.status()
         before = control.nodes[node].storage
+        alone = held_alone(control, status.heartbeats, without=node)
+        frames = {wheel: (first, last) for wheel, (_, first, last) in alone.items()}
+        slot = done_slot(control.progress, wall_ms())
+        messages = await asyncio.to_thread(self._pending, frames, slot)
         change = pb.NodeChange(
             node=node,
             storage_before=_shown(before),
             storage=_shown(storage),
             wheels=[
-                pb.WheelAtRisk(wheel=str(wheel), frames=frames)
-                for wheel, frames in frames_at_risk(control, node, status.heartbeats).items()
+                pb.WheelAtRisk(
+                    wheel=str(wheel),
+                    frames=at_risk,
+                    alone_messages=messages.get(wheel, 0),
+                    alone_on=alone[wheel][0] if messages.get(wheel) else "",
+                )
+                for wheel, at_risk in frames_at_risk(control, node, status.heartbeats).items()
             ],
         )
         if not dry_run and before != storage:

@@ -2,7 +2,7 @@
 
 | a member of a wheel | is shown as |
 |---|---|
-| whose folder was replaced, or that was removed | gone |
+| whose folder was replaced while the wheel is not closed, or that was removed | gone |
 | that is not heard, or runs on another folder than the registered one | away |
 | that the wheel's own node waits for | in sync |
 | that cannot read some of it, or reports that it may have lost something | incomplete |
@@ -100,7 +100,7 @@ class _Looks:
         self._record = record
         self._sights = sights
         self._waited_for = waited_for
-        self._remaining = control.remaining(record)
+        self._holders = control.holders(record)
         reported = [
             s.heartbeat.wheels[wheel] for s in sights.values() if wheel in s.heartbeat.wheels
         ]
@@ -111,10 +111,10 @@ class _Looks:
         """Returns the state of one member."""
         replica = pb.Replica(node=node)
         sight = self._sights.get(node)
-        has_folder = sight is not None and sight.heartbeat.storage == self._record.members[node]
+        has_folder = sight is not None and sight.heartbeat.storage == self._holders.get(node)
         if sight is not None:
             replica.told_ago_ms = sight.reported_ago_ms
-        if node not in self._remaining:
+        if node not in self._holders:
             replica.state = pb.REPLICA_STATE_GONE
             return replica
         if sight is None or not has_folder:

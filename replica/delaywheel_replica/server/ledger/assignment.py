@@ -78,7 +78,9 @@ def publishable(
     found: dict[WheelId, Publishable] = {}
     for wheel in heartbeat.wheels:
         record = records.get(wheel)
-        is_own = wheel.node == heartbeat.node
+        is_own = wheel.node == heartbeat.node and (
+            record is None or record.members.get(wheel.node) == heartbeat.storage
+        )
         if is_own and wheel != heartbeat.spare:
             found[wheel] = _publishable(wheel, heartbeat, record, cleaner)
         elif not is_own and leads and record is not None and record.closed_at is not None:

@@ -193,6 +193,11 @@ _ACCEPTING: tuple[Spec, ...] = (
         ("horizon",),
         lambda s: [((p.horizon,), p.messages) for p in s.pending],
     ),
+    gauge(
+        "alone_messages",
+        "Those of them that no other node has, until they are copied after disks were replaced.",
+        lambda s: s.alone_messages,
+    ),
     gauges(
         "topic_pending_messages",
         "Messages that this node accepted and that are not done, by topic.",

@@ -26,6 +26,7 @@ from delaywheel_replica.peers.states import PeerState
 from delaywheel_replica.row_places import server_row_path
 from delaywheel_replica.server.ledger.publisher import BooksState, Publishing
 from delaywheel_replica.server.metrics.processes import Process, look_at
+from delaywheel_replica.server.node.alone import alone_messages
 from delaywheel_replica.server.node.counts import Counts
 from delaywheel_replica.server.node.node_view import NodeView, done_slot, monotonic_ms, wall_ms
 from delaywheel_replica.server.node.pulse import Pulse
@@ -169,6 +170,14 @@ class Scrape:
     def pending(self) -> tuple[Pending, ...]:
         """Pending messages, by how far ahead they are due: some milliseconds for a long span."""
         return self.sources.dial.pending(self.wall_ms // 1000, self._done_slot)
+
+    @cached_property
+    def alone_messages(self) -> int | None:
+        """Pending messages that no other node has; None before the first status."""
+        if self.server is None:
+            return None
+        data = self.sources.config.data_dir
+        return alone_messages(self.sources.disk, data, self.cleaner, self.server)
 
     @cached_property
     def pending_by_topic(self) -> Mapping[str, int]:
