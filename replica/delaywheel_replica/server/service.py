@@ -105,18 +105,24 @@ class DelayWheelService:
         where a message was rescheduled within its second.
         """
         try:
-            message = await self._queries.get_message(reference_of(request.message))
+            got = await self._queries.get_message(reference_of(request.message))
+            message, is_doubtful = got.message, got.is_doubtful
         except RefusedError as error:
             answered = None
             if error.refusal.reason is Reason.HANDLE_AMBIGUOUS:
                 answered = await self._ask_leader(request.message, context)
             if answered is None:
                 raise
-            message = answered
+            message, is_doubtful = answered, False
         if message.state == pb.MESSAGE_STATE_DONE:
             answered = await self._ask_leader(request.message, context)
             if answered is not None:
                 message.state, message.dead_reason = answered.state, answered.dead_reason
+        if is_doubtful and message.state == pb.MESSAGE_STATE_DONE:
+            was_withdrawn = await self._places.was_withdrawn(message)
+            if was_withdrawn is not None:
+                cancelled, delivered = pb.MESSAGE_STATE_CANCELLED, pb.MESSAGE_STATE_DELIVERED
+                message.state = cancelled if was_withdrawn else delivered
         if request.find_place:
             await self._places.add_place(message)
         return pb.GetMessageResponse(message=message)

@@ -61,6 +61,7 @@ from delaywheel_replica.server.ledger.publisher import Books, BooksConfig
 from delaywheel_replica.server.ledger.rows import CountedLedger, Ledger
 from delaywheel_replica.server.listening import Listener, Services
 from delaywheel_replica.server.lookup.fates import Fates
+from delaywheel_replica.server.lookup.history import ProgressHistory
 from delaywheel_replica.server.lookup.places import Places
 from delaywheel_replica.server.lookup.queries import Queries
 from delaywheel_replica.server.lookup.search import Search
@@ -205,8 +206,10 @@ class Server:
             refuses_absent=not config.create_topics,
         )
         self._upkeep.also(topics.save_changes)
-        fates = Fates()
-        self._queries = Queries(disk, data, self._view, fates, on_damaged=self._driver.unreadable)
+        fates, history = Fates(), ProgressHistory()
+        self._queries = Queries(
+            disk, data, self._view, fates, history, on_damaged=self._driver.unreadable
+        )
         self._search = Search(
             disk,
             data,
@@ -235,7 +238,7 @@ class Server:
             on_dead=fates.heard,
             on_place=places.heard,
             on_handover=self._handover.begin,
-            on_status=partial(self._heard_cleaner, fates),
+            on_status=partial(self._heard_cleaner, fates, history),
         )
         sights = Sights(self._view, self._queries, self._passing, places)
         self._cancel_groups = CancelGroups(
@@ -315,9 +318,12 @@ class Server:
             max_caller_connections=self._descriptors.connections,
         )
 
-    def _heard_cleaner(self, fates: Fates, status: CleanerStatus | None) -> None:
+    def _heard_cleaner(
+        self, fates: Fates, history: ProgressHistory, status: CleanerStatus | None
+    ) -> None:
         if status is not None:
             fates.row(status)
+            history.saw(status)
         self._driver.cleaner_reported(status)
 
     def refusal(self) -> Refusal | None:

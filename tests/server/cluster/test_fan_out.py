@@ -24,6 +24,7 @@ from delaywheel_replica.server.cluster.merging import slots_joined
 from delaywheel_replica.server.lookup import describe as describing
 from delaywheel_replica.server.lookup.describe import describe_cluster
 from delaywheel_replica.server.lookup.fates import Fates
+from delaywheel_replica.server.lookup.history import ProgressHistory
 from delaywheel_replica.server.lookup.queries import Queries
 from delaywheel_replica.server.node.calls_to_nodes import Silent
 from delaywheel_replica.server.node.node_view import Cleaner, wall_ms
@@ -50,7 +51,14 @@ def queries(tmp_path: Path) -> Iterator[Queries]:
     disk = PosixDisk()
     wheel = new_wheel(disk, tmp_path, dial=Dial(disk, tmp_path, 100))
     append(wheel, [message(1), message(2, slot=BASE_SLOT + 1)])
-    made = Queries(disk, tmp_path, node_view(server_status), Fates(), on_damaged=lambda *_: None)
+    made = Queries(
+        disk,
+        tmp_path,
+        node_view(server_status),
+        Fates(),
+        ProgressHistory(),
+        on_damaged=lambda *_: None,
+    )
     yield made
     made.close()
 

@@ -64,7 +64,7 @@ def test_a_batch_keeps_only_cancels_of_its_own_messages() -> None:
         each.id for each in withdrawn
     ]
     for each in found:
-        assert each.cancelled <= {key for _, _, key in each.rows()}
+        assert each.cancelled.keys() <= {key for _, _, key in each.rows()}
 
 
 def test_batches_grow_so_that_cancels_are_read_seldom() -> None:

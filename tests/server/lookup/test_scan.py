@@ -26,10 +26,11 @@ from delaywheel.storage.writing.dial import Dial
 from delaywheel.storage.writing.wheel import OriginWheel
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameSet
-from delaywheel_replica.core.protocol.progress import Position
+from delaywheel_replica.core.protocol.progress import Position, Progress
 from delaywheel_replica.core.protocol.reschedules import MessageKey, Reschedule, mark_of
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role, ServerStatus
 from delaywheel_replica.server.lookup.fates import Fates
+from delaywheel_replica.server.lookup.history import ProgressHistory
 from delaywheel_replica.server.lookup.queries import Queries
 from delaywheel_replica.server.lookup.references import Reference, reference_of
 from delaywheel_replica.server.lookup.scan import Found, Scanner
@@ -77,7 +78,10 @@ class Site:
         self.lost = NO_FRAMES
         self._opened: dict[WheelId, OriginWheel] = {}
         self.reschedules: dict[MessageKey, Reschedule] = {}
-        self.queries = Queries(self.disk, DATA, view, Fates(), on_damaged=on_damaged)
+        self.history = ProgressHistory()
+        self.progress: Progress | None = None
+        self.transactions = 0
+        self.queries = Queries(self.disk, DATA, view, Fates(), self.history, on_damaged=on_damaged)
 
     @contextmanager
     def opened(self, wheel: WheelId) -> Iterator[OriginWheel]:
@@ -128,7 +132,11 @@ class Site:
             wheels={A1: wheel_record_of("a"), B1: wheel_record_of("a", closed_at=closed_at)},
             lost=self.lost,
             reschedules=self.reschedules,
+            progress=self.progress,
+            epoch=1,
+            counters={"transactions": self.transactions},
         )
+        self.history.saw(self._cleaner.status)
 
     def _status(self) -> ServerStatus:
         wheels = {wheel: wheel_heartbeat(applied) for wheel, applied in self.applied.items()}
@@ -305,6 +313,31 @@ async def test_a_frame_of_nobody_knows_what_second_may_be_what_is_meant(*, has_f
         site.queries.close()
 
 
+@pytest.mark.parametrize("unseen", [None, 2], ids=["all seen", "one unseen"])
+@pytest.mark.parametrize("in_time", [True, False])
+async def test_a_cancel_that_came_too_late_makes_no_delivered_message_cancelled(
+    site: Site, *, in_time: bool, unseen: int | None
+) -> None:
+    """V of the transaction that takes the message, or of the next one, has the cancel."""
+    site.write(A1, sent(EARLY_MS))
+    cancel = Columns.of_cancels(
+        np.array([EARLY_MS], dtype=np.int64), np.frombuffer(ID, dtype=np.uint8).reshape(1, -1)
+    )
+    with site.opened(A1) as own:
+        own.append(cancel, kind=Kind.CANCELS, accepted_at_ms=1)
+    for due_ms, seq in ((EARLY_MS - 9, 1), (EARLY_MS, 1 + in_time), (EARLY_MS + 9, 2)):
+        site.progress, site.transactions = Progress(due_ms, None, {A1: seq}), site.transactions + 1
+        if site.transactions != unseen:
+            site.know()
+    reference = Reference(BASE_SLOT, ID, EARLY_MS)
+    got = await site.queries.get_message(reference)
+    page = await site.queries.get_slot(pb.GetSlotRequest(slot=BASE_SLOT))
+    states = {got.message.state, page.messages[0].state}
+    assert got.is_doubtful is (unseen is not None)
+    is_cancelled = in_time and unseen is None
+    assert states == {pb.MESSAGE_STATE_CANCELLED if is_cancelled else pb.MESSAGE_STATE_DONE}
+
+
 async def pages_of(site: Site) -> list[list[bytes]]:
     """The ids of a second's messages, page by page."""
     request, pages = pb.GetSlotRequest(slot=BASE_SLOT, page_size=4), []
@@ -367,7 +400,9 @@ async def test_looking_for_one_message_keeps_none_of_the_others(site: Site) -> N
     site.write(A1, *messages)
     tracemalloc.start()
     try:
-        found = await site.queries.get_message(Reference(BASE_SLOT, messages[77].id, None))
+        found = (
+            await site.queries.get_message(Reference(BASE_SLOT, messages[77].id, None))
+        ).message
         _, most_bytes = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

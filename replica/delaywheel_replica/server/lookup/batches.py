@@ -42,12 +42,13 @@ class Batch:
         frames: Frames in the order of positions, each with its wanted rows; frames without any are
             left out.
         end: The position after all messages that were examined.
-        cancelled: The keys, as `key_of` makes them, of those messages that have a cancel.
+        cancelled: Of those messages that have cancels, where these lie, by the messages' keys, as
+            `key_of` makes them.
     """
 
     frames: list[tuple[Frame, list[int]]] = field(default_factory=list)
     end: Position | None = None
-    cancelled: set[bytes] = field(default_factory=set)
+    cancelled: dict[bytes, list[Position]] = field(default_factory=dict)
 
     def rows(self) -> Iterator[tuple[Frame, int, bytes]]:
         """Yields the messages one by one: frame, row and key."""
@@ -92,5 +93,9 @@ def _with_cancels(batch: Batch, cancels: Callable[[], Iterable[Frame]]) -> Batch
         for frame in cancels():
             columns = frame.columns
             rows = rows_that_begin(columns, begins)
-            batch.cancelled |= keys & {key_of(columns, row) for row in rows}
+            for row in rows:
+                key = key_of(columns, row)
+                if key in keys:
+                    place = Position(frame.wheel, frame.seq, row)
+                    batch.cancelled.setdefault(key, []).append(place)
     return batch

@@ -6,7 +6,7 @@ for a while for the next page; a caller that comes later starts a new one from t
 """
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from typing import Final
@@ -17,6 +17,7 @@ from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.protocol.progress import Position, Progress
 from delaywheel_replica.server.lookup.batches import in_batches
 from delaywheel_replica.server.lookup.fates import Fates
+from delaywheel_replica.server.lookup.history import ProgressHistory
 from delaywheel_replica.server.lookup.scan import Scanner
 from delaywheel_replica.server.lookup.stored import rows_after, stored_message
 
@@ -37,20 +38,21 @@ class _Reading:
     """A second, read up to some message.
 
     Attributes:
-        rows: The messages that come next: frame, row, and whether it was withdrawn when its batch
-            was read.
+        rows: The messages that come next: frame, row, and where its cancels lay when its batch was
+            read.
         until_s: When it is dropped, by the monotonic clock.
     """
 
-    rows: Iterator[tuple[Frame, int, bool]]
+    rows: Iterator[tuple[Frame, int, Collection[Position]]]
     until_s: float
 
 
 class Pages:
     """Builds pages. For one thread."""
 
-    def __init__(self, scanner: Scanner, fates: Fates) -> None:
+    def __init__(self, scanner: Scanner, fates: Fates, history: ProgressHistory) -> None:
         self._scanner = scanner
+        self._history = history
         self._fates = fates
         self._readings: dict[tuple[int, str], _Reading] = {}
 
@@ -73,10 +75,10 @@ class Pages:
         reading = self._reading(request, after, limits, page_size)
         answer = pb.GetSlotResponse()
         length_bytes = 0
-        for frame, row, is_cancelled in reading.rows:
+        for frame, row, cancels in reading.rows:
             if len(answer.messages) >= page_size or length_bytes >= _PAGE_BYTES:
                 answer.next_page_token = str(after)
-                reading.rows = chain([(frame, row, is_cancelled)], reading.rows)
+                reading.rows = chain([(frame, row, cancels)], reading.rows)
                 self._keep((request.slot, answer.next_page_token), reading)
                 break
             answer.messages.append(
@@ -84,7 +86,7 @@ class Pages:
                     frame,
                     row,
                     progress,
-                    cancelled=is_cancelled,
+                    cancelled=self._counts(frame, row, cancels, progress),
                     with_content=request.with_content,
                     fates=self._fates,
                 )
@@ -111,11 +113,24 @@ class Pages:
             page_size + 1,  # the row after it says whether there is a next page
         )
         rows = (
-            (frame, row, key in batch.cancelled)
+            (frame, row, batch.cancelled.get(key, ()))
             for batch in batches
             for frame, row, key in batch.rows()
         )
         return _Reading(rows, 0.0)
+
+    def _counts(
+        self,
+        frame: Frame,
+        row: int,
+        cancels: Collection[Position],
+        progress: Progress | None,
+    ) -> bool:
+        """Whether a message is cancelled, as far as known: one that is done may be delivered."""
+        due_ms, place = int(frame.columns.due_ms[row]), Position(frame.wheel, frame.seq, row)
+        if not cancels or progress is None or not progress.covers(due_ms, place):
+            return bool(cancels)
+        return self._history.was_cancelled(due_ms, [place], cancels) is True
 
     def _keep(self, key: tuple[int, str], reading: _Reading) -> None:
         now_s = time.monotonic()

@@ -10,6 +10,7 @@ import asyncio
 import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
@@ -30,6 +31,7 @@ from delaywheel_replica.core.protocol.reschedules import known_due_ms
 from delaywheel_replica.core.protocol.status_files import ServerStatus
 from delaywheel_replica.server.lookup.describe import wheels_of
 from delaywheel_replica.server.lookup.fates import Fates
+from delaywheel_replica.server.lookup.history import ProgressHistory
 from delaywheel_replica.server.lookup.pages import Pages
 from delaywheel_replica.server.lookup.references import Reference
 from delaywheel_replica.server.lookup.scan import Found, Scanner
@@ -46,6 +48,14 @@ _Made = TypeVar("_Made")
 _PAGE_TOKEN = re.compile(r"(?P<wheel>[^/]+)/(?P<seq>\d{1,18})/(?P<row>\d{1,9})")
 
 
+@dataclass(frozen=True, slots=True)
+class Got:
+    """A message, and whether a cancel of it may have come in time although it is given as done."""
+
+    message: pb.StoredMessage
+    is_doubtful: bool
+
+
 class Queries:
     """Reads what this node holds. For the event loop's thread."""
 
@@ -55,6 +65,7 @@ class Queries:
         data: Path,
         view: NodeView,
         fates: Fates,
+        history: ProgressHistory,
         *,
         on_damaged: Callable[[WheelId, int], None],
     ) -> None:
@@ -65,14 +76,16 @@ class Queries:
             data: The data folder.
             view: What the parts of the node know.
             fates: What became of messages, as far as known here.
+            history: Which cancels came in time.
             on_damaged: Called with a frame that could not be read.
         """
         self._view = view
         self._fates = fates
+        self._history = history
         self._on_damaged = on_damaged
         self._dial = DialView(disk, data)
         self._scanner = Scanner(disk, data, on_damaged=self.damaged)
-        self._pages = Pages(Scanner(disk, data, on_damaged=self.damaged), fates)
+        self._pages = Pages(Scanner(disk, data, on_damaged=self.damaged), fates, history)
         self._paging = ThreadPoolExecutor(1, thread_name_prefix="pages")
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="queries")
         self._lists = ThreadPoolExecutor(1, thread_name_prefix="lists")
@@ -162,7 +175,7 @@ class Queries:
             self._thread, self._scanner.message, slot, place
         )
 
-    async def get_message(self, reference: Reference) -> pb.StoredMessage:
+    async def get_message(self, reference: Reference) -> Got:
         """Returns one message with its content.
 
         Raises:
@@ -178,20 +191,31 @@ class Queries:
         if frame is None:  # deleted with its second, or unreadable
             raise RefusedError(Reason.NOT_UP_TO_DATE)
         place = found.copies[0]
-        moved_ms = self._moved_ms(reference.id, found)
+        moved_ms, progress = self._moved_ms(reference.id, found), self._progress()
+        (due_ms,) = found.dues_ms
+        is_done = progress is not None and any(
+            progress.covers(due_ms, copy) for copy in found.copies
+        )
+        is_cancelled: bool | None = bool(found.cancels) or moved_ms is not None
+        if is_done and is_cancelled and moved_ms is None:
+            is_cancelled = self._history.was_cancelled(due_ms, found.copies, found.cancels)
+            if not found.complete:  # a cancel may lie in what is not here
+                is_cancelled = is_cancelled or None
         message = stored_message(
             frame,
             place.row,
-            self._progress(),
-            cancelled=bool(found.cancels) or moved_ms is not None,
+            progress,
+            cancelled=bool(is_cancelled),
             with_content=True,
             fates=self._fates,
         )
         if moved_ms is not None and message.state == pb.MESSAGE_STATE_CANCELLED:
             message.rescheduled_to_ms = moved_ms
-        if message.state == pb.MESSAGE_STATE_DONE and self._was_delivered(found):
+        is_doubtful = is_cancelled is None and message.state == pb.MESSAGE_STATE_DONE
+        is_done = message.state == pb.MESSAGE_STATE_DONE and not is_doubtful
+        if is_done and self._was_delivered(found):
             message.state = pb.MESSAGE_STATE_DELIVERED
-        return message
+        return Got(message, is_doubtful=is_doubtful)
 
     def _moved_ms(self, id_: bytes, found: Found) -> int | None:
         """The due that a message was rescheduled to: the record shows it before frames do."""
