@@ -2,6 +2,7 @@ import asyncio
 
 import pytest
 
+from delaywheel_replica.server.intake import admission as admission_module
 from delaywheel_replica.server.intake.admission import MESSAGE_COST_BYTES, Admission, cost_bytes
 from delaywheel_replica.server.node.refusals import RefusedError
 
@@ -78,3 +79,20 @@ def test_a_request_above_the_bound_of_all_has_room_when_nothing_is_in_flight() -
     admission = Admission(max_bytes=50, max_caller_bytes=50)
     with admission.admit("a", 60), pytest.raises(RefusedError, match="on this node"):
         admission.admit("b", 1)
+
+
+async def test_only_a_caller_that_reads_nothing_loses_its_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(admission_module, "_LOOK_S", 0.01)
+    closed: list[str] = []
+    admission = Admission(max_bytes=100, max_caller_bytes=100, close=closed.extend)
+    admission.hold_answer("silent", 10)
+    end = admission.hold_answer("slow", 10)
+    async with asyncio.timeout(30):
+        while not closed:
+            next_end = admission.hold_answer("slow", 10)  # never without an unread answer
+            end()
+            end = next_end
+            await asyncio.sleep(0)
+    assert set(closed) == {"silent"}

@@ -100,7 +100,6 @@ async def test_callers_that_do_not_read_lose_their_connections(
 ) -> None:
     """Or two of them, with an unread answer each, would shut out all others for good."""
     monkeypatch.setattr(admission_module, "_LOOK_S", 0.05)
-    monkeypatch.setattr(admission_module, "UNREAD_HURRIED_S", 0.1)
     async with AsyncExitStack() as held:
 
         async def connected() -> grpc.aio.Channel:

@@ -15,8 +15,6 @@ import asyncio
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
-from math import inf
-from time import monotonic
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -29,17 +27,18 @@ _log = get_logger(__name__)
 MESSAGE_COST_BYTES: Final = 320
 
 
-UNREAD_S: Final = 60.0
-UNREAD_HURRIED_S: Final = 10.0
 _LOOK_S: Final = 5.0
+_UNREAD_LOOKS: Final = 12
+_UNREAD_LOOKS_FULL: Final = 2
+"""How often a caller is seen to read nothing; looks, since nobody reads while the loop stands."""
 
 
 @dataclass(slots=True)
 class _Reader:
-    """A caller with answers that it has not read, and since when it has read none."""
+    """A caller with answers that it has not read, and how many looks ago it has read one."""
 
-    answers: int
-    since_s: float
+    answers: int = 0
+    looks: int = 0
 
 
 def cost_bytes(request: bytes, messages: int) -> int:
@@ -66,7 +65,7 @@ class Admission:
         """
         self._close = close
         self._readers: dict[str, _Reader] = {}
-        self._refused_s = -inf  # when a caller was last refused for lack of room
+        self._full_looks = 0  # how many looks to come hurry, since callers are refused
         self._looks = False
         self._max_bytes = max_bytes
         self._max_caller_bytes = max_caller_bytes
@@ -104,7 +103,7 @@ class Admission:
                 f"{self._callers[caller]} bytes of this caller are in flight",
             )
         if self.in_flight_bytes and self.in_flight_bytes + length_bytes > self._max_bytes:
-            self._refused_s = monotonic()
+            self._full_looks = 2 * _UNREAD_LOOKS_FULL
             raise RefusedError(
                 Reason.BACKPRESSURE, f"{self.in_flight_bytes} bytes are in flight on this node"
             )
@@ -121,37 +120,34 @@ class Admission:
         self._count(caller, length_bytes)
         if self._close is None:
             return partial(self._give_back, caller, length_bytes)
-        loop = asyncio.get_running_loop()
-        reader = self._readers.setdefault(caller, _Reader(0, monotonic()))
+        reader = self._readers.setdefault(caller, _Reader())
         reader.answers += 1
         if not self._looks:
             self._looks = True
-            loop.call_later(_LOOK_S, self._look, loop)
+            asyncio.get_running_loop().call_later(_LOOK_S, self._look)
         return partial(self._read, caller, reader, length_bytes)
-
-    def unread(self, now_s: float) -> list[str]:
-        """Returns the callers that have read none of their answers for too long."""
-        is_full = now_s - self._refused_s < 2 * UNREAD_HURRIED_S
-        most_s = UNREAD_HURRIED_S if is_full else UNREAD_S
-        readers = self._readers.items()
-        return [caller for caller, reader in readers if now_s - reader.since_s >= most_s]
 
     def _read(self, caller: str, reader: _Reader, length_bytes: int) -> None:
         reader.answers -= 1
-        reader.since_s = monotonic()
+        reader.looks = 0
         if not reader.answers:
             del self._readers[caller]
         self._give_back(caller, length_bytes)
 
-    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _look(self) -> None:
         """Closes the connections of callers that do not read."""
-        unread = self.unread(monotonic())
+        most = _UNREAD_LOOKS_FULL if self._full_looks else _UNREAD_LOOKS
+        self._full_looks = max(0, self._full_looks - 1)
+        for reader in self._readers.values():
+            reader.looks += 1
+        unread = [caller for caller, reader in self._readers.items() if reader.looks > most]
+        loop = asyncio.get_running_loop()
         if unread and self._close is not None:
             _log.warning("callers that do not read", callers=unread, closed=len(unread))
             loop.run_in_executor(None, self._close, unread)
         self._looks = bool(self._readers)
         if self._looks:
-            loop.call_later(_LOOK_S, self._look, loop)
+            loop.call_later(_LOOK_S, self._look)
 
     def end_request(self, caller: str, length_bytes: int) -> None:
         """Releases a request's bytes."""
