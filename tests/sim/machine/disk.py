@@ -8,7 +8,10 @@ What it can do to its user:
 * fail an operation (``faults``) or run full (``capacity_bytes``), after writing a part. What a
   failed sync was about is dropped, as Linux does: it can still be read, later syncs succeed, and
   the medium never gets it, unless it is written again.
-* have bad sectors (``spoil``): reading there fails until they are written again.
+* have bad sectors (``spoil``): reading there fails until they are written again;
+* return no content for a while (``failing_reads``);
+* lose synced content: a part becomes zeros (``zero_somewhere``), or a file vanishes
+  (``drop_somewhere``).
 
 An effect is anything that changes what another process could see. After a crash nothing works
 until ``restart``; what was opened before stays dead.
@@ -166,6 +169,8 @@ class SimulatedDisk:
         self.crash_at_effect: int | None = None
         # Files that cannot be deleted: the medium's error.
         self.undeletable: set[str] = set()
+        # Reading files whose path has this part fails with this error: (part, error).
+        self.failing_reads: tuple[str, int] | None = None
         # Called for every file before it is deleted.
         self.on_delete: Callable[[Path], None] | None = None
         # Called for every file before its content is synced.
@@ -239,6 +244,30 @@ class SimulatedDisk:
             return None
         path = chance.choice(paths)
         self.flip_bit(path, chance.randrange(8 * len(self._files[str(path)].now)))
+        return path
+
+    def zero_somewhere(self, kind: str, chance: Random) -> Path | None:
+        """Turns some sectors of a file of a kind into zeros, on the medium; returns which file."""
+        paths = [path for path in self.paths() if self._is_of(kind, path)]
+        if not paths:
+            return None
+        path = chance.choice(paths)
+        content = self._files[str(path)]
+        begin = chance.randrange(len(content.now)) // SECTOR_LENGTH_BYTES * SECTOR_LENGTH_BYTES
+        end = min(begin + chance.choice((1, 2, 8)) * SECTOR_LENGTH_BYTES, len(content.now))
+        content.now[begin:end] = bytes(end - begin)
+        content.synced()
+        return path
+
+    def drop_somewhere(self, kind: str, chance: Random) -> Path | None:
+        """Makes a file of a kind vanish, as a repaired file system may; returns which."""
+        paths = [path for path in self.paths() if self._is_of(kind, path)]
+        if not paths:
+            return None
+        path = chance.choice(paths)
+        del self._files[str(path)]
+        self._unsynced_names.pop(str(path), None)
+        self._list_anew()
         return path
 
     def spoil(self, path: Path, begin: int, end: int) -> None:
@@ -488,6 +517,11 @@ class SimulatedDisk:
                 raise _FaultError(fault, path)
         return None
 
+    def _fail_for_a_while(self, path: Path) -> None:
+        if self.failing_reads is not None and self.failing_reads[0] in str(path):
+            error = self.failing_reads[1]
+            raise OSError(error, os.strerror(error), str(path))
+
     def _check_space(self, more: int) -> None:
         if self.capacity_bytes is not None and self.used_bytes + more > self.capacity_bytes:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -601,6 +635,7 @@ class SimulatedFile:
     def read_at(self, length: int, offset: int) -> bytes:
         self._usable()
         self._disk._fail_if_due("read", self._path)
+        self._disk._fail_for_a_while(self._path)
         if self._content.bad_sectors and self._content.is_bad(offset, length):
             raise OSError(errno.EIO, os.strerror(errno.EIO), str(self._path))
         return bytes(self._content.now[offset : offset + length])

@@ -13,6 +13,7 @@ from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+from delaywheel.storage.folder.medium_errors import MEDIUM_ERRORS
 from delaywheel_replica.core.election.events import IN_TERM
 from sim.kafka.log import Entry, Partition
 from sim.kafka.topic_troubles import TopicTrouble
@@ -211,10 +212,10 @@ def disk_full(world: World, node: str, spare_bytes: int, ms: int) -> None:
 
 @_fault
 def disk_error(world: World, node: str, operation: str, path_part: str, countdown: int) -> None:
-    """Makes one operation fail: with EIO, or, of each fourth write, for lack of space."""
+    """Makes one operation fail: by the medium, or, of each fourth write, for lack of space."""
     disk = world.nodes[node].disk
     written_bytes = countdown * 37 % 90
-    error = errno.ENOSPC if (operation, countdown) == ("write", 3) else errno.EIO
+    error = errno.ENOSPC if (operation, countdown) == ("write", 3) else _medium_error(countdown)
     fault = Fault(operation, error, path_part, countdown, written_bytes)
     disk.faults.append(fault)
 
@@ -223,6 +224,26 @@ def disk_error(world: World, node: str, operation: str, path_part: str, countdow
             disk.faults.remove(fault)
 
     world.later(10_000, forget)
+
+
+def _medium_error(choice: int) -> int:
+    errors = sorted(MEDIUM_ERRORS)
+    return errors[choice % len(errors)]
+
+
+@_fault
+def unreadable(world: World, node: str, part: str, choice: int, ms: int) -> None:
+    """Returns no content of slot files, or of indexes, for a while; nothing is damaged."""
+    sim = world.nodes[node]
+    failing = part, _medium_error(choice)
+    sim.disk.failing_reads = failing
+    world.trace.add(node, f"no content of {part} for {ms} ms")
+
+    def mend() -> None:
+        if sim.disk.failing_reads == failing:
+            sim.disk.failing_reads = None
+
+    world.later(ms, mend)
 
 
 @_fault
@@ -275,6 +296,30 @@ def bad_sector(world: World, node: str, what: str, choice: int) -> None:
         sim.damaged.add(path)
         world.trace.add(node, "a bad sector in", what)
         world.checks.disturbed()
+
+
+@_fault
+def zeroed(world: World, node: str, what: str, choice: int) -> None:
+    """Turns synced sectors of a file into zeros: of a slot, an index, or a small file."""
+    sim = world.nodes[node]
+    if path := sim.disk.zero_somewhere(what, Random(choice)):
+        sim.damaged.add(path)
+        world.trace.add(node, "zeros in", path.name)
+        world.checks.disturbed()
+
+
+@_fault
+def segment_gone(world: World, node: str, choice: int, ms: int) -> None:
+    """Loses a whole index segment while the node is away, as a repaired file system may."""
+    sim = world.nodes[node]
+    if not sim.is_up:
+        return
+    sim.kill()
+    if path := sim.disk.drop_somewhere("index", Random(choice)):
+        sim.damaged.add(path)
+        world.trace.add(node, "an index segment is gone:", path.parent.name)
+        world.checks.disturbed()
+    world.later(ms, lambda: _start(sim))
 
 
 @_fault

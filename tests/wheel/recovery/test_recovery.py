@@ -1,3 +1,4 @@
+import errno
 from pathlib import Path
 
 import pytest
@@ -409,4 +410,18 @@ def test_a_small_file_that_cannot_be_read_keeps_no_wheel_from_its_recovery(
     recovered = recover_wheel(disk, DATA, wheel.wheel, os_crashed=os_crashed)
     assert recovered.damaged == SeqSet.of([3] if not os_crashed else [])
     disk.faults.clear()
+    assert read_all(disk, DATA, wheel.wheel) == frames
+
+
+@pytest.mark.parametrize("os_crashed", [False, True])
+def test_rows_that_stay_unreadable_are_missing_although_they_were_written_again(
+    *, os_crashed: bool
+) -> None:
+    """Nobody would know their slots: the wheel would be deleted with what is pending."""
+    disk, wheel, frames = wheel_of_three()
+    disk.failing_reads = ("index.", errno.EIO)
+    recovered = recover_wheel(disk, DATA, wheel.wheel, os_crashed=os_crashed)
+    assert recovered == Recovered(3, [], SeqSet([(1, 3)]))
+    disk.failing_reads = None
+    assert recover_wheel(disk, DATA, wheel.wheel, os_crashed=False) == Recovered(3, [], NO_SEQS)
     assert read_all(disk, DATA, wheel.wheel) == frames

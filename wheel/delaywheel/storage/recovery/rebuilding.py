@@ -116,7 +116,7 @@ def rebuild_rows(
     for first_seq, raw in read_raw_rows(disk, folder, safe_seq + 1, last_seq):
         rows = checked_rows(raw)
         is_finished = is_gone(rows) | ((rows["slot"] > 0) & (rows["slot"] < floor))
-        is_whole = is_finished | found.marks(first_seq, len(rows))
+        is_whole = is_finished | (found.marks(first_seq, len(rows)) & ~is_hole(rows))
         damaged |= SeqSet.where(first_seq, ~is_whole)
         yield
     return damaged

@@ -33,13 +33,10 @@ def restoring(
         floor: Slots below are finished.
 
     Returns:
-        The seqs that were restored, by slot.
+        The seqs that were restored, by slot: their rows can be read.
     """
-    holes = NO_SEQS
-    for first, last in seqs.spans:
-        for first_seq, rows in read_raw_rows(disk, folder, first, last):
-            holes |= SeqSet.where(first_seq, is_hole(checked_rows(rows)))
-        yield
+    holes = _holes_among(disk, folder, seqs)
+    yield
     if not holes:
         return {}
     restored: dict[int, SeqSet] = {}
@@ -54,11 +51,21 @@ def restoring(
             found = {}
         yield
         if found:
-            restored[slot] = SeqSet.of(found)
-            holes -= restored[slot]
+            seqs = SeqSet.of(found)
+            # Written is not readable: of a row that nobody can read, the slot would be unknown.
+            restored[slot] = seqs - _holes_among(disk, folder, seqs)
+            holes -= seqs
             if not holes:
                 break
     return restored
+
+
+def _holes_among(disk: Disk, folder: Path, seqs: SeqSet) -> SeqSet:
+    holes = NO_SEQS
+    for first, last in seqs.spans:
+        for first_seq, rows in read_raw_rows(disk, folder, first, last):
+            holes |= SeqSet.where(first_seq, is_hole(checked_rows(rows)))
+    return holes
 
 
 def _rewrite(disk: Disk, folder: Path, rows: dict[int, bytes]) -> None:
