@@ -270,6 +270,7 @@ def test_pending_by_horizon() -> None:
     assert reported["overdue",] == 0
     assert reported["beyond",] == 7
     assert labelled(scrape(), "pending_bytes")["1h",] == 500
+    assert samples(scrape())["delaywheel_alone_messages"] == 1_204
     assert labelled(scrape(), "topic_pending_messages") == {("orders",): 38}
 
 

@@ -157,6 +157,7 @@ def scrape(*, in_sync: frozenset[str] = frozenset("ab"), **changes: Any) -> Scra
         "refusal": None,
         "pending": tuple(Pending(name, n, n * 100) for n, (name, _) in enumerate(HORIZONS)),
         "pending_by_topic": {"orders": 38},
+        "alone_messages": 1_204,
         "disk": DiskSpace(1_000, 600, 50, 100),
         "processes": {
             "server": Process(1.5, 1 << 20, 40, 30, 1_024),
