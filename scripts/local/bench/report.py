@@ -36,8 +36,22 @@ def print_report(document: Mapping[str, Any]) -> None:
             )
             holds = "holds" if tried["holds"] else "does not hold"
             print(f"{tried['rate_per_s']:,} a second {holds}: {p99}")
+        for changed in one.get("changed", ()):
+            _print_changed(changed)
         if one.get("extent_s"):
             print(f"messages are taken again after, s: {_extent(one['extent_s'])}")
+
+
+def _print_changed(changed: Mapping[str, Any]) -> None:
+    outcomes = ", ".join(f"{name} {count:,}" for name, count in changed["outcomes"].items())
+    times = ", ".join(
+        f"{what} p50 {took['p50_ms']:.0f}, p99 {took['p99_ms']:.0f}, max {took['max_ms']:.0f} ms"
+        for what, took in (("calls", changed["took"]), ("produce", changed["produce_took"]))
+        if took
+    )
+    print(f"{changed['per_s']:,} a second: {outcomes or 'no calls'}; {times}")
+    shares = changed["cpu_share"].items()
+    print("core: " + ", ".join(f"{name} {share:.1%}" for name, share in shares if share >= 0.001))
 
 
 def _print_rounds(one: Mapping[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Callable, Mapping
@@ -11,10 +12,12 @@ from typing import Any, Final
 from local.bench.figures import Extent, differences, ratios
 from local.bench.jobs import At, Bulk, Job, Paced
 from local.bench.rounds import disturbances, in_turn, run_rounds, warm_up
-from local.bench.stand import Part, Stand
+from local.bench.stand import BULK, Part, Stand
+from local.bench.usage import Watch
 from local.bench.workloads import (
     Accept,
     Burst,
+    Changes,
     Highest,
     Idle,
     Restart,
@@ -24,6 +27,7 @@ from local.bench.workloads import (
 )
 from local.loopback.cluster import ClusterError
 from local.loopback.node import send_signal
+from local.stage.changing import change
 
 FILL_S: Final = 20.0
 AT_ONCE_MS: Final = (0, 1_000)
@@ -85,6 +89,8 @@ class Runner:
             measured = self._highest(kind)
         elif isinstance(kind, Restart):
             measured = self._restart()
+        elif isinstance(kind, Changes):
+            measured = {"changed": self._changes(kind)}
         elif isinstance(kind, Idle):
             measured = self._rounds([("ours", None)])
         elif isinstance(kind, Steady):
@@ -210,6 +216,21 @@ class Runner:
             time.sleep(self._options.seconds)
         extent = Extent.of(times_s)
         return {"restarts_s": times_s, "extent_s": asdict(extent) if extent else None}
+
+    def _changes(self, kind: Changes) -> list[Document]:
+        """Measures calls that change messages; this process makes them."""
+        addresses = [node.address for node in self._stand.cluster.nodes]
+        figures = []
+        for number in range(self._options.rounds):
+            self._say(f"round {number + 1}")
+            watch = Watch({**self._stand.pids(), "caller": os.getpid()})
+            began_s = time.monotonic()
+            figures.append(change(addresses, BULK, kind, self._options.seconds).document())
+            took_s = time.monotonic() - began_s
+            figures[-1]["cpu_share"] = {
+                name: used.cpu_s / took_s for name, used in watch.read().items()
+            }
+        return figures
 
     def _fill(self, pending: int, span_s: int) -> list[Document]:
         """Creates pending messages; returns how many a second were accepted as they grew."""

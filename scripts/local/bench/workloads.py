@@ -55,7 +55,23 @@ class Restart:
     """Kills a node; measures how long until it accepts messages again."""
 
 
-Kind = Steady | Burst | Accept | Highest | Idle | Restart
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """Messages at a rate, each with a call that changes it; measures how long the calls take.
+
+    Attributes:
+        rate_per_s: Messages, and calls, a second.
+        way: `cancel` or `reschedule`, each awaited; `handles`: `cancel_many` of 1,000 handles of
+            what was sent before, four at once; `none`: the messages alone.
+        one_second: All messages are due in one second.
+    """
+
+    rate_per_s: int
+    way: Literal["cancel", "handles", "reschedule", "none"] = "cancel"
+    one_second: bool = False
+
+
+Kind = Steady | Burst | Accept | Highest | Idle | Restart | Changes
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +178,15 @@ WORKLOADS: Final = {
     "ingress-short": Workload(
         Steady(300, (500, 501)), "lateness through ingress, due in 500 ms", by_ingress=True
     ),
+    "cancel-each": Workload(Changes(1_000), "1,000 a second sent, and each cancelled"),
+    "cancel-second": Workload(
+        Changes(1_000, one_second=True), "1,000 a second sent, each cancelled, due in one second"
+    ),
+    "cancel-handles": Workload(
+        Changes(10_000, "handles"), "cancel_many of 1,000 handles, four calls at once"
+    ),
+    "cancel-none": Workload(Changes(1_000, "none"), "1,000 a second sent, none cancelled"),
+    "reschedule": Workload(Changes(200, "reschedule"), "200 a second sent, and each rescheduled"),
     "burst-100k": Workload(Burst(100_000), "100,000 due in one second"),
     "burst-1m": Workload(Burst(_M), "a million due in one second"),
     "backlog-0": Workload(Steady(2_000), "lateness, wheels of 7 days, nothing pending", WEEK_S),

@@ -103,7 +103,8 @@ class Decisions:
             if stands.is_written or key in self._tasks:
                 continue
             if written is not None and written.to_ms == stands.to_ms:
-                self._report(written)
+                if _is_taken(written, status):
+                    self._report(written)
             else:
                 self._tasks[key] = asyncio.create_task(self._write(key, stands))
 
@@ -171,6 +172,13 @@ class _Room:
         finally:
             self._taken_bytes -= length_bytes
             self._given_back.set()
+
+
+def _is_taken(written: RescheduleWritten, status: CleanerStatus) -> bool:
+    """Whether all frames are <= V: the next transaction can settle it, no earlier one could."""
+    progress = status.progress
+    frames = [written.copy] if written.cancel is None else [written.copy, written.cancel]
+    return progress is not None and all(seq <= progress.seq(wheel) for wheel, seq in frames)
 
 
 def _cancel_of(key: MessageKey, to_ms: int) -> Columns:

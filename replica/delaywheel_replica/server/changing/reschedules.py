@@ -42,6 +42,9 @@ from delaywheel_replica.server.node.refusals import RefusedError
 
 _WAIT_S: Final = 10.0
 _WRITTEN_S: Final = 5.0
+_LOOK_MS: Final = 500
+"""How often a caller that waits has its second looked at: the record shows most decisions, and the
+leader itself looks for cancels before it decides."""
 _NEAREST_MS: Final = 500
 """A new due that is nearer becomes this: it is decided while it is still to come."""
 
@@ -149,6 +152,7 @@ class Reschedules:
     async def _reschedule(
         self, named: Reference, to_ms: int, request: pb.RescheduleRequest
     ) -> pb.RescheduleResponse:
+        self._check_room(named.id)  # before anything is read: callers come back when it is full
         subject = await self._sights.find(named)
         decision, moved_ms = await self._decide(subject, to_ms)
         if decision is CancelDecision.TOO_LATE and not subject.found.copies:
@@ -167,6 +171,7 @@ class Reschedules:
     async def _decide(self, subject: Subject, to_ms: int) -> Decided:
         """What became of the wish."""
         wish: RescheduleWish | None = None
+        looked_ms = monotonic_ms()
         try:
             async with asyncio.timeout(_WAIT_S):
                 while True:
@@ -184,7 +189,10 @@ class Reschedules:
                     else:
                         _check_goes_on(decision, was_announced=wish is not None)
                     await self._next_change()
-                    await self._sights.look_for_cancels(subject)
+                    now_ms = monotonic_ms()
+                    if now_ms - looked_ms >= _LOOK_MS:
+                        looked_ms = now_ms
+                        await self._sights.look_for_cancels(subject)
         except TimeoutError:
             reason = Reason.NOT_UP_TO_DATE if wish is None else Reason.RESCHEDULE_UNKNOWN
             raise RefusedError(reason) from None
@@ -213,20 +221,21 @@ class Reschedules:
     async def _wish(self, subject: Subject, to_ms: int) -> RescheduleWish:
         """Returns a wish to announce, unless it is known that it would not be decided."""
         self._check_releases()
+        progress = self._sights.moment().progress
+        if progress is not None and progress.ahead:
+            raise RefusedError(Reason.RESCHEDULES_RESTING)
         await self._check_free(subject.reference.id, to_ms)
-        self._check_room(subject.key)
+        self._check_room(subject.reference.id)
         self._wished[subject.key] += 1
         return RescheduleWish(subject.key, to_ms, self._place(subject.found))
 
-    def _check_room(self, key: MessageKey) -> None:
+    def _check_room(self, id_: bytes) -> None:
         """Applies the leader's own bounds: a wish that it would not decide now is not announced."""
         status = self._view.cleaner.status
         if status is None:
             return
-        if status.progress is not None and status.progress.ahead:
-            raise RefusedError(Reason.RESCHEDULES_RESTING)
         taken = self._wished.keys() | status.reschedules.keys()
-        if key not in taken and len(taken) >= MOST:
+        if len(taken) >= MOST and not any(id_ == key[0] for key in taken):
             raise RefusedError(Reason.RESCHEDULES_BUSY)
 
     def _handle(self, subject: Subject, moved_ms: int) -> str:
