@@ -32,6 +32,14 @@ def test_full_transactions_double_up_to_the_most() -> None:
     ]
 
 
+def test_only_what_is_near_the_cap_fills_it() -> None:
+    pace = Pace(LIMITS, cap_messages=400, cap_bytes=4_000)
+    assert pace.is_filled_by(200, 0)
+    assert pace.is_filled_by(1, 2_000)
+    assert not pace.is_filled_by(199, 1_999)
+    assert not pace.is_filled_by(0, 0), "a leader that waits for a second to be loaded"
+
+
 def test_a_transaction_with_room_left_changes_nothing() -> None:
     pace = first_pace(LIMITS).after_commit(5, full=False)
     assert (pace.cap_messages, pace.cap_bytes) == (100, 1_000)

@@ -351,7 +351,7 @@ class Forwarder:
         unfit = Counter[str]()
         if ended.verdict is Verdict.COMMITTED:
             self._committed(step, todo)
-            is_full = taken.is_full or (step is not None and step.behind)
+            is_full = taken.is_full or (step is not None and self._is_full(step))
             self._pace = self._pace.after_commit(commit_ms, full=is_full)
             self.counters += counted
             if self.ingress is not None:
@@ -367,6 +367,11 @@ class Forwarder:
         return Transacted(
             ended.verdict, ended.cause, commit_ms, todo, behind, forwarded, dead, unfit
         )
+
+    def _is_full(self, step: Step) -> bool:
+        """Whether the cap ended a step; it may also be behind because a second is not loaded."""
+        messages = len(step.messages) + len(step.dropped)
+        return step.behind and self._pace.is_filled_by(messages, step.messages.length_bytes)
 
     def _rescheduling(self, step: Step | None, situation: Situation) -> Rescheduling:
         """Adds what only the reader of due messages knows about reschedules."""

@@ -81,6 +81,10 @@ class Pace:
             return MOST_PAUSE_MS
         return min(max(LEAST_PAUSE_MS, 2 * median_low(self.recent_ms)), MOST_PAUSE_MS)
 
+    def is_filled_by(self, messages: int, length_bytes: int) -> bool:
+        """Whether so much is near the cap; what did not fit any more may be large."""
+        return 2 * messages >= self.cap_messages or 2 * length_bytes >= self.cap_bytes
+
     def after_commit(self, duration_ms: int, *, full: bool) -> "Pace":
         """Returns the cap after one more committed transaction.
 
