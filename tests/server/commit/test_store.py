@@ -127,13 +127,12 @@ def test_a_start_that_cannot_read_a_checkpoint_takes_nothing_for_synced() -> Non
     disk = SimulatedDisk()
     opened(disk).mirror(CARD, bundled(written_elsewhere()))
     disk.restart()
+    disk.set_content(layout.checkpoint_path(layout.wheel_folder(DATA, WHEEL)), bytes(20))
     store = looked_into(disk, sync_groups=True)
-    disk.faults.append(Fault("read", path_part="checkpoint"))
     assert verified(store).held(WHEEL).applied == 5
     disk.restart()
     disk.lose_unsynced()
-    store = opened(disk, "boot-2", sync_groups=True)
-    assert (store.held(WHEEL).applied, store.held(WHEEL).missing) == (5, NO_SEQS)
+    assert read(opened(disk, "boot-2", sync_groups=True), WHEEL, 1, 4) == ([1, 2, 3, 4], [])
 
 
 def test_a_new_mount_is_a_new_boot_and_an_older_release_noted_no_mount() -> None:
