@@ -261,9 +261,10 @@ def split_topics(message: Topics) -> Iterator[Topics]:
 
 
 class Link:
-    """One end of the link. Non-blocking; for one thread at a time.
+    """One end of the link. Non-blocking.
 
-    ``fileno`` is for ``loop.add_reader``, ``select`` or ``poll``.
+    ``send`` is for any thread, since the kernel takes a datagram whole; ``receive`` and ``close``
+    are for one. ``fileno`` is for ``loop.add_reader``, ``select`` or ``poll``.
     """
 
     def __init__(self, fd: int) -> None:

@@ -1,6 +1,8 @@
 import os
 import socket
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -172,3 +174,25 @@ def test_a_socket_that_nobody_expects_is_closed() -> None:
         with pytest.raises(LinkMessageError):
             list(link.receive())
     link.close()
+
+
+def test_several_threads_send_whole_messages(ends: tuple[Link, Link]) -> None:
+    one, other = ends
+    wishes = [
+        RescheduleWish((bytes([number]) * 16, number), 9, Position(WheelId("a", 1), 3, 2))
+        for number in range(4)
+    ]
+
+    def send(wish: RescheduleWish) -> None:
+        for _ in range(50):
+            while not one.send(wish):
+                time.sleep(0.001)
+
+    received: list[Message] = []
+    with ThreadPoolExecutor(len(wishes)) as threads:
+        done = [threads.submit(send, wish) for wish in wishes]
+        while len(received) < 200:
+            received += other.receive()
+        for each in done:
+            each.result()
+    assert sorted(map(repr, received)) == sorted(map(repr, wishes * 50))

@@ -136,3 +136,22 @@ def test_a_boot_ends_with_the_mount_of_its_device(tmp_path: Path) -> None:
     assert not is_same_boot(mounts[0], boot)
     assert is_same_boot(boot, mounts[0]), "an older release noted the boot alone"
     assert not is_same_boot("", mounts[0])
+
+
+def test_the_names_of_a_new_folder_and_of_those_above_are_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[Path] = []
+    real = PosixDisk.sync_folder
+
+    def sync(self: PosixDisk, path: Path) -> None:
+        synced.append(path)
+        real(self, path)
+
+    monkeypatch.setattr(PosixDisk, "sync_folder", sync)
+    opened(PosixDisk(), tmp_path / "deep" / "data").release()
+    assert {tmp_path, tmp_path / "deep", tmp_path / "deep" / "data"} <= set(synced)
+    synced.clear()
+    (tmp_path / "made").mkdir()  # by a process that died then
+    opened(PosixDisk(), tmp_path / "made").release()
+    assert tmp_path in synced

@@ -1,3 +1,4 @@
+import errno
 import os
 import threading
 import time
@@ -187,3 +188,23 @@ def test_a_row_in_memory_has_room_for_any_document_and_takes_what_is_written() -
     assert RowWriter(path)._counter == 3, "another server goes on with it"
     assert os.fstat(descriptor).st_blocks * 512 < 8 * HALF_LENGTH_BYTES
     os.close(descriptor)
+
+
+def test_a_sector_that_cannot_be_read_ends_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "cleaner.row"
+    RowWriter(path).write({"pid": 1})
+    real, bad = os.pread, path.stat().st_ino
+
+    def refused(descriptor: int, length: int, offset: int) -> bytes:
+        if os.fstat(descriptor).st_ino == bad:
+            raise OSError(errno.EIO, "Input/output error")
+        return real(descriptor, length, offset)
+
+    monkeypatch.setattr(os, "pread", refused)
+    with path.open("rb"):  # its number is not given to another file
+        reader = RowReader(path, dict)
+        assert reader.read() is None
+        RowWriter(path).write({"pid": 2})
+        assert reader.read() == {"pid": 2}

@@ -87,6 +87,7 @@ def open_node_folder(
     """
     check_name(node, what="node id")
     check_name(cluster_id, what="cluster id")
+    made = [folder for folder in (data, *data.parents) if not disk.exists(folder)]
     disk.make_folder(data)
     try:
         lock = disk.lock(data / "lock")
@@ -96,6 +97,9 @@ def open_node_folder(
         state = load_node_state(disk, data)
         if state is None:
             state = NodeState(node, cluster_id, make_storage(), boot_id, unsynced=False)
+            # An earlier process may have made the folder, and died.
+            for folder in {data, *made}:
+                disk.sync_folder(folder.parent)
             _write(disk, data, state)
         _refuse_foreign(data, state, node=node, cluster_id=cluster_id)
     except BaseException:

@@ -25,6 +25,8 @@ from typing import Any, Generic, TypeVar
 
 from crc32c import crc32c
 
+from delaywheel.storage.folder.medium_errors import is_medium_error
+
 HALF_LENGTH_BYTES = 1024 * 1024
 """The length of a half in a new file, including 16 bytes of counter, length and checksum."""
 MAX_HALF_LENGTH_BYTES = 256 * 1024 * 1024
@@ -66,7 +68,13 @@ class RowWriter:
             length = 0
         if not _is_row(length):
             length = 2 * HALF_LENGTH_BYTES
-        self._take(_mapped(path, length, writable=True))
+        try:
+            self._take(_mapped(path, length, writable=True))
+        except OSError as error:
+            if not is_medium_error(error):
+                raise
+            path.unlink()  # what it said is read again elsewhere
+            self._take(_mapped(path, 2 * HALF_LENGTH_BYTES, writable=True))
 
     def _take(self, view: memoryview) -> None:
         newest = _newest(view)
@@ -161,7 +169,12 @@ class RowReader(Generic[_T]):
         file = found.st_ino, found.st_size
         if file != self._file and _is_row(found.st_size):
             # Another file that replaced it since is as large as this one, or larger.
-            self._map = _mapped(self._path, found.st_size, writable=False)
+            try:
+                self._map = _mapped(self._path, found.st_size, writable=False)
+            except OSError as error:
+                if not is_medium_error(error):
+                    raise
+                self._map = None  # its writer replaces it at its next start
             self._file = file
         return self._map
 
@@ -175,7 +188,11 @@ def _mapped(path: Path, length_bytes: int, *, writable: bool, allocates: bool = 
     """Maps the file; for writing, it gets its full length first.
 
     Space is allocated, since a full disk under a map means SIGBUS; but not where no disk is
-    involved.
+    involved. So does a sector that cannot be read: the file is read once by calls, which leaves its
+    pages in the page cache.
+
+    Raises:
+        OSError: The medium reported an error.
     """
     access = os.O_RDWR | os.O_CREAT if writable else os.O_RDONLY
     descriptor = os.open(path, access | os.O_CLOEXEC, 0o644)
@@ -184,10 +201,17 @@ def _mapped(path: Path, length_bytes: int, *, writable: bool, allocates: bool = 
             os.ftruncate(descriptor, length_bytes)
         if writable and allocates:
             os.posix_fallocate(descriptor, 0, length_bytes)
+        if not path.is_relative_to("/proc"):  # those are in memory
+            _read_through(descriptor, length_bytes)
         protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
         return memoryview(mmap.mmap(descriptor, length_bytes, prot=protection))
     finally:
         os.close(descriptor)
+
+
+def _read_through(descriptor: int, length_bytes: int) -> None:
+    for offset in range(0, length_bytes, HALF_LENGTH_BYTES):
+        os.pread(descriptor, HALF_LENGTH_BYTES, offset)
 
 
 def _halves(view: memoryview) -> tuple[int, int]:
