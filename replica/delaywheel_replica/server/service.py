@@ -3,6 +3,9 @@
 producing.py accepts messages. Refusals become the status of a call in calls.py.
 """
 
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
@@ -10,6 +13,7 @@ from google.protobuf.message import Message
 
 from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_replica.core.protocol.histogram import Tally
 from delaywheel_replica.server.changing.cancel_many import CancelMany
 from delaywheel_replica.server.changing.cancels import Cancels
 from delaywheel_replica.server.changing.reschedules import Reschedules
@@ -22,6 +26,7 @@ from delaywheel_replica.server.lookup.references import reference_of
 from delaywheel_replica.server.lookup.search import Search
 from delaywheel_replica.server.node.answering import Context
 from delaywheel_replica.server.node.calls_to_nodes import Passing, was_passed
+from delaywheel_replica.server.node.counts import Counts
 from delaywheel_replica.server.node.refusals import RefusedError
 
 _SHORT_BYTES: Final = 1 << 12
@@ -51,6 +56,7 @@ class DelayWheelService:
         places: Places,
         *,
         max_message_bytes: int,
+        counts: Counts | None = None,
     ) -> None:
         self._queries = queries
         self._search = search
@@ -59,6 +65,7 @@ class DelayWheelService:
         self._changes = changes
         self._fan_out = fan_out
         self._max_message_bytes = max_message_bytes
+        self._counts = counts or Counts()
 
     def length_bytes(self, request: Message) -> int:
         """Returns the greatest length of an answer to a question."""
@@ -99,7 +106,14 @@ class DelayWheelService:
     async def GetMessage(  # noqa: N802 - gRPC's names
         self, request: pb.GetMessageRequest, context: Context
     ) -> pb.GetMessageResponse:
-        """See the protocol.
+        """See the protocol."""
+        with self._counted("get", self._counts.get_times) as outcome:
+            message = await self._get(request, context)
+            outcome.append(pb.MessageState.Name(message.state).removeprefix("MESSAGE_STATE_"))
+        return pb.GetMessageResponse(message=message)
+
+    async def _get(self, request: pb.GetMessageRequest, context: Context) -> pb.StoredMessage:
+        """Returns a message.
 
         The leader's node knows best what became of a finished message, and which one a handle means
         where a message was rescheduled within its second.
@@ -125,7 +139,20 @@ class DelayWheelService:
                 message.state = cancelled if was_withdrawn else delivered
         if request.find_place:
             await self._places.add_place(message)
-        return pb.GetMessageResponse(message=message)
+        return message
+
+    @contextmanager
+    def _counted(self, call: str, times: Tally) -> Iterator[list[str]]:
+        """Counts a call by the outcome that is put into the list, or by the reason of a refusal."""
+        began_s, outcome = time.monotonic(), list[str]()
+        try:
+            yield outcome
+        except RefusedError as error:
+            outcome.append(error.refusal.reason.value)
+            raise
+        finally:
+            times.add(int((time.monotonic() - began_s) * 1e6))
+            self._counts.lookups[call, outcome[-1] if outcome else "FAILED"] += 1
 
     async def _ask_leader(self, named: pb.MessageRef, context: Context) -> pb.StoredMessage | None:
         address = self._passing.leader_address()
@@ -137,7 +164,10 @@ class DelayWheelService:
         self, request: pb.SearchRequest, _context: Context
     ) -> pb.SearchResponse:
         """See the protocol."""
-        return await self._search.search(request, wanted_of(request.filter))
+        with self._counted("search", self._counts.search_times) as outcome:
+            answer = await self._search.search(request, wanted_of(request.filter))
+            outcome.append("INCOMPLETE" if answer.looked.incomplete else "COMPLETE")
+        return answer
 
     async def ListSlots(  # noqa: N802 - gRPC's names
         self, request: pb.ListSlotsRequest, context: Context

@@ -275,7 +275,9 @@ class Server:
             self._passing,
             places,
             max_message_bytes=config.max_message_bytes,
+            counts=self._counts,
         )
+        self._counts.lookup_index = self._queries.index_size
         self._address = config.advertised or config.listen
         operator = Operator(
             self._view,

@@ -8,7 +8,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from datetime import timedelta
 from pathlib import Path
 
@@ -73,6 +73,11 @@ def test_what_callers_do_is_counted(node: Node) -> None:
         server.stub.DelayProduce(pb.DelayProduceRequest(), timeout=30)
     with pytest.raises(grpc.RpcError):
         server.stub.Cancel(pb.CancelRequest(message=pb.MessageRef(handle="x")), timeout=30)
+    for handle in (results[0].handle, "x"):
+        with suppress(grpc.RpcError):
+            named = pb.MessageRef(handle=handle)
+            server.stub.GetMessage(pb.GetMessageRequest(message=named), timeout=30)
+    server.stub.Search(pb.SearchRequest(filter=pb.Filter(topic="orders")), timeout=30)
     (answer,) = server.stub.DelayProduceStream(
         iter([pb.DelayProduceRequest(messages=[row()] * 10_001)]), timeout=60
     )
@@ -92,6 +97,13 @@ def test_what_callers_do_is_counted(node: Node) -> None:
     assert reported["refused_calls_total/Cancel/HANDLE_INVALID"] == 1
     assert reported["refused_calls_total/DelayProduceStream/TOO_MANY_MESSAGES"] == 1
     assert reported["pending_messages/10m"] == reported["pending_messages/1h"] == 1
+    assert reported["lookups_total/get/PENDING"] == 1
+    assert reported["lookups_total/get/HANDLE_INVALID"] == 1
+    assert reported["lookups_total/search/COMPLETE"] == 1
+    assert reported["get_duration_seconds_count"] == 2
+    assert reported["search_duration_seconds_count"] == 1
+    assert reported["lookup_index_slots"] == reported["lookup_index_reads_total"] == 1
+    assert reported["lookup_index_bytes"] > 0
     assert reported["open_slot_files"] == 2
     assert reported["in_sync_members"] == 1
     assert reported["role/leading"] == 1

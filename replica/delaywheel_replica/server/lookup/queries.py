@@ -90,6 +90,11 @@ class Queries:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="queries")
         self._lists = ThreadPoolExecutor(1, thread_name_prefix="lists")
 
+    def index_size(self) -> tuple[int, int, int]:
+        """Returns the seconds in the index of ids, its bytes, and how many were read for it."""
+        ids = self._scanner.ids
+        return len(ids), ids.length_bytes, ids.built
+
     def close(self) -> None:
         """Ends the threads."""
         self._thread.shutdown(cancel_futures=True)

@@ -168,6 +168,37 @@ _ACCEPTING: tuple[Spec, ...] = (
         lambda s: s.sources.counts.cancel_load()[1] / 1e3,
     ),
     counters(
+        "lookups",
+        "Gets and searches, page by page, by what was found or the reason for no answer.",
+        ("call", "outcome"),
+        lambda s: list(s.sources.counts.lookups.copy().items()),
+    ),
+    histogram(
+        "get_duration_seconds",
+        "Time of a get, without that of its transfer.",
+        lambda s: s.sources.counts.get_times.read(),
+    ),
+    histogram(
+        "search_duration_seconds",
+        "Time of a search's page.",
+        lambda s: s.sources.counts.search_times.read(),
+    ),
+    gauge(
+        "lookup_index_slots",
+        "Seconds whose ids are in memory, because callers asked about them.",
+        lambda s: s.sources.counts.lookup_index()[0],
+    ),
+    gauge(
+        "lookup_index_bytes",
+        "About what these ids take.",
+        lambda s: s.sources.counts.lookup_index()[1],
+    ),
+    counter(
+        "lookup_index_reads",
+        "Seconds that were read as a whole for it: the first time, and again if they were dropped.",
+        lambda s: s.sources.counts.lookup_index()[2],
+    ),
+    counters(
         "ingress_handed_records",
         "Records of ingress topics that the node's cleaner handed over, by what it was answered.",
         ("answer",),

@@ -67,6 +67,11 @@ class Counts:
         reschedule_times: How long a reschedule took.
         cancel_load: Returns how many messages are being cancelled, and for how many milliseconds
             the first of them waits to be looked up.
+        lookups: (call, what it was answered) -> gets and searches.
+        get_times: How long gets took.
+        search_times: How long searches took, page by page.
+        lookup_index: Returns the seconds in the index of ids, its bytes, and how many seconds were
+            read for it.
         refused_calls: (method, reason) -> calls, or requests of a stream, refused as a whole.
     """
 
@@ -87,6 +92,10 @@ class Counts:
     cancel_times: Tally = field(default_factory=lambda: Tally(CHANGE_BOUNDS_US))
     reschedule_times: Tally = field(default_factory=lambda: Tally(CHANGE_BOUNDS_US))
     cancel_load: Callable[[], tuple[int, int]] = lambda: (0, 0)
+    lookups: Counter[tuple[str, str]] = field(default_factory=Counter)
+    get_times: Tally = field(default_factory=lambda: Tally(ANSWER_BOUNDS_US))
+    search_times: Tally = field(default_factory=lambda: Tally(CHANGE_BOUNDS_US))
+    lookup_index: Callable[[], tuple[int, int, int]] = lambda: (0, 0, 0)
     refused_calls: Counter[tuple[str, Reason]] = field(default_factory=Counter)
 
     def entered(self, columns: Columns | None, group: WrittenGroup) -> None:
