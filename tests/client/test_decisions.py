@@ -93,6 +93,17 @@ class TestVerdicts:
         failure = Failure.of_call(EndedCall(StatusCode.UNAVAILABLE, "", b"\xff\xff"))
         assert failure.reason is None
 
+    @pytest.mark.parametrize(("number", "is_known"), [(7, True), (77, False), (2, False)])
+    def test_a_connection_without_room_for_a_call_is_named(
+        self, number: int, *, is_known: bool
+    ) -> None:
+        """HTTP/2's REFUSED_STREAM alone proves that nothing was done."""
+        text = f"Stream removed (RST_STREAM received with error code {number})"
+        failure = Failure.of_call(EndedCall(StatusCode.UNAVAILABLE, text))
+        assert failure.verdict == (True, is_known, False)
+        assert ("no more calls at once on this connection" in failure.text) == is_known
+        assert not failure.unsent, "something listens there"
+
     def test_a_request_over_grpc_s_own_limit_is_split(self) -> None:
         text = "SERVER: Received message larger than max (5000000 vs. 4194304)"
         call = EndedCall(StatusCode.RESOURCE_EXHAUSTED, text)

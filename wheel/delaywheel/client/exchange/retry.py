@@ -8,6 +8,7 @@ must guess, it assumes that the outcome is unknown.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple, Protocol, Self
@@ -37,6 +38,13 @@ _CLOSED_AT_ONCE_DETAIL: Final = ": Socket closed"
 _CLOSED_AT_ONCE_HINT: Final = (
     " (a node that has all the connections that it takes closes each new one; so does what is no"
     " node)"
+)
+# Its text for a call that a server refused before it looked at it (HTTP/2's REFUSED_STREAM): the
+# connection has as many calls under way as the server takes.
+_NO_ROOM_DETAIL: Final = re.compile(r"RST_STREAM.*error code 7\b")
+_NO_ROOM_TEXT: Final = (
+    "the node takes no more calls at once on this connection: make fewer at a time, name many"
+    " messages in each, or use another client"
 )
 # Its text for a request over its own limit, where that is lower than the service's.
 _OVERSIZED_DETAIL: Final = "larger than max"
@@ -77,6 +85,7 @@ _BY_CODE: Final = {
     StatusCode.OUT_OF_RANGE: Verdict(retry=False, outcome_known=False),
     StatusCode.DATA_LOSS: Verdict(retry=False, outcome_known=False),
 }
+_NO_ROOM: Final = Verdict(retry=True, outcome_known=True)
 _OVERSIZED: Final = Verdict(retry=False, outcome_known=False, split=True)
 # The error for a question that perhaps no service has answered.
 _UNANSWERED: Final = frozenset(
@@ -115,6 +124,7 @@ class Failure:
             service.
         retry_delay_s: How long the service asks to wait, if it does.
         unsent: The attempt never left this process.
+        unprocessed: The server refused it before it looked at it.
     """
 
     code: StatusCode
@@ -122,6 +132,7 @@ class Failure:
     reason: Reason | str | None = None
     retry_delay_s: float | None = None
     unsent: bool = False
+    unprocessed: bool = False
 
     @classmethod
     def of_call(cls, call: EndedCall) -> Self:
@@ -137,6 +148,8 @@ class Failure:
             elif detail.Is(RetryInfo.DESCRIPTOR):
                 delay = RetryInfo.FromString(detail.value).retry_delay
                 retry_delay_s = delay.seconds + delay.nanos / 1e9
+        if reason is None and _NO_ROOM_DETAIL.search(text):
+            return cls(code, f"{_NO_ROOM_TEXT} ({text})", unprocessed=True)
         unsent = code is StatusCode.UNAVAILABLE and text.startswith(_UNSENT_DETAILS)
         if unsent and reason is None and text.endswith(_CLOSED_AT_ONCE_DETAIL):
             text += _CLOSED_AT_ONCE_HINT
@@ -173,6 +186,8 @@ class Failure:
             )
         if self.code is StatusCode.RESOURCE_EXHAUSTED and _OVERSIZED_DETAIL in self.text:
             return _OVERSIZED
+        if self.unprocessed:
+            return _NO_ROOM
         verdict = _BY_CODE[self.code]
         return verdict._replace(outcome_known=verdict.outcome_known or self.unsent)
 
