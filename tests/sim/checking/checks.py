@@ -56,7 +56,7 @@ from sim.checking.calm import (
 )
 from sim.checking.held_up import held_up, wrong_report
 from sim.checking.letters import has_expired_long_ago, wrong_letter
-from sim.checking.truth import FrameName, FrameTruth, Key, RewrittenError
+from sim.checking.truth import FrameName, FrameTruth, Key, RewrittenError, index_of
 from sim.kafka.log import Entry as LogEntry
 from sim.kafka.log import Transaction
 from sim.machine.clocks import EPOCH_MS, true_wall_ms
@@ -732,7 +732,9 @@ class Checks:
 
 
 def _has(node: SimNode, frame: FrameTruth) -> bool:
-    return frame.is_on(node.disk, with_row=node.recovered)
+    # Rows that a fault took are written again from the frames: those are not lost with them.
+    with_row = node.recovered and index_of(frame.wheel) not in node.damaged
+    return frame.is_on(node.disk, with_row=with_row)
 
 
 def _wheels(node: SimNode) -> list[WheelId]:

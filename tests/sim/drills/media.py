@@ -39,3 +39,33 @@ def undeletable_files(script: Script) -> None:
         choice = script.random.randrange(1 << 30)
         script.do(script.about(at_ms, 2_000), "undeletable", node="b", choice=choice, ms=40_000)
     script.until_ms = 58_000
+
+
+@MEDIA(r"a +no content of \.slot", r"kafka +delivers m\d+ a\.1")
+def unreadable_alone(script: Script) -> None:
+    """The medium of the only node returns nothing for two seconds, in which messages are due."""
+    script.cluster("a", 1)
+    script.flow(1_500, 3_500, 50, "a", delay_ms=6_000)
+    at_ms = script.about(6_300)  # before the seconds from 8 s on are read
+    script.do(at_ms, "unreadable", node="a", part=".slot", choice=script.about(7, 7), ms=2_000)
+    script.until_ms = 12_000
+
+
+@MEDIA(r"a +an index segment is gone: a\.1", r"kafka +delivers m\d+ a\.1")
+def segment_gone_alone(script: Script) -> None:
+    """A file system that was repaired has lost the index of the only node's wheel."""
+    script.cluster("a", 1)
+    script.flow(1_500, 8_000, 50, "a", delay_ms=9_000)
+    script.do(script.about(8_100), "segment_gone", node="a", choice=1, ms=300)
+    script.until_ms = 18_000
+
+
+@MEDIA(r"a +zeros in index", r"a +starts", r"kafka +delivers m\d+ a\.1")
+def zeroed_index_alone(script: Script) -> None:
+    """Rows of the only node's index turn into zeros while they are pending, and it restarts."""
+    script.cluster("a", 1)
+    script.flow(1_500, 7_000, 50, "a", delay_ms=8_000)
+    at_ms = script.about(7_100)
+    script.do(at_ms, "zeroed", node="a", what="index", choice=script.about(50, 50))
+    script.do(at_ms + 50, "absence", node="a", ms=300)
+    script.until_ms = 16_000

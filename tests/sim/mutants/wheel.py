@@ -12,6 +12,8 @@ from delaywheel.storage.frames import rows
 from delaywheel.storage.frames.bundle import FrameBundle
 from delaywheel.storage.frames.rows import INDEX_ROW
 from delaywheel.storage.reading.places import Places, SlotPlaces
+from delaywheel.storage.reading.reader import DamagedFrame
+from delaywheel.storage.recovery import recover
 from sim.mutants.mutant import Mutant, Patch, instead
 
 _NOTHING: Places = (np.empty(0, np.int64), np.empty(0, INDEX_ROW))
@@ -61,7 +63,33 @@ def zeros_are_of_deleted_segments() -> list[Patch]:
     return [instead(rows, "flawed_rows", flawed)]
 
 
+def unreadable_is_lost() -> list[Patch]:
+    def is_waited_for(self: DamagedFrame, now_ms: int) -> bool:
+        return bool(self.seq < 0 > now_ms)
+
+    return [instead(DamagedFrame, "is_waited_for", is_waited_for)]
+
+
+def missing_segments_are_finished() -> list[Patch]:
+    def lost_behind(*_: object) -> None:
+        return None
+
+    return [instead(recover, "lost_behind", lost_behind)]
+
+
 WHEEL: dict[str, Mutant] = {
+    "what cannot be read is lost": Mutant(
+        "a frame that the medium does not return for a moment is given up like a damaged one",
+        unreadable_is_lost,
+        "committed to be lost|progress is ahead|never delivered",
+        ("unreadable_alone",),
+    ),
+    "a missing segment is finished": Mutant(
+        "a start takes an index segment that the medium has lost for one that was deleted",
+        missing_segments_are_finished,
+        "committed to be lost|progress is ahead|never delivered",
+        ("segment_gone_alone",),
+    ),
     "a zeroed row passes for a deleted one": Mutant(
         "a start takes the zeros that a crash left of a repair for the row of a deleted segment",
         zeros_are_of_deleted_segments,
