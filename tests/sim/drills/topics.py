@@ -45,9 +45,12 @@ def one_silent_partition(script: Script) -> None:
 
 @TOPICS(r"delivers", r"own_topic_trouble", r"client +cancels m", r"reports cancelled", r"delivers")
 def refused_outcomes(script: Script) -> None:
-    """Transactions with an outcome fail, and so do the guards of the search that follows."""
+    """Transactions with an outcome fail, and so do the guards of the search that follows.
+
+    It ends when topics would be given up, before the term does.
+    """
     script.flow(3_000, 22_000, 250, "abc", delay_ms=500)
-    script.do(6_000, "own_topic_trouble", which="outcomes", trouble="denied", ms=12_000)
+    script.do(6_000, "own_topic_trouble", which="outcomes", trouble="denied", ms=7_000)
     for at_ms in (6_000, 9_000):
         first = script.send(script.about(at_ms), "abc", delay_ms=1_500)
         script.cancel(script.about(at_ms + 200), first, "a")
