@@ -11,7 +11,10 @@ from support.clients.command import Command, say
 from support.clients.fake_service import abort, abort_bare, answer
 from support.clients.scripted_node import ScriptedNode
 
-WHEELS = [pb.WheelAtRisk(wheel="b.1", frames=1_234), pb.WheelAtRisk(wheel="a.1")]
+WHEELS = [
+    pb.WheelAtRisk(wheel="b.1", frames=1_234),
+    pb.WheelAtRisk(wheel="a.1", alone_messages=1_204, alone_on="n1"),
+]
 REPLACED = pb.NodeChange(node="b", storage_before="old", storage="new", wheels=WHEELS)
 REMOVED = pb.NodeChange(node="b", storage_before="old", wheels=WHEELS)
 DOCUMENT = {
@@ -19,8 +22,8 @@ DOCUMENT = {
     "storage_before": "old",
     "storage": "new",
     "wheels": [
-        {"wheel": "b.1", "frames_at_risk": 1_234},
-        {"wheel": "a.1", "frames_at_risk": 0},
+        {"wheel": "b.1", "frames_at_risk": 1_234, "alone_messages": 0, "alone_on": None},
+        {"wheel": "a.1", "frames_at_risk": 0, "alone_messages": 1_204, "alone_on": "n1"},
     ],
 }
 
@@ -40,6 +43,9 @@ def test_replace_does_what_was_shown_and_confirmed(
     assert (ended.code, ended.out) == (0, "node b stands for storage new\n")
     for part in ("storage new instead of old", "b.1: 1,234 frames", "a.1: others hold all", "lost"):
         assert part in ended.err
+    shown = " ".join(ended.err.split())
+    assert "1,204 pending messages will be on 1 node only, n1, until they are copied" in shown
+    assert "Touch no other disk until `delaywheel status` says that no more." in shown
     assert scripted.asked == [
         pb.ReplaceNodeRequest(node="b", dry_run=True),
         pb.ReplaceNodeRequest(node="b", storage="new"),

@@ -75,9 +75,8 @@ def _show(change: pb.NodeChange, what: str, warning: str) -> None:
         if row.alone_messages:
             alone[row.alone_on] += row.alone_messages
     for node, messages in sorted(alone.items()):
-        show(
-            [f"{counted(messages, 'pending message')} will be on 1 node only, {node}, until copied"]
-        )
+        pending = counted(messages, "pending message")
+        show([f"{pending} will be on 1 node only, {node}, until they are copied."])
     if alone:
         show(["Touch no other disk until `delaywheel status` says that no more."])
     if any(row.frames for row in change.wheels):
