@@ -678,7 +678,8 @@ class SimulatedManyFiles:
     def __init__(self, disk: SimulatedDisk) -> None:
         self._disk = disk
 
-    def sync(self, paths: Collection[Path]) -> None:
+    def sync(self, paths: Collection[Path], *, were_closed: bool = False) -> None:
+        del were_closed
         for path in paths:
             try:
                 file = self._disk.open(path)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import pytest
 
+from delaywheel.storage.files.handles import HandleCache
+from delaywheel.storage.files.slot_files import SlotFiles, Unsynced
 from delaywheel.storage.folder.disk import PosixDisk
 from delaywheel.storage.folder.syncing import (
     FEW_FILES,
@@ -120,3 +122,47 @@ def test_the_kernels_word_is_an_error_of_the_system() -> None:
 def test_only_a_file_system_that_is_known_is_synced_as_a_whole() -> None:
     assert not keeps_its_word(Path("/proc").stat().st_dev)
     assert not keeps_its_word(os.makedev(4095, 1)), "it is not mounted"
+
+
+def test_files_that_were_closed_meanwhile_are_synced_with_their_file_system(
+    medium: Medium, many: list[Path]
+) -> None:
+    writer = PosixManyFiles(medium.file_system)
+    writer.sync(many[:1])
+    assert medium.syncs == 0
+    medium.refuses = True
+    with pytest.raises(OSError, match="refused"):
+        writer.sync(many[:1], were_closed=True)
+
+
+def test_a_writer_knows_that_its_files_made_room_for_others(tmp_path: Path) -> None:
+    handles = HandleCache(PosixDisk(), 2)
+    synced: list[bool] = []
+
+    class Noted(SlotFiles):
+        def sync(self, unsynced: Unsynced) -> None:
+            self._many_files = ManyFilesNoted(synced)
+            super().sync(unsynced)
+
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    one, other = Noted(tmp_path / "a", handles), Noted(tmp_path / "b", handles)
+    one.write(3_600, b"frame", 0)
+    one.sync(one.take_unsynced())
+    one.write(3_600, b"frame", 8)
+    for slot in range(7_200, 7_203):
+        other.write(slot, b"frame", 0)
+    for files in (one, one):
+        files.sync(files.take_unsynced())
+    assert synced == [False, True, False]
+
+
+class ManyFilesNoted:
+    """Notes whether the files of each sync were closed."""
+
+    def __init__(self, noted: list[bool]) -> None:
+        self.noted = noted
+
+    def sync(self, paths: Collection[Path], *, were_closed: bool = False) -> None:
+        del paths
+        self.noted.append(were_closed)

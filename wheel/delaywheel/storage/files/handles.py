@@ -98,6 +98,7 @@ class HandleCache:
         self._handles: dict[tuple[int, int], _Handle] = {}
         self._folders: dict[tuple[int, int], Folder] = {}  # owner and hour; oldest first
         self._bundles = 0
+        self._closed_early: set[int] = set()  # owners of files that made room for others
         self._lock = threading.Lock()
         self._next_owner = 0
 
@@ -163,6 +164,13 @@ class HandleCache:
                     break
         return wrote
 
+    def take_closed_early(self, owner: int) -> bool:
+        """Returns whether files of an owner were closed to make room since the last call."""
+        with self._lock:
+            was_closed = owner in self._closed_early
+            self._closed_early.discard(owner)
+            return was_closed
+
     def close(self, owner: int) -> None:
         """Closes all handles of one owner."""
         self.close_below(owner, NO_SLOT)
@@ -219,3 +227,4 @@ class HandleCache:
 
         for key in nsmallest(max(1, self.capacity // _CLOSED_SHARE), handles, key=need):
             handles.pop(key).file.close()
+            self._closed_early.add(key[0])

@@ -256,7 +256,8 @@ class SlotFiles:
         """Puts slot files and their names on the medium."""
         disk, folder = self._handles.disk, layout.slots_folder(self._folder)
         self._many_files.sync(
-            [layout.slot_path(self._folder, slot) for slot in sorted(unsynced.slots)]
+            [layout.slot_path(self._folder, slot) for slot in sorted(unsynced.slots)],
+            were_closed=self._handles.take_closed_early(self._owner),
         )
         for hour in sorted(unsynced.new_hours):
             with suppress(FileNotFoundError):  # deleted meanwhile: below the floor

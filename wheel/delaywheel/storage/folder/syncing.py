@@ -11,9 +11,13 @@ and not which file. So that no writer misses a failure reported to another one:
 * failures are counted, and each `ManyFiles` remembers the count at the end of its last sync: a
   failure reported to another one counts as its own too.
 
-That errs on the safe side: a failure that concerned only others is reported as well. Before Linux
-5.8 ``syncfs`` reported no failures at all; there, and on anything but ext4 and xfs, files are
-synced one by one.
+A failed write is also noted at the file itself, as long as the kernel knows that file: one that
+nobody has open may be forgotten, and a descriptor opened later hears of nothing. So files that were
+closed between their last write and their sync are synced with the whole file system.
+
+Counting failures errs on the safe side: a failure that concerned only others is reported as well.
+Before Linux 5.8 ``syncfs`` reported no failures at all; there, and on anything but ext4 and xfs,
+files are synced one by one.
 """
 
 import ctypes
@@ -36,8 +40,13 @@ _KNOWN = {"ext4", "xfs"}
 class ManyFiles(Protocol):
     """The files of one writer. Make it before writing the first of them."""
 
-    def sync(self, paths: Collection[Path]) -> None:
+    def sync(self, paths: Collection[Path], *, were_closed: bool = False) -> None:
         """Returns when contents and lengths of these are on the medium; deleted ones are skipped.
+
+        Args:
+            paths: The files.
+            were_closed: Some were closed since they were written: the kernel may have forgotten
+                them, with a failure that only their file system still knows.
 
         Raises:
             OSError: The medium reported an error, now or since the last sync.
@@ -123,9 +132,9 @@ class PosixManyFiles:
         self._file_system = file_system
         self._known_failures = 0 if file_system is None else file_system.failures
 
-    def sync(self, paths: Collection[Path]) -> None:
+    def sync(self, paths: Collection[Path], *, were_closed: bool = False) -> None:
         """See ``ManyFiles``."""
-        if self._file_system is None or len(paths) <= FEW_FILES:
+        if self._file_system is None or (len(paths) <= FEW_FILES and not were_closed):
             for path in paths:
                 _sync_file(path)
             return
