@@ -48,6 +48,7 @@ from typing import Final, NoReturn
 from delaywheel_replica.process.inheritance import (
     ADDRESS_VARIABLE,
     ALLOCATOR,
+    CLEANER_ALLOCATOR,
     EXIT_HOPELESS,
     LIFE_FD_VARIABLE,
     LINK_FD_VARIABLE,
@@ -244,6 +245,7 @@ class Supervisor:
             self._is_ready = False
         environment = {
             **ALLOCATOR,
+            **({} if child is self._server else CLEANER_ALLOCATOR),
             **os.environ,
             **{name: str(descriptor) for name, descriptor in inherited.items()},
         }

@@ -44,6 +44,13 @@ ALLOCATOR: Final = {"MALLOC_ARENA_MAX": "2"}
 Its arenas cause fragmentation: two are enough for processes with one busy thread.
 """
 
+CLEANER_ALLOCATOR: Final = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "131072"}
+"""The same for the cleaner alone: the columns of seconds go back to the kernel when they are freed.
+
+Otherwise glibc raises the threshold with each one that is freed, and the next ones leave holes in
+its heap (decision 78).
+"""
+
 EXIT_HOPELESS: Final = 78
 """Exit code of a child that would fail in the same way if it were restarted (EX_CONFIG)."""
 
