@@ -116,7 +116,7 @@ def with_copy(disk: SlowDisk) -> Driven:
     """One of two nodes, with a wheel that only it must hold, and a copy of the other's."""
     node = Driven(disk, nodes=("n1", "n2"))
     node.hear(w1=None)
-    node.driver.received("n2", Gossip(heartbeat_of("n2")))
+    node.driver.received("n2", Gossip(heartbeat_of("n2", wall_ms=NOW_MS)))
     node.work()
     node.hear(w1=None)
     node.driver.received("n2", frames_of(node)[1])
