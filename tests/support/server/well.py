@@ -106,6 +106,7 @@ def counts() -> Counts:
     made.topics.add_one("orders", 40)
     made.cancelled("CANCELLED", 40)
     made.rescheduled("RESCHEDULED", 90)
+    made.lookups["get", "PENDING"] = 3
     made.refused_request(5, Reason.NO_WHEEL)
     made.refused_calls["DelayProduce", Reason.NO_WHEEL] += 1
     return made
