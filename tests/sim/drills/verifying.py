@@ -12,8 +12,8 @@ VERIFYING = Drills()
 
 def _refuse(script: Script, at_ms: int, node: str, wheel: str) -> None:
     """The next try to recover a wheel fails."""
-    path_part = f"{wheel}/checkpoint"
-    script.do(at_ms, "disk_error", node=node, operation="read", path_part=path_part, countdown=0)
+    path_part = f"{wheel}/meta.json"  # which is read at the start, and again to recover the wheel
+    script.do(at_ms, "disk_error", node=node, operation="read", path_part=path_part, countdown=1)
 
 
 @VERIFYING(r"b +starts", r"client +cancels m\d+ at a", r"closes c\.1 at")
