@@ -33,7 +33,7 @@ def test_cancel_of_many_lists_asks_and_reports(
     monkeypatch.setattr("sys.stdin", io.StringIO("n\ny\n"))
     refused = command("cancel", "--topic", "t")
     assert refused.code == 1
-    assert "Withdraw 2 messages? [y/N]" in refused.err
+    assert "Cancel 2 messages? [y/N]" in refused.err
     assert HANDLE in refused.err
     assert [each.dry_run for each in node.many] == [True]
     ended = command("cancel", "--topic", "t")

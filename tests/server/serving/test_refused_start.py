@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from pathlib import Path
 
@@ -20,12 +21,13 @@ def test_an_address_that_another_has(tmp_path: Path) -> None:
         server.kill()
 
 
-def test_a_wheel_that_does_not_say_who_it_is(tmp_path: Path) -> None:
+def test_a_wheel_of_a_newer_release(tmp_path: Path) -> None:
     server = ServerProcess(tmp_path / "d")
     with server:
         server.wait_accepting()
     (wheel,) = list_wheels(PosixDisk(), server.data)
-    (server.data / "wheels" / str(wheel) / "meta.json").write_text("{}")
+    path = server.data / "wheels" / str(wheel) / "meta.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"version": 99}))
     with pytest.raises(AssertionError, match="ended: 78"):
         server.start()
     server.kill()

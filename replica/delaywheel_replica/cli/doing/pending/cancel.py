@@ -70,7 +70,7 @@ def cancel(  # noqa: PLR0913 - as many as the command has
         if not pending:
             _print(found, as_json=as_json, dry_run=True)
             return
-        confirm(f"Withdraw {counted(pending, 'message')}?", yes=yes)
+        confirm(f"Cancel {counted(pending, 'message')}?", yes=yes)
     came_to = many.ask_for_all(dry_run=False)
     _print(came_to, as_json=as_json, dry_run=False)
     not_cancelled = sum(
