@@ -271,8 +271,10 @@ def test_those_who_disagree_refuse_each_other_by_name(
         one.wait("tried again", lambda: all(refusals[key] != first[key] for key in first))
         assert [*one.came, *other.came, *one.broken, *other.broken] == []
     reported = [log for log in logs if log["event"] == "peer refused"]
-    # One text, once by either node, whatever was tried again.
-    assert sorted(log["peer"] for log in reported) == ["n1", "n2"]
+    # Once for each side's own refusal and once for the other's, whatever was tried again.
+    assert sorted((log["peer"], log["by"]) for log in reported) == [
+        (peer, by) for peer in ("n1", "n2") for by in ("it", "this node")
+    ]
 
 
 def test_a_node_that_is_no_member_is_refused_and_logged_once() -> None:

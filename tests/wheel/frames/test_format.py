@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+from crc32c import crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -148,10 +149,17 @@ def test_a_frame_in_a_wrong_place_is_caught(wheel: WheelId, slot: int, seq: int)
 
 
 def test_magic_and_version_are_looked_at_before_the_rest() -> None:
+    """A version counts if the checksum is right: otherwise a byte of it may be wrong."""
     (frame,) = encode([message()])
-    for offset, reason in ((0, DamageReason.MAGIC), (8, DamageReason.VERSION)):
+    for offset, has_checksum, reason in (
+        (0, False, DamageReason.MAGIC),
+        (8, True, DamageReason.VERSION),
+        (8, False, DamageReason.CHECKSUM),
+    ):
         other = bytearray(frame.buffer)
         other[offset] += 1
+        if has_checksum:
+            other[4:8] = crc32c(other[8:]).to_bytes(4, "little")
         with pytest.raises(FrameDamaged) as damage:
             decode_frame(other, wheel=WHEEL, slot=BASE_SLOT, seq=1)
         assert damage.value.reason is reason
