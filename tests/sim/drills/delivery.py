@@ -168,19 +168,20 @@ def unreadable_original(script: Script) -> None:
     script.reschedule(8_000, first, 700, "a")
     what = script.random.choice(("slot", "index"))
     script.do(script.about(8_015), "bad_sector", node="a", what=what, choice=0)
-    script.until_ms = 20_000
+    script.until_ms = 75_000  # what cannot be read is lost a minute after its second
 
 
 @DELIVERY(
     r"delivers m2 a\.1",
     r"a bad sector in index",
     r"client +cancels m2",
-    r"client +hears of m2: unknown",
-    r"client +hears of many: m2:wait",
+    r"client +hears of m2: rescheduled",
+    r"client +hears of many: m2:rescheduled",
 )
 def unreadable_marks(script: Script) -> None:
-    """A rescheduled, delivered message is cancelled while its mark cannot be read.
+    """A rescheduled, delivered message is cancelled while its mark cannot be read from the index.
 
+    The node that it was rescheduled at has read its second before, and keeps what it found there.
     m1 is finished and its slot file deleted, so its unreadable row may be that of any second.
     """
     script.cluster("abc", 2, late_window_s=2)
@@ -377,9 +378,12 @@ def row_and_file(script: Script) -> None:
     script.until_ms = 14_000
 
 
-@DELIVERY(r"a bit flipped in index", r"server died", r"reports lost a\.1/", r"closes a\.1 at")
+@DELIVERY(r"a bit flipped in index", r"server died", r"closes a\.1 at")
 def torn_behind_a_loss(script: Script) -> None:
-    """A lone node loses a row of its index, and dies while it writes the rows of its last group."""
+    """A lone node loses rows of its index, and dies while it writes the rows of its last group.
+
+    The next start writes the lost ones again from the slot files; nothing else is reported as lost.
+    """
     script.cluster("a", 1, max_frame_messages=5)
     script.flow(3_500, 4_250, 25, "a", delay_ms=9_000)
     for _ in range(4):  # one of them behind the checkpoint: a start reads no other rows
