@@ -73,6 +73,27 @@ def test_a_repetition_of_what_went_out_early_is_a_duplicate(wheels: Wheels) -> N
     ]
 
 
+@pytest.mark.parametrize("cap_messages", [1, 1000])
+def test_duplicates_are_compared_with_what_went_out_early(
+    wheels: Wheels, cap_messages: int
+) -> None:
+    """However their millisecond is cut into steps: a duplicate before them is no original."""
+    wheels.write(B1, [message(DUE_MS, 1)])
+    with Leader(wheels) as ahead:
+        ahead.forward(START_MS + DAY_MS)
+    for wheel in (A1, B2):
+        wheels.write(wheel, [message(DUE_MS, 1, value=b"other")])
+    with set_back(ahead) as leader:
+        leader.forward(DUE_MS, cap_messages)
+        wheels.write(A1, [message(DUE_MS, 1)])
+        leader.forward(DUE_MS + 1)
+    assert [(row.content_differs, row.wheel) for row in leader.dropped] == [
+        (True, A1),
+        (True, B2),
+        (False, A1),
+    ]
+
+
 def test_a_frame_that_was_not_taken_ahead_is_not_done(wheels: Wheels) -> None:
     wheels.write(A1, [message(DUE_MS, 1)])
     wheels.write(A1, [message(DUE_MS, 2)])

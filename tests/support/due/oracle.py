@@ -39,7 +39,12 @@ class Verdict(NamedTuple):
 
 def is_done(row: Row, progress: Progress) -> bool:
     """Whether a message is done at a progress."""
-    return any(_is_among(row, done) for done in (progress, *progress.ahead))
+    return _is_among(row, progress) or is_done_ahead(row, progress)
+
+
+def is_done_ahead(row: Row, progress: Progress) -> bool:
+    """Whether a message is done ahead of w."""
+    return any(_is_among(row, done) for done in progress.ahead)
 
 
 def _is_among(row: Row, done: Done) -> bool:
@@ -86,7 +91,10 @@ def verdicts(
 def _verdict(
     row: Row, copies: Sequence[Row], cancelled: Collection[tuple[bytes, int]], before: Progress
 ) -> Verdict:
-    original = min(copies, key=lambda copy: (not is_done(copy, before), copy.place))
+    original = min(
+        copies,
+        key=lambda copy: (not is_done_ahead(copy, before), not is_done(copy, before), copy.place),
+    )
     if original.place != row.place:
         return Verdict(row, Outcome.DUPLICATE, original.sent != row.sent)
     return Verdict(row, Outcome.CANCELLED if row.key in cancelled else None)

@@ -6,7 +6,8 @@ is *admitted*). It decides which of the messages that a step takes are forwarded
 =====================================  ==========================================
 a taken message that                   is
 =====================================  ==========================================
-repeats one taken in an earlier step   a duplicate of that one
+repeats one taken in an earlier step   a duplicate of that one; of several, of the one done
+                                       ahead of w, then of the first in position
 repeats one before it in position      a duplicate of the first
 is named by a cancel with seq <= V'    cancelled
 is withdrawn: it has another due       cancelled
@@ -66,6 +67,7 @@ class Bounds:
     due_ms: int  # w before the step
     seqs_before: NDArray[np.int64]  # V before
     seqs_after: NDArray[np.int64]  # V after
+    ahead: Sequence[Done] = ()  # done ahead of w before
     withdrawn: frozenset[MessageKey] = frozenset()  # whatever frames say
 
 
@@ -106,7 +108,7 @@ class Second:
         if self._count > begin:
             records = self._records[: self._count]
             _set_mixes(records[begin:])
-            records["ahead"][begin:] = self._was_done_ahead(records[begin:])
+            records["ahead"][begin:] = self._were_done_ahead(records[begin:], self._ahead)
             self._runs.add(records, begin)
         if cancels:
             self._add_cancels(cancels)
@@ -175,9 +177,9 @@ class Second:
         members, records = members[inside], records[inside]
         taken = records["seq"] <= bounds.seqs_before[records["wheel"]]
         taken &= records["due_ms"] <= bounds.due_ms
-        taken |= records["ahead"]
+        ahead = self._were_done_ahead(records, bounds.ahead)
         ranks = np.empty(len(members), np.intp)
-        ranks[self._wheels.sort(records, ~taken)] = np.arange(len(members))
+        ranks[self._wheels.sort(records, ~taken, ~ahead)] = np.arange(len(members))
         originals: NDArray[np.intp] = members[first_of_equals(records, ranks)]
         chosen: NDArray[np.intp] = originals[members.searchsorted(rows)]
         return chosen
@@ -195,10 +197,10 @@ class Second:
         cancelled: NDArray[np.intp] = numbers[counts]
         return cancelled
 
-    def _was_done_ahead(self, records: Records) -> NDArray[np.bool_]:
+    def _were_done_ahead(self, records: Records, ahead: Sequence[Done]) -> NDArray[np.bool_]:
         """Marks messages that were done ahead of w."""
         found = np.zeros(len(records), np.bool_)
-        for done in self._ahead:
+        for done in ahead:
             seqs = np.array([done.seq(wheel) for wheel in self._wheels.names], np.int64)
             is_done = records["due_ms"] <= done.due_ms
             if done.position is not None:

@@ -154,7 +154,11 @@ class Draft:
         before = self._before
         after = before.moved(self._due_ms, self._position, self._seqs)
         bounds = Bounds(
-            before.due_ms, self._by_number(before), self._by_number(after), self._withdrawn
+            before.due_ms,
+            self._by_number(before),
+            self._by_number(after),
+            before.ahead,
+            self._withdrawn,
         )
         forwarded, dropped = [], []
         for part in self._parts:
