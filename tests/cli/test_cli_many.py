@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from functools import partial
 from pathlib import Path
+from subprocess import PIPE, Popen
 from threading import Thread
 
 import pytest
@@ -28,10 +30,10 @@ def written(tmp_path: Path, text: str | bytes) -> str:
 
 
 def test_each_line_is_a_value(command: Command, node: ScriptedNode, tmp_path: Path) -> None:
-    file = written(tmp_path, b"one\n\n\xff three\r\nlast")
+    file = written(tmp_path, b"one\n\n\xff\rthree\r\nlast")
     ended = command("produce", "orders", "--lines", file, "--level", "5s", "--key", "k")
     rows = [row for request in node.sent for row in request]
-    assert [row.value for row in rows] == [b"one", b"", b"\xff three\r", b"last"]
+    assert [row.value for row in rows] == [b"one", b"", b"\xff\rthree", b"last"]
     assert {(row.topic, row.key) for row in rows} == {("orders", b"k")}
     assert ended.out.splitlines() == [
         f"fake.1:{row.due_ms // 1_000}:{row.id.hex()}" for row in rows
@@ -95,6 +97,74 @@ def test_what_a_line_lacks_is_reported_with_its_number_and_the_others_go(
     assert last == "error: NOT_ALL_ACCEPTED: 2 messages accepted"
     assert "no such field: valu" in ended.err
     assert "TOPIC_INVALID" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        (b"nonsense", "not JSON: Expecting value (character 1)"),
+        (b"\xff\xfe", "not UTF-8 (byte 1): write value_base64"),
+        (b'{"value": "\xff"}', "not UTF-8 (byte 12): write value_base64"),
+        (b"[" * 100_000, "not a message: nested too deeply"),
+        (b'{"key": "\\ud800"}', '"\\ud800" has half of a surrogate pair: no character'),
+        (b'{"value": {"a": 1}}', '{"a": 1} is no text'),
+        (b'{"value": "a", "value": "b"}', "value is given twice; headers may be a list of pairs"),
+        (b'{"value_base64": "%%%"}', '"%%%" is not base64'),
+        (b'{"headers": ["a", "b"]}', 'headers are an object or a list of pairs, not ["a", "b"]'),
+        (b'{"headers": [["a", "b", "c"]]}', "headers are an object or a list of pairs, not"),
+        (b'{"at": 1.7641e12}', "1764100000000.0 is no time: a text, or Unix milliseconds"),
+    ],
+)
+def test_a_line_that_is_no_message_is_told_what_is_wrong_with_it(
+    command: Command, node: ScriptedNode, tmp_path: Path, line: bytes, why: str
+) -> None:
+    file = written(tmp_path, b'{"value": "good"}\n' + line)
+    ended = command("produce", "orders", "--jsonl", file, "--delay", "1h")
+    assert (ended.code, len(node.sent[0])) == (1, 1)
+    assert ended.err.startswith(f"line 2: LINE_INVALID: {why}")
+
+
+def test_blank_lines_of_json_are_passed_over(
+    command: Command, node: ScriptedNode, tmp_path: Path
+) -> None:
+    file = written(tmp_path, b'\xef\xbb\xbf{"value": "one"}\r\n\r\n  \n{"value": "two"}\r\n\n')
+    ended = command("produce", "orders", "--jsonl", file, "--delay", "1h", "--ndjson")
+    assert (ended.code, ended.err) == (0, "2 messages accepted\n")
+    assert [row.value for row in node.sent[0]] == [b"one", b"two"]
+    assert [json.loads(line)["line"] for line in ended.out.splitlines()] == [1, 4]
+
+
+def test_all_lines_are_sent_though_the_reader_of_the_handles_ends(node: ScriptedNode) -> None:
+    sending = Popen(
+        [
+            *(sys.executable, "-m", "delaywheel_replica.cli.app", "produce", "orders"),
+            *("--lines", "-", "--delay", "1h", "--server", node.address),
+        ],
+        stdin=PIPE,
+        stdout=PIPE,
+        stderr=PIPE,
+    )
+    assert sending.stdin is not None
+    assert sending.stdout is not None
+    sending.stdout.close()
+    _, said = sending.communicate(b"x\n" * 20_000, timeout=60)
+    assert sum(map(len, node.sent)) == 20_000
+    assert sending.returncode == 0
+    closed = "; standard output was closed before all of it was written"
+    assert said.decode() == f"20,000 messages accepted{closed}\n"
+
+
+def test_what_is_written_on_the_command_line_is_sent_as_it_is(
+    command: Command, node: ScriptedNode
+) -> None:
+    raw = os.fsdecode(b"\xff\xfe")
+    ended = command("produce", "orders", raw, "--key", raw, "--header", f"n={raw}", "--delay", "1h")
+    assert ended.code == 0
+    [[row]] = node.sent
+    assert (row.value, row.key, row.headers) == (b"\xff\xfe", b"\xff\xfe", (("n", b"\xff\xfe"),))
+    ended = command("produce", "orders", "v", "--header", f"{raw}=n", "--delay", "1h")
+    assert ended.code == 2
+    assert "is not UTF-8" in ended.err
 
 
 def test_what_is_refused_is_reported_and_the_rest_is_not(

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from delaywheel_replica.cli.failures import ExitCode, Failure
+from delaywheel_replica.cli.failures import ExitCode, Failure, discard_output
 
 _WHAT = "Delay messages for Apache Kafka: accepted now, visible in their topic at their due."
 _HELP = ("-h", "--help")
@@ -24,8 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt:
         _end("INTERRUPTED", 130)
     except BrokenPipeError:
-        # The reader of our output has closed it; nothing more may be written, not even at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard_output()
         sys.exit(ExitCode.DONE)
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("delaywheel"):

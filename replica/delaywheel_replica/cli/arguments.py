@@ -304,7 +304,7 @@ def _settling(parser: Parser) -> None:
     parser.argument(
         "--execute",
         action="store_true",
-        help="do it; without it, more than one letter is only counted",
+        help="do it; without it, letters are only counted",
     )
     parser.argument(
         "--limit", type=parse_count, metavar="N", help="at most this many letters; absent: all"

@@ -41,7 +41,9 @@ COMMANDS: Final[Mapping[str, Command | Group]] = {
         arguments.produce,
         "Only handles go to standard output, all else to standard error. With --lines or --jsonl "
         "many messages are sent, thousands in a request; a handle is printed for each that is "
-        "accepted, in order, and with --ndjson an object for each line, also where it failed.\n\n"
+        "accepted, in order, and with --ndjson an object for each line, also where it failed. All "
+        "lines are sent even if whoever reads the handles ends before. A carriage return at a "
+        "line's end is no part of the line; --jsonl passes over blank lines.\n\n"
         "The fields of a line of --jsonl: topic, value or value_base64, key or key_base64, headers "
         "(an object, or a list of pairs), one of delay, at and level, id, partition, timestamp. "
         "The options are the defaults for each line. A line with an id and an at is safe to "
@@ -280,10 +282,10 @@ COMMANDS: Final[Mapping[str, Command | Group]] = {
                 f"{_DOING}.dead:replay",
                 arguments.dead_replay,
                 "A letter and its mark are one transaction: repeat the command after any "
-                "failure, and nothing is sent twice. More than one letter needs "
-                f"--execute; without it letters are only counted. {_DEAD}",
+                "failure, and nothing is sent twice. Without --execute letters are only "
+                f"counted. {_DEAD}",
                 """
-                    delaywheel dead replay 0:1204 --config node.toml
+                    delaywheel dead replay 0:1204 --config node.toml --execute
                     delaywheel dead replay --topic orders --reason TOPIC_MISSING --config node.toml
                     delaywheel dead replay --topic orders --reason TOPIC_MISSING \\
                       --config node.toml --execute
@@ -294,7 +296,8 @@ COMMANDS: Final[Mapping[str, Command | Group]] = {
                 f"{_DOING}.dead:drop",
                 arguments.dead_drop,
                 "They stay in their topic for as long as Kafka keeps them; `list` shows them with "
-                f"--all, and they are not replayed. {_DEAD}",
+                "--all, and they are not replayed. Without --execute letters are only counted. "
+                f"{_DEAD}",
                 """
                     delaywheel dead drop --reason EXPIRED --to now-7d --config node.toml --execute
                 """,

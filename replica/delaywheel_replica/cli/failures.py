@@ -13,6 +13,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from enum import IntEnum
 
 
@@ -41,3 +43,8 @@ class Failure(Exception):  # noqa: N818 - a named answer to the user, not an err
         super().__init__(f"{reason}: {message}" if message else reason)
         self.reason = reason
         self.exit_code = exit_code
+
+
+def discard_output() -> None:
+    """Discards what is still printed, at exit too: the reader has closed standard output."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

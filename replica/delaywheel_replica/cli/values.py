@@ -5,6 +5,7 @@ Values that cannot be parsed raise the error that argparse expects.
 
 from __future__ import annotations
 
+import os
 import re
 from argparse import ArgumentTypeError
 from datetime import UTC, datetime, timedelta
@@ -88,7 +89,15 @@ def parse_id(text: str) -> bytes:
 def parse_header(text: str) -> tuple[str, bytes | None]:
     """Parses `name=value`; a name alone has a null value."""
     name, equals, value = text.partition("=")
-    return name, value.encode() if equals else None
+    try:
+        return bytes_given(name).decode(), bytes_given(value) if equals else None
+    except UnicodeDecodeError:
+        raise ArgumentTypeError(f"the name of header {name!a} is not UTF-8") from None
+
+
+def bytes_given(text: str) -> bytes:
+    """Returns the bytes that were written on the command line, whatever they are."""
+    return os.fsencode(text)
 
 
 def parse_place(text: str) -> tuple[int, int]:

@@ -94,30 +94,32 @@ def test_letters_are_listed_counted_and_shown(dead: Dead) -> None:
     assert (ended.code, ended.err.split(":")[1]) == (1, " LETTER_MISSING")
 
 
-def test_more_than_one_is_a_dry_run_unless_it_is_said(dead: Dead) -> None:
+def test_nothing_is_done_unless_it_is_said(dead: Dead) -> None:
     ended = dead("replay", "--reason", "TOPIC_MISSING")
     assert ended.code == 0
     assert "nothing was done: --execute will replay 3 letters" in ended.out
     reported = dead("replay", "--reason", "TOPIC_MISSING", "--limit", "2", "--json").document
     assert (reported["executed"], reported["would"]) == (False, 2)
-    assert dead("replay", "--id", ID).out == "replayed: 1 letter\n"
+    assert "nothing was done: --execute will replay 1 letter" in dead("replay", "--id", ID).out
+    assert "nothing was done: --execute will drop 1 letter" in dead("drop", "0:2").out
+    assert dead("replay", "--id", ID, "--execute").out == "replayed: 1 letter\n"
     assert dead.arrived(1) == [b"v2"]
     assert "nothing to do" in dead("replay", "--id", ID).out
     assert dead("show", "0:2", "--json").document["settled"]["to"] is None
     reported = dead("replay", "--reason", "TOPIC_MISSING", "--execute", "--json").document
     assert (reported["executed"], reported["done"]) == (True, 2)
     assert dead.arrived(3) == [b"v2", b"v0", b"v1"]
-    assert dead("drop", "0:3").out == "dropped: 1 letter\n"
+    assert dead("drop", "0:3", "--execute").out == "dropped: 1 letter\n"
     assert [row["place"] for row in dead("list", "--json").document["letters"]] == ["0:4"]
     states = [row["state"] for row in dead("list", "--all", "--json").document["letters"]]
     assert states == ["replayed", "replayed", "replayed", "dropped", "waiting"]
 
 
 def test_what_goes_wrong_has_a_name_and_a_code(dead: Dead, command: Command) -> None:
-    ended = dead("replay", "0:0", "--send-to", "no-such")
+    ended = dead("replay", "0:0", "--send-to", "no-such", "--execute")
     assert (ended.code, ended.out) == (1, "replayed: 0 letters\n")
     assert "TOPIC_MISSING" in ended.err
-    ended = dead("replay", "0:0", "--send-to", "delaywheel-a-control")
+    ended = dead("replay", "0:0", "--send-to", "delaywheel-a-control", "--execute")
     assert (ended.code, "TOPIC_RESERVED" in ended.err) == (1, True)
     ended = command("dead", "list", "--kafka", dead.address, "--dead-topic", "no-such")
     assert (ended.code, "TOPIC_MISSING" in ended.err) == (1, True)

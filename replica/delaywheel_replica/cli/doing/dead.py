@@ -34,7 +34,7 @@ from delaywheel_replica.cli.printing.tables import (
     print_prose,
     print_table,
 )
-from delaywheel_replica.cli.values import counted, to_ms
+from delaywheel_replica.cli.values import bytes_given, counted, to_ms
 
 
 class Where(TypedDict):
@@ -163,20 +163,17 @@ class _Progress:
 def _settle(
     verb: str, done: str, settle: _Deal, places: Sequence[tuple[int, int]], said: Dealing
 ) -> int:
-    """Settles letters, or says what it would do; more than one requires `--execute`."""
+    """Settles letters with `--execute`; without it, only says what it would do."""
     selection = _selection(said, places)
     progress = _Progress()
     with _topic(said) as topic:
         if not said["execute"]:
             counts = Counts()
             waiting = _counted(topic.letters(selection), counts, also_settled=False)
-            first = list(islice(waiting, 2))
             for _ in waiting:
                 continue
-            if len(first) != 1:
-                _print_preview(verb, counts, said)
-                return ExitCode.DONE
-            selection = Selection(places=frozenset([first[0][0].place]))
+            _print_preview(verb, counts, said)
+            return ExitCode.DONE
         try:
             settled = settle(topic, selection, progress)
         except DeadLettersError as error:
@@ -231,7 +228,7 @@ def _selection(said: Which, places: Sequence[tuple[int, int]] = ()) -> Selection
         from_ms=ms(said["from_time"]),
         to_ms=ms(said["to_time"]),
         id=None if said["message_id"] is None else said["message_id"].hex(),
-        key=None if said["key"] is None else said["key"].encode(),
+        key=None if said["key"] is None else bytes_given(said["key"]),
         headers=tuple(said["headers"]),
         places=frozenset(Place(*place) for place in places),
     )

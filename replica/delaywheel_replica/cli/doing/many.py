@@ -10,15 +10,18 @@ import json
 import os
 import select
 import sys
+import textwrap
 from argparse import ArgumentTypeError
 from base64 import b64decode
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Final, TypeAlias
 
 from delaywheel import Client, DelaywheelError, Handle, Message
 from delaywheel_replica.cli.asking.sdk_failures import failure_of
-from delaywheel_replica.cli.failures import ExitCode, Failure
+from delaywheel_replica.cli.failures import ExitCode, Failure, discard_output
 from delaywheel_replica.cli.printing.tables import print_ndjson
 from delaywheel_replica.cli.values import counted, parse_duration, parse_id, parse_time
 
@@ -27,8 +30,8 @@ MOST_BYTES: Final = 8 * 1024 * 1024
 LONGEST_LINE_BYTES: Final = 128 * 1024 * 1024
 _READ_BYTES: Final = 1024 * 1024
 
-Make: TypeAlias = Callable[[bytes], Message]
-"""Makes the message of a line.
+Make: TypeAlias = Callable[[bytes], Message | None]
+"""Makes the message of a line; None: the line is blank.
 
 Raises:
     ValueError, TypeError, ArgumentTypeError, DelaywheelError: it is none.
@@ -68,14 +71,10 @@ def send(client: Client, source: int, make: Make, *, as_ndjson: bool) -> None:
     Raises:
         Failure: Something was not accepted; standard error says what.
     """
-    accepted, codes = 0, set[ExitCode]()
+    accepted, codes, is_read = 0, set[ExitCode](), True
     for first, lines in _batches(source):
         sent = _send(client, first, lines, make)
-        if as_ndjson:
-            print_ndjson(one.shape for one in sent)
-        else:
-            sys.stdout.writelines(f"{one.handle}\n" for one in sent if one.handle)
-            sys.stdout.flush()
+        is_read = is_read and _print(sent, as_ndjson=as_ndjson)
         for one in sent:
             if one.failure is not None:
                 codes.add(one.failure.exit_code)
@@ -85,17 +84,21 @@ def send(client: Client, source: int, make: Make, *, as_ndjson: bool) -> None:
             raise _failed(accepted, codes, f"; stopped behind line {first + len(lines) - 1:,}")
     if codes:
         raise _failed(accepted, codes, "")
-    print(f"{counted(accepted, 'message')} accepted", file=sys.stderr)
+    unread = "" if is_read else "; standard output was closed before all of it was written"
+    print(f"{counted(accepted, 'message')} accepted{unread}", file=sys.stderr)
 
 
 def value_of_line(line: bytes, **common: Any) -> Message:
     """Returns a message whose value is a line."""
-    return Message(value=line, **common)
+    return Message(value=line.removesuffix(b"\r"), **common)
 
 
-def message_of_json(line: bytes, **common: Any) -> Message:
+def message_of_json(line: bytes, **common: Any) -> Message | None:
     """Returns the message that a JSON object describes, with the common options as defaults."""
-    read = json.loads(line)
+    text = line.removeprefix(BOM_UTF8).strip()
+    if not text:
+        return None
+    read = _read_json(text)
     if not isinstance(read, dict):
         raise TypeError("not a JSON object")
     if unknown := read.keys() - _FIELDS.keys():
@@ -112,30 +115,70 @@ def message_of_json(line: bytes, **common: Any) -> Message:
     return Message(**{"value": None, **common, **own})
 
 
+def _read_json(text: bytes) -> Any:
+    try:
+        return json.loads(text.decode(), object_pairs_hook=_fields)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not JSON: {error.msg} (character {error.pos + 1:,})") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"not UTF-8 (byte {error.start + 1:,}): write value_base64") from None
+    except RecursionError:
+        raise ValueError("not a message: nested too deeply") from None
+
+
+def _fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"{twice} is given twice; headers may be a list of pairs")
+    return fields
+
+
 def _text(value: object) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{value!r} is no text")
+        raise TypeError(f"{_shown(value)} is no text")
     return value
 
 
+def _shown(value: object) -> str:
+    return textwrap.shorten(json.dumps(value), 60, placeholder="…")
+
+
 def _encoded(value: object) -> bytes:
-    return _text(value).encode()
+    try:
+        return _text(value).encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{_shown(value)} has half of a surrogate pair: no character") from None
 
 
 def _decoded(value: object) -> bytes:
-    return b64decode(_text(value), validate=True)
+    try:
+        return b64decode(_text(value), validate=True)
+    except ValueError:
+        raise ValueError(f"{_shown(value)} is not base64") from None
 
 
 def _headers(value: object) -> list[tuple[str, bytes | None]]:
     """Parses `{"name": "text"}`, or `[["name", "text"], …]` for repeated names; null is null."""
-    pairs: Iterable[Any] = value.items() if isinstance(value, Mapping) else value  # type: ignore[assignment]
+    pairs = list(value.items()) if isinstance(value, dict) else value
+    if not isinstance(pairs, list) or not all(
+        isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs
+    ):
+        raise TypeError(f"headers are an object or a list of pairs, not {_shown(value)}")
     return [(_text(name), None if text is None else _encoded(text)) for name, text in pairs]
 
 
 def _number(value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"{value!r} is no whole number")
+        raise TypeError(f"{_shown(value)} is no whole number")
     return value
+
+
+def _time(value: object) -> datetime:
+    if isinstance(value, str) or (isinstance(value, int) and not isinstance(value, bool)):
+        return parse_time(str(value))
+    raise TypeError(f"{_shown(value)} is no time: a text, or Unix milliseconds")
 
 
 _FIELDS: Final[Mapping[str, tuple[str, Callable[[Any], object]]]] = {
@@ -146,11 +189,11 @@ _FIELDS: Final[Mapping[str, tuple[str, Callable[[Any], object]]]] = {
     "key_base64": ("key", _decoded),
     "headers": ("headers", _headers),
     "delay": ("delay", lambda value: parse_duration(_text(value))),
-    "at": ("deliver_at", lambda value: parse_time(str(value))),
+    "at": ("deliver_at", _time),
     "level": ("level", _text),
     "id": ("id", lambda value: parse_id(_text(value))),
     "partition": ("partition", _number),
-    "timestamp": ("timestamp", lambda value: parse_time(str(value))),
+    "timestamp": ("timestamp", _time),
 }
 _DUES: Final = frozenset({"delay", "deliver_at", "level"})
 
@@ -160,7 +203,9 @@ def _send(client: Client, first: int, lines: Sequence[bytes], make: Make) -> lis
     failures: dict[int, Failure] = {}
     for number, line in enumerate(lines, start=first):
         try:
-            messages[number] = make(line)
+            message = make(line)
+            if message is not None:
+                messages[number] = message
         except DelaywheelError as error:
             failures[number] = failure_of(error) or _unreadable(error)
         except (ValueError, TypeError, ArgumentTypeError) as error:
@@ -173,8 +218,22 @@ def _send(client: Client, first: int, lines: Sequence[bytes], make: Make) -> lis
             failures[number] = failure_of(result.error) or _unreadable(result.error)
     return [
         _Sent(number, messages.get(number), handles.get(number), failures.get(number))
-        for number in range(first, first + len(lines))
+        for number in sorted(messages.keys() | failures.keys())
     ]
+
+
+def _print(sent: Iterable[_Sent], *, as_ndjson: bool) -> bool:
+    """Prints what became of lines; False if the reader has closed standard output."""
+    try:
+        if as_ndjson:
+            print_ndjson(one.shape for one in sent)
+        else:
+            sys.stdout.writelines(f"{one.handle}\n" for one in sent if one.handle)
+            sys.stdout.flush()
+    except BrokenPipeError:
+        discard_output()
+        return False
+    return True
 
 
 def _unreadable(error: Exception) -> Failure:

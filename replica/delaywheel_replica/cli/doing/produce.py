@@ -17,7 +17,7 @@ from delaywheel_replica.cli.failures import ExitCode, Failure
 from delaywheel_replica.cli.options import STANDARD_INPUT
 from delaywheel_replica.cli.parsing import usage
 from delaywheel_replica.cli.printing.tables import print_json, print_ndjson
-from delaywheel_replica.cli.values import iso
+from delaywheel_replica.cli.values import bytes_given, iso
 
 
 def produce(  # noqa: PLR0913 - as many as the command has
@@ -44,7 +44,7 @@ def produce(  # noqa: PLR0913 - as many as the command has
     """Sends one message, or many; only handles go to standard output."""
     common: dict[str, Any] = {
         "topic": topic,
-        "key": None if key is None else key.encode(),
+        "key": None if key is None else bytes_given(key),
         "headers": headers,
         "delay": delay,
         "deliver_at": at,
@@ -119,4 +119,4 @@ def _value_bytes(value: str | None, value_file: Path | None) -> bytes | None:
         return value_file.read_bytes()
     if value == "-":
         return sys.stdin.buffer.read()
-    return None if value is None else value.encode()
+    return None if value is None else bytes_given(value)

@@ -15,7 +15,7 @@ from delaywheel_replica.cli.asking.connection import ask
 from delaywheel_replica.cli.printing import shapes
 from delaywheel_replica.cli.printing.messages import print_messages
 from delaywheel_replica.cli.printing.tables import print_json, print_ndjson
-from delaywheel_replica.cli.values import clock, counted
+from delaywheel_replica.cli.values import bytes_given, clock, counted
 
 _MESSAGES_PER_CALL = 1_000
 
@@ -32,7 +32,7 @@ def wanted_of(
     """Returns the conditions on the command line."""
     options = FilterOptions()
     if key is not None:
-        options["key"] = key.encode()
+        options["key"] = bytes_given(key)
     if message_id is not None:
         options["id"] = message_id
     if header is not None:
