@@ -1960,6 +1960,7 @@ class DescribeClusterResponse(_message.Message):
     NOW_MS_FIELD_NUMBER: _builtins.int
     REFUSING_FIELD_NUMBER: _builtins.int
     PENDING_FIELD_NUMBER: _builtins.int
+    KAFKA_FIELD_NUMBER: _builtins.int
     cluster_id: _builtins.str
     node: _builtins.str
     """The answering node."""
@@ -1973,6 +1974,10 @@ class DescribeClusterResponse(_message.Message):
     the first leader, and while the answering node has not read what is done.
     """
     now_ms: _builtins.int
+    kafka: _builtins.str
+    """The bootstrap servers of the answering node's Kafka, as in its settings: for tools that ask
+    Kafka itself. Credentials are never part of it.
+    """
     @_builtins.property
     def leader(self) -> Global___Leader:
         """Absent while no node leads."""
@@ -2013,10 +2018,11 @@ class DescribeClusterResponse(_message.Message):
         now_ms: _builtins.int = ...,
         refusing: Global___Error | None = ...,
         pending: Global___Pending | None = ...,
+        kafka: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_floor", b"_floor", "_lateness_ms", b"_lateness_ms", "_leader", b"_leader", "_progress", b"_progress", "floor", b"floor", "lateness_ms", b"lateness_ms", "leader", b"leader", "limits", b"limits", "pending", b"pending", "progress", b"progress", "refusing", b"refusing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_floor", b"_floor", "_lateness_ms", b"_lateness_ms", "_leader", b"_leader", "_progress", b"_progress", "cluster_id", b"cluster_id", "floor", b"floor", "lateness_ms", b"lateness_ms", "leader", b"leader", "levels", b"levels", "limits", b"limits", "members", b"members", "min_insync", b"min_insync", "node", b"node", "now_ms", b"now_ms", "pending", b"pending", "progress", b"progress", "refusing", b"refusing", "version", b"version", "wheels", b"wheels"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_floor", b"_floor", "_lateness_ms", b"_lateness_ms", "_leader", b"_leader", "_progress", b"_progress", "cluster_id", b"cluster_id", "floor", b"floor", "kafka", b"kafka", "lateness_ms", b"lateness_ms", "leader", b"leader", "levels", b"levels", "limits", b"limits", "members", b"members", "min_insync", b"min_insync", "node", b"node", "now_ms", b"now_ms", "pending", b"pending", "progress", b"progress", "refusing", b"refusing", "version", b"version", "wheels", b"wheels"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__floor: _TypeAlias = _typing.Literal["floor"]  # noqa: Y015
     _WhichOneofArgType__floor: _TypeAlias = _typing.Literal["_floor", b"_floor"]  # noqa: Y015

@@ -22,6 +22,7 @@ def test_status_as_json(command: Command) -> None:
         "node": "n1",
         "version": "0.1.0",
         "now_ms": 1_900_000_000_200,
+        "kafka": "kafka:9092",
         "leader": {"node": "n1", "epoch": 17},
         "members": [
             {

@@ -166,6 +166,13 @@ def test_the_version_is_not_read_for_each_answer(monkeypatch: pytest.MonkeyPatch
     assert answer.version == metadata.version("delaywheel")
 
 
+def test_the_address_of_kafka_is_told_and_no_credentials() -> None:
+    config = replace(config_of_one(), kafka={"bootstrap.servers": "k:1", "sasl.password": "hush"})
+    answer = describe_cluster(config, node_view(server_status), server_status(), "a", refusal=None)
+    assert answer.kafka == "k:1"
+    assert b"hush" not in answer.SerializeToString()
+
+
 async def test_seconds_are_joined_beside_the_event_loop(
     queries: Queries, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -102,4 +102,5 @@ def describe_cluster() -> pb.DescribeClusterResponse:
             max_request_bytes=16_777_216,
         ),
         now_ms=1_900_000_000_200,
+        kafka="kafka:9092",
     )

@@ -21,6 +21,7 @@ def cluster(answer: pb.DescribeClusterResponse) -> dict[str, Any]:
         "node": answer.node,
         "version": answer.version,
         "now_ms": answer.now_ms,
+        "kafka": answer.kafka or None,
         "leader": _if_set(answer, "leader", {"node": leader.node, "epoch": leader.epoch}),
         "members": [_member(row) for row in answer.members],
         "min_insync": answer.min_insync,

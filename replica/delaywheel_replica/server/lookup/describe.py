@@ -61,6 +61,7 @@ def describe_cluster(
             max_request_bytes=config.max_request_bytes,
         ),
         now_ms=wall_ms(),
+        kafka=config.kafka["bootstrap.servers"],
     )
     if refusal is not None:
         answer.refusing.CopyFrom(refusal.as_error())
