@@ -137,6 +137,7 @@ def config_of_one() -> Any:
         max_message_bytes=1,
         max_request_messages=1,
         max_request_bytes=1,
+        kafka={"bootstrap.servers": "k:1", "sasl.password": "hush"},
     )
 
 
@@ -167,8 +168,8 @@ def test_the_version_is_not_read_for_each_answer(monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_address_of_kafka_is_told_and_no_credentials() -> None:
-    config = replace(config_of_one(), kafka={"bootstrap.servers": "k:1", "sasl.password": "hush"})
-    answer = describe_cluster(config, node_view(server_status), server_status(), "a", refusal=None)
+    view = node_view(server_status)
+    answer = describe_cluster(config_of_one(), view, server_status(), "a:1", refusal=None)
     assert answer.kafka == "k:1"
     assert b"hush" not in answer.SerializeToString()
 
