@@ -54,6 +54,11 @@ def test_a_delay_counts_from_the_nanosecond_at_which_the_message_was_made(
 
 
 @pytest.mark.usefixtures("clock")
+def test_a_delay_may_be_a_text() -> None:
+    assert Message("t", b"", delay="1h30m").due_ms == NOW_NS // 1_000_000 + 5_400_000
+
+
+@pytest.mark.usefixtures("clock")
 def test_a_delay_of_whole_milliseconds_from_a_whole_one_is_exact() -> None:
     assert Message("t", b"", delay=timedelta(0)).due_ms == NOW_NS // 1_000_000
     assert Message("t", b"", delay=timedelta(microseconds=1)).due_ms == NOW_NS // 1_000_000 + 1
@@ -84,6 +89,7 @@ def test_an_id_may_be_bytes_or_a_uuid(given_id: uuid.UUID | bytes) -> None:
         (Reason.DUE_AMBIGUOUS, {"delay": HALF_HOUR, "deliver_at": EPOCH}),
         (Reason.DUE_INVALID, {"deliver_at": NAIVE}),
         (Reason.DELAY_INVALID, {"delay": timedelta(microseconds=-1)}),
+        (Reason.DELAY_INVALID, {"delay": "30 minutes"}),
         (Reason.ID_INVALID, {"delay": HALF_HOUR, "id": b"short"}),
         (Reason.TOPIC_INVALID, {"delay": HALF_HOUR, "topic": ""}),
         (Reason.TOPIC_INVALID, {"delay": HALF_HOUR, "topic": ".."}),
@@ -120,12 +126,17 @@ def test_what_the_service_would_refuse_is_refused_when_made(
         {"headers": {b"name": b""}},
         {"id": "0190163d8694739b8d3f8a4d6a1f5d10"},
         {"delay": 5},
+        {"delay": None, "level": 30},
+        {"topic": None},
+        {"topic": b"t"},
+        {"partition": "0"},
+        {"partition": True},
         {"delay": None, "deliver_at": 1_900_000_000_000},
     ],
 )
 def test_other_types_than_bytes_are_refused_by_name(parts: dict[str, object]) -> None:
     parts = {"topic": "t", "value": b"", "delay": HALF_HOUR, **parts}
-    with pytest.raises(TypeError, match=r"bytes|str|timedelta|datetime"):
+    with pytest.raises(TypeError, match=r"bytes|str|timedelta|datetime|int|name"):
         Message(**parts)  # type: ignore[arg-type]
 
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -355,6 +356,35 @@ def test_tls(tmp_path: Path) -> None:
 def test_options_that_make_no_sense_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="past_due|timeout"):  # noqa: RUF043  alternatives
         Client("127.0.0.1:1", **wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("addresses", "options"),
+    [
+        (None, {}),
+        ([7420], {}),
+        ("a:1", {"timeout": "5"}),
+        ("a:1", {"attempt_timeout": None}),
+        ("a:1", {"queue": None}),
+    ],
+)
+def test_options_of_other_types_are_refused_by_name(
+    addresses: Any, options: dict[str, Any]
+) -> None:
+    name = next(iter(options), "addresses")
+    with pytest.raises(TypeError, match=f"^{name} "):
+        Client(addresses, **options)
+
+
+def test_arguments_of_other_types_are_refused_before_anything_is_sent() -> None:
+    with FakeService() as node, Client(node.address) as client:
+        with pytest.raises(TypeError, match="class Message, not NoneType"):
+            client.produce_many([Message("t", b"", delay=SOON), None])  # type: ignore[list-item]
+        with pytest.raises(TypeError, match="timeout must be a number of seconds, not str"):
+            client.produce("t", b"", delay=SOON, timeout="5")  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="timeout nan"):
+            client.produce("t", b"", delay=SOON, timeout=float("nan"))
+    assert not node.sent
 
 
 def test_the_sdk_is_light_and_the_wheel_needs_no_grpc() -> None:

@@ -20,7 +20,8 @@ from delaywheel.consumer.records import (
     retry_record,
     unpack_retry,
 )
-from delaywheel.consumer.settings import delay_ms, read_settings
+from delaywheel.consumer.settings import read_settings
+from delaywheel.levels import length_ms
 from delaywheel.ttl import TTL_HEADER
 
 names = st.one_of(
@@ -138,6 +139,6 @@ def test_a_mistake_is_reported_when_it_is_made(options: dict[str, object]) -> No
 
 
 def test_durations_are_rounded_up() -> None:
-    assert delay_ms(timedelta(microseconds=1)) == 1
-    assert delay_ms("1m30s") == 90_000
+    assert length_ms(timedelta(microseconds=1)) == 1
+    assert length_ms("1m30s") == 90_000
     assert read_settings("o", "g", "k", {"retry": ()}).retry_ms == ()

@@ -3,7 +3,7 @@
     from delaywheel import Client
 
     with Client("delay-1:7420,delay-2:7420") as client:
-        client.produce("orders", b"still in the basket?", delay=timedelta(minutes=30))
+        client.produce("orders", b"still in the basket?", delay="30m")
 
 This module exports what users import; the rest of the package is one node's wheel on disk. Names
 are loaded on first use: the wheel's own modules need no gRPC, and the clients need no numpy.

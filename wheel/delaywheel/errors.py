@@ -36,7 +36,7 @@ class DelaywheelError(Exception):
         A retry that yields at most one copy, however the first attempt ended::
 
             try:
-                client.produce("orders", b"…", delay=timedelta(minutes=30))
+                client.produce("orders", b"…", delay="30m")
             except DelaywheelError as error:
                 if error.failed is None or error.outcome_known:
                     raise

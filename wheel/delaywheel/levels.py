@@ -6,13 +6,19 @@ The service's own table is the setting `levels`, with `DEFAULT_LEVELS` as its de
 
 import re
 from collections.abc import Mapping
+from datetime import timedelta
+from functools import lru_cache
 from types import MappingProxyType
-from typing import Final
+from typing import Final, TypeAlias
+
+Duration: TypeAlias = str | timedelta
+"""Such as `"1h30m"`, or a timedelta."""
 
 _UNIT_MS: Final = {"d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1_000, "ms": 1}
 _DURATION = re.compile(r"(?=.)" + "".join(f"(?:([0-9]{{1,9}}){unit})?" for unit in _UNIT_MS))
 
 
+@lru_cache(maxsize=1024)
 def duration_ms(text: str) -> int:
     """Parses a duration such as `250ms`, `30s`, `1h30m` or `7d`: large units first, each once.
 
@@ -29,6 +35,24 @@ def duration_ms(text: str) -> int:
     return sum(
         int(count or 0) * ms for count, ms in zip(match.groups(), _UNIT_MS.values(), strict=True)
     )
+
+
+def length_ms(duration: Duration) -> int:
+    """Returns a duration in milliseconds, rounded up.
+
+    Raises:
+        ValueError: The text is not a duration, or the timedelta is below zero.
+        TypeError: It is neither.
+    """
+    given: object = duration
+    if not isinstance(given, str | timedelta):
+        kind = type(given).__name__
+        raise TypeError(f"a duration is a text such as '30s' or a timedelta, not {kind}")
+    if isinstance(duration, str):
+        return duration_ms(duration)
+    if duration < timedelta():
+        raise ValueError(f"duration {duration}: below zero")
+    return -(-duration // timedelta(milliseconds=1))
 
 
 def _table(names: str) -> Mapping[str, int]:

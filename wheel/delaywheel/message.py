@@ -22,6 +22,7 @@ from typing import Any, Final, Literal, NamedTuple, Self, TypedDict
 import uuid_utils
 
 from delaywheel.errors import DelaywheelError, MessageInvalidError, RefusedError
+from delaywheel.levels import Duration, length_ms
 from delaywheel.reasons import Reason
 
 Headers = Mapping[str, bytes | None] | Iterable[tuple[str, bytes | None]]
@@ -73,7 +74,7 @@ class MessageOptions(TypedDict, total=False):
 
     key: bytes | None
     headers: Headers | None
-    delay: timedelta | None
+    delay: Duration | None
     deliver_at: datetime | None
     level: str | None
     id: bytes | uuid.UUID | uuid_utils.UUID | None
@@ -84,9 +85,9 @@ class MessageOptions(TypedDict, total=False):
 class Message:
     """One message for Kafka, and when it is to become visible.
 
-    Give exactly one of `delay` (from now), `deliver_at` (an aware datetime) and `level` (a name
-    that the service knows, such as `"30s"`, counted from now). Do not change a message; send the
-    same object again to retry it.
+    Give exactly one of `delay` (from now: a timedelta, or a text such as `"1h30m"`), `deliver_at`
+    (an aware datetime) and `level` (a name that the service knows, such as `"30s"`, from now). Do
+    not change a message; send the same object again to retry it.
 
     Attributes:
         topic: The Kafka topic.
@@ -101,13 +102,13 @@ class Message:
         made_ns: When the message was made; `delay` and `level` count from then.
 
     Example:
-        >>> message = Message("orders", b"reminder", key=b"42", delay=timedelta(minutes=30))
+        >>> message = Message("orders", b"reminder", key=b"42", delay="30m")
         >>> len(message.id), message.length_bytes
         (16, 10)
 
     Raises:
         MessageInvalidError: A value that the service would refuse; `reason` says which.
-        TypeError: The key, the value or a header's value is neither bytes nor None.
+        TypeError: An argument is of another type, such as text where bytes are needed.
     """
 
     __slots__ = (
@@ -134,7 +135,7 @@ class Message:
         *,
         key: bytes | None = None,
         headers: Headers | None = None,
-        delay: timedelta | None = None,
+        delay: Duration | None = None,
         deliver_at: datetime | None = None,
         level: str | None = None,
         id: bytes | uuid.UUID | uuid_utils.UUID | None = None,  # noqa: A002  its public name
@@ -222,6 +223,20 @@ class Message:
         return _ceil_ms(self.made_ns) + delay_ms
 
 
+def checked_messages(messages: Iterable[Message]) -> list[Message]:
+    """Returns messages as a list.
+
+    Raises:
+        TypeError: Something else is among them.
+    """
+    listed = list(messages)
+    others = {type(message) for message in listed} - {Message}
+    for other in others:
+        if not issubclass(other, Message):
+            raise TypeError(f"messages must be of class Message, not {other.__name__}")
+    return listed
+
+
 class Handle(NamedTuple):
     """Identifies a pending message, to read or cancel it. Its text is stable.
 
@@ -300,6 +315,8 @@ def _ceil_ms(time_ns: int) -> int:
 
 @lru_cache(maxsize=1024)
 def _check_topic(topic: str) -> None:
+    if not isinstance(topic, str):
+        raise TypeError(f"topic must be str, not {type(topic).__name__}")
     if not _TOPIC.fullmatch(topic):
         raise MessageInvalidError(
             Reason.TOPIC_INVALID, f"topic {topic!r}: {Reason.TOPIC_INVALID.advice}"
@@ -356,6 +373,8 @@ def checked_id(id_: bytes | uuid.UUID | uuid_utils.UUID) -> bytes:
 
 
 def _checked_partition(partition: int) -> int:
+    if not isinstance(partition, int) or isinstance(partition, bool):
+        raise TypeError(f"partition must be int, not {type(partition).__name__}")
     if not 0 <= partition < 2**31:
         raise MessageInvalidError(
             Reason.PARTITION_INVALID, f"partition {partition}: not 0 to 2**31 - 1"
@@ -371,7 +390,7 @@ def _timestamp_ms(timestamp: datetime) -> int:
 
 
 def _due_ms(
-    made_ns: int, delay: timedelta | None, deliver_at: datetime | None, level: str | None
+    made_ns: int, delay: Duration | None, deliver_at: datetime | None, level: str | None
 ) -> int | None:
     """Returns the due, or None for a level; exactly one of the three must be given."""
     given = (delay is not None) + (deliver_at is not None) + (level is not None)
@@ -381,9 +400,16 @@ def _due_ms(
     if deliver_at is not None:
         return unix_ms(deliver_at)
     if delay is not None:
-        if not isinstance(delay, timedelta):
-            raise TypeError(f"delay must be a timedelta, not {type(delay).__name__}")
-        if delay < _ZERO:
-            raise MessageInvalidError(Reason.DELAY_INVALID, f"{delay} is below zero")
-        return _ceil_ms(made_ns + delay // _MICROSECOND * 1000)
+        return _ceil_ms(made_ns + _delay_ns(delay))
+    if not isinstance(level, str):
+        raise TypeError(f"level must be a name such as '30s', not {type(level).__name__}")
     return None
+
+
+def _delay_ns(delay: Duration) -> int:
+    if isinstance(delay, timedelta) and delay >= _ZERO:
+        return delay // _MICROSECOND * 1000
+    try:
+        return length_ms(delay) * 1_000_000
+    except ValueError as error:
+        raise MessageInvalidError(Reason.DELAY_INVALID, str(error)) from None

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from time import monotonic
 from types import TracebackType
 from typing import Final, Self, Unpack
 
@@ -32,7 +31,15 @@ from delaywheel.client.searching import (
 )
 from delaywheel.client.withdrawing import Withdrawn, handles_of, in_calls, many_cancelled
 from delaywheel.errors import ClientClosedError, RefusedError, TimedOutError
-from delaywheel.message import Handle, Message, MessageOptions, PastDue, Result, unix_ms
+from delaywheel.message import (
+    Handle,
+    Message,
+    MessageOptions,
+    PastDue,
+    Result,
+    checked_messages,
+    unix_ms,
+)
 from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 
@@ -47,7 +54,7 @@ class AsyncClient:
         ::
 
             async with AsyncClient("delay-1:7420,delay-2:7420") as client:
-                handle = await client.produce("orders", b"…", delay=timedelta(minutes=30))
+                handle = await client.produce("orders", b"…", delay="30m")
                 await client.cancel(handle)
     """
 
@@ -91,7 +98,7 @@ class AsyncClient:
         """Sends many messages and waits for all; see `Client.produce_many`."""
         self._check_open()
         deadline_s = self._deadline_s(timeout)
-        many = list(messages)
+        many = checked_messages(messages)
         if not many:
             return []
         slots = asyncio.Semaphore(self._settings.queue.in_flight)
@@ -273,7 +280,7 @@ class AsyncClient:
         return list(split(messages, max_messages=limits.max_messages, max_bytes=limits.max_bytes))
 
     def _deadline_s(self, timeout_s: float | None) -> float:
-        return monotonic() + (self._settings.timeout_s if timeout_s is None else timeout_s)
+        return self._settings.deadline_s(timeout_s)
 
     def _check_open(self) -> None:
         if self._closed:

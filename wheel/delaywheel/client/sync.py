@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
-from time import monotonic
 from types import TracebackType
 from typing import Final, Self, Unpack
 
@@ -31,7 +30,15 @@ from delaywheel.client.sync_calls import Calls
 from delaywheel.client.sync_sender import Sender
 from delaywheel.client.withdrawing import handles_of, in_calls, many_cancelled, outcome_of
 from delaywheel.errors import ClientClosedError, RefusedError, TimedOutError
-from delaywheel.message import Handle, Message, MessageOptions, PastDue, Result, unix_ms
+from delaywheel.message import (
+    Handle,
+    Message,
+    MessageOptions,
+    PastDue,
+    Result,
+    checked_messages,
+    unix_ms,
+)
 from delaywheel.reasons import Reason
 
 
@@ -60,7 +67,7 @@ class Client:
 
             with Client("delay-1:7420,delay-2:7420") as client:
                 handle = client.produce(
-                    "orders", b"still in the basket?", key=b"42", delay=timedelta(minutes=30)
+                    "orders", b"still in the basket?", key=b"42", delay="30m"
                 )
                 client.cancel(handle)
     """
@@ -131,7 +138,7 @@ class Client:
         """
         self._check_open()
         deadline_s = self._deadline_s(timeout)
-        many = list(messages)
+        many = checked_messages(messages)
         if not many:
             return []
         requests = self._split(many, deadline_s)
@@ -398,7 +405,7 @@ class Client:
         return list(split(messages, max_messages=limits.max_messages, max_bytes=limits.max_bytes))
 
     def _deadline_s(self, timeout_s: float | None) -> float:
-        return monotonic() + (self._settings.timeout_s if timeout_s is None else timeout_s)
+        return self._settings.deadline_s(timeout_s)
 
     def _check_open(self) -> None:
         if self._closed:

@@ -37,7 +37,8 @@ from delaywheel.consumer.order import KeyOrder, whole_lanes
 from delaywheel.consumer.policy import DeadLetterReason, Policy
 from delaywheel.consumer.port import Broker, KafkaAway, insist
 from delaywheel.consumer.records import Incoming, Partition, Trip, unpack_retry
-from delaywheel.consumer.settings import Duration, Settings
+from delaywheel.consumer.settings import Settings
+from delaywheel.levels import Duration
 
 _LOG = logging.getLogger("delaywheel.consumer")
 

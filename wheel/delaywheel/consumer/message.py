@@ -9,8 +9,8 @@ from types import TracebackType
 from typing import NamedTuple, Protocol, Self
 
 from delaywheel.consumer.records import Headers, Incoming, Outgoing, Place, Trip, content_bytes
-from delaywheel.consumer.settings import Duration
 from delaywheel.errors import DelaywheelError
+from delaywheel.levels import Duration
 
 _LOG = logging.getLogger("delaywheel.consumer")
 

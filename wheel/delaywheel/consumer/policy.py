@@ -22,7 +22,8 @@ from typing import Literal
 
 from delaywheel.consumer.message import Outcome, ReceivedMessage, Settlement
 from delaywheel.consumer.records import Outgoing, Trip, dead_letter, error_text, retry_record
-from delaywheel.consumer.settings import Duration, Settings, delay_ms
+from delaywheel.consumer.settings import Settings
+from delaywheel.levels import Duration, length_ms
 from delaywheel.ttl import ttl_s_of
 
 _BATCH_BYTES = 120
@@ -64,7 +65,7 @@ class Policy:
         """Returns the settlement of a failed record: it comes back, is dead, or has expired."""
         levels = self._settings.retry_ms
         if after is not None:
-            wait_ms = delay_ms(after)
+            wait_ms = length_ms(after)
         elif message.attempt <= len(levels):
             wait_ms = levels[message.attempt - 1]
         else:

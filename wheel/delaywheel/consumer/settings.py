@@ -5,14 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
 from typing import Any, Final, Literal, TypedDict
 
 from delaywheel.consumer.routing import Route
-from delaywheel.levels import duration_ms
-
-Duration = str | timedelta
-"""Such as `"1m30s"`, or a timedelta."""
+from delaywheel.levels import Duration, length_ms
 
 DEFAULT_RETRY: Final = ("5s", "30s", "2m", "10m", "30m")
 
@@ -173,7 +169,7 @@ def read_settings(
         group=group,
         bootstrap=bootstrap,
         cluster=options.get("cluster"),
-        retry_ms=tuple(delay_ms(delay) for delay in _levels(options.get("retry", DEFAULT_RETRY))),
+        retry_ms=tuple(length_ms(delay) for delay in _levels(options.get("retry", DEFAULT_RETRY))),
         retry_on=_exceptions(options.get("retry_on", Exception)),
         dead_on=_exceptions(options.get("dead_on", ())),
         route=None if route is None else Route(route),
@@ -182,27 +178,14 @@ def read_settings(
         ordered=options.get("ordered", False),
         max_away_bytes=_positive("max_away_bytes", options.get("max_away_bytes", 64_000_000)),
         start=start,
-        commit_every_ms=delay_ms(options.get("commit_every", "200ms")),
-        drain_ms=delay_ms(options.get("drain", "10s")),
+        commit_every_ms=length_ms(options.get("commit_every", "200ms")),
+        drain_ms=length_ms(options.get("drain", "10s")),
         max_held_bytes=_positive("max_held_bytes", options.get("max_held_bytes", 16_000_000)),
         max_held=_positive("max_held", options.get("max_held", 10_000)),
         create_topics=options.get("create_topics", True),
         instance=options.get("instance"),
         kafka=kafka,
     )
-
-
-def delay_ms(delay: Duration) -> int:
-    """Returns a duration in milliseconds, rounded up.
-
-    Raises:
-        ValueError: It is not a duration, or negative.
-    """
-    if isinstance(delay, timedelta):
-        if delay < timedelta():
-            raise ValueError(f"duration {delay}: below zero")
-        return -(-delay // timedelta(milliseconds=1))
-    return duration_ms(delay)
 
 
 def _levels(levels: Iterable[Duration]) -> Iterable[Duration]:

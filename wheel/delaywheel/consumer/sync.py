@@ -12,7 +12,8 @@ from delaywheel.consumer.engine import Engine
 from delaywheel.consumer.kafka import KafkaBroker
 from delaywheel.consumer.message import Batch, ReceivedMessage
 from delaywheel.consumer.records import Partition
-from delaywheel.consumer.settings import Duration, Options, delay_ms, read_settings
+from delaywheel.consumer.settings import Options, read_settings
+from delaywheel.levels import Duration, length_ms
 
 WAIT_S = 0.5
 """A stop requested by a signal handler is noticed this soon."""
@@ -126,7 +127,7 @@ class RetryConsumer(BaseConsumer):
             most: The most messages in one batch.
             wait: How long to wait for a batch to fill, from its first message on.
         """
-        wait_s = delay_ms(wait) / 1000
+        wait_s = length_ms(wait) / 1000
         while True:
             batch = self.receive_batch(most, WAIT_S)
             deadline = time.monotonic() + wait_s

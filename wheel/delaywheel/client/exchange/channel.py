@@ -44,9 +44,12 @@ def parse_addresses(addresses: str | Sequence[str]) -> tuple[str, ...]:
         ('a:7420', 'b:7420')
 
     Raises:
+        TypeError: It is neither a text nor a sequence of texts.
         ValueError: There is none, or one is not `host:port` (IPv6: `[::1]:7420`).
     """
     listed = addresses.split(",") if isinstance(addresses, str) else addresses
+    if not isinstance(listed, Sequence) or not all(isinstance(one, str) for one in listed):
+        raise TypeError(f"addresses {addresses!r}: 'host:port,host:port', or a sequence of texts")
     cleaned = tuple(dict.fromkeys(address.strip() for address in listed))
     for address in cleaned:
         if not _is_address(address):

@@ -1,6 +1,8 @@
 """Settings of both clients, checked once."""
 
 from dataclasses import dataclass
+from math import isfinite
+from time import monotonic
 from typing import Final
 
 import grpc
@@ -55,8 +57,20 @@ class Settings:
     def __post_init__(self) -> None:
         if self.past_due not in PAST_DUES:
             raise ValueError(f"past_due {self.past_due!r}: not one of {', '.join(PAST_DUES)}")
-        if min(self.timeout_s, self.attempt_timeout_s) <= 0:
-            raise ValueError("timeout and attempt_timeout are above 0 seconds")
+        if not isinstance(self.queue, Queue):
+            raise TypeError(f"queue must be a Queue, not {type(self.queue).__name__}")
+        for name, seconds in (
+            ("timeout", self.timeout_s),
+            ("attempt_timeout", self.attempt_timeout_s),
+        ):
+            if checked_seconds(name, seconds) <= 0:
+                raise ValueError(f"{name} {seconds}: above 0 seconds")
+
+    def deadline_s(self, timeout_s: float | None) -> float:
+        """Returns when a call that begins now is given up; None: after the client's timeout."""
+        if timeout_s is None:
+            return monotonic() + self.timeout_s
+        return monotonic() + checked_seconds("timeout", timeout_s)
 
     def attempt_s(self, left_s: float, *, alone: bool) -> float:
         """Returns how long one attempt may take when `left_s` are left for all.
@@ -66,3 +80,17 @@ class Settings:
         """
         share_s = left_s if alone or left_s <= 0.2 else left_s / 2
         return min(self.attempt_timeout_s, share_s)
+
+
+def checked_seconds(name: str, seconds: object) -> float:
+    """Returns a number of seconds.
+
+    Raises:
+        TypeError: It is no number.
+        ValueError: It is infinite, or no number at all.
+    """
+    if not isinstance(seconds, int | float) or isinstance(seconds, bool):
+        raise TypeError(f"{name} must be a number of seconds, not {type(seconds).__name__}")
+    if not isfinite(seconds):
+        raise ValueError(f"{name} {seconds}: a finite number of seconds")
+    return seconds
