@@ -12,7 +12,6 @@ from delaywheel.client.aio_calls import AioCalls
 from delaywheel.client.aio_gathering import AioCancels
 from delaywheel.client.aio_sender import AioSender
 from delaywheel.client.exchange.answers import Cancelled, Rescheduled, StoredMessage
-from delaywheel.client.exchange.batching import split
 from delaywheel.client.exchange.channel import parse_addresses
 from delaywheel.client.exchange.pending import PendingResult
 from delaywheel.client.exchange.question import (
@@ -20,6 +19,7 @@ from delaywheel.client.exchange.question import (
     reschedule_question,
 )
 from delaywheel.client.exchange.settings import DEFAULT_QUEUE, Queue, Settings
+from delaywheel.client.lifetime import Birth
 from delaywheel.client.references import Id, message_ref
 from delaywheel.client.searching import (
     CancellingMany,
@@ -69,9 +69,10 @@ class AsyncClient:
         credentials: grpc.ChannelCredentials | None = None,
     ) -> None:
         settings = Settings(past_due, timeout, attempt_timeout, queue, credentials)
+        self._birth: Final = Birth()
         self._settings: Final = settings
         self._calls: Final = AioCalls(parse_addresses(addresses), settings)
-        self._sender: Final = AioSender(queue, timeout, self._deliver_all)
+        self._sender: Final = AioSender(queue, timeout, self._calls.deliver_all)
         self._cancels: Final = AioCancels(self._calls.withdraw, queue.in_flight)
         self._closed = False
 
@@ -110,7 +111,7 @@ class AsyncClient:
         async with asyncio.TaskGroup() as group:
             tasks = [
                 group.create_task(deliver(request))
-                for request in await self._split(many, deadline_s)
+                for request in await self._calls.split(many, deadline_s)
             ]
         return [result for task in tasks for result in task.result()]
 
@@ -132,6 +133,7 @@ class AsyncClient:
                 ]
                 handles = [await one for one in pending]
         """
+        self._birth.check()
         message = Message(topic, value, **options)
         return await self._sender.put(message, self._deadline_s(None))
 
@@ -243,12 +245,15 @@ class AsyncClient:
         Raises:
             TimedOutError: A message has no result yet; it is still under way.
         """
+        self._birth.check()
         if not await self._sender.flush(self._deadline_s(timeout)):
             raise TimedOutError("some messages are still under way", outcome_known=False)
 
     async def close(self, timeout: float | None = None) -> None:  # noqa: ASYNC109  as in `produce`
         """Accepts no further messages, waits for those of `produce_async`, and closes."""
         self._closed = True
+        if not self._birth.is_here():
+            return
         await self._sender.close()
         await self._sender.flush(self._deadline_s(timeout))
         await self._calls.stop()
@@ -265,23 +270,10 @@ class AsyncClient:
     ) -> None:
         await self.close()
 
-    async def _deliver_all(self, messages: Sequence[Message], deadline_s: float) -> list[Result]:
-        results: list[Result] = []
-        for request in await self._split(messages, deadline_s):
-            results += await self._calls.deliver(request, deadline_s)
-        return results
-
-    async def _split(
-        self, messages: Sequence[Message], deadline_s: float
-    ) -> list[Sequence[Message]]:
-        if len(messages) == 1:
-            return [messages]
-        limits = await self._calls.limits(deadline_s)
-        return list(split(messages, max_messages=limits.max_messages, max_bytes=limits.max_bytes))
-
     def _deadline_s(self, timeout_s: float | None) -> float:
         return self._settings.deadline_s(timeout_s)
 
     def _check_open(self) -> None:
+        self._birth.check()
         if self._closed:
             raise ClientClosedError

@@ -12,6 +12,7 @@ import grpc
 from grpc import StatusCode
 
 from delaywheel.client.description import Description, Facts, describe_question
+from delaywheel.client.exchange.batching import split
 from delaywheel.client.exchange.channel import CHANNEL_OPTIONS
 from delaywheel.client.exchange.delivery import Delivery
 from delaywheel.client.exchange.endpoints import Endpoints
@@ -98,6 +99,22 @@ class AioCalls:
             delivery.fix_dues(clock_ns() // 1_000_000, levels, self._settings.past_due)
             await self.run(delivery, lambda stub: stub.DelayProduce, deadline_s)
         return delivery.results
+
+    async def deliver_all(self, messages: Sequence[Message], deadline_s: float) -> list[Result]:
+        """Sends any number of messages, one request after another."""
+        results: list[Result] = []
+        for request in await self.split(messages, deadline_s):
+            results += await self.deliver(request, deadline_s)
+        return results
+
+    async def split(
+        self, messages: Sequence[Message], deadline_s: float
+    ) -> list[Sequence[Message]]:
+        """Splits messages into requests within the service's limits."""
+        if len(messages) == 1:
+            return [messages]
+        limits = await self.limits(deadline_s)
+        return list(split(messages, max_messages=limits.max_messages, max_bytes=limits.max_bytes))
 
     async def withdraw(
         self, messages: Sequence[pb.MessageRef], deadline_s: float

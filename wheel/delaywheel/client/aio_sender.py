@@ -8,6 +8,7 @@ from typing import Final
 from delaywheel.client.exchange.batching import Accumulator
 from delaywheel.client.exchange.pending import Batch, PendingResult
 from delaywheel.client.exchange.settings import Queue
+from delaywheel.client.lifetime import leave
 from delaywheel.errors import ClientClosedError
 from delaywheel.message import Message, Result
 
@@ -46,7 +47,9 @@ class AioSender:
             raise self._gathered.full(message)
         if self._closed:
             raise ClientClosedError(failed=message)
-        self._loop = asyncio.get_running_loop()
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+            leave(self)
         pending = self._gathered.add(message, monotonic(), deadline_s)
         self._pump()
         if pending.first:  # otherwise a loop that only puts would keep the tasks from starting
@@ -57,6 +60,10 @@ class AioSender:
         """Waits until all earlier messages are settled; False on timeout."""
         before = self._gathered.unsettled()
         return await self._until(lambda: before.isdisjoint(self._gathered.unsettled()), deadline_s)
+
+    def send_rest(self) -> set[Batch]:
+        """Returns the batches that are unsettled: without the loop nothing is sent."""
+        return self._gathered.unsettled()
 
     async def close(self) -> None:
         """Accepts no further messages."""

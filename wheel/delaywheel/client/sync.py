@@ -5,11 +5,11 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from types import TracebackType
 from typing import Final, Self, Unpack
+from weakref import finalize
 
 import grpc
 
 from delaywheel.client.exchange.answers import Cancelled, Rescheduled, StoredMessage
-from delaywheel.client.exchange.batching import split
 from delaywheel.client.exchange.channel import parse_addresses
 from delaywheel.client.exchange.pending import PendingResult
 from delaywheel.client.exchange.question import (
@@ -17,6 +17,7 @@ from delaywheel.client.exchange.question import (
     reschedule_question,
 )
 from delaywheel.client.exchange.settings import DEFAULT_QUEUE, Queue, Settings
+from delaywheel.client.lifetime import Birth, let_go
 from delaywheel.client.references import Id, message_ref
 from delaywheel.client.searching import (
     CancellingMany,
@@ -60,7 +61,8 @@ class Client:
         queue: The bounds of `produce_async`, and of requests under way.
         credentials: `grpc.ssl_channel_credentials(…)` for TLS; None: plain text.
 
-    If the program forks, make the client after forking: gRPC does not survive it.
+    If the program forks, make the client after forking: gRPC does not survive it. If the program
+    ends without `close`, what `produce_async` has taken is sent first, within `timeout`.
 
     Example:
         ::
@@ -83,10 +85,13 @@ class Client:
         credentials: grpc.ChannelCredentials | None = None,
     ) -> None:
         settings = Settings(past_due, timeout, attempt_timeout, queue, credentials)
+        self._birth: Final = Birth()
         self._settings: Final = settings
         self._calls: Final = Calls(parse_addresses(addresses), settings)
-        self._sender: Final = Sender(queue, timeout, self._deliver_all)
+        self._sender: Final = Sender(queue, timeout, self._calls.deliver_all)
         self._closed = False
+        self._dropped: Final = finalize(self, let_go, self._sender, self._calls)
+        self._dropped.atexit = False
 
     def produce(
         self,
@@ -141,7 +146,7 @@ class Client:
         many = checked_messages(messages)
         if not many:
             return []
-        requests = self._split(many, deadline_s)
+        requests = self._calls.split(many, deadline_s)
         if len(requests) == 1:
             return self._calls.deliver(many, deadline_s)
         with ThreadPoolExecutor(min(self._settings.queue.in_flight, len(requests))) as pool:
@@ -170,6 +175,7 @@ class Client:
                 pending = [client.produce_async("orders", text, level="10m") for text in texts]
                 handles = [one.result() for one in pending]
         """
+        self._birth.check()
         message = Message(topic, value, **options)
         return self._sender.put(message, self._deadline_s(None))
 
@@ -366,6 +372,7 @@ class Client:
         Raises:
             TimedOutError: A message has no result yet; it is still under way.
         """
+        self._birth.check()
         if not self._sender.flush(self._deadline_s(timeout)):
             raise TimedOutError("some messages are still under way", outcome_known=False)
 
@@ -376,10 +383,13 @@ class Client:
         twice is harmless.
         """
         self._closed = True
+        if not self._birth.is_here():
+            return
         self._sender.close()
         self._sender.flush(self._deadline_s(timeout))
         self._calls.stop()
         self._sender.join()
+        self._dropped.detach()
 
     def __enter__(self) -> Self:
         return self
@@ -392,21 +402,10 @@ class Client:
     ) -> None:
         self.close()
 
-    def _deliver_all(self, messages: Sequence[Message], deadline_s: float) -> list[Result]:
-        results: list[Result] = []
-        for request in self._split(messages, deadline_s):
-            results += self._calls.deliver(request, deadline_s)
-        return results
-
-    def _split(self, messages: Sequence[Message], deadline_s: float) -> list[Sequence[Message]]:
-        if len(messages) == 1:
-            return [messages]
-        limits = self._calls.limits(deadline_s)
-        return list(split(messages, max_messages=limits.max_messages, max_bytes=limits.max_bytes))
-
     def _deadline_s(self, timeout_s: float | None) -> float:
         return self._settings.deadline_s(timeout_s)
 
     def _check_open(self) -> None:
+        self._birth.check()
         if self._closed:
             raise ClientClosedError

@@ -12,6 +12,7 @@ from typing import Final, TypeVar, cast
 import grpc
 
 from delaywheel.client.description import Description, Facts, describe_question
+from delaywheel.client.exchange.batching import split
 from delaywheel.client.exchange.channel import CHANNEL_OPTIONS
 from delaywheel.client.exchange.delivery import Delivery
 from delaywheel.client.exchange.endpoints import Endpoints
@@ -95,6 +96,20 @@ class Calls:
             delivery.fix_dues(clock_ns() // 1_000_000, levels, self._settings.past_due)
             self.run(delivery, lambda stub: stub.DelayProduce, deadline_s)
         return delivery.results
+
+    def deliver_all(self, messages: Sequence[Message], deadline_s: float) -> list[Result]:
+        """Sends any number of messages, one request after another."""
+        results: list[Result] = []
+        for request in self.split(messages, deadline_s):
+            results += self.deliver(request, deadline_s)
+        return results
+
+    def split(self, messages: Sequence[Message], deadline_s: float) -> list[Sequence[Message]]:
+        """Splits messages into requests within the service's limits."""
+        if len(messages) == 1:
+            return [messages]
+        limits = self.limits(deadline_s)
+        return list(split(messages, max_messages=limits.max_messages, max_bytes=limits.max_bytes))
 
     def withdraw(self, messages: Sequence[pb.MessageRef], deadline_s: float) -> list[Withdrawn]:
         """Cancels messages that fit one call; returns what became of each, in order."""

@@ -9,6 +9,7 @@ from typing import Final
 from delaywheel.client.exchange.batching import Accumulator
 from delaywheel.client.exchange.pending import Batch, PendingResult
 from delaywheel.client.exchange.settings import Queue
+from delaywheel.client.lifetime import leave
 from delaywheel.errors import ClientClosedError
 from delaywheel.message import Message, Result
 
@@ -18,12 +19,12 @@ Deliver = Callable[[Sequence[Message], float], Sequence[Result]]
 class Sender:
     """Takes messages from any thread; `queue.in_flight` threads deliver them in batches.
 
-    The threads start with the first message. They are daemons: call `flush` or `close` before the
-    program ends, or what is queued is lost.
+    The threads start with the first message.
     """
 
     def __init__(self, queue: Queue, timeout_s: float, deliver: Deliver) -> None:
         self._queue: Final = queue
+        self._timeout_s: Final = timeout_s
         self._deliver: Final = deliver
         self._gathered: Final = Accumulator(queue, timeout_s, self._hurry)
         lock = Lock()
@@ -67,6 +68,13 @@ class Sender:
                     return False
         return True
 
+    def send_rest(self) -> set[Batch]:
+        """Sends what is unsettled, within the client's timeout; returns its batches."""
+        with self._room:
+            unsettled = self._gathered.unsettled()
+        self.flush(monotonic() + self._timeout_s)
+        return unsettled
+
     def close(self) -> None:
         """Accepts no further messages; the threads end when everything is settled."""
         with self._room:
@@ -91,6 +99,7 @@ class Sender:
             self._work.notify()
 
     def _start(self) -> None:
+        leave(self)
         for number in range(self._queue.in_flight):
             thread = Thread(target=self._send, name=f"delaywheel-sender-{number}", daemon=True)
             self._threads.append(thread)

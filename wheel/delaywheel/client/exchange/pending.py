@@ -6,6 +6,7 @@ one Event per batch, coroutines on a future each; neither exists before a caller
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable, Generator, Sequence
 from threading import Event, Lock
 from typing import Final
@@ -17,6 +18,21 @@ from delaywheel.message import Handle, Message, Result
 
 _log = logging.getLogger("delaywheel")
 _CHANGING = Lock()  # guards the few fields of any batch that change; never held while calling out
+_forks = 0
+
+
+def forks() -> int:
+    """How many forks lie between the process that imported this module and this one."""
+    return _forks
+
+
+def _note_fork() -> None:
+    global _forks, _CHANGING  # noqa: PLW0603  the child's own copies
+    _forks += 1
+    _CHANGING = Lock()  # another thread may have held it
+
+
+os.register_at_fork(after_in_child=_note_fork)
 
 
 class Batch:
@@ -34,6 +50,7 @@ class Batch:
 
     __slots__ = (
         "_event",
+        "_forks",
         "_on_wait",
         "_results",
         "_watchers",
@@ -56,6 +73,7 @@ class Batch:
         self.deadline_s: Final = deadline_s
         self.is_hurried = False
         self._on_wait: Final = on_wait
+        self._forks: Final = _forks
         self._results: Sequence[Result] | None = None
         self._watchers: list[Callable[[Sequence[Result]], object]] = []
         self._event: Event | None = None
@@ -109,10 +127,19 @@ class Batch:
         _call(watcher, results)
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Blocks until the batch is settled or the timeout has passed."""
+        """Blocks until the batch is settled or the timeout has passed.
+
+        Raises:
+            TimedOutError: This process was forked from the one that knows the results.
+        """
         with _CHANGING:
             if self._results is not None:
                 return True
+            if self._forks != _forks:
+                raise TimedOutError(
+                    "no result is known in a process that was forked before there was one",
+                    outcome_known=False,
+                )
             if self._event is None:
                 self._event = event = Event()
                 self._watchers.append(lambda _results: event.set())

@@ -1,0 +1,110 @@
+"""The end of clients that nobody closes.
+
+=============================  =============================================================
+what happens                   and then
+=============================  =============================================================
+the program ends               what `produce_async` has taken is sent, within the client's
+                               timeout; a warning counts what was not accepted
+the same, of an `AsyncClient`  its loop has ended, so nothing more is sent: a warning counts
+                               what has no result
+the last reference goes        what was taken is sent; then threads and connections end
+the process forks              the child's copy refuses all calls: gRPC does not survive a fork
+=============================  =============================================================
+"""
+
+import atexit
+import logging
+from collections.abc import Set as AbstractSet
+from threading import Thread
+from typing import Final, Protocol
+from weakref import WeakSet
+
+from delaywheel.client.exchange.pending import Batch, forks
+from delaywheel.errors import ClientClosedError
+
+_log = logging.getLogger("delaywheel")
+
+
+class Leaving(Protocol):
+    """A sender that may hold messages when the program ends."""
+
+    def send_rest(self) -> AbstractSet[Batch]:
+        """Sends what is unsettled if it still can; returns the batches that it was in."""
+        ...
+
+
+class Ending(Protocol):
+    """A sender whose client was dropped."""
+
+    def close(self) -> None:
+        """Accepts no further messages."""
+        ...
+
+    def join(self) -> None:
+        """Waits until all that was accepted is settled."""
+        ...
+
+
+class Stopping(Protocol):
+    """The connections of a client."""
+
+    def stop(self) -> None:
+        """Closes them."""
+        ...
+
+
+class Birth:
+    """In which process a client was made."""
+
+    def __init__(self) -> None:
+        self._forks: Final = forks()
+
+    def is_here(self) -> bool:
+        """Whether it was made in this process."""
+        return self._forks == forks()
+
+    def check(self) -> None:
+        """Does nothing in that process.
+
+        Raises:
+            ClientClosedError: This is a child of it.
+        """
+        if not self.is_here():
+            raise ClientClosedError(
+                "the client was made before this process was forked: make one after that"
+            )
+
+
+def leave(sender: Leaving) -> None:
+    """Has a sender send the rest when the program ends, unless it is gone before."""
+    _leaving.add(sender)
+
+
+def let_go(sender: Ending, calls: Stopping) -> None:
+    """Ends what a dropped client leaves; a collector may call it, so it waits for nothing."""
+
+    def end() -> None:
+        sender.close()
+        sender.join()
+        calls.stop()
+
+    try:
+        Thread(target=end, name="delaywheel-end", daemon=True).start()
+    except RuntimeError:  # the interpreter is ending, and `leave` has had its turn
+        return
+
+
+_leaving: Final[WeakSet[Leaving]] = WeakSet()
+
+
+@atexit.register
+def _end_of_program() -> None:
+    batches = [batch for sender in list(_leaving) for batch in sender.send_rest()]
+    messages = sum(len(batch.messages) for batch in batches)
+    accepted = sum(result.error is None for batch in batches for result in batch.results or ())
+    if accepted < messages:
+        _log.warning(
+            "the program ends: %d messages of produce_async were not accepted;"
+            " close the client, or flush it, and examine their results",
+            messages - accepted,
+        )
