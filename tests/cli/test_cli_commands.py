@@ -40,6 +40,7 @@ COMMANDS = {
     "config show",
     "clock set-back",
     "completion",
+    "tail",
     "topic create",
     "dead list",
     "dead show",
@@ -180,6 +181,7 @@ def test_command_that_reads_prints_json_too(name: str, command: Command) -> None
 
 
 ASKING = {
+    *("tail", "topic create", "dead list", "dead show", "dead replay", "dead drop"),
     *("produce", "slots", "slot", "search", "get", "cancel", "reschedule", "status"),
     *("node replace", "node remove"),
 }

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
 from delaywheel_replica.cli.failures import ExitCode, Failure, discard_output
+from delaywheel_replica.cli.printing.text import note
 
 _WHAT = "Delay messages for Apache Kafka: accepted now, visible in their topic at their due."
 _HELP = ("-h", "--help")
@@ -15,6 +17,7 @@ _HELP = ("-h", "--help")
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs one command and exits with its code."""
+    _escape_what_cannot_be_encoded()
     try:
         code = run(sys.argv[1:] if arguments is None else arguments)
         sys.stdout.flush()
@@ -71,8 +74,15 @@ def run(arguments: Sequence[str]) -> int:
     return running.run(arguments)
 
 
+def _escape_what_cannot_be_encoded() -> None:
+    """Lets a terminal without letters for a text show their numbers."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
 def _end(text: str, exit_code: int) -> NoReturn:
-    print(f"error: {text}", file=sys.stderr)
+    note(f"error: {text}")
     sys.exit(exit_code)
 
 

@@ -256,6 +256,44 @@ def topic_create(parser: Parser) -> None:
     options.kafka(parser)
 
 
+def tail(parser: Parser) -> None:
+    """Adds the arguments of `tail`."""
+    parser.argument(
+        "topics", nargs="+", metavar="TOPIC", complete=options.topics, help="a Kafka topic"
+    )
+    which = parser.add_argument_group("which messages (absent: those that appear from now on)")
+    parser.argument(
+        "--from-beginning",
+        group=which,
+        action="store_true",
+        help="all that Kafka still has, and then those that appear",
+    )
+    parser.argument(
+        "--last",
+        group=which,
+        type=parse_count,
+        metavar="N",
+        help="the last N of these topics, and then those that appear",
+    )
+    parser.argument(
+        "--count", group=which, type=parse_count, metavar="N", help="end after N messages"
+    )
+    parser.argument(
+        "--until-end",
+        group=which,
+        action="store_true",
+        help="end after the last one that is there now",
+    )
+    parser.argument(
+        "--json",
+        "--ndjson",
+        dest="as_json",
+        action="store_true",
+        help="print one JSON object a line; key, value and headers in base64",
+    )
+    options.kafka(parser)
+
+
 def dead_list(parser: Parser) -> None:
     """Adds the arguments of `dead list`."""
     _letters(parser)
@@ -374,7 +412,7 @@ def _dead_letter_topic(parser: Parser) -> None:
         "--cluster",
         group=group,
         metavar="ID",
-        help="the letters of this delaywheel cluster; absent: of that in --config",
+        help="the letters of this delaywheel cluster; absent: of that in --config, or the node's",
     )
     parser.argument(
         "--dead-topic",
@@ -382,7 +420,7 @@ def _dead_letter_topic(parser: Parser) -> None:
         metavar="TOPIC",
         help="the letters in this topic, such as those of a RetryConsumer",
     )
-    options.kafka(parser, group=group)
+    options.kafka(parser)
 
 
 def completion(parser: Parser) -> None:

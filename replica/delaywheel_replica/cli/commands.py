@@ -18,7 +18,8 @@ PLUGIN_GROUP: Final = "delaywheel.commands"
 _DOING = "delaywheel_replica.cli.doing"
 
 _DEAD: Final = (
-    "This asks Kafka, not a node: give --kafka and --cluster or --dead-topic, or --config."
+    "This asks Kafka: that of the node that answers, or of --kafka with --cluster or "
+    "--dead-topic, or of --config."
 )
 
 COMMANDS: Final[Mapping[str, Command | Group]] = {
@@ -236,16 +237,38 @@ COMMANDS: Final[Mapping[str, Command | Group]] = {
             ),
         },
     ),
+    "tail": Command(
+        "Show messages as they appear in their topics, with due, lateness, id and headers.",
+        f"{_DOING}.kafka.tail:tail",
+        arguments.tail,
+        "It reads as a careful consumer does (isolation.level=read_committed), joins no group, "
+        "and shows what others sent to the topic, too. Lateness is from the due to the moment "
+        "of forwarding. It goes on until Ctrl-C, unless --count or --until-end ends it. "
+        "This asks Kafka itself: that of the node that answers, or of --kafka or --config.",
+        """
+            # What appears from now on
+            delaywheel tail orders
+
+            # The last five, and then what appears
+            delaywheel tail orders baskets --last 5
+
+            # Everything that is there now, for another program
+            delaywheel tail orders --from-beginning --until-end --json | jq -r .value | base64 -d
+        """,
+    ),
     "topic": Group(
         "Create topics in Kafka.",
         {
             "create": Command(
                 "Create missing topics; existing ones stay as they are.",
-                f"{_DOING}.topics:create",
+                f"{_DOING}.kafka.topics:create",
                 arguments.topic_create,
-                "This asks Kafka, not a node: give its address, or a node's settings file.",
+                "This asks Kafka itself: that of the node that answers, or of --kafka or --config.",
                 """
-                    # One partition, one copy: beside a broker of your own
+                    # In the Kafka of the node at 127.0.0.1:7420
+                    delaywheel topic create orders
+
+                    # Where no node runs yet
                     delaywheel topic create orders --kafka 127.0.0.1:9092
 
                     # As a cluster's nodes reach their Kafka
@@ -260,10 +283,11 @@ COMMANDS: Final[Mapping[str, Command | Group]] = {
         {
             "list": Command(
                 "List waiting dead letters, and count them by topic and reason.",
-                f"{_DOING}.dead:list_letters",
+                f"{_DOING}.kafka.dead:list_letters",
                 arguments.dead_list,
                 _DEAD,
                 """
+                    delaywheel dead list
                     delaywheel dead list --cluster shop --kafka 127.0.0.1:9092
                     delaywheel dead list --config node.toml --reason EXPIRED --from now-1d
                     delaywheel dead list --config node.toml --counts --json | jq .counts
@@ -271,7 +295,7 @@ COMMANDS: Final[Mapping[str, Command | Group]] = {
             ),
             "show": Command(
                 "Show one dead letter with its content, and whether it was replayed or dropped.",
-                f"{_DOING}.dead:show",
+                f"{_DOING}.kafka.dead:show",
                 arguments.dead_show,
                 examples="""
                     delaywheel dead show 0:1204 --config node.toml
@@ -279,7 +303,7 @@ COMMANDS: Final[Mapping[str, Command | Group]] = {
             ),
             "replay": Command(
                 "Send the messages of dead letters to their topics again, each once.",
-                f"{_DOING}.dead:replay",
+                f"{_DOING}.kafka.dead:replay",
                 arguments.dead_replay,
                 "A letter and its mark are one transaction: repeat the command after any "
                 "failure, and nothing is sent twice. Without --execute letters are only "
@@ -293,7 +317,7 @@ COMMANDS: Final[Mapping[str, Command | Group]] = {
             ),
             "drop": Command(
                 "Mark dead letters as dealt with, and send nothing.",
-                f"{_DOING}.dead:drop",
+                f"{_DOING}.kafka.dead:drop",
                 arguments.dead_drop,
                 "They stay in their topic for as long as Kafka keeps them; `list` shows them with "
                 "--all, and they are not replayed. Without --execute letters are only counted. "

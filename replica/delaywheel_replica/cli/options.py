@@ -102,10 +102,11 @@ def data_folder(parser: Parser) -> None:
     )
 
 
-def kafka(parser: Parser, *, group: ArgumentGroup | None = None) -> None:
+def kafka(parser: Parser) -> None:
     """Adds the arguments of commands that ask Kafka."""
-    config_file(parser, group=group)
+    group = parser.add_argument_group("which Kafka (else the one of the node that answers)")
     parser.argument("--kafka", group=group, metavar="ADDRESS", help="Kafka's bootstrap servers")
+    config_file(parser, group=group)
     parser.argument(
         "--kafka-setting",
         dest="kafka_settings",
@@ -114,9 +115,9 @@ def kafka(parser: Parser, *, group: ArgumentGroup | None = None) -> None:
         type=parse_assignment,
         default=[],
         metavar="NAME=VALUE",
-        help="a setting of the Kafka client; repeatable",
+        help="a setting of the Kafka client, such as security.protocol=SSL; repeatable",
     )
-    timeout(parser, group=group)
+    asking(parser)
 
 
 def config_file(parser: Parser, *, group: ArgumentGroup | None = None) -> None:

@@ -153,7 +153,9 @@ class _Help(argparse.HelpFormatter):
         return "\n\n".join(
             part
             if part.startswith(("  ", "Examples:"))
-            else textwrap.fill(" ".join(part.split()), width, initial_indent=indent)
+            else textwrap.fill(
+                " ".join(part.split()), width, initial_indent=indent, break_on_hyphens=False
+            )
             for part in paragraphs
         )
 

@@ -9,12 +9,13 @@ import sys
 from collections.abc import Iterable
 
 from delaywheel_replica.cli.failures import Failure
+from delaywheel_replica.cli.printing.text import note
 
 
 def show(lines: Iterable[str]) -> None:
     """Shows the consequences."""
     for line in lines:
-        print(line, file=sys.stderr)
+        note(line)
 
 
 def confirm(question: str, *, yes: bool) -> None:

@@ -1,48 +1,97 @@
-"""How commands reach Kafka itself: by its address, or by a node's settings file."""
+"""How commands reach Kafka itself: by its address, by settings, or as a node reaches it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Final, NamedTuple, TypedDict
 
-from delaywheel_replica.cli.failures import Failure
-from delaywheel_replica.cli.parsing import usage
+from confluent_kafka import KafkaError
+
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_replica.cli.asking.connection import ask
+from delaywheel_replica.cli.failures import ExitCode, Failure
 from delaywheel_replica.config_sources import ConfigError, load_config
 
+AWAY: Final = frozenset(
+    {
+        KafkaError._TRANSPORT,  # noqa: SLF001 - the library's names
+        KafkaError._ALL_BROKERS_DOWN,  # noqa: SLF001
+        KafkaError._TIMED_OUT,  # noqa: SLF001
+        KafkaError._RESOLVE,  # noqa: SLF001
+        KafkaError.REQUEST_TIMED_OUT,
+    }
+)
+"""What the client says while no broker can be reached."""
 
-@dataclass(frozen=True, slots=True)
-class KafkaAccess:
-    """The operator's options for reaching Kafka.
+
+class KafkaOptions(TypedDict):
+    """The options for reaching Kafka, as a command takes them."""
+
+    file: Path | None
+    kafka: str | None
+    kafka_settings: Sequence[tuple[str, str]]
+    server: str
+    timeout_s: float
+
+
+class KafkaAccess(NamedTuple):
+    """How to reach Kafka.
 
     Attributes:
         client: Settings of the Kafka client, with `bootstrap.servers` among them.
-        cluster_id: From the settings file; None: there is none.
+        cluster_id: From the settings file or the node; None: neither was asked.
     """
 
     client: Mapping[str, str]
     cluster_id: str | None
 
 
-def kafka_access(
-    file: Path | None, kafka: str | None, kafka_settings: Sequence[tuple[str, str]]
-) -> KafkaAccess:
-    """Combines the options; an address on the command line wins.
+def kafka_access(options: KafkaOptions) -> KafkaAccess:
+    """Combines the options: the command line wins over the file, and a node is asked last.
 
     Raises:
-        Failure: CONFIG_INVALID, or USAGE where no Kafka is named.
+        Failure: CONFIG_INVALID; or no Kafka is named, and no node can be asked.
     """
     client: dict[str, str] = {}
     cluster_id = None
+    file = options["file"]
     if file is not None:
         try:
             config = load_config(file=file)
         except ConfigError as error:
             raise Failure("CONFIG_INVALID", str(error)) from error
         client, cluster_id = dict(config.kafka), config.cluster_id
-    client |= dict(kafka_settings)
-    if kafka is not None:
-        client["bootstrap.servers"] = kafka
+    client |= dict(options["kafka_settings"])
+    if options["kafka"] is not None:
+        client["bootstrap.servers"] = options["kafka"]
     if "bootstrap.servers" not in client:
-        raise usage("say which Kafka: --kafka ADDRESS, or --config FILE")
+        answer = _described(options["server"], options["timeout_s"])
+        client["bootstrap.servers"], cluster_id = answer.kafka, answer.cluster_id
     return KafkaAccess(client, cluster_id)
+
+
+def kafka_failure(error: KafkaError, what: str, reason: str = "KAFKA_REFUSED") -> Failure:
+    """Returns how a command ends to which Kafka objected.
+
+    Args:
+        error: What Kafka, or its client, says.
+        what: What the command was about.
+        reason: Its name, unless Kafka is away.
+    """
+    if error.code() in AWAY:
+        return Failure("KAFKA_UNREACHABLE", f"{what}: {error.str()}", ExitCode.UNAVAILABLE)
+    return Failure(reason, f"{what}: {error.str()}")
+
+
+def _described(server: str, timeout_s: float) -> pb.DescribeClusterResponse:
+    request = pb.DescribeClusterRequest()
+    try:
+        answer = ask(server, lambda stub: stub.DescribeCluster(request, timeout=timeout_s))
+    except Failure as failure:
+        text = str(failure).removeprefix(f"{failure.reason}: ")
+        text += "; without a node, say which Kafka: --kafka ADDRESS, or --config FILE"
+        raise Failure(failure.reason, text, failure.exit_code) from failure
+    if not answer.kafka:
+        raise Failure("KAFKA_UNKNOWN", f"{answer.node} does not say which Kafka: --kafka ADDRESS")
+    return answer

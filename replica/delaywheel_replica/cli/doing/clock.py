@@ -12,6 +12,7 @@ from delaywheel_replica.cli.asking.confirming import confirm, show
 from delaywheel_replica.cli.asking.connection import ask_admin
 from delaywheel_replica.cli.printing import shapes
 from delaywheel_replica.cli.printing.tables import print_json
+from delaywheel_replica.cli.printing.text import say
 from delaywheel_replica.cli.values import about, clock, iso
 
 DIFFERS_MS = 2_000
@@ -34,7 +35,7 @@ def set_back(*, yes: bool, as_json: bool, server: str, timeout_s: float) -> None
     if as_json:
         print_json(shapes.set_back(done))
     else:
-        print(f"forwarding continues from {iso(done.goes_on_from_ms)}")
+        say(f"forwarding continues from {iso(done.goes_on_from_ms)}")
 
 
 def _meaning(preview: pb.SetBackResponse, now_ms: int) -> list[str]:

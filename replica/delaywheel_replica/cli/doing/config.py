@@ -10,6 +10,7 @@ from stat import S_ISDIR
 from delaywheel_replica.cleaner.kafka.client_check import client_faults
 from delaywheel_replica.cli.failures import Failure
 from delaywheel_replica.cli.printing.tables import print_json, print_table
+from delaywheel_replica.cli.printing.text import say
 from delaywheel_replica.config import Config
 from delaywheel_replica.config_faults import Fault
 from delaywheel_replica.config_sources import ConfigError, load_config
@@ -32,7 +33,7 @@ def load(
 def check(file: Path | None, settings: Sequence[tuple[str, str]]) -> None:
     """Say whether the settings are in order; exit code 1 and every fault by name if not."""
     config = load(file, settings, _data_folder)
-    print(f"in order: node {config.node_id} of cluster {config.cluster_id}")
+    say(f"in order: node {config.node_id} of cluster {config.cluster_id}")
 
 
 def _data_folder(config: Config) -> Iterator[Fault]:

@@ -23,6 +23,7 @@ from delaywheel import Client, DelaywheelError, Handle, Message
 from delaywheel_replica.cli.asking.sdk_failures import failure_of
 from delaywheel_replica.cli.failures import ExitCode, Failure, discard_output
 from delaywheel_replica.cli.printing.tables import print_ndjson
+from delaywheel_replica.cli.printing.text import note
 from delaywheel_replica.cli.values import counted, parse_duration, parse_id, parse_time
 
 MOST_MESSAGES: Final = 5_000
@@ -78,14 +79,14 @@ def send(client: Client, source: int, make: Make, *, as_ndjson: bool) -> None:
         for one in sent:
             if one.failure is not None:
                 codes.add(one.failure.exit_code)
-                print(f"line {one.line}: {one.failure}", file=sys.stderr)
+                note(f"line {one.line}: {one.failure}")
         accepted += sum(one.handle is not None for one in sent)
         if sent and not any(one.handle for one in sent) and ExitCode.UNAVAILABLE in codes:
             raise _failed(accepted, codes, f"; stopped behind line {first + len(lines) - 1:,}")
     if codes:
         raise _failed(accepted, codes, "")
     unread = "" if is_read else "; standard output was closed before all of it was written"
-    print(f"{counted(accepted, 'message')} accepted{unread}", file=sys.stderr)
+    note(f"{counted(accepted, 'message')} accepted{unread}")
 
 
 def value_of_line(line: bytes, **common: Any) -> Message:

@@ -12,6 +12,7 @@ from delaywheel_replica.cli.asking.connection import ask_admin
 from delaywheel_replica.cli.failures import Failure
 from delaywheel_replica.cli.printing import shapes
 from delaywheel_replica.cli.printing.tables import print_json
+from delaywheel_replica.cli.printing.text import say
 from delaywheel_replica.cli.values import counted
 
 
@@ -89,4 +90,4 @@ def _end(change: pb.NodeChange, text: str, *, as_json: bool) -> None:
     if as_json:
         print_json(shapes.node_change(change))
     else:
-        print(text)
+        say(text)

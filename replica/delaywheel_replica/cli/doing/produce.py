@@ -17,6 +17,7 @@ from delaywheel_replica.cli.failures import ExitCode, Failure
 from delaywheel_replica.cli.options import STANDARD_INPUT
 from delaywheel_replica.cli.parsing import usage
 from delaywheel_replica.cli.printing.tables import print_json, print_ndjson
+from delaywheel_replica.cli.printing.text import note, say
 from delaywheel_replica.cli.values import bytes_given, iso
 
 
@@ -72,8 +73,8 @@ def produce(  # noqa: PLR0913 - as many as the command has
         shape = {"handle": str(handle), "id": message.id.hex(), "due_ms": due_ms}
         print_json(shape) if as_json else print_ndjson([shape])
         return
-    print(handle)
-    print(f"due {iso(due_ms)}", file=sys.stderr)
+    say(str(handle))
+    note(f"due {iso(due_ms)}")
 
 
 def _check_many(

@@ -10,6 +10,7 @@ from delaywheel_replica.cli.asking.connection import ask
 from delaywheel_replica.cli.failures import ExitCode, Failure
 from delaywheel_replica.cli.printing import shapes
 from delaywheel_replica.cli.printing.tables import print_facts, print_json, print_prose, print_table
+from delaywheel_replica.cli.printing.text import say
 from delaywheel_replica.cli.printing.verdict import State, Verdict, verdict
 from delaywheel_replica.cli.values import about, clock, counted, iso
 
@@ -27,7 +28,7 @@ def status(*, check: bool, as_json: bool, server: str, timeout_s: float) -> Exit
         answer = ask(server, lambda stub: stub.DescribeCluster(request, timeout=timeout_s))
     except Failure as failure:
         if not as_json and failure.exit_code is ExitCode.UNAVAILABLE:
-            print(f"{State.DOWN}: no node that was asked answers")
+            say(f"{State.DOWN}: no node that was asked answers")
         raise
     seen_names.note(
         server,

@@ -9,6 +9,7 @@ from delaywheel.storage.recovery.verify import Finding, verify_folder
 from delaywheel_replica.cli.doing.folder import node_of, read_progress
 from delaywheel_replica.cli.failures import Failure
 from delaywheel_replica.cli.printing.tables import print_json
+from delaywheel_replica.cli.printing.text import say
 
 
 def verify(data: Path, *, as_json: bool) -> None:
@@ -25,11 +26,11 @@ def verify(data: Path, *, as_json: bool) -> None:
         print_json({"node": node, "findings": [_shape(finding) for finding in findings]})
     else:
         for finding in findings:
-            print(finding)
+            say(str(finding))
     if findings:
         raise Failure("FOLDER_DAMAGED", f"{len(findings):,} findings in {data}")
     if not as_json:
-        print(f"in order: {data} of node {node}")
+        say(f"in order: {data} of node {node}")
 
 
 def _shape(finding: Finding) -> dict[str, str | int | None]:

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from delaywheel.deadletters import Counts, Letter, LetterState, Mark, Settled
-from delaywheel_replica.cli.printing.tables import bytes_text, print_table
+from delaywheel_replica.cli.printing.tables import print_table
+from delaywheel_replica.cli.printing.text import bytes_text
 from delaywheel_replica.cli.values import iso
 
 COLUMNS = ("place", "since", "reason", "topic", "bytes")
@@ -61,8 +62,8 @@ def settled_shape(settled: Settled) -> dict[str, Any]:
 def cells(letter: Letter, state: LetterState, *, with_state: bool) -> list[object]:
     """Returns one letter's row."""
     row: list[object] = [
-        *(str(letter.place), iso(letter.timestamp_ms), printable(letter.reason)),
-        *(printable(letter.topic), letter.length_bytes),
+        *(str(letter.place), iso(letter.timestamp_ms), letter.reason or None),
+        *(letter.topic or None, letter.length_bytes),
     ]
     return [*row, state.value] if with_state else row
 
@@ -75,37 +76,29 @@ def facts(letter: Letter, mark: Mark | None) -> Iterable[tuple[str, object]]:
     if mark is not None and mark.to is not None:
         yield "sent to", mark.to
     yield "since", iso(letter.timestamp_ms)
-    yield "reason", printable(letter.reason)
-    yield "detail", printable(letter.detail)
-    yield "topic", printable(letter.topic)
-    yield "id", printable(letter.id)
+    yield "reason", letter.reason or None
+    yield "detail", letter.detail or None
+    yield "topic", letter.topic or None
+    yield "id", letter.id or None
     yield "due", None if letter.due_ms is None else iso(letter.due_ms)
     yield "key", bytes_text(letter.key)
     for name, value in letter.headers:
-        yield f"header {printable(name)}", bytes_text(value)
+        yield f"header {name}", bytes_text(value)
     yield "value", bytes_text(letter.value)
 
 
 def print_counts(counts: Counts) -> None:
     """Prints the counts."""
-    rows = [(printable(row.topic), printable(row.reason), *row[2:]) for row in counts.rows()]
+    rows = [(row.topic or None, row.reason or None, *row[2:]) for row in counts.rows()]
     print_table(["topic", "reason", "waiting", "replayed", "dropped"], rows)
 
 
 def refusals(settled: Settled) -> Iterable[str]:
     """Returns lines about letters that could not be sent."""
     for reason, number in settled.refused.most_common():
-        yield f"not sent, they wait on: {number:,} {printable(reason)}"
+        yield f"not sent, they wait on: {number:,} {reason}"
     for place, why in settled.examples[:_EXAMPLES]:
-        yield f"  {place}  {printable(why)}"
-
-
-def printable(text: str) -> str | None:
-    """Returns a header's text without control characters; None if there is none."""
-    return (
-        "".join(mark if mark.isprintable() else "\N{REPLACEMENT CHARACTER}" for mark in text)
-        or None
-    )
+        yield f"  {place}  {why}"
 
 
 def _base64(content: bytes | None) -> str | None:

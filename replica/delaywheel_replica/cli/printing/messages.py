@@ -6,7 +6,8 @@ from collections.abc import Iterable
 
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.cli.printing import shapes
-from delaywheel_replica.cli.printing.tables import bytes_text, print_table
+from delaywheel_replica.cli.printing.tables import print_table
+from delaywheel_replica.cli.printing.text import bytes_text
 
 _COLUMNS = ("handle", "due", "state", "bytes", "topic")
 

@@ -16,19 +16,22 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from delaywheel_replica.cli.printing.text import printable, say
+
 _NUMBER = re.compile(r"[0-9][0-9,.]*|-")
 _GAP = "  "
 
 
 def print_json(document: Any) -> None:
     """Prints an indented JSON document, since people read it too."""
-    print(json.dumps(document, indent=2, ensure_ascii=False))
+    say(json.dumps(document, indent=2, ensure_ascii=False))
 
 
 def print_ndjson(documents: Iterable[Any]) -> None:
     """Prints JSON documents, one a line, each as soon as it is available."""
     for document in documents:
-        print(json.dumps(document, ensure_ascii=False, separators=(",", ":")), flush=True)
+        text = json.dumps(document, ensure_ascii=False, separators=(",", ":"))
+        print(printable(text), flush=True)
 
 
 def print_table(
@@ -51,7 +54,7 @@ def print_table(
 
 def print_facts(facts: Iterable[tuple[str, object]]) -> None:
     """Prints names with their values, one a line."""
-    known = [(name, _cell(value)) for name, value in facts]
+    known = [(_cell(name), _cell(value)) for name, value in facts]
     indent = max(map(_width, (name for name, _ in known)), default=0) + len(_GAP)
     for name, value in known:
         print(_wrapped(f"{_padded(name, indent)}{value}", indent))
@@ -59,24 +62,12 @@ def print_facts(facts: Iterable[tuple[str, object]]) -> None:
 
 def print_prose(text: str) -> None:
     """Prints sentences, wrapped at the terminal's width."""
-    print(_wrapped(text, len(_GAP)))
+    print(_wrapped(printable(text), len(_GAP)))
 
 
 def terminal_columns() -> int | None:
     """Returns the terminal's width; None for a file or another program."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-
-
-def bytes_text(content: bytes | None) -> str:
-    """Returns bytes for people: as text if they are text."""
-    if content is None:
-        return "null"
-    try:
-        text = json.dumps(content.decode(), ensure_ascii=False)
-    except UnicodeDecodeError:
-        return f"0x{content.hex()}"
-    # Characters that move the cursor, or change the text's direction, are shown, not obeyed.
-    return "".join(mark if mark.isprintable() else f"\\u{ord(mark):04x}" for mark in text)
 
 
 def _lines(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
@@ -132,4 +123,4 @@ def _cell(value: object) -> str:
         return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return f"{value:,}" if isinstance(value, int) else str(value)
+    return f"{value:,}" if isinstance(value, int) else printable(str(value)).replace("\n", r"\n")

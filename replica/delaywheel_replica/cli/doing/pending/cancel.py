@@ -15,6 +15,7 @@ from delaywheel_replica.cli.doing.pending.search import wanted_of
 from delaywheel_replica.cli.failures import ExitCode, Failure
 from delaywheel_replica.cli.printing import shapes
 from delaywheel_replica.cli.printing.tables import print_json
+from delaywheel_replica.cli.printing.text import note, say
 from delaywheel_replica.cli.values import clock, counted, iso
 
 _MESSAGES_PER_CALL = 1_000
@@ -106,7 +107,7 @@ def _cancel_one(
         done = "nothing was done" if outcome is CancelOutcome.TOO_LATE else "it is not cancelled"
         raise Failure(outcome.value, f"{done}{due}")
     if not as_json:
-        print("CANCELLED: it is never delivered")
+        say("CANCELLED: it is never delivered")
 
 
 class _Many:
@@ -178,12 +179,12 @@ def _print(answer: pb.CancelManyResponse, *, as_json: bool, dry_run: bool) -> No
     ):
         number = sum(row.outcome == outcome for row in answer.results)
         if number or words in {"CANCELLED", "pending"}:
-            print(f"{number:,} {words}")
+            say(f"{number:,} {words}")
     if elsewhere := len(_gone_elsewhere(answer)):
-        print(f"{elsewhere:,} with another due by now: look again")
+        say(f"{elsewhere:,} with another due by now: look again")
     looked = answer.looked
     if looked.HasField("to_slot"):
         since = clock(looked.to_slot)
-        print(f"not examined: messages due from {since} on: --limit", file=sys.stderr)
+        note(f"not examined: messages due from {since} on: --limit")
     if looked.incomplete and dry_run:
-        print(f"{looked.node} is missing frames: there may be more", file=sys.stderr)
+        note(f"{looked.node} is missing frames: there may be more")

@@ -9,7 +9,8 @@ from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.cli import seen_names
 from delaywheel_replica.cli.asking.connection import ask
 from delaywheel_replica.cli.printing import shapes
-from delaywheel_replica.cli.printing.tables import bytes_text, print_facts, print_json
+from delaywheel_replica.cli.printing.tables import print_facts, print_json
+from delaywheel_replica.cli.printing.text import bytes_text
 from delaywheel_replica.cli.values import iso
 
 _UNKNOWN_END = "done: delivered or a dead letter, which is not known here; the outcomes topic knows"

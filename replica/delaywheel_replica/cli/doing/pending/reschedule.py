@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from datetime import datetime
 
 from delaywheel import Client, RescheduleOutcome
 from delaywheel_replica.cli.failures import Failure
 from delaywheel_replica.cli.printing.tables import print_json
+from delaywheel_replica.cli.printing.text import note, say
 from delaywheel_replica.cli.values import iso
 
 
@@ -35,5 +35,5 @@ def reschedule(
     if answer.outcome is not RescheduleOutcome.RESCHEDULED or answer.due_ms is None:
         raise Failure(answer.outcome.value, "the message was not rescheduled")
     if not as_json:
-        print(answer.handle)
-        print(f"due {iso(answer.due_ms)}", file=sys.stderr)
+        say(str(answer.handle))
+        note(f"due {iso(answer.due_ms)}")

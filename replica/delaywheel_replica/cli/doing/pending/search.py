@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
@@ -15,6 +14,7 @@ from delaywheel_replica.cli.asking.connection import ask
 from delaywheel_replica.cli.printing import shapes
 from delaywheel_replica.cli.printing.messages import print_messages
 from delaywheel_replica.cli.printing.tables import print_json, print_ndjson
+from delaywheel_replica.cli.printing.text import note
 from delaywheel_replica.cli.values import bytes_given, clock, counted
 
 _MESSAGES_PER_CALL = 1_000
@@ -75,12 +75,12 @@ class Looking:
         """Prints the summary, and where to continue."""
         looked = self._looked
         read = f"{counted(looked.messages, 'message')}, {counted(looked.length_bytes, 'byte')}"
-        print(f"examined {read}, on {looked.node}", file=sys.stderr)
+        note(f"examined {read}, on {looked.node}")
         if looked.HasField("to_slot"):
             since = clock(looked.to_slot)
-            print(f"not examined: messages due from {since} on; a greater --limit", file=sys.stderr)
+            note(f"not examined: messages due from {since} on; a greater --limit")
         if looked.incomplete:
-            print(f"{looked.node} is missing frames: there may be more", file=sys.stderr)
+            note(f"{looked.node} is missing frames: there may be more")
 
     def _ask(self, stub: DelayWheelStub) -> pb.SearchResponse:
         return stub.Search(self._request, timeout=self._timeout_s)

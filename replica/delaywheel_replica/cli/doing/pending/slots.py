@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -19,6 +18,7 @@ from delaywheel_replica.cli.printing.tables import (
     print_prose,
     print_table,
 )
+from delaywheel_replica.cli.printing.text import note, say
 from delaywheel_replica.cli.values import clock, counted, iso
 
 SLOTS_PER_CALL = 10_000
@@ -50,9 +50,9 @@ def slots(
     else:
         _print_slots(answer)
     for row in answer.silent:
-        print(f"not counted by {row.node}: {row.why}", file=sys.stderr)
+        note(f"not counted by {row.node}: {row.why}")
     if answer.HasField("next_slot"):
-        print(f"there are more: --from {answer.next_slot}", file=sys.stderr)
+        note(f"there are more: --from {answer.next_slot}")
 
 
 def _print_slots(answer: pb.ListSlotsResponse) -> None:
@@ -71,7 +71,7 @@ def _print_slots(answer: pb.ListSlotsResponse) -> None:
     seconds = counted(len(answer.slots), "second")
     print_prose(f"{messages} in {seconds}, each counted once, by {', '.join(answer.counted_by)}")
     if answer.HasField("progress"):
-        print(f"forwarded to {iso(answer.progress.due_ms)}")
+        say(f"forwarded to {iso(answer.progress.due_ms)}")
 
 
 def _ask_for_slots(
@@ -158,7 +158,7 @@ def slot(
 
 def _print_if_more(stored: Iterator[pb.StoredMessage], limit: int) -> None:
     if next(stored, None) is not None:
-        print(f"there are more: --limit {limit * 10}", file=sys.stderr)
+        note(f"there are more: --limit {limit * 10}")
 
 
 def _folder() -> ModuleType:

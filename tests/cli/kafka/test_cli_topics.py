@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from delaywheel_replica.cli.doing import topics
+from delaywheel_replica.cli.doing.kafka import topics
 from support.clients.command import Command
 
 
@@ -82,7 +82,7 @@ def test_settings_come_from_a_nodes_file(
     [
         (("forbidden", "--kafka", "k:1"), 1, "TOPIC_REFUSED: forbidden: "),
         (("away", "--kafka", "k:1"), 3, "KAFKA_UNREACHABLE: away: "),
-        (("orders",), 2, "USAGE: say which Kafka: --kafka ADDRESS, or --config FILE"),
+        (("orders", "--server", "127.0.0.1:1"), 3, "UNAVAILABLE: "),
         (("orders", "--kafka", "k:1", "--partitions", "0"), 2, "USAGE: argument --partitions"),
         (("orders", "--config", "/none.toml"), 1, "CONFIG_INVALID: /none.toml: no such file"),
     ],

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from itertools import islice
-from pathlib import Path
-from typing import Protocol, TypedDict, Unpack
+from typing import Protocol, Unpack
 
 from confluent_kafka import KafkaException
 
@@ -23,7 +21,7 @@ from delaywheel.deadletters import (
     Settled,
     dead_letter_topic,
 )
-from delaywheel_replica.cli.asking.kafka import kafka_access
+from delaywheel_replica.cli.asking.kafka import KafkaOptions, kafka_access
 from delaywheel_replica.cli.failures import ExitCode, Failure
 from delaywheel_replica.cli.parsing import usage
 from delaywheel_replica.cli.printing import letters as printing
@@ -34,18 +32,15 @@ from delaywheel_replica.cli.printing.tables import (
     print_prose,
     print_table,
 )
+from delaywheel_replica.cli.printing.text import note, say
 from delaywheel_replica.cli.values import bytes_given, counted, to_ms
 
 
-class Where(TypedDict):
+class Where(KafkaOptions):
     """Options of every command: where the letters are."""
 
     cluster: str | None
     dead_topic: str | None
-    file: Path | None
-    kafka: str | None
-    kafka_settings: Sequence[tuple[str, str]]
-    timeout_s: float
 
 
 class Which(Where):
@@ -113,7 +108,7 @@ def list_letters(
     else:
         print_prose(f"no such letters in {topic.name}")
     if more and not only_counts:
-        print(f"there are more: --limit {limit * 10}", file=sys.stderr)
+        note(f"there are more: --limit {limit * 10}")
 
 
 def show(place: tuple[int, int], *, as_json: bool, **said: Unpack[Where]) -> None:
@@ -178,7 +173,7 @@ def _settle(
             settled = settle(topic, selection, progress)
         except DeadLettersError as error:
             if progress.done:
-                print(f"{done} before that: {progress.done:,}", file=sys.stderr)
+                note(f"{done} before that: {progress.done:,}")
             text = str(error).removeprefix(f"{error.reason}: ")
             again = "" if error.reason == "OVERTAKEN" else "; run it again for the rest"
             raise DeadLettersError(
@@ -187,9 +182,9 @@ def _settle(
     if said["as_json"]:
         print_json({"executed": True, **printing.settled_shape(settled)})
     else:
-        print(f"{done}: {counted(settled.done, 'letter')}")
+        say(f"{done}: {counted(settled.done, 'letter')}")
         for line in printing.refusals(settled):
-            print(line, file=sys.stderr)
+            note(line)
     return ExitCode.REFUSED if settled.refused else ExitCode.DONE
 
 
@@ -237,8 +232,7 @@ def _selection(said: Which, places: Sequence[tuple[int, int]] = ()) -> Selection
 @contextmanager
 def _topic(said: Where) -> Iterator[DeadLetterTopic]:
     """Returns the topic that the options name."""
-    file: Path | None = said["file"]
-    access = kafka_access(file, said["kafka"], said["kafka_settings"])
+    access = kafka_access(said)
     cluster = said["cluster"] or access.cluster_id
     name = said["dead_topic"] or (cluster and dead_letter_topic(cluster))
     if not name:

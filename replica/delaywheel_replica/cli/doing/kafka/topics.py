@@ -5,18 +5,18 @@ A node is not asked: it makes topics only where `create_topics` lets every calle
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
-from pathlib import Path
+from typing import Unpack
 
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from delaywheel_replica.cli import seen_names
-from delaywheel_replica.cli.asking.kafka import kafka_access
-from delaywheel_replica.cli.failures import ExitCode, Failure
+from delaywheel_replica.cli.asking.kafka import KafkaOptions, kafka_access, kafka_failure
+from delaywheel_replica.cli.failures import Failure
 from delaywheel_replica.cli.options import asked_server
+from delaywheel_replica.cli.printing.text import note, say
 
 _BROKERS_CHOOSE = -1
 """Kafka's own way to say: as the brokers have it by default."""
@@ -27,13 +27,11 @@ def create(
     *,
     partitions: int | None,
     replication_factor: int | None,
-    file: Path | None,
-    kafka: str | None,
-    kafka_settings: Sequence[tuple[str, str]],
-    timeout_s: float,
+    **where: Unpack[KafkaOptions],
 ) -> None:
     """Creates missing topics; existing ones stay as they are."""
-    client = _client(file, kafka, kafka_settings)
+    client = _client(where)
+    timeout_s = where["timeout_s"]
     wanted = [
         NewTopic(topic, partitions or _BROKERS_CHOOSE, replication_factor or _BROKERS_CHOOSE)
         for topic in topics
@@ -45,13 +43,13 @@ def create(
         except KafkaException as exception:
             _print_answer(topic, exception.args[0])
         else:
-            print(f"made: {topic}")
-    print("Nodes that refused messages for them accept them within 2 s.", file=sys.stderr)
+            say(f"made: {topic}")
+    note("Nodes that refused messages for them accept them within 2 s.")
     seen_names.note(asked_server(), topics=topics)
 
 
-def _client(file: Path | None, kafka: str | None, own: Sequence[tuple[str, str]]) -> AdminClient:
-    access = kafka_access(file, kafka, own)
+def _client(where: KafkaOptions) -> AdminClient:
+    access = kafka_access(where)
     try:
         return AdminClient({**access.client, "log_level": 0})
     except KafkaException as exception:
@@ -64,13 +62,7 @@ def _print_answer(topic: str, error: KafkaError) -> None:
     Raises:
         Failure: It was not made.
     """
-    code = error.code()
-    if code == KafkaError.TOPIC_ALREADY_EXISTS:
-        print(f"there already: {topic}")
+    if error.code() == KafkaError.TOPIC_ALREADY_EXISTS:
+        say(f"there already: {topic}")
         return
-    is_away = code in {KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError.REQUEST_TIMED_OUT}  # noqa: SLF001 - the library's names
-    raise Failure(
-        "KAFKA_UNREACHABLE" if is_away else "TOPIC_REFUSED",
-        f"{topic}: {error.str()}",
-        ExitCode.UNAVAILABLE if is_away else ExitCode.REFUSED,
-    )
+    raise kafka_failure(error, topic, "TOPIC_REFUSED")

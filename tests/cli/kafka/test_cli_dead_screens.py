@@ -19,7 +19,7 @@ from delaywheel.deadletters import (
     Selection,
     Settled,
 )
-from delaywheel_replica.cli.doing import dead
+from delaywheel_replica.cli.doing.kafka import dead
 from delaywheel_replica.cli.printing import tables
 from support.clients.command import Command
 
@@ -158,7 +158,6 @@ def test_how_it_ends_has_a_name_and_a_code(
 @pytest.mark.parametrize(
     ("arguments", "reported"),
     [
-        (("list",), "say which Kafka: --kafka ADDRESS, or --config FILE"),
         (("list", "--kafka", "k:1"), "say whose letters: --cluster ID, --dead-topic TOPIC"),
         (("show", "12", *WHERE), "argument PLACE: '12': write PARTITION:OFFSET, such as 0:1204"),
     ],

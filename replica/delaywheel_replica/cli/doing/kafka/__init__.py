@@ -1,0 +1,1 @@
+"""Commands that ask Kafka: topics, their messages, and dead letters."""

@@ -1,0 +1,109 @@
+"""Formats records of Kafka: JSON for programs, a line for people."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
+
+from confluent_kafka import Message
+
+from delaywheel.record_headers import headers_of
+from delaywheel_replica.cli.printing.text import bytes_text
+from delaywheel_replica.cli.values import about, iso
+
+_OWN: Final = frozenset({"dw-id", "dw-due", "dw-accepted", "dw-wheel", "dw-forwarded"})
+
+
+class _Delivery(NamedTuple):
+    """What delaywheel's headers say; None: the record has no such header."""
+
+    id: str | None
+    due_ms: int | None
+    accepted_at_ms: int | None
+    wheel: str | None
+    forwarded_ms: int | None
+
+    @property
+    def lateness_ms(self) -> int | None:
+        if self.due_ms is None or self.forwarded_ms is None:
+            return None
+        return self.forwarded_ms - self.due_ms
+
+
+def shape(record: Message) -> dict[str, Any]:
+    """Returns a record as JSON: bytes in base64, unknown values as null."""
+    headers = headers_of(record)
+    delivery = _delivery(record, headers or [])
+    return {
+        "topic": record.topic(),
+        "partition": record.partition(),
+        "offset": record.offset(),
+        "timestamp_ms": _timestamp_ms(record),
+        **delivery._asdict(),
+        "lateness_ms": delivery.lateness_ms,
+        "key": _base64(record.key()),
+        "value": _base64(record.value()),
+        "headers": None
+        if headers is None
+        else [{"name": name, "value": _base64(value)} for name, value in headers],
+    }
+
+
+def line(record: Message) -> str:
+    """Returns a record as one line: due, lateness, place, id, key, value, its own headers."""
+    return "  ".join(_parts(record))
+
+
+def _parts(record: Message) -> Iterator[str]:
+    headers = headers_of(record)
+    delivery = _delivery(record, headers or [])
+    if delivery.due_ms is None:
+        sent_ms = _timestamp_ms(record)
+        yield "no due" if sent_ms is None else f"sent {iso(sent_ms)}, no due"
+    else:
+        yield f"due {iso(delivery.due_ms)}"
+    if delivery.lateness_ms is not None:
+        yield f"{about(delivery.lateness_ms)} late"
+    yield f"{record.topic()}/{record.partition()}/{record.offset()}"
+    if delivery.id is not None:
+        yield f"id {delivery.id}"
+    yield f"key {bytes_text(record.key())}"
+    yield f"value {bytes_text(record.value())}"
+    if headers is None:
+        yield "headers that cannot be decoded"
+    for name, value in headers or []:
+        if name not in _OWN or delivery.due_ms is None:
+            yield f"header {name} {bytes_text(value)}"
+
+
+def _delivery(record: Message, headers: list[tuple[str, bytes | None]]) -> _Delivery:
+    found = {name: value for name, value in headers if name in _OWN and value is not None}
+    due_ms = _number(found.get("dw-due"))
+    forwarded_ms = _number(found.get("dw-forwarded"))
+    if due_ms is not None and forwarded_ms is None:
+        forwarded_ms = _timestamp_ms(record)
+    return _Delivery(
+        _text(found.get("dw-id")),
+        due_ms,
+        _number(found.get("dw-accepted")),
+        _text(found.get("dw-wheel")),
+        forwarded_ms,
+    )
+
+
+def _timestamp_ms(record: Message) -> int | None:
+    kind, timestamp_ms = record.timestamp()
+    return timestamp_ms if kind else None
+
+
+def _number(value: bytes | None) -> int | None:
+    return int(value) if value and value.isdigit() and len(value) < 16 else None
+
+
+def _text(value: bytes | None) -> str | None:
+    return None if value is None else value.decode(errors="replace")
+
+
+def _base64(content: bytes | None) -> str | None:
+    return None if content is None else b64encode(content).decode()

@@ -1,0 +1,45 @@
+"""Text of others on a terminal: nothing that a sender wrote moves the cursor or hides other text.
+
+All that commands print passes through `printable`: control characters, the terminal's escape
+sequences, marks that change the text's direction, and all else that shows nothing of itself are
+escaped as JSON escapes them, so that JSON stays the same document.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from typing import Final
+
+_SUSPECT: Final = re.compile(r"[^ -~\n]")
+
+
+def printable(text: str) -> str:
+    """Returns a text in which every character shows itself; line feeds stay."""
+    return _SUSPECT.sub(_shown, text)
+
+
+def bytes_text(content: bytes | None) -> str:
+    """Returns bytes for people: as quoted text if they are text, and otherwise as hex."""
+    if content is None:
+        return "null"
+    try:
+        return printable(json.dumps(content.decode(), ensure_ascii=False))
+    except UnicodeDecodeError:
+        return f"0x{content.hex()}"
+
+
+def say(text: str) -> None:
+    """Prints a line of the answer."""
+    print(printable(text))
+
+
+def note(text: str) -> None:
+    """Prints a line beside the answer, on standard error."""
+    print(printable(text), file=sys.stderr)
+
+
+def _shown(match: re.Match[str]) -> str:
+    mark = match[0]
+    return mark if mark.isprintable() else json.dumps(mark)[1:-1]

@@ -1,1 +1,0 @@
-"""`delaywheel dead`: its output, and its effects on the real Kafka."""

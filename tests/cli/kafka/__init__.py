@@ -1,0 +1,1 @@
+"""Commands that ask Kafka: their output, and their effects on the real one."""
