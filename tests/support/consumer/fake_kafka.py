@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from delaywheel.consumer.order import Away, read_away
-from delaywheel.consumer.port import KafkaAway, OnPartitions, Start
+from delaywheel.consumer.port import Failure, KafkaAway, OnPartitions, Start
 from delaywheel.consumer.records import Headers, Incoming, Outgoing, Partition, Place
 
 INGRESS = "delaywheel-fake-ingress"
@@ -32,6 +32,8 @@ class FakeKafka:
     source: str = "orders"
     retry: str = "orders-retry-g"
     order: str = "orders-order-g"
+    dead: str = "orders-dead-g"
+    most_bytes: int = 1 << 40
     logs: dict[Partition, list[Incoming]] = field(default_factory=dict)
     offsets: dict[Partition, int] = field(default_factory=dict)
     committed_records: list[Outgoing] = field(default_factory=list)
@@ -133,7 +135,7 @@ class FakeBroker:
 
     def start(self) -> Start:
         """See `Broker`."""
-        return Start(INGRESS, 10_000)
+        return Start(INGRESS, {INGRESS: 10_000, self.kafka.dead: 20_000})
 
     def subscribe(
         self, *, on_assign: OnPartitions, on_revoke: OnPartitions, on_lost: OnPartitions
@@ -195,18 +197,22 @@ class FakeBroker:
 
     def commit(
         self, records: Sequence[Outgoing], offsets: Mapping[Partition, int], membership: bytes
-    ) -> str | None:
+    ) -> Failure | None:
         """See `Broker`."""
         assert not self._is_broken, "a producer that failed was used again"
+        too_large = [one for one in records if one.length_bytes > self.kafka.most_bytes]
+        if too_large:
+            self._is_broken = True
+            return Failure(f"{too_large[0].topic}: too large", is_refusal=True)
         fault, self.fault = self.fault, None
         if fault is not Fault.FAILS:
             if int(membership) != self.kafka.generation:
                 self._is_broken = True
-                return "ILLEGAL_GENERATION"
+                return Failure("ILLEGAL_GENERATION")
             self.kafka.write(records, offsets)
         if fault is not None:
             self._is_broken = True
-            return fault.value
+            return Failure(fault.value)
         return None
 
     def renew_producer(self) -> None:

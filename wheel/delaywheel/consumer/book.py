@@ -17,7 +17,8 @@ A partition:
 | assigned | none | the committed offset |
 | a transaction is cut | its settled ones, from the first up to one that is not | |
 | it is committed | those become committed, and leave | |
-| it fails, or perhaps failed | all are forgotten, in all partitions | the committed offset |
+| it failed, or perhaps failed | all stay as they are; once the committed offsets show that it was |
+|   | committed after all, as above | |
 | revoked or lost | all are forgotten | |
 
 Invariants, which make each outcome the only one:
@@ -81,11 +82,12 @@ class Cut:
     records: list[Outgoing] = field(default_factory=list)
     offsets: dict[Partition, int] = field(default_factory=dict)
     length_bytes: int = 0
+    most: int = CUT_RECORDS
 
     @property
     def is_full(self) -> bool:
         """Whether the transaction is full."""
-        return len(self.messages) >= CUT_RECORDS or self.length_bytes >= CUT_BYTES
+        return len(self.messages) >= self.most or self.length_bytes >= CUT_BYTES
 
 
 class _Shelf:
@@ -163,24 +165,33 @@ class Book:
             for message in shelf.records
         )
 
-    def assign(self, positions: Mapping[Partition, int | None]) -> None:
-        """Assigns partitions from these offsets on; forgets the records held of them."""
-        self.forget(positions)
+    def assign(self, positions: Mapping[Partition, int | None]) -> list[ReceivedMessage]:
+        """Assigns partitions from these offsets on; forgets the records held of them.
+
+        Returns:
+            What was in hand of them.
+        """
+        in_hand = self.forget(positions)
         for partition, position in positions.items():
             self._shelves[partition] = _Shelf(position)
+        return in_hand
 
-    def forget(self, partitions: Iterable[Partition]) -> None:
-        """Forgets partitions that are no longer assigned."""
+    def forget(self, partitions: Iterable[Partition]) -> list[ReceivedMessage]:
+        """Forgets partitions that are no longer assigned; returns what was in hand of them."""
+        in_hand: list[ReceivedMessage] = []
         for partition in list(partitions):
             shelf = self._shelves.pop(partition, None)
             if shelf is None:
                 continue
             for message in shelf.records:
+                if message.state is State.IN_HAND:
+                    in_hand.append(message)
                 message.state = State.FORGOTTEN
                 message.settlement = None
                 self._leave(message)
             self.counts.forgotten += len(shelf.records)
         self._waiting = deque(one for one in self._waiting if one.state is State.WAITING)
+        return in_hand
 
     def take(self, message: ReceivedMessage) -> bool:
         """Holds a fetched record; returns False if it is not of this assignment."""
@@ -228,9 +239,18 @@ class Book:
         message.state = State.SETTLED
         return True
 
-    def cut(self) -> Cut | None:
-        """Returns what the next transaction should commit, without any change; None if nothing."""
-        cut = Cut()
+    def resettle(self, message: ReceivedMessage, settlement: Settlement) -> None:
+        """Gives a settled record another outcome: no transaction with the former one succeeded."""
+        assert message.state is State.SETTLED
+        message.settlement = settlement
+
+    def cut(self, most: int | None = None) -> Cut | None:
+        """Returns what the next transaction should commit, without any change; None if nothing.
+
+        Args:
+            most: The most records that it may settle.
+        """
+        cut = Cut(most=CUT_RECORDS if most is None else most)
         for partition, shelf in self._shelves.items():
             for message in shelf.records:
                 if message.state is not State.SETTLED or cut.is_full:

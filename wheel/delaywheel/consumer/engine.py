@@ -10,8 +10,11 @@ bound, partitions are paused.
 |   | settled, for `drain`; what is settled is committed; the rest is forgotten |
 | partitions are lost | they are forgotten |
 | partitions are assigned | the committed offsets are read, once no transaction is open there |
-| a transaction fails, or perhaps failed | all is forgotten; a new producer ends what the old one |
-|   | had begun; then the committed offsets show what happened |
+| a transaction fails, or perhaps failed | nothing is handed out; a new producer ends what the |
+|   | old one had begun, the committed offsets show what happened, and what is held is kept: its |
+|   | handlers have begun, or are spared |
+| it is refused because of its records | half as many are committed at once; one alone gets |
+|   | another outcome: a dead letter, or one without its value |
 | Kafka is away | the same again, a little later each time |
 """
 
@@ -23,7 +26,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from delaywheel.consumer.book import Book, Counts
+from delaywheel.consumer.book import CUT_RECORDS, Book, Counts, Cut
 from delaywheel.consumer.message import (
     Batch,
     ConsumerError,
@@ -35,7 +38,14 @@ from delaywheel.consumer.message import (
 )
 from delaywheel.consumer.order import KeyOrder, whole_lanes
 from delaywheel.consumer.policy import DeadLetterReason, Policy
-from delaywheel.consumer.port import Broker, KafkaAway, insist
+from delaywheel.consumer.port import (
+    FIRST_BACKOFF_S,
+    LONGEST_BACKOFF_S,
+    Broker,
+    Failure,
+    KafkaAway,
+    insist,
+)
 from delaywheel.consumer.records import Incoming, Partition, Trip, unpack_retry
 from delaywheel.consumer.settings import Settings
 from delaywheel.levels import Duration
@@ -70,6 +80,10 @@ class Engine:
         self._membership: bytes | None = None
         self._ours: Sequence[Partition] = ()
         self._must_recover = False
+        self._doubtful: Cut | None = None
+        self._failures = 0
+        self._recover_at_s = 0.0
+        self._cut_most: int | None = None
         self._called_back = False
         self._paused = False
         self._is_source_paused = False
@@ -125,7 +139,7 @@ class Engine:
         batch = Batch()
         with self._changed:
             self._raise_error()
-            if self._is_draining or self._is_stopping or self._is_paused_by_caller:
+            if not self._may_hand_out:
                 return batch
             while len(batch) < most and (message := self._book.hand_out()) is not None:
                 if self._is_for_a_handler(message):
@@ -256,9 +270,10 @@ class Engine:
             self._error = error
         finally:
             with self._changed:
-                self._book.forget(self._book.partitions)
+                lost = self._book.forget(self._book.partitions)
                 self._has_ended = True
                 self._notify()
+            self._tell_lost(lost)
             try:
                 self._broker.close()
             except Exception:  # noqa: BLE001 - whatever it was, this is the end
@@ -268,9 +283,7 @@ class Engine:
         start = self._insist("Kafka does not answer", self._broker.start)
         if start is None:
             return
-        self._policy = Policy(
-            self._settings, ingress_topic=start.ingress_topic, most_bytes=start.ingress_max_bytes
-        )
+        self._policy = Policy(self._settings, start)
         if not self._renewed():
             return
         self._broker.subscribe(
@@ -296,7 +309,8 @@ class Engine:
             records = ()
         self._take(records)
         if self._must_recover:
-            self._recover()
+            if time.monotonic() >= self._recover_at_s:
+                self._recover()
         elif self._wants_commit or time.monotonic() >= self._next_commit_s:
             self._commit()
 
@@ -347,42 +361,81 @@ class Engine:
         """Commits settled records, in as many transactions as that takes."""
         while not self._must_recover:
             with self._changed:
-                cut = self._book.cut()
+                cut = self._book.cut(self._cut_most)
                 self._wants_commit = False
             if cut is None:
                 break
             membership = self._membership
             failure = (
-                "the consumer is no longer a member of its group"
+                Failure("the consumer is no longer a member of its group")
                 if membership is None
                 else self._broker.commit(cut.records, cut.offsets, membership)
             )
             with self._changed:
                 if failure is None:
                     self._book.committed(cut)
-                    self._trouble = None
+                    self._trouble, self._failures = None, 0
+                    self._widen()
                 else:
-                    self._fail(failure)
+                    self._fail(failure, cut)
                 self._changed.notify_all()
             if not cut.is_full:
                 break
         self._next_commit_s = time.monotonic() + self._settings.commit_every_ms / 1000
 
-    def _fail(self, failure: str) -> None:
-        """Stops handing out and settling until Kafka has shown what happened."""
-        _LOG.warning("a transaction failed, its records are read again: %s", failure)
-        self._trouble = failure
+    def _fail(self, failure: Failure, cut: Cut) -> None:
+        """Stops handing out until Kafka has shown what happened."""
+        _LOG.warning("a transaction of %d records failed: %s", len(cut.messages), failure.text)
+        self._trouble = failure.text
         self._must_recover = True
         self._book.counts.failed_commits += 1
-        self._book.forget(self._book.partitions)
+        if failure.is_refusal:
+            self._narrow(failure, cut)
+            return
+        self._doubtful = cut
+        if self._failures:
+            wait_s = FIRST_BACKOFF_S * 2.0 ** min(self._failures, 10)
+            self._recover_at_s = time.monotonic() + min(wait_s, LONGEST_BACKOFF_S)
+        self._failures += 1
+
+    def _narrow(self, failure: Failure, cut: Cut) -> None:
+        """Looks for the record that is refused, and gives it another outcome once it is alone."""
+        self._cut_most = len(cut.messages) // 2
+        if self._cut_most:
+            return
+        self._cut_most = 1
+        (message,) = cut.messages
+        assert self._policy is not None
+        assert message.settlement is not None
+        settlement = self._policy.instead(message, message.settlement, failure.text)
+        _LOG.error("%r: %s", message, failure.text)
+        if self._order is not None:
+            written, _ = self._order.settled(message, settlement)
+            settlement = settlement._replace(order=written)
+        self._book.resettle(message, settlement)
+
+    def _widen(self) -> None:
+        if self._cut_most is not None:
+            self._cut_most *= 2
+            if self._cut_most >= CUT_RECORDS:
+                self._cut_most = None
 
     def _recover(self) -> None:
-        """Ends what the old producer had begun, and continues from the committed offsets."""
-        # `fetch` reports a rebalance that is under way, and then assigns again.
-        if self._ours:
-            self._assigned(self._ours)
-        else:
-            self._renewed()
+        """Ends what the old producer had begun, and finds out whether that was committed."""
+        if not self._renewed() or self._doubtful is None:
+            return
+        cut = self._doubtful
+        found = self._insist(
+            "no committed offsets", lambda: self._broker.committed(list(cut.offsets))
+        )
+        if found is None:  # the end was asked for
+            self._must_recover = True
+            return
+        with self._changed:
+            self._doubtful = None
+            if found == cut.offsets:
+                self._book.committed(cut)
+            self._notify()
 
     def _renewed(self) -> bool:
         def renew() -> bool:
@@ -391,6 +444,7 @@ class Engine:
 
         is_renewed = self._insist("no transactional producer", renew) is not None
         self._must_recover = not is_renewed
+        self._recover_at_s = 0.0
         return is_renewed
 
     def _assigned(self, partitions: Sequence[Partition]) -> None:
@@ -414,10 +468,13 @@ class Engine:
         self._broker.assign(positions)
         self._paused = self._is_source_paused = False
         with self._changed:
-            self._book.assign(positions)
+            self._doubtful = None
+            lost = self._book.assign(positions)
             for lane, known in away.items():
                 assert self._order is not None
                 self._order.assign(lane, self._settings.names_of(lane.topic).order, known)
+            self._notify()
+        self._tell_lost(lost)
         _LOG.info("assigned: %s", list(map(str, partitions)))
 
     def _find(self, partitions: Sequence[Partition]) -> dict[Partition, int | None]:
@@ -438,7 +495,7 @@ class Engine:
                 failure = self._broker.commit((), ends, self._membership)
                 if failure is not None:
                     self._broker.renew_producer()
-                    raise KafkaAway(failure)
+                    raise KafkaAway(failure.text)
                 positions.update(ends)
         return positions
 
@@ -451,11 +508,19 @@ class Engine:
     def _lost(self, partitions: Sequence[Partition]) -> None:
         self._called_back = True
         with self._changed:
-            self._book.forget(partitions)
+            # Its offsets may be committed by others from now on: they no longer show our outcome.
+            self._doubtful = None
+            lost = self._book.forget(partitions)
             if self._order is not None:
                 self._order.forget(partitions)
             self._changed.notify_all()
+        self._tell_lost(lost)
         self._ours = [one for one in self._ours if one not in partitions]
+
+    @staticmethod
+    def _tell_lost(messages: Sequence[ReceivedMessage]) -> None:
+        for message in messages:
+            message.tell_lost()
 
     def _drain(self, partitions: Sequence[Partition]) -> None:
         """Waits until records in hand are settled, for a bounded time."""
@@ -473,6 +538,8 @@ class Engine:
             self._notify()
         while self._book.in_hand(self._book.partitions) and time.monotonic() < deadline:
             self._turn(fetches=False)
+        if self._must_recover:
+            self._recover()
         if not self._must_recover:
             self._commit()
 
@@ -484,8 +551,18 @@ class Engine:
 
         return insist(ask, note, lambda: self._is_stopping)
 
+    @property
+    def _may_hand_out(self) -> bool:
+        return not (
+            self._is_draining
+            or self._is_stopping
+            or self._is_paused_by_caller
+            # Until it is known what became of them, others may have these partitions.
+            or self._must_recover
+        )
+
     def _can_hand_out(self) -> bool:
-        return self._book.has_waiting and not (self._is_draining or self._is_paused_by_caller)
+        return self._book.has_waiting and self._may_hand_out
 
     def _notify(self) -> None:
         self._changed.notify_all()

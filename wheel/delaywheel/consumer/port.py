@@ -51,11 +51,23 @@ class Start(NamedTuple):
 
     Attributes:
         ingress_topic: The cluster's ingress topic.
-        ingress_max_bytes: The largest batch that this topic accepts.
+        most_bytes: The largest batch that this topic and those of dead letters accept, by topic.
     """
 
     ingress_topic: str
-    ingress_max_bytes: int
+    most_bytes: Mapping[str, int]
+
+
+class Failure(NamedTuple):
+    """Why a transaction is not committed, or perhaps not: call `renew_producer` then.
+
+    Attributes:
+        text: In Kafka's words.
+        is_refusal: It is certainly not committed, since a topic does not take one of its records.
+    """
+
+    text: str
+    is_refusal: bool = False
 
 
 class Broker(Protocol):
@@ -126,12 +138,14 @@ class Broker(Protocol):
 
     def commit(
         self, records: Sequence[Outgoing], offsets: Mapping[Partition, int], membership: bytes
-    ) -> str | None:
+    ) -> Failure | None:
         """Writes records and offsets in one transaction.
 
         Returns:
-            None: It is committed. Otherwise why it is not, or perhaps not: call `renew_producer`
-            then.
+            None: It is committed.
+
+        Raises:
+            ConsumerError: Kafka does not permit it, nor another one.
         """
         ...
 
@@ -140,8 +154,8 @@ class Broker(Protocol):
 
         Raises:
             KafkaAway: Try again.
-            ConsumerError: It is impossible, or the ingress topic is gone: no transaction with a
-                retry would ever commit, and its records would be handled again and again.
+            ConsumerError: It is impossible, or a topic that outcomes go to is gone: no transaction
+                with one would ever commit.
         """
         ...
 
