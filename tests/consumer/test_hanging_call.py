@@ -11,6 +11,7 @@ from confluent_kafka import KafkaException, Producer
 from delaywheel.consumer import Partition
 from delaywheel.consumer.kafka import KafkaBroker, transaction
 from delaywheel.consumer.port import Failure
+from delaywheel.consumer.records import Passed
 from delaywheel.consumer.settings import read_settings
 
 
@@ -42,7 +43,7 @@ class FakeProducer:
 def commit(producer: FakeProducer) -> Failure | None:
     broker = KafkaBroker(read_settings("orders", "group", "nowhere:1", {}))
     broker._producer = cast("Producer", producer)
-    return broker.commit((), {Partition("orders", 0): 5}, b"membership")
+    return broker.commit((), {Partition("orders", 0): Passed(5)}, b"membership")
 
 
 def test_offsets_that_are_never_answered_hold_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from delaywheel.consumer.order import Away, read_away
-from delaywheel.consumer.port import Failure, KafkaAway, OnPartitions, Start
-from delaywheel.consumer.records import Headers, Incoming, Outgoing, Partition, Place
+from delaywheel.consumer.port import Failure, KafkaAway, OnPartitions, Start, Topic
+from delaywheel.consumer.records import Headers, Incoming, Outgoing, Partition, Passed, Place
 
 INGRESS = "delaywheel-fake-ingress"
 
@@ -36,6 +36,8 @@ class FakeKafka:
     most_bytes: int = 1 << 40
     logs: dict[Partition, list[Incoming]] = field(default_factory=dict)
     offsets: dict[Partition, int] = field(default_factory=dict)
+    passed: dict[Partition, Passed] = field(default_factory=dict)
+    topic_id: str = "first"
     committed_records: list[Outgoing] = field(default_factory=list)
     generation: int = 0
     now_ms: int = 1_000_000
@@ -58,9 +60,16 @@ class FakeKafka:
         for member, partitions in given.items():
             member.join(list(partitions), was_lost=member in lost)
 
-    def write(self, records: Sequence[Outgoing], offsets: Mapping[Partition, int]) -> None:
+    def make_anew(self) -> None:
+        """Deletes the source topic, and makes it again."""
+        self.topic_id += "'"
+        for number in range(self.partitions):
+            self.logs.pop(Partition(self.source, number), None)
+
+    def write(self, records: Sequence[Outgoing], offsets: Mapping[Partition, Passed]) -> None:
         """A transaction is committed."""
-        self.offsets.update(offsets)
+        self.passed.update(offsets)
+        self.offsets.update({at: passed.offset for at, passed in offsets.items()})
         self.committed_records += records
         for record in records:
             if record.topic == INGRESS:
@@ -148,18 +157,28 @@ class FakeBroker:
         found: list[Incoming] = []
         for partition, position in list(self._positions.items()):
             if partition not in self._paused:
-                taken = self.kafka.logs.get(partition, [])[position : position + 3]
+                log = self.kafka.logs.get(partition, [])
+                at = 0 if position > len(log) else position  # as `auto.offset.reset` says
+                taken = log[at : at + 3]
                 found += taken
-                self._positions[partition] = position + len(taken)
+                self._positions[partition] = at + len(taken)
         self._call_back()
         return found[:most]
 
-    def committed(self, partitions: Sequence[Partition]) -> dict[Partition, int | None]:
+    def topics(self) -> dict[str, Topic]:
+        """See `Broker`."""
+        count = self.kafka.partitions
+        return {
+            self.kafka.source: Topic(self.kafka.topic_id, count),
+            self.kafka.retry: Topic("of retries", count),
+        }
+
+    def committed(self, partitions: Sequence[Partition]) -> dict[Partition, Passed | None]:
         """See `Broker`."""
         if self._away:
             self._away -= 1
             raise KafkaAway("away on purpose")
-        return {partition: self.kafka.offsets.get(partition) for partition in partitions}
+        return {partition: self.kafka.passed.get(partition) for partition in partitions}
 
     def ends(self, partitions: Sequence[Partition]) -> dict[Partition, int]:
         """See `Broker`."""
@@ -196,7 +215,7 @@ class FakeBroker:
         self._paused -= set(partitions)
 
     def commit(
-        self, records: Sequence[Outgoing], offsets: Mapping[Partition, int], membership: bytes
+        self, records: Sequence[Outgoing], offsets: Mapping[Partition, Passed], membership: bytes
     ) -> Failure | None:
         """See `Broker`."""
         assert not self._is_broken, "a producer that failed was used again"

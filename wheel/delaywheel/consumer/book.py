@@ -37,10 +37,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from delaywheel.consumer.message import Outcome, ReceivedMessage, SettledError, Settlement, State
-from delaywheel.consumer.records import Outgoing, Partition
+from delaywheel.consumer.records import Outgoing, Partition, Place
 
 CUT_RECORDS = 5_000
 CUT_BYTES = 8_000_000
@@ -61,6 +62,8 @@ class Counts:
         forgotten: Records that were held here and are delivered again.
         commits: Transactions that were committed.
         failed_commits: Transactions that failed, or may have.
+        restarts: Partitions that were read from their beginning since their offsets went back: the
+            topic was made anew, or has lost its end.
     """
 
     done: int = 0
@@ -72,6 +75,7 @@ class Counts:
     forgotten: int = 0
     commits: int = 0
     failed_commits: int = 0
+    restarts: int = 0
 
 
 @dataclass(slots=True)
@@ -93,11 +97,12 @@ class Cut:
 class _Shelf:
     """The uncommitted records of one partition, by offset."""
 
-    __slots__ = ("position", "records")
+    __slots__ = ("held_bytes", "position", "records")
 
     def __init__(self, position: int | None) -> None:
         self.position = position
         self.records: deque[ReceivedMessage] = deque()
+        self.held_bytes = 0
 
 
 class Book:
@@ -137,10 +142,31 @@ class Book:
         """Whether nothing more may be fetched."""
         return self._held >= self._max_held or self._held_bytes >= self._max_held_bytes
 
-    @property
-    def has_room(self) -> bool:
-        """Whether fetching may resume after the book was full: half of it is free again."""
-        return self._held * 2 <= self._max_held and self._held_bytes * 2 <= self._max_held_bytes
+    def crowded(self, before: AbstractSet[Partition]) -> set[Partition]:
+        """Returns the partitions that are to be read no further for now.
+
+        Half of the room is shared by those who ask first; the other half is reserved for the
+        partitions in equal parts. So one whose records stay here stops no other.
+
+        Args:
+            before: Those that were crowded: for them, more must be free again.
+        """
+        if self.is_full:
+            return set(self._shelves)
+        parts = 2 * max(1, len(self._shelves))
+        part, part_bytes = max(1, self._max_held // parts), self._max_held_bytes // parts
+        shelves = self._shelves.values()
+        used = self._held + sum(max(0, part - len(shelf.records)) for shelf in shelves)
+        used_bytes = self._held_bytes + sum(
+            max(0, part_bytes - shelf.held_bytes) for shelf in shelves
+        )
+        return {
+            partition
+            for partition, shelf in self._shelves.items()
+            for most in (0.75 if partition in before else 1.0,)
+            if (used >= most * self._max_held and len(shelf.records) >= most * part)
+            or (used_bytes >= most * self._max_held_bytes and shelf.held_bytes >= most * part_bytes)
+        }
 
     @property
     def has_waiting(self) -> bool:
@@ -193,6 +219,11 @@ class Book:
         self._waiting = deque(one for one in self._waiting if one.state is State.WAITING)
         return in_hand
 
+    def goes_back(self, place: Place) -> bool:
+        """Whether a record lies before what was read: the partition does not go on as it did."""
+        shelf = self._shelves.get(Partition(place.topic, place.partition))
+        return shelf is not None and shelf.position is not None and place.offset < shelf.position
+
     def take(self, message: ReceivedMessage) -> bool:
         """Holds a fetched record; returns False if it is not of this assignment."""
         place = message.place
@@ -201,6 +232,7 @@ class Book:
             return False
         shelf.position = place.offset + 1
         shelf.records.append(message)
+        shelf.held_bytes += message.length_bytes
         self._waiting.append(message)
         self._held += 1
         self._held_bytes += message.length_bytes
@@ -270,7 +302,9 @@ class Book:
         for message in cut.messages:
             assert message.settlement is not None
             place = message.place
-            first = self._shelves[Partition(place.topic, place.partition)].records.popleft()
+            shelf = self._shelves[Partition(place.topic, place.partition)]
+            first = shelf.records.popleft()
+            shelf.held_bytes -= message.length_bytes
             assert first is message
             message.state = State.COMMITTED
             counted[message.settlement.outcome] += 1

@@ -23,7 +23,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import TypeVar
 
 from delaywheel.consumer.book import CUT_RECORDS, Book, Counts, Cut
@@ -44,9 +45,10 @@ from delaywheel.consumer.port import (
     Broker,
     Failure,
     KafkaAway,
+    Topic,
     insist,
 )
-from delaywheel.consumer.records import Incoming, Partition, Trip, unpack_retry
+from delaywheel.consumer.records import Incoming, Partition, Passed, Trip, unpack_retry
 from delaywheel.consumer.settings import Settings
 from delaywheel.levels import Duration
 
@@ -54,6 +56,8 @@ _LOG = logging.getLogger("delaywheel.consumer")
 
 FETCH_RECORDS = 500
 FETCH_S = 0.1
+LOOK_S = 5.0
+"""How long a topic that was made anew may be read at the old offsets."""
 
 _T = TypeVar("_T")
 
@@ -85,8 +89,12 @@ class Engine:
         self._recover_at_s = 0.0
         self._cut_most: int | None = None
         self._called_back = False
-        self._paused = False
-        self._is_source_paused = False
+        self._topics: dict[str, Topic] = {}
+        self._begun_with: dict[str, int] = {}
+        self._look_at_s = 0.0
+        self._crowded: set[Partition] = set()
+        self._paused: set[Partition] = set()
+        self._are_sources_paused = False
         self._is_paused_by_caller = False
         self._is_draining = False
         self._is_stopping = False
@@ -304,10 +312,11 @@ class Engine:
         if self._called_back and records:
             # They may have been fetched before the call or after it: read them again.
             if self._book.partitions:
-                self._broker.assign(self._book.positions)
-                self._paused = self._is_source_paused = False
+                self._read_from(self._book.positions)
             records = ()
         self._take(records)
+        if now_s >= self._look_at_s:
+            self._look_at_topics()
         if self._must_recover:
             if time.monotonic() >= self._recover_at_s:
                 self._recover()
@@ -316,6 +325,14 @@ class Engine:
 
     def _take(self, records: Sequence[Incoming]) -> None:
         if not records:
+            return
+        went_back = {
+            Partition(record.place.topic, record.place.partition)
+            for record in records
+            if self._book.goes_back(record.place)
+        }
+        if went_back:
+            self._assigned(self._ours, went_back)
             return
         messages = [self._message(record) for record in records]
         with self._changed:
@@ -331,31 +348,33 @@ class Engine:
         return ReceivedMessage(self, record, trip, headers)
 
     def _regulate(self, *, fetches: bool) -> None:
-        """Pauses what is assigned while enough is held, or the caller has paused."""
+        """Pauses partitions of which enough is held, or all if the caller has paused."""
         with self._changed:
-            stop = self._book.is_full or self._is_paused_by_caller or not fetches
-            go = self._book.has_room and not self._is_paused_by_caller and fetches
             partitions = self._book.partitions
-        if stop and not self._paused:
-            self._broker.pause(partitions)
-            self._paused = True
-        elif go and self._paused:
-            self._broker.resume(partitions)
-            self._paused = self._is_source_paused = False
-        self._regulate_sources(partitions)
+            self._crowded = self._book.crowded(self._crowded)
+            resting = set(self._crowded) | self._resting_sources(partitions)
+            if self._is_paused_by_caller or not fetches:
+                resting = set(partitions)
+        if resting - self._paused:
+            self._broker.pause(sorted(resting - self._paused))
+        if self._paused - resting:
+            self._broker.resume(sorted(self._paused - resting))
+        self._paused = resting
 
-    def _regulate_sources(self, partitions: Sequence[Partition]) -> None:
+    def _resting_sources(self, partitions: Sequence[Partition]) -> set[Partition]:
         """While too much is away, reads only returning records: waiting keeps the order then."""
-        if self._order is None or self._paused:
-            return
-        bound = self._settings.max_away_bytes
-        sources = [one for one in partitions if one.topic not in self._retry_topics]
-        if self._order.away_bytes >= bound and not self._is_source_paused:
-            self._broker.pause(sources)
-            self._is_source_paused = True
-        elif self._order.away_bytes * 2 <= bound and self._is_source_paused:
-            self._broker.resume(sources)
-            self._is_source_paused = False
+        if self._order is None:
+            return set()
+        away_bytes, bound = self._order.away_bytes, self._settings.max_away_bytes
+        if away_bytes >= bound or away_bytes * 2 <= bound:
+            self._are_sources_paused = away_bytes >= bound
+        if not self._are_sources_paused:
+            return set()
+        return {one for one in partitions if one.topic not in self._retry_topics}
+
+    def _read_from(self, positions: Mapping[Partition, int | None]) -> None:
+        self._broker.assign(positions)
+        self._paused, self._crowded = set(), set()
 
     def _commit(self) -> None:
         """Commits settled records, in as many transactions as that takes."""
@@ -369,7 +388,7 @@ class Engine:
             failure = (
                 Failure("the consumer is no longer a member of its group")
                 if membership is None
-                else self._broker.commit(cut.records, cut.offsets, membership)
+                else self._broker.commit(cut.records, self._passed(cut.offsets), membership)
             )
             with self._changed:
                 if failure is None:
@@ -433,7 +452,7 @@ class Engine:
             return
         with self._changed:
             self._doubtful = None
-            if found == cut.offsets:
+            if all(one is not None and one.offset == cut.offsets[at] for at, one in found.items()):
                 self._book.committed(cut)
             self._notify()
 
@@ -447,7 +466,22 @@ class Engine:
         self._recover_at_s = 0.0
         return is_renewed
 
-    def _assigned(self, partitions: Sequence[Partition]) -> None:
+    def _look_at_topics(self) -> None:
+        """Begins anew in topics that were made anew: the client would go on at the old offsets."""
+        self._look_at_s = time.monotonic() + LOOK_S
+        try:
+            topics = self._broker.topics()
+        except KafkaAway:
+            return
+        if any(
+            one.topic in topics and _is_another(self._topics.get(one.topic), topics[one.topic])
+            for one in self._ours
+        ):
+            self._assigned(self._ours)
+
+    def _assigned(
+        self, partitions: Sequence[Partition], went_back: AbstractSet[Partition] = frozenset()
+    ) -> None:
         self._called_back = True
         self._ours = list(partitions)
         if self._must_recover:
@@ -455,7 +489,7 @@ class Engine:
         self._membership = self._broker.membership()
         if self._order is not None:
             partitions = whole_lanes(self._settings, partitions)
-        positions = self._insist("no committed offsets", lambda: self._find(partitions))
+        positions = self._insist("no committed offsets", lambda: self._find(partitions, went_back))
         # Only now: every transaction of an earlier owner has ended, and is visible.
         lanes = [
             one
@@ -465,8 +499,7 @@ class Engine:
         away = self._insist("the order topics cannot be read", lambda: self._broker.away(lanes))
         if positions is None or away is None:  # the end was asked for
             positions, away = dict.fromkeys(partitions), {}
-        self._broker.assign(positions)
-        self._paused = self._is_source_paused = False
+        self._read_from(positions)
         with self._changed:
             self._doubtful = None
             lost = self._book.assign(positions)
@@ -477,27 +510,73 @@ class Engine:
         self._tell_lost(lost)
         _LOG.info("assigned: %s", list(map(str, partitions)))
 
-    def _find(self, partitions: Sequence[Partition]) -> dict[Partition, int | None]:
-        """Returns where to read on.
+    def _find(
+        self, partitions: Sequence[Partition], went_back: AbstractSet[Partition]
+    ) -> dict[Partition, int | None]:
+        """Returns where to read on; None: from the beginning.
+
+        That is where the group was, unless the topic is another one, or ends before that.
 
         If a group begins at the end, that position is committed before it is used: later records
         are not skipped, even if this consumer dies at once.
         """
-        positions = self._broker.committed(partitions)
+        topics = self._broker.topics()
+        known = self._broker.committed(partitions)
+        ends = self._broker.ends([one for one in partitions if known[one] is not None])
+        positions: dict[Partition, int | None] = {}
+        for partition, passed in known.items():
+            positions[partition] = None if passed is None else passed.offset
+            if passed is None:
+                continue
+            why = None
+            if _is_another(Topic(passed.topic_id, 0), topics.get(partition.topic)):
+                why = "the topic was made anew"
+            elif passed.offset > ends[partition]:
+                why = f"it ends at {ends[partition]}"
+            elif partition in went_back:
+                why = "its offsets went back"
+            if why is not None:
+                _LOG.error("%s is read from its beginning: %s", partition, why)
+                positions[partition] = None
+                self._book.counts.restarts += 1
+        self._topics = topics
         if self._settings.start == "latest":
-            new = [
-                partition
-                for partition, position in positions.items()
-                if position is None and partition.topic not in self._retry_topics
-            ]
-            if new and self._membership is not None:
-                ends = self._broker.ends(new)
-                failure = self._broker.commit((), ends, self._membership)
-                if failure is not None:
-                    self._broker.renew_producer()
-                    raise KafkaAway(failure.text)
-                positions.update(ends)
+            positions |= self._begin_at_the_end([one for one in partitions if known[one] is None])
         return positions
+
+    def _begin_at_the_end(self, partitions: Sequence[Partition]) -> dict[Partition, int]:
+        """Returns the ends of partitions that the group has not begun with, once committed.
+
+        A partition that was added after the group had begun is read from its beginning: all of its
+        records came later. How many partitions there were is said in each commit.
+        """
+        new = [one for one in partitions if one.topic not in self._retry_topics]
+        if not self._ours or self._membership is None:
+            return {}
+        for topic in {one.topic for one in self._ours} - self._retry_topics:
+            if topic in self._topics and topic not in self._begun_with:
+                count = self._topics[topic].partitions
+                known = self._broker.committed([Partition(topic, n) for n in range(count)])
+                said = [one.begun_with for one in known.values() if one is not None]
+                self._begun_with[topic] = max(said) if said else count
+        first = [one for one in new if one.number < self._begun_with.get(one.topic, 0)]
+        if not first:
+            return {}
+        ends = self._broker.ends(first)
+        failure = self._broker.commit((), self._passed(ends), self._membership)
+        if failure is not None:
+            self._broker.renew_producer()
+            raise KafkaAway(failure.text)
+        return ends
+
+    def _passed(self, offsets: Mapping[Partition, int]) -> dict[Partition, Passed]:
+        nowhere = Topic("", 0)
+        return {
+            one: Passed(
+                offset, self._topics.get(one.topic, nowhere).id, self._begun_with.get(one.topic, 0)
+            )
+            for one, offset in offsets.items()
+        }
 
     def _revoked(self, partitions: Sequence[Partition]) -> None:
         self._called_back = True
@@ -574,3 +653,8 @@ class Engine:
             if isinstance(self._error, ConsumerError):
                 raise self._error
             raise RuntimeError("the consumer's thread has ended") from self._error
+
+
+def _is_another(before: Topic | None, now: Topic | None) -> bool:
+    """Whether a topic was deleted and made anew; not if Kafka does not say its id."""
+    return before is not None and now is not None and "" != before.id != now.id != ""

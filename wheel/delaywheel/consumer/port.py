@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
 from delaywheel.consumer.order import Away
-from delaywheel.consumer.records import Incoming, Outgoing, Partition
+from delaywheel.consumer.records import Incoming, Outgoing, Partition, Passed
 
 _LOG = logging.getLogger("delaywheel.consumer")
 
@@ -58,6 +58,13 @@ class Start(NamedTuple):
     most_bytes: Mapping[str, int]
 
 
+class Topic(NamedTuple):
+    """A topic as it is now; the id is empty if Kafka does not say it."""
+
+    id: str
+    partitions: int
+
+
 class Failure(NamedTuple):
     """Why a transaction is not committed, or perhaps not: call `renew_producer` then.
 
@@ -96,7 +103,15 @@ class Broker(Protocol):
         """
         ...
 
-    def committed(self, partitions: Sequence[Partition]) -> dict[Partition, int | None]:
+    def topics(self) -> dict[str, Topic]:
+        """Returns the topics that are read, as far as they exist.
+
+        Raises:
+            KafkaAway: Try again.
+        """
+        ...
+
+    def committed(self, partitions: Sequence[Partition]) -> dict[Partition, Passed | None]:
         """Returns the group's offsets, once no open transaction may still change them.
 
         Raises:
@@ -137,7 +152,7 @@ class Broker(Protocol):
         ...
 
     def commit(
-        self, records: Sequence[Outgoing], offsets: Mapping[Partition, int], membership: bytes
+        self, records: Sequence[Outgoing], offsets: Mapping[Partition, Passed], membership: bytes
     ) -> Failure | None:
         """Writes records and offsets in one transaction.
 

@@ -70,6 +70,21 @@ class Partition(NamedTuple):
         return f"{self.topic}/{self.number}"
 
 
+class Passed(NamedTuple):
+    """What a group commits for a partition: everything before the offset has ended.
+
+    Attributes:
+        offset: The next one.
+        topic_id: Kafka's id of the topic that it was of; empty: unknown.
+        begun_with: How many partitions the topic had when the group began at its end; 0: it did
+            not, or this is not known.
+    """
+
+    offset: int
+    topic_id: str = ""
+    begun_with: int = 0
+
+
 class Place(NamedTuple):
     """The place of a record in Kafka, and its timestamp in Unix milliseconds."""
 

@@ -45,14 +45,16 @@ from delaywheel.consumer.kafka.topics import (
     ASK_S,
     check_rights,
     check_sizes,
+    ends_of,
     make_topics,
     partitions_of,
+    topics_now,
 )
-from delaywheel.consumer.kafka.transaction import CALL_S, RETRY_BACKOFF_MS, Transaction
+from delaywheel.consumer.kafka.transaction import CALL_S, RETRY_BACKOFF_MS, Transaction, read_note
 from delaywheel.consumer.message import ConsumerError, ConsumerReason
 from delaywheel.consumer.order import Away, check_partitions
-from delaywheel.consumer.port import Failure, KafkaAway, OnPartitions, Start
-from delaywheel.consumer.records import Incoming, Outgoing, Partition, Place
+from delaywheel.consumer.port import Failure, KafkaAway, OnPartitions, Start, Topic
+from delaywheel.consumer.records import Incoming, Outgoing, Partition, Passed, Place
 from delaywheel.consumer.settings import Settings
 from delaywheel.ingress import ingress_topic
 from delaywheel.record_headers import headers_of
@@ -80,11 +82,12 @@ class KafkaBroker:
         self._producer: Producer | None = None
         self._is_copy_loose = False
         self._ingress: str | None = None
+        self._admin: AdminClient | None = None
 
     def start(self) -> Start:
         """See `Broker`."""
         try:
-            admin = AdminClient(self._client())
+            admin = self._asking
             partitions = partitions_of(admin)
             ingress = self._ingress = self._ingress_topic(partitions)
             for source in (names.source for names in self._settings.topics):
@@ -166,7 +169,14 @@ class KafkaBroker:
                 _LOG.warning("Kafka: %s", error.str())
         return records
 
-    def committed(self, partitions: Sequence[Partition]) -> dict[Partition, int | None]:
+    def topics(self) -> dict[str, Topic]:
+        """See `Broker`."""
+        try:
+            return topics_now(self._asking, self._settings.read_topics)
+        except KafkaException as exception:
+            raise away(exception) from exception
+
+    def committed(self, partitions: Sequence[Partition]) -> dict[Partition, Passed | None]:
         """See `Broker`."""
         if not partitions:
             return {}
@@ -175,11 +185,12 @@ class KafkaBroker:
             answer = self._joined.committed(wanted, timeout=ASK_S)
         except KafkaException as exception:
             raise away(exception) from exception
-        found: dict[Partition, int | None] = {}
+        found: dict[Partition, Passed | None] = {}
         for one in answer:
             if one.error is not None:
                 raise KafkaAway(one.error.str())
-            found[Partition(one.topic, one.partition)] = one.offset if one.offset >= 0 else None
+            at = Partition(one.topic, one.partition)
+            found[at] = read_note(one.offset, one.metadata) if one.offset >= 0 else None
         return found
 
     def away(self, lanes: Sequence[Partition]) -> dict[Partition, list[Away]]:
@@ -195,18 +206,12 @@ class KafkaBroker:
 
     def ends(self, partitions: Sequence[Partition]) -> dict[Partition, int]:
         """See `Broker`."""
-        found = {}
+        if not partitions:
+            return {}
         try:
-            for partition in partitions:
-                answer = self._joined.get_watermark_offsets(
-                    TopicPartition(partition.topic, partition.number), timeout=ASK_S
-                )
-                if answer is None:
-                    raise KafkaAway(f"the end of {partition} is unknown")
-                found[partition] = answer[1]
+            return ends_of(self._asking, partitions)
         except KafkaException as exception:
             raise away(exception) from exception
-        return found
 
     def assign(self, positions: Mapping[Partition, int | None]) -> None:
         """See `Broker`."""
@@ -234,7 +239,7 @@ class KafkaBroker:
         self._joined.resume([TopicPartition(topic, number) for topic, number in partitions])
 
     def commit(
-        self, records: Sequence[Outgoing], offsets: Mapping[Partition, int], membership: bytes
+        self, records: Sequence[Outgoing], offsets: Mapping[Partition, Passed], membership: bytes
     ) -> Failure | None:
         """See `Broker`."""
         if self._is_copy_loose:
@@ -255,7 +260,7 @@ class KafkaBroker:
         if self._ingress is None:
             return
         try:
-            known = partitions_of(AdminClient(self._client()))
+            known = partitions_of(self._asking)
         except KafkaException as exception:
             raise away(exception) from exception
         if self._ingress not in known:
@@ -293,6 +298,12 @@ class KafkaBroker:
     def _joined(self) -> Consumer:
         assert self._consumer is not None
         return self._consumer
+
+    @property
+    def _asking(self) -> AdminClient:
+        if self._admin is None:
+            self._admin = AdminClient(self._client())
+        return self._admin
 
     def _client(self) -> dict[str, Any]:
         return {

@@ -5,17 +5,26 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from confluent_kafka import KafkaError, KafkaException, TopicCollection
-from confluent_kafka.admin import AclOperation, AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined] # its stubs re-export without saying so
+from confluent_kafka import KafkaError, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka.admin import (  # type: ignore[attr-defined] # its stubs re-export without saying so
+    AclOperation,
+    AdminClient,
+    ConfigResource,
+    OffsetSpec,
+    ResourceType,
+)
 from confluent_kafka.cimpl import NewTopic
 
 from delaywheel.consumer.kafka.failures import REFUSALS
 from delaywheel.consumer.message import ConsumerError, ConsumerReason
-from delaywheel.consumer.port import KafkaAway
+from delaywheel.consumer.port import KafkaAway, Topic
+from delaywheel.consumer.records import Partition
 from delaywheel.consumer.settings import Settings
 
 ASK_S = 5.0
 TOPICS_S = 30.0
+_NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"
+"""What brokers before 2.8 answer."""
 DEFAULT_BATCH_BYTES = 1_048_588
 """Kafka's default `max.message.bytes`, for topics that we may not describe."""
 
@@ -24,6 +33,32 @@ def partitions_of(admin: AdminClient) -> dict[str, int]:
     """Returns the number of partitions of each topic."""
     topics = admin.list_topics(timeout=ASK_S).topics
     return {name: len(topic.partitions) for name, topic in topics.items() if topic.error is None}
+
+
+def topics_now(admin: AdminClient, names: Sequence[str]) -> dict[str, Topic]:
+    """Returns these topics as they are now, as far as they exist."""
+    found = {}
+    asked = admin.describe_topics(TopicCollection(list(names)), request_timeout=ASK_S)
+    for name, future in asked.items():
+        try:
+            described = future.result()
+        except KafkaException as exception:
+            if exception.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+                raise
+        else:
+            topic_id = str(described.topic_id)
+            found[name] = Topic("" if topic_id == _NO_ID else topic_id, len(described.partitions))
+    return found
+
+
+def ends_of(admin: AdminClient, partitions: Sequence[Partition]) -> dict[Partition, int]:
+    """Returns the offsets after the last records."""
+    latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+    asked = {TopicPartition(topic, number): latest for topic, number in partitions}
+    answers = admin.list_offsets(asked, request_timeout=ASK_S)
+    return {
+        Partition(at.topic, at.partition): future.result().offset for at, future in answers.items()
+    }
 
 
 def make_topics(admin: AdminClient, wanted: Sequence[NewTopic]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -10,7 +11,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 
 from delaywheel.consumer.kafka.failures import failure_of
 from delaywheel.consumer.port import Failure, KafkaAway
-from delaywheel.consumer.records import Outgoing, Partition
+from delaywheel.consumer.records import Outgoing, Partition, Passed
 from delaywheel.transactional import MAX_CALL_MS, fatal_errors_as_they_are
 
 CALL_S = MAX_CALL_MS / 1000
@@ -23,6 +24,21 @@ _END_REPEATED_S = 0.8 * RETRY_BACKOFF_MS / 1000
 """The end of a transaction is not repeated sooner than this."""
 _OFFSETS_REPEATED_S = 0.5
 """Nor are offsets: librdkafka's own delay, whatever the backoff."""
+
+
+def _note(passed: Passed) -> str:
+    """Returns what is said beside an offset."""
+    said = {"topic_id": passed.topic_id, "begun_with": passed.begun_with}
+    return json.dumps({name: value for name, value in said.items() if value})
+
+
+def read_note(offset: int, note: str | None) -> Passed:
+    """Returns a committed offset with what is said beside it; other programs may say anything."""
+    try:
+        said = json.loads(note or "{}")
+        return Passed(offset, str(said.get("topic_id", "")), int(said.get("begun_with", 0)))
+    except (ValueError, TypeError, AttributeError):
+        return Passed(offset)
 
 
 class Transaction:
@@ -41,7 +57,7 @@ class Transaction:
     def commit(
         self,
         records: Sequence[Outgoing],
-        offsets: Mapping[Partition, int],
+        offsets: Mapping[Partition, Passed],
         membership: bytes,
     ) -> Failure | None:
         """Writes records and offsets; None: they are committed.
@@ -50,7 +66,8 @@ class Transaction:
             ConsumerError: Kafka does not permit it.
         """
         passed = [
-            TopicPartition(topic, number, offset) for (topic, number), offset in offsets.items()
+            TopicPartition(at.topic, at.number, passed.offset, _note(passed))
+            for at, passed in offsets.items()
         ]
         is_before_end = True
         try:
