@@ -1,13 +1,19 @@
 # Sourced by every script here: makes .venv if need be, and finds Java for those that need it.
 #
+# A script that needs no more than a node does says `needs=server` first: it gets that extra alone,
+# and neither PySpark nor the tools that check and test, which are half a gigabyte and a minute.
+# Whatever was installed before stays.
+#
 # Leaves behind: `root`, .venv's programs first in PATH, scripts/ in PYTHONPATH, DELAYWHEEL_CACHE
 # (all that is fetched is kept in that one folder), JAVA_HOME where `need_java` was called. The
 # working folder stays the caller's: paths among the arguments are theirs.
-# A warm start costs one checksum: the stamp in .venv says what was installed, and for which folder.
+# A warm start costs one checksum: a stamp in .venv for each set of packages says which pins it was
+# installed with, and for which folder.
 # Several scripts may start at once: a lock lets one of them install.
 # shellcheck shell=bash
 set -euo pipefail
 
+needs=${needs:-dev}
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 venv="$root/.venv"
 export DELAYWHEEL_CACHE="${DELAYWHEEL_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/delaywheel}"
@@ -18,6 +24,19 @@ say() { printf '%s\n' "$*" >&2; }
 die() {
   say "error: $*"
   exit 1
+}
+
+# Runs a command that may take a while, and says every five seconds that it still runs.
+waiting_for() {
+  local what=$1 began=$SECONDS ticker status=0
+  shift
+  # A sleep that outlives the command by some seconds keeps nothing open, and no lock.
+  (while sleep 5 >/dev/null 2>&1 9>&-; do say "  $what: $((SECONDS - began)) s"; done) &
+  ticker=$!
+  "$@" || status=$?
+  kill "$ticker" 2>/dev/null
+  wait "$ticker" 2>/dev/null || true
+  return "$status"
 }
 
 # What runs as root may install a system package, the first of these names that there is;
@@ -64,8 +83,19 @@ stamp_of_now() {
   printf '%s\n' "$root"
 }
 
+stamp_of() {
+  [[ $1 == dev ]] && printf '%s\n' "$venv/delaywheel-stamp" || printf '%s\n' "$venv/delaywheel-stamp-$1"
+}
+
+# Whoever develops has what a node needs, too.
 is_installed() {
-  [[ -x $venv/bin/python && "$(cat "$venv/delaywheel-stamp" 2>/dev/null)" == "$(stamp_of_now)" ]]
+  local now set
+  [[ -x $venv/bin/python ]] || return 1
+  now=$(stamp_of_now)
+  for set in dev "$needs"; do
+    [[ "$(cat "$(stamp_of "$set")" 2>/dev/null)" == "$now" ]] && return
+  done
+  return 1
 }
 
 # Everything that is installed lies in the cache as wheels: not every index lets pip keep what it
@@ -75,11 +105,12 @@ fetch_wheels() {
   fetched="$wheels/$({
     cat "$root/pyproject.toml" "$root/constraints.txt"
     "$venv/bin/python" -VV
+    [[ $needs == dev ]] || printf '%s\n' "$needs"
   } | sha256sum | cut -c 1-16).fetched"
   [[ -e $fetched ]] && return
-  PIP_CACHE_DIR="$DELAYWHEEL_CACHE/pip" "$venv/bin/python" -m pip wheel \
+  PIP_CACHE_DIR="$DELAYWHEEL_CACHE/pip" waiting_for fetching "$venv/bin/python" -m pip wheel \
     --disable-pip-version-check --wheel-dir "$wheels" --constraint "$root/constraints.txt" \
-    "$root[dev]" hatchling editables |
+    "$root[$needs]" hatchling editables |
     { grep --line-buffered -oE 'Downloading .{1,72}' || true; } >&2 ||
     die "fetching failed; it continues from here when this is run again"
   rm -f "$wheels"/delaywheel-*.whl # ours is installed from where it is
@@ -89,18 +120,25 @@ fetch_wheels() {
 install() {
   is_installed && return # another script was quicker
   # Programs in .venv carry its path: one that came along with a copy of the folder is of no use.
-  local made_for
-  made_for=$(tail -n 1 "$venv/delaywheel-stamp" 2>/dev/null || printf '%s' "$root")
+  local stamp made_for=$root
+  for stamp in "$venv"/delaywheel-stamp*; do
+    if [[ -r $stamp ]]; then { read -r _ && read -r made_for; } <"$stamp"; fi
+  done
   if [[ $made_for != "$root" ]] || ! "$venv/bin/python" -c 'import pip' 2>/dev/null; then
     make_environment
   fi
-  say "installing delaywheel and what it needs into .venv (at the first time this takes minutes)"
+  if [[ $needs == dev ]]; then
+    say "installing delaywheel, and what checks and tests it, into .venv (900 MB; minutes at first)"
+  else
+    say "installing delaywheel[$needs] into .venv (350 MB)"
+  fi
   fetch_wheels
   # What is never imported need not be compiled; Python keeps what it compiles on the way.
-  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-index --no-compile \
-    --find-links "$wheels" --constraint "$root/constraints.txt" --editable "$root[dev]" >&2 ||
+  waiting_for installing \
+    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-index --no-compile \
+    --find-links "$wheels" --constraint "$root/constraints.txt" --editable "$root[$needs]" >&2 ||
     die "the installation failed; it continues from here when this is run again"
-  stamp_of_now >"$venv/delaywheel-stamp"
+  stamp_of_now >"$(stamp_of "$needs")"
 }
 
 if ! is_installed; then
@@ -143,4 +181,12 @@ need_java() {
       "(Debian, Ubuntu: openjdk-17-jre-headless); JAVA_HOME may name one"
   fi
   export JAVA_HOME
+}
+
+# For a broker: Java, and what fetches Kafka's jars where they are not in the cache yet. That is
+# Ivy, which a Maven brings as well (local/loopback/kafka_jars.py).
+need_broker() {
+  need_java
+  compgen -G "$DELAYWHEEL_CACHE/kafka-*/*.jar" >/dev/null || [[ -e /usr/share/java/ivy.jar ]] ||
+    command -v mvn >/dev/null || install_system_package ivy || true
 }

@@ -82,6 +82,28 @@ def test_installs_with_the_pins(tree: Tree) -> None:
     assert f"--editable {tree.folder}[dev]" in asked
 
 
+def test_a_script_that_needs_a_node_only_gets_no_more(tree: Tree) -> None:
+    """What is there already serves it; what is more comes when a script needs it, and stays."""
+    assert tree.source(needs="server").returncode == 0
+    assert f"--editable {tree.folder}[server]" in tree.calls_path.read_text()
+    assert "[dev]" not in tree.calls_path.read_text()
+    assert tree.source(needs="server").stderr == ""
+    assert tree.source().returncode == 0
+    assert (tree.environments_made, tree.installs) == (0, 1)
+    for needs in ("server", "dev"):
+        assert tree.source(needs=needs).stderr == ""
+    another = Tree(tree.folder.parent / "another")
+    another.source()
+    assert another.source(needs="server").stderr == ""
+
+
+def test_what_takes_long_says_so(tree: Tree) -> None:
+    """Nobody watches a silent terminal for minutes."""
+    slow = tree.python.read_text().replace('exit "${PIP_EXIT:-0}"', "sleep 6")
+    tree.python.write_text(slow)
+    assert "installing: 5 s" in tree.source().stderr
+
+
 def test_installs_again_when_the_pins_change(tree: Tree) -> None:
     tree.source()
     with (tree.folder / "constraints.txt").open("a") as pins:

@@ -132,6 +132,20 @@ def test_the_first_node_is_where_clients_look_if_that_is_free(tmp_path: Path) ->
     assert address() != f"127.0.0.1:{known}", "it is the first cluster's"
 
 
+def test_a_port_that_was_asked_for_is_used_or_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = other.getsockname()[1]
+        asked = ["--kafka", "127.0.0.1:1", "--data", str(tmp_path), "--port", str(taken)]
+        assert main(asked) == 1
+        assert capsys.readouterr().err == f"port {taken} is in use: give another --port\n"
+    made = LocalCluster(nodes=2, kafka="127.0.0.1:1", folder=tmp_path, first_port=taken)
+    assert made.nodes[0].address == f"127.0.0.1:{taken}"
+    with pytest.raises(SystemExit):
+        main(["--nodes", "3", "--port", "65534"])
+
+
 def test_the_next_commands_are_ready_to_paste(tmp_path: Path) -> None:
     cluster = LocalCluster(kafka="127.0.0.1:1", folder=tmp_path)
     address = cluster.nodes[0].address

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import FrameType
 
 # Becomes the command by exec. The signal of the parent's death is asked for here and not in a
 # preexec_fn: that would run Python between fork and exec of a parent that may have threads.
@@ -19,11 +20,24 @@ if os.getppid() != int(sys.argv[1]):
 os.execvp(sys.argv[2], sys.argv[2:])
 """
 
+_interrupted: list[int] = []
+
 
 def interrupt_on_signals() -> None:
     """Treats SIGTERM as Ctrl-C, which also works where a shell ignored it (`script &`)."""
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.default_int_handler)
+        signal.signal(number, _interrupt)
+
+
+def end_if_interrupted() -> None:
+    """Raises KeyboardInterrupt again if one was lost: Python swallows those inside of callbacks."""
+    if _interrupted:
+        raise KeyboardInterrupt
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    _interrupted.append(number)
+    signal.default_int_handler(number, frame)
 
 
 def start_child(

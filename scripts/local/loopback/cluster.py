@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from local.loopback.child import interrupt_on_signals
+from local.loopback.child import end_if_interrupted, interrupt_on_signals
 from local.loopback.kafka import KafkaBroker, claim_port, free_ports, write_ready_file
 from local.loopback.kafka_jars import KafkaError
 from local.loopback.node import Node
@@ -97,15 +97,17 @@ class LocalCluster:
             settings: Settings of every node, on top of ours.
             ready_file: Where to say what runs where.
             restart: Whether a node that died is started again.
-            first_port: Where the first node takes calls, if that is free.
+            first_port: Where the first node takes calls, the second at the next one, and so on;
+                each that is in use is replaced by another.
             say: Takes a line for people about what happens.
         """
         self.keep_folder = folder is not None
         self.folder = (folder or _new_folder()).absolute()
         self.folder.mkdir(parents=True, exist_ok=True)
         free = free_ports(3 * nodes)
-        if first_port is not None and claim_port(first_port):
-            free[0] = first_port
+        for number in range(nodes if first_port is not None else 0):
+            if claim_port((first_port or 0) + number):
+                free[3 * number] = (first_port or 0) + number
         ports = iter(free)
         self.nodes = [
             Node(
@@ -160,14 +162,15 @@ class LocalCluster:
 
     def _start(self) -> None:
         if self._kafka is None:
-            self._say("starting an Apache Kafka broker (the first time, it is fetched)")
+            self._say("starting an Apache Kafka broker")
             self._broker = KafkaBroker(self.folder / "kafka")
             self._broker.start()
             self._kafka = self._broker.address
         for node in self.nodes:
             node.configure(self._node_settings())
             node.start()
-        self._say(f"starting {len(self.nodes)} node(s) on Kafka at {self._kafka}")
+        nodes = "a node" if len(self.nodes) == 1 else f"{len(self.nodes)} nodes"
+        self._say(f"starting {nodes} on Kafka at {self._kafka}")
         self._wait_until_up()
 
     def _node_settings(self) -> dict[str, Any]:
@@ -300,6 +303,7 @@ class LocalCluster:
         Raises:
             ClusterError: The broker is gone; nothing can continue without it.
         """
+        end_if_interrupted()
         if self._broker is not None and not self._broker.running:
             raise ClusterError(f"the broker ended; see {self._broker.log_path}")
         for node in self.nodes:
@@ -356,8 +360,9 @@ def next_commands(cluster: LocalCluster, topics: Sequence[str]) -> str:
     lines.append("delaywheel status")
     if topics:
         lines += [
-            f"delaywheel produce {topics[0]} 'still there?' --key 42 --delay 30s",
+            f"delaywheel produce {topics[0]} 'still there?' --key 42 --delay 10s",
             "delaywheel slots",
+            f"delaywheel tail {topics[0]} --last 1",
         ]
     listed = "".join(f"  {line}\n" for line in lines)
     missing = "" if topics else "A topic to send to: `--topic orders` makes one.\n"
@@ -373,6 +378,13 @@ def argument_parser() -> argparse.ArgumentParser:
     parser.add_argument("--nodes", type=int, default=1, metavar="N", help="how many (default: 1)")
     parser.add_argument(
         "--kafka", metavar="ADDRESS", help="use this broker (default: start one of our own)"
+    )
+    parser.add_argument(
+        "--port",
+        type=int,
+        metavar="PORT",
+        help=f"where the first node takes calls, the others behind it (default: {KNOWN_PORT}, "
+        "or another if that is in use)",
     )
     parser.add_argument(
         "--topic",
@@ -398,28 +410,43 @@ def argument_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _asked_for(options: argparse.Namespace, settings: Mapping[str, Any]) -> LocalCluster:
+    """Returns the cluster that the arguments ask for, not started.
+
+    Raises:
+        ClusterError: A port that was asked for is in use.
+    """
+    cluster = LocalCluster(
+        nodes=options.nodes,
+        kafka=options.kafka,
+        folder=options.data,
+        settings=settings,
+        ready_file=options.ready_file,
+        restart=not options.no_restart,
+        first_port=options.port or KNOWN_PORT,
+        say=lambda line: print(line, flush=True),
+    )
+    for number, node in enumerate(cluster.nodes if options.port is not None else ()):
+        if not node.address.endswith(f":{options.port + number}"):
+            raise ClusterError(f"port {options.port + number} is in use: give another --port")
+    return cluster
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a cluster until Ctrl-C or SIGTERM."""
     parser = argument_parser()
     options = parser.parse_args(arguments)
     if options.nodes < 1:
         parser.error("--nodes must be at least 1")
+    if options.port is not None and not 1 <= options.port <= 65_536 - options.nodes:
+        parser.error("--port must be a port, with room for the other nodes behind it")
     try:
         settings = parse_settings(options.config)
     except ValueError as error:
         parser.error(str(error))
     interrupt_on_signals()
     try:
-        with LocalCluster(
-            nodes=options.nodes,
-            kafka=options.kafka,
-            folder=options.data,
-            settings=settings,
-            ready_file=options.ready_file,
-            restart=not options.no_restart,
-            first_port=KNOWN_PORT,
-            say=lambda line: print(line, flush=True),
-        ) as cluster:
+        with _asked_for(options, settings) as cluster:
             for topic in options.topic:
                 cluster.create_topic(topic)
             for node in cluster.nodes:

@@ -1,9 +1,9 @@
 """The parts of a local broker: a Java runtime, Kafka's jars, and a class archive.
 
-The jars are fetched once into the cache folder by the Ivy that PySpark ships (no Maven, no
-Docker). The archive (the JVM's application class-data sharing) is made once from them: with it a
-broker starts with half the CPU time. Both are made under a file lock, so that several runs may
-start at the same time.
+The jars are fetched once into the cache folder by Ivy: one that is here already (Debian's, or the
+one that PySpark ships), or that a Maven or pip fetches; no Docker. The archive (the JVM's
+application class-data sharing) is made once from them: with it a broker starts with half the CPU
+time. Both are made under a file lock, so that several runs may start at the same time.
 """
 
 from __future__ import annotations
@@ -11,17 +11,25 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import functools
+import importlib.util
 import os
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+import tarfile
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 KAFKA_VERSION = "4.1.1"
 SCALA_VERSION = "2.13"
 JAVA_VERSIONS = range(17, 26)
+IVY_VERSION = "2.5.3"
+_IVY_OF_DEBIAN = Path("/usr/share/java/ivy.jar")
 
 # Kafka logs through SLF4J 1.7 and brings no backend for it: without one it says nothing.
 _WANTED = (
@@ -79,14 +87,16 @@ def class_archive(make: Callable[[Path], None]) -> Path | None:
     Args:
         make: Runs a broker that leaves the archive at the given path when it ends.
     """
+    fetch_kafka()
     version = _java_version(find_java())
     archive = cache_folder() / f"kafka-{KAFKA_VERSION}-java-{version}.jsa"
-    with _locked("kafka-archive.lock"):  # `make` fetches Kafka, which takes the other lock
+    with _locked("kafka-archive.lock"):
         if not archive.exists():
             half = archive.with_name(archive.name + ".half")
             half.unlink(missing_ok=True)
             print("archiving Kafka's classes, once, for quicker starts", file=sys.stderr)
-            make(half)
+            with _ticking("archiving"):
+                make(half)
             half.touch()  # stays empty where Java left none, so that it is tried once
             half.rename(archive)
     return archive if archive.stat().st_size else None
@@ -102,23 +112,120 @@ def _locked(name: str) -> Iterator[None]:
 
 def _download(jars: Path, cache: Path) -> None:
     """Downloads to a temporary folder and renames it, so that no partial download is used."""
-    import pyspark  # noqa: PLC0415 - only for the path of its Ivy; heavy, and only needed once
-
-    ivy = next(Path(pyspark.__file__).parent.glob("jars/ivy-*.jar"), None)
-    if ivy is None:
-        raise KafkaError("this PySpark ships no Ivy jar to fetch Kafka with")
+    print(f"fetching Apache Kafka {KAFKA_VERSION} (43 MB) into {cache}", file=sys.stderr)
+    ivy = ivy_jar(cache)
     half = jars.with_name(jars.name + ".half")
     shutil.rmtree(half, ignore_errors=True)
-    print(f"fetching Apache Kafka {KAFKA_VERSION} (43 MB) into {cache}", file=sys.stderr)
     for organisation, module, version in _WANTED:
         command = [
             *(find_java(), "-jar", str(ivy), "-cache", str(cache / "ivy")),
             *("-dependency", organisation, module, version, "-confs", "default", "-retrieve"),
             f"{half}/[organisation]-[artifact]-[revision](-[classifier]).[ext]",
         ]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        code, output = _reported(command)
         jar = half / f"{organisation}-{module}-{version}.jar"
-        if done.returncode != 0 or not jar.is_file():
-            output = done.stdout[-3000:] + done.stderr[-1000:]
+        if code != 0 or not jar.is_file():
             raise KafkaError(f"Ivy could not fetch {module} {version}:\n{output}")
     half.rename(jars)
+
+
+def _reported(command: Sequence[str]) -> tuple[int, str]:
+    """Runs Ivy, and says how many jars have come; returns its exit code and last words."""
+    last_lines: deque[str] = deque(maxlen=60)
+    jars: list[str] = []
+    with (
+        _ticking("fetching", lambda: f", {len(jars)} jars"),
+        subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        ) as running,
+    ):
+        assert running.stdout is not None
+        for line in running.stdout:
+            last_lines.append(line)
+            if "[SUCCESSFUL ]" in line and ".jar" in line:
+                jars.append(line)
+    return running.returncode, "".join(last_lines)
+
+
+@contextlib.contextmanager
+def _ticking(what: str, more: Callable[[], str] = str) -> Iterator[None]:
+    """Says every five seconds that something still runs."""
+    ended, began_at = threading.Event(), time.monotonic()
+
+    def tick() -> None:
+        while not ended.wait(5):
+            print(f"  {what}: {time.monotonic() - began_at:.0f} s{more()}", file=sys.stderr)
+
+    ticker = threading.Thread(target=tick, daemon=True)
+    ticker.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        ticker.join()
+
+
+def ivy_jar(cache: Path) -> Path:
+    """Returns an Ivy, which fetches Java packages: any on this machine, or one that is fetched.
+
+    Raises:
+        KafkaError: There is none, and none can be fetched.
+    """
+    kept = cache / f"ivy-{IVY_VERSION}.jar"
+    found = next((jar for jar in (kept, *_ivy_of_pyspark(), _IVY_OF_DEBIAN) if jar.is_file()), None)
+    if found is not None:
+        return found
+    half = Path(tempfile.mkdtemp(prefix="ivy-", dir=cache))
+    try:
+        fetched = _ivy_by_maven(half, cache) or _ivy_by_pip(half)
+        fetched.rename(kept)
+    finally:
+        shutil.rmtree(half)
+    return kept
+
+
+def _ivy_of_pyspark() -> Iterator[Path]:
+    """Yields the one that PySpark ships, if that is installed; it is not imported."""
+    spec = importlib.util.find_spec("pyspark")
+    if spec is not None and spec.origin is not None:
+        yield from Path(spec.origin).parent.glob("jars/ivy-*.jar")
+
+
+def _ivy_by_maven(folder: Path, cache: Path) -> Path | None:
+    maven = shutil.which("mvn")
+    if maven is None:
+        return None
+    wanted = f"-Dartifact=org.apache.ivy:ivy:{IVY_VERSION}"
+    kept = f"-Dmaven.repo.local={cache / 'maven'}"
+    command = [
+        maven,
+        "-q",
+        "-B",
+        "-Dstyle.color=never",
+        kept,
+        "dependency:copy",
+        wanted,
+        f"-DoutputDirectory={folder}",
+    ]
+    with _ticking("fetching Ivy"):
+        subprocess.run(command, check=False, stdout=sys.stderr)
+    return next(folder.glob("ivy-*.jar"), None)
+
+
+def _ivy_by_pip(folder: Path) -> Path:
+    """Fetches PySpark, which any Python can, and keeps its Ivy only."""
+    print(
+        "no Maven or Ivy here (Debian, Ubuntu: ivy): fetching PySpark for its Ivy (about 450 MB)",
+        file=sys.stderr,
+    )
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--dest", str(folder)]
+    constraints = str(Path(__file__).parents[3] / "constraints.txt")
+    subprocess.run([*command, "--constraint", constraints, "pyspark"], check=False)
+    for archive in folder.glob("pyspark-*.tar.gz"):
+        with tarfile.open(archive) as packed:
+            for member in packed:
+                if re.fullmatch(r".*/jars/ivy-[\d.]+\.jar", member.name):
+                    member.name = f"ivy-{IVY_VERSION}.jar"
+                    packed.extract(member, folder, filter="data")
+                    return folder / member.name
+    raise KafkaError("nothing fetches Kafka: install Ivy or Maven, or name a broker with --kafka")

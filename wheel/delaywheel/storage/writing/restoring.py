@@ -7,7 +7,6 @@ with a page of zeros for example, is written again from its frame, wherever that
 from collections import defaultdict
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
 
 from delaywheel.identity import WheelId
 from delaywheel.seqset import NO_SEQS, SeqSet
@@ -21,18 +20,9 @@ from delaywheel.storage.frames.rows import INDEX_ROW_LENGTH_BYTES, checked_rows,
 from delaywheel.storage.reading.holes import rows_in_file
 
 
-class Restored(NamedTuple):
-    """What a search for the frames of holes has found."""
-
-    by_slot: dict[int, SeqSet]
-    """The seqs that were restored, by slot: their rows can be read."""
-    searched_all: bool
-    """Whether all files could be read, and rows written: what was not found lies in none."""
-
-
 def restoring(
     disk: Disk, folder: Path, wheel: WheelId, seqs: SeqSet, *, floor: int
-) -> Steps[Restored]:
+) -> Steps[dict[int, SeqSet]]:
     """Restores the rows of holes whose frames lie intact in slot files.
 
     Args:
@@ -41,13 +31,15 @@ def restoring(
         wheel: The wheel's name.
         seqs: Some frames; those that are no holes are left out.
         floor: Slots below are finished.
+
+    Returns:
+        The seqs that were restored, by slot: their rows can be read.
     """
     holes = _holes_among(disk, folder, seqs)
     yield
-    restored: dict[int, SeqSet] = {}
-    searched_all = True
     if not holes:
-        return Restored(restored, searched_all)
+        return {}
+    restored: dict[int, SeqSet] = {}
     for slot in list_slots(disk, folder, floor):
         try:
             found = rows_in_file(disk, folder, wheel, slot, holes)
@@ -56,7 +48,7 @@ def restoring(
         except OSError as error:
             if not is_medium_error(error):
                 raise
-            found, searched_all = {}, False
+            found = {}
         yield
         if found:
             seqs = SeqSet.of(found)
@@ -65,7 +57,7 @@ def restoring(
             holes -= seqs
             if not holes:
                 break
-    return Restored(restored, searched_all)
+    return restored
 
 
 def _holes_among(disk: Disk, folder: Path, seqs: SeqSet) -> SeqSet:

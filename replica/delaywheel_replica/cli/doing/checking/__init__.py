@@ -1,1 +1,0 @@
-"""What `config check --connect` tries: this machine, the other nodes, Kafka and its topics."""
