@@ -8,7 +8,8 @@ import uuid
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import settings
+from hypothesis import Phase, settings
+from hypothesis.internal.conjecture import engine
 
 from local.loopback.kafka import JVM_OPTIONS, JVM_VARIABLE, KafkaBroker
 from support.process.failures import pytest_configure
@@ -30,9 +31,22 @@ os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:+UseSerialGC -XX:TieredStopAtLeve
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 # No deadlines: the machine that runs this is shared. `long` is for a night, not for a push.
-settings.register_profile("short", deadline=None, max_examples=40)
+# A push hears of one failure at a time, shortened for some seconds: an example of a state machine
+# took minutes to shorten, and again to explain, beside all other tests.
+settings.register_profile(
+    "short",
+    deadline=None,
+    max_examples=40,
+    report_multiple_bugs=False,
+    phases=[phase for phase in Phase if phase is not Phase.explain],
+    print_blob=True,
+)
 settings.register_profile("long", deadline=None, max_examples=2_000)
-settings.load_profile(os.environ.get("DELAYWHEEL_HYPOTHESIS", "short"))
+PROFILE = os.environ.get("DELAYWHEEL_HYPOTHESIS", "short")
+settings.load_profile(PROFILE)
+if PROFILE == "short":
+    assert engine.MAX_SHRINKING_SECONDS, "hypothesis has no setting for it"
+    engine.MAX_SHRINKING_SECONDS = 20
 
 
 @pytest.fixture(scope="session")

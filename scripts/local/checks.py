@@ -54,6 +54,8 @@ UNTIED = ("tests/client", "tests/docs", "tests/handover")
 
 # The last line of pytest; a library's words about an ended broker may follow it.
 _SUMMARY = re.compile(r"=+ .+ in \d[\d.]*s")
+_REAPER = (sys.executable, "-S", str(Path(__file__).parent / "loopback" / "reaper.py"))
+"""Counts the CPU time of processes that end after those which started them, as JVMs do."""
 _PYTEST = (sys.executable, "-m", "pytest")
 _COUNT = re.compile(r"(\d+) (passed|failed|error|skipped|xfailed)")
 
@@ -73,7 +75,7 @@ class Done:
     Attributes:
         name: Of the step.
         seconds: From its start to its end.
-        cpu_s: What it computed, with all processes that it started and waited for.
+        cpu_s: What it computed, with all processes that it started.
         code: What it exited with.
         summary: What pytest ended with.
     """
@@ -217,7 +219,7 @@ class Lane:
             if self._is_ended:
                 return False
             self._process = subprocess.Popen(
-                step.command,
+                (*_REAPER, *step.command),
                 cwd=ROOT,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,

@@ -161,6 +161,20 @@ def test_settings_of_tables(command: Command, file: Path) -> None:
     assert shown["levels"]["soon"] == 1000
 
 
+def test_what_is_shown_can_be_read_again(command: Command, file: Path, tmp_path: Path) -> None:
+    odd = ('kafka.client.id=\x7f"\\\u00fc\n', "levels.in a while=5", "ingress_topics=a,b")
+    flags = [word for setting in odd for word in ("--set", setting)]
+    shown = command("config", "show", "--config", str(file), *flags).out
+    again = tmp_path / "again.toml"
+    again.write_text(shown, encoding="utf-8")
+    assert command("config", "check", "--config", str(again)).code == 0
+    assert command("config", "show", "--config", str(again)).out == "".join(
+        line for line in shown.splitlines(keepends=True) if "sasl.password" not in line
+    )
+    (hidden,) = (line for line in shown.splitlines() if "sasl.password" in line)
+    assert hidden.endswith("is not shown: give it as DELAYWHEEL_KAFKA__SASL_PASSWORD")
+
+
 def test_secrets_are_masked(command: Command, file: Path) -> None:
     ledger = ("--set", "ledger_uri=s3://key:hush@books/a?secret_key=hush")
     for flags in ((), ("--json",)):

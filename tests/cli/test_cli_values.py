@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from delaywheel.ingress import PLAUSIBLE_MS
 from delaywheel.message import unix_ms
 from delaywheel_replica.cli import values
-from delaywheel_replica.cli.values import LEAST_MS
 
 
-@given(st.integers(min_value=LEAST_MS, max_value=4_000_000_000_000))
+@given(st.integers(min_value=PLAUSIBLE_MS.start, max_value=4_000_000_000_000))
 def test_milliseconds_survive_as_text(unix: int) -> None:
     assert unix_ms(values.parse_time(values.iso(unix))) == unix
     assert unix_ms(values.parse_time(str(unix))) == unix

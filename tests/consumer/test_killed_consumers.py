@@ -16,7 +16,7 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from delaywheel.consumer import Partition
-from delaywheel.consumer.kafka import _read_away
+from delaywheel.consumer.kafka.order_topic import read_order
 from local.loopback.kafka import KafkaBroker
 from support.consumer.killed import Consumers, check_histories
 from support.consumer.plan import Plan
@@ -116,7 +116,7 @@ def test_keys_keep_their_order(kafka: KafkaBroker, cluster: str, tmp_path: Path)
         Partition(plan.topic, number): TopicPartition(f"{plan.topic}-order-{plan.group}", number)
         for number in range(PARTITIONS)
     }
-    away = _read_away({"bootstrap.servers": kafka.address}, "reader", order)
+    away = read_order({"bootstrap.servers": kafka.address}, "reader", order)
     assert away == {lane: [] for lane in order}
 
 

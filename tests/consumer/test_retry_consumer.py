@@ -17,7 +17,7 @@ from delaywheel.consumer import (
     ReceivedMessage,
     RetryConsumer,
 )
-from delaywheel.consumer.kafka import _read_away
+from delaywheel.consumer.kafka.order_topic import read_order
 from local.loopback.kafka import KafkaBroker
 from support.kafka.read_committed import CommittedReader, create_topic, delete_topic, headers_of
 
@@ -316,7 +316,7 @@ def test_the_order_of_keys_is_kept_over_retries_and_consumers(
         Partition(orders, number): TopicPartition(f"{orders}-order-{GROUP}", number)
         for number in range(2)
     }
-    away = _read_away({"bootstrap.servers": kafka.address}, "reader", order)
+    away = read_order({"bootstrap.servers": kafka.address}, "reader", order)
     assert away == {lane: [] for lane in order}
 
 

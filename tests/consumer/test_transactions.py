@@ -9,6 +9,7 @@ from confluent_kafka import Consumer, KafkaError, Producer
 
 from delaywheel.consumer import Partition, RetryConsumer, book
 from delaywheel.consumer.kafka import KafkaBroker as ConsumersKafka
+from delaywheel.consumer.records import Outgoing, Passed
 from delaywheel.consumer.settings import read_settings
 from local.loopback.kafka import KafkaBroker
 from support.kafka.proxy import KafkaProxy
@@ -66,9 +67,35 @@ def test_a_late_copy_of_a_commit_reaches_no_later_transaction(
     membership = group.consumer_group_metadata()
     where = Partition(topic, 0)
     proxy.hold_next_end_txn()
-    assert consumers.commit((), {where: 1}, membership) is None  # the client has repeated it
+    assert (
+        consumers.commit((), {where: Passed(1)}, membership) is None
+    )  # the client has repeated it
     assert proxy.held_requests == 1
-    assert consumers.commit((), {where: 2}, membership) is None
+    assert consumers.commit((), {where: Passed(2)}, membership) is None
     assert proxy.release_held() == [KafkaError.INVALID_PRODUCER_EPOCH]
+    consumers.close()
+    group.close()
+
+
+def test_a_record_that_its_topic_does_not_take_is_known_as_the_cause(
+    kafka: KafkaBroker, cluster_id: str
+) -> None:
+    topic, small = f"orders-{cluster_id}", f"small-{cluster_id}"
+    create_topic(kafka.address, topic)
+    create_topic(kafka.address, small, config={"max.message.bytes": "1000"})
+    consumers = ConsumersKafka(
+        read_settings(topic, f"group-{cluster_id}", kafka.address, {"kafka": {"linger.ms": 0}})
+    )
+    consumers.renew_producer()
+    group = Consumer({"bootstrap.servers": kafka.address, "group.id": f"group-{cluster_id}"})
+    membership = group.consumer_group_metadata()
+    where = Partition(topic, 0)
+    fits, too_large = (Outgoing(small, None, b"x" * size, []) for size in (10, 2_000))
+    refused = consumers.commit([fits, too_large, fits], {where: Passed(1)}, membership)
+    assert refused is not None
+    assert refused.is_refusal
+    assert small in refused.text
+    consumers.renew_producer()
+    assert consumers.commit([fits], {where: Passed(1)}, membership) is None
     consumers.close()
     group.close()

@@ -22,9 +22,14 @@ def anchors(document: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
+@pytest.fixture(scope="module")
+def there() -> list[str]:
+    """Returns the paths of all modules."""
+    return [path.as_posix() for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
+
+
 @pytest.mark.parametrize("document", DOCS, ids=lambda path: path.name)
-def test_modules_are_there(document: Path) -> None:
-    there = [path.as_posix() for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
+def test_modules_are_there(document: Path, there: list[str]) -> None:
     for folder, name in _MODULE.findall(document.read_text(encoding="utf-8")):
         assert any(path.endswith(f"/{folder}{name}") for path in there), f"{folder}{name}"
 

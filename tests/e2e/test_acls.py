@@ -17,6 +17,7 @@ from delaywheel_replica.cli.printing.verdict import State, Verdict, verdict
 from delaywheel_replica.kafka_settings import KafkaNames
 from local.loopback.cluster import LocalCluster, described
 from local.loopback.node import Node
+from support.clients.command import Command
 from support.kafka.authorized import AuthorizingBroker
 from support.kafka.read_committed import (
     PATIENCE_S,
@@ -129,6 +130,44 @@ def test_what_is_listed_is_enough(
     wait_until("the group shows it", lambda: shown(broker) == 1)
     assert not faults(node)
     assert "uthoriz" not in node.log.read_text()
+
+
+@pytest.mark.usefixtures("node")
+def test_a_check_finds_them_enough_and_names_what_is_taken_away(
+    broker: AuthorizingBroker, command: Command, tmp_path: Path
+) -> None:
+    assert not unfit(broker, command, tmp_path)
+    for topic, right in ((NAMES.dead, "Write"), ("orders", "Read"), (INGRESS, "Read")):
+        broker.deny(ResourceType.TOPIC, topic, right.upper())
+        assert unfit(broker, command, tmp_path) == {f"topic {topic}": f"grant {right} on it"}
+        broker.give_back(ResourceType.TOPIC, topic)
+    broker.deny(ResourceType.GROUP, NAMES.ingress_group, "READ")
+    what = f"group {NAMES.ingress_group}"
+    assert unfit(broker, command, tmp_path) == {what: "grant Read on it"}
+    broker.give_back(ResourceType.GROUP, NAMES.ingress_group)
+
+
+def unfit(broker: AuthorizingBroker, command: Command, data_dir: Path) -> dict[str, str]:
+    """What `config check --connect` says is to be done in Kafka."""
+    settings = {
+        "cluster_id": CLUSTER,
+        "node_id": "n9",
+        "data_dir": data_dir,
+        "ingress_topics": "more",
+    }
+    kafka = {f"kafka.{name}": value for name, value in broker.user_settings.items()}
+    flags = [f"--set={name}={value}" for name, value in (settings | kafka).items()]
+    ended = command("config", "check", "--connect", "--json", "--topic", "orders", *flags)
+    return {
+        item["what"]: item["advice"]
+        for item in ended.document["items"]
+        if item["level"] != "ok" and item["what"].startswith(("topic", "group", "trans", "broker"))
+    }
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Command:
+    return Command(capsys)
 
 
 def shown(broker: AuthorizingBroker) -> int:

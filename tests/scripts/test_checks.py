@@ -88,6 +88,31 @@ def test_every_step_runs_and_is_named_with_its_time(
     assert float(total.split()[1]) >= 0.3
 
 
+COMPUTE = "import time\nwhile time.process_time() < 0.5: pass"
+
+
+def test_what_outlives_the_process_that_started_it_is_counted(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    leaves_it = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {COMPUTE!r}])"
+    code, lines = run_with(monkeypatch, capfd, [Step("leaves", python(leaves_it))])
+    assert code == 0
+    (row,) = (line.split() for line in lines if line.startswith("leaves "))
+    assert float(row[4]) >= 0.5
+
+
+def test_what_never_ends_is_killed_and_named(capfd: pytest.CaptureFixture[str]) -> None:
+    leaves_it = "import subprocess; print(subprocess.Popen(['sleep', '1000']).pid)"
+    shorter = "from local.loopback import reaper; reaper.PATIENCE_S = 0.0; import sys;"
+    run = f"{shorter} sys.exit(reaper.main([sys.executable, '-c', {leaves_it!r}]))"
+    done = subprocess.run(python(run), cwd=checks.ROOT / "scripts", check=False)
+    pid, named = capfd.readouterr()
+    assert done.returncode == 1
+    assert named.strip() == f"still runs, and is killed: {pid.strip()} sleep 1000"
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid), 0)
+
+
 def test_an_interrupt_reaches_the_steps_of_all_lanes(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

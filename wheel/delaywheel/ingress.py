@@ -13,7 +13,7 @@ DELAY_MS: Final = "dw-delay-ms"
 """Milliseconds from the record's timestamp. Give exactly one of `DUES`."""
 
 DELIVER_AT: Final = "dw-deliver-at"
-"""Unix milliseconds. Give exactly one of `DUES`."""
+"""Unix milliseconds, among `PLAUSIBLE_MS`. Give exactly one of `DUES`."""
 
 LEVEL: Final = "dw-level"
 """The name of a level, counted from the record's timestamp. Give exactly one of `DUES`."""
@@ -27,6 +27,9 @@ PARTITION: Final = "dw-partition"
 
 TIMESTAMP: Final = "dw-timestamp"
 """A number: the timestamp, in Unix milliseconds, of the delivered record."""
+
+PLAUSIBLE_MS: Final = range(100_000_000_000, 100_000_000_000_000)
+"""1973 to 5138. Seconds or microseconds of our time, taken for milliseconds, lie outside."""
 
 CANCEL: Final = "dw-cancel"
 """The id, as in `ID`, of a message to cancel; `DELIVER_AT` is then that message's due."""

@@ -5,7 +5,22 @@ pending error that a plain call may overlook: Python's next operation then fails
 or crashes on the entry. Producers in other languages can send such names.
 """
 
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
+
+RETRY_KEPT: Final = "dw-retry-kept-"
+"""Before the name of a record's own header that would mean something on the way of a retry."""
+RETRY_ATTEMPT: Final = "dw-retry-attempt"
+RETRY_ORIGIN: Final = "dw-retry-origin"
+RETRY_ORIGIN_TIMESTAMP: Final = "dw-retry-origin-timestamp"
+RETRY_FIRST_ERROR: Final = "dw-retry-first-error"
+RETRY_LAST_ERROR: Final = "dw-retry-last-error"
+"""What a retried record says about itself, to the consumers of its group."""
+
+OMITTED_HEADER: Final = "dw-dead-omitted"
+"""What a dead letter lacks, as its topic takes no more: one of `OMISSIONS`, with commas."""
+
+OMISSIONS: Final = ((), ("value",), ("value", "headers"), ("value", "headers", "key"))
+"""What is left out of a dead letter: nothing, or else as little as needed, in this order."""
 
 
 class HasHeaders(Protocol):

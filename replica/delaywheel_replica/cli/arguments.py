@@ -19,7 +19,7 @@ CONFIRMED_TIMEOUT_S = 15.0
 
 
 def serve(parser: Parser) -> None:
-    """Adds the arguments of `serve` and of `config check`."""
+    """Adds the arguments of `serve`."""
     options.config(parser)
 
 
@@ -209,6 +209,26 @@ def status(parser: Parser) -> None:
 def verify(parser: Parser) -> None:
     """Adds the arguments of `verify`."""
     parser.argument("data", type=options.folder_path, metavar="DIR", help="a data folder")
+    options.as_json(parser)
+
+
+def config_check(parser: Parser) -> None:
+    """Adds the arguments of `config check`."""
+    options.config(parser)
+    parser.argument(
+        "--connect",
+        action="store_true",
+        help="also look at this machine, and ask the other nodes and Kafka",
+    )
+    parser.argument(
+        "--topic",
+        dest="topics",
+        action="append",
+        default=[],
+        metavar="TOPIC",
+        complete=options.topics,
+        help="with --connect: check this destination topic as well; repeatable",
+    )
     options.as_json(parser)
 
 

@@ -177,19 +177,27 @@ COMMANDS: Final[Mapping[str, Command | Group]] = {
             "check": Command(
                 "Check the settings; exit code 1 and every fault if they are not in order.",
                 f"{_DOING}.config:check",
-                arguments.serve,
-                examples="""
+                arguments.config_check,
+                "With --connect it also looks at this machine (disk, descriptors, clock, ports), "
+                "connects to the other nodes, and asks Kafka about its brokers, the topics and "
+                "what the node may do there; of each it says what to do. It changes nothing, and "
+                "disturbs no running node. Exit code 1: something must be corrected; 3: Kafka "
+                "does not answer; warnings do not change it.",
+                """
                     # Before a node is started with them
                     delaywheel config check --config node.toml
                     delaywheel config check --config node.toml --set span_seconds=86400
+
+                    # Where it will run, as the user it will run as
+                    delaywheel config check --config node.toml --connect --topic orders
                 """,
             ),
             "show": Command(
-                "Show every setting, defaults included; secrets are masked.",
+                "Show every setting as TOML, defaults included; secrets are masked.",
                 f"{_DOING}.config:show",
                 arguments.config_show,
                 examples="""
-                    # What serve would use, and what its Kafka clients get
+                    # What serve would use, as a file that it takes again
                     delaywheel config show --config node.toml
                     delaywheel config show --config node.toml --json | jq .kafka
                 """,

@@ -11,15 +11,9 @@ from argparse import ArgumentTypeError
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
+from delaywheel.ingress import PLAUSIBLE_MS
 from delaywheel.levels import duration_ms
 
-LEAST_MS: Final = 100_000_000_000
-"""1973 in milliseconds, the year 5138 in seconds: what is meant lies on one side only.
-
-Read as milliseconds, the seconds of today would be a day in January 1970: due long ago.
-"""
-
-_MOST_MS: Final = LEAST_MS * 1_000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _ID_DIGITS: Final = re.compile(r"[0-9a-f]{32}")
 _NOW: Final = re.compile(r"now(?:(?P<way>[+-])(?P<by>\w+))?")
@@ -73,7 +67,7 @@ def parse_second(text: str) -> int:
     """Parses a slot: Unix seconds, or a time as above."""
     if not text.isdecimal():
         return to_ms(parse_time(text)) // 1_000
-    if int(text) >= LEAST_MS:
+    if int(text) >= PLAUSIBLE_MS.start:
         raise ArgumentTypeError(f"{text} is beyond the year 5000 in Unix seconds: milliseconds?")
     return int(text)
 
@@ -173,11 +167,11 @@ def clock(slot: int) -> str:
 
 
 def _unix_ms(number: int) -> int:
-    if number < LEAST_MS:
+    if number < PLAUSIBLE_MS.start:
         raise ArgumentTypeError(
             f"{number} would be before 1973 in Unix milliseconds: seconds? Add 000"
         )
-    if number >= _MOST_MS:
+    if number >= PLAUSIBLE_MS.stop:
         raise ArgumentTypeError(
             f"{number} is beyond the year 5000 in Unix milliseconds: microseconds?"
         )

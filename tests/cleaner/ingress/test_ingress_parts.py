@@ -128,7 +128,26 @@ def test_headers_that_no_client_can_read_are_left_out_of_the_letter() -> None:
         "dw-dead-reason",
         "dw-dead-detail",
         "dw-dead-origin",
+        "dw-dead-omitted",
     ]
+    assert dict(made.headers)["dw-dead-omitted"] == b"headers"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "header", "omitted"),
+    [(1, 9_000, 1, b"value"), (1, 9, 9_000, b"value,headers"), (9_000, 9, 9, b"value,headers,key")],
+)
+def test_a_letter_says_what_its_topic_had_no_room_for(
+    key: int, value: int, header: int, omitted: bytes
+) -> None:
+    own = [("a", b"h" * header)]
+    record = Incoming(Place("in", 0, 1), 5, b"k" * key, b"v" * value, own)
+    unfit = Unfit(UnfitReason.MESSAGE_TOO_LARGE, "Too large")
+    made, _ = letter(NAMES, Dies(Taken(1, unfit, record), unfit), 4_000)
+    assert dict(made.headers)["dw-dead-omitted"] == omitted
+    assert (made.key is None) == (b"key" in omitted)
+    assert made.value is None
+    assert (dict(made.headers).get("a") is None) == (b"headers" in omitted)
 
 
 def test_a_name_that_would_be_cut_off_is_reported_whole() -> None:

@@ -110,7 +110,7 @@ def test_a_due_is_said_in_three_ways() -> None:
     assert delayed(TO, (ingress.DELAY_MS, long(7))).due_ms == SENT_MS + 7
     assert delayed(TO, (ingress.LEVEL, b"30s")).due_ms == SENT_MS + 30_000
     assert delayed(TO, (ingress.DELIVER_AT, str(at_ms).encode())).due_ms == at_ms
-    assert delayed(TO, (ingress.DELIVER_AT, long(1)), timestamp_ms=NO_TIMESTAMP).due_ms == 1
+    assert delayed(TO, (ingress.DELIVER_AT, long(at_ms)), timestamp_ms=NO_TIMESTAMP).due_ms == at_ms
 
 
 def test_the_last_of_a_header_counts() -> None:
@@ -136,6 +136,11 @@ REASONS = [
     (UnfitReason.DUE_INVALID, [TO, (ingress.DELIVER_AT, b"0")]),
     (UnfitReason.DUE_INVALID, [TO, (ingress.DELIVER_AT, long(-1))]),
     (UnfitReason.DUE_INVALID, [TO, (ingress.DELIVER_AT, b"9" * 19)]),
+    (UnfitReason.DUE_INVALID, [TO, (ingress.DELIVER_AT, b"%d" % (SENT_MS // 1_000))]),
+    (UnfitReason.DUE_INVALID, [TO, (ingress.DELIVER_AT, long(SENT_MS // 1_000))]),
+    (UnfitReason.DUE_INVALID, [TO, (ingress.DELIVER_AT, b"%d" % (SENT_MS * 1_000))]),
+    (UnfitReason.DUE_INVALID, [TO, (ingress.DELIVER_AT, b"tomorrow")]),
+    (UnfitReason.DELAY_INVALID, [TO, (ingress.DELAY_MS, b"an hour ")]),
     (UnfitReason.DUE_INVALID, [TO, (ingress.DELAY_MS, long(2**63 - 1))]),
     (UnfitReason.DELAY_INVALID, [TO, (ingress.DELAY_MS, b"-5")]),
     (UnfitReason.DELAY_INVALID, [TO, (ingress.DELAY_MS, long(-5))]),
@@ -161,6 +166,12 @@ def test_what_cannot_be_delayed_is_reported(expected: UnfitReason, headers: Head
     assert reason(*headers) is expected
 
 
+def test_a_due_in_seconds_is_refused_with_what_was_sent_and_what_is_wanted() -> None:
+    found = wish(TO, (ingress.DELIVER_AT, b"1764100000"))
+    assert isinstance(found, Unfit)
+    assert found.detail == "dw-deliver-at b'1764100000': Unix milliseconds have 12 to 14 digits"
+
+
 def test_headers_that_cannot_be_read_are_reported() -> None:
     found = read(Incoming(PLACE, SENT_MS, b"key", b"value", None), RULES)
     assert isinstance(found, Unfit)
@@ -178,7 +189,7 @@ def test_a_detail_is_short() -> None:
 
 
 def test_a_cancel_needs_id_and_due_alone() -> None:
-    assert wish((ingress.CANCEL, ID), (ingress.DELIVER_AT, b"5")) == Withdrawn(ID, 5)
+    assert wish((ingress.CANCEL, ID), (ingress.DELIVER_AT, long(SENT_MS))) == Withdrawn(ID, SENT_MS)
 
 
 DELIVERED: Headers = [

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from delaywheel.consumer import records
 from delaywheel.headers import decode_headers
+from delaywheel.ingress import PLAUSIBLE_MS
 from delaywheel_replica.core.ingress.place import Place, message_id
 from delaywheel_replica.core.ingress.reading import ABSENT, Delayed, Incoming, Rules, read
 
@@ -16,7 +17,12 @@ names = st.sampled_from(["dw-id", "dw-wheel", "dw-topic", "ttl", "dw-retry-x", "
 headers = st.lists(st.tuples(names, st.none() | st.binary(max_size=20)), max_size=6)
 
 
-@given(headers, st.none() | st.integers(0, 9), st.integers(1, 2**53), st.none() | st.text())
+@given(
+    headers,
+    st.none() | st.integers(0, 9),
+    st.integers(PLAUSIBLE_MS.start, PLAUSIBLE_MS.stop - 1),
+    st.none() | st.text(),
+)
 def test_a_retry_comes_back_as_it_was(
     own: records.Headers, partition: int | None, due_ms: int, error: str | None
 ) -> None:

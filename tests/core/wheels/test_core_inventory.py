@@ -6,7 +6,7 @@ from delaywheel.identity import WheelId
 from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameSet
 from delaywheel_replica.core.protocol.heartbeat import MAX_MISSING, WheelHeartbeat
-from delaywheel_replica.core.wheels.inventory import READ_AGAIN_MS, Inventory
+from delaywheel_replica.core.wheels.inventory import READ_AGAIN_FRAMES, READ_AGAIN_MS, Inventory
 from support.core.member_world import held_of
 from support.core.values import heartbeat, wheel_heartbeat
 
@@ -72,6 +72,19 @@ def test_what_no_leader_waits_for_any_more_is_taken_back_in_time() -> None:
     assert inventory.heartbeats()[B1].missing == SeqSet.of([2, 3, 4])
     inventory.reported(NO_FRAMES, 1_100 + READ_AGAIN_MS)
     assert inventory.heartbeats()[B1].missing == SeqSet.of([2])
+
+
+def test_missing_frames_are_read_again_ever_less_often_and_at_once_while_some_are_found() -> None:
+    missing = SeqSet([(2, 3 + READ_AGAIN_FRAMES)])
+    inventory = Inventory({B1: held_of(B1, 9_000, missing=missing)})
+    looks = [ms for ms in range(0, 16_000, 100) if inventory.to_read_again(ms)]
+    assert looks == [READ_AGAIN_MS, 3 * READ_AGAIN_MS, 7 * READ_AGAIN_MS]
+    inventory.found_again(B1, NO_SEQS, 15_000)
+    assert inventory.to_read_again(15_000) == {}
+    found = missing.least(READ_AGAIN_FRAMES)
+    inventory.found_again(B1, found, 15_000)
+    inventory.put(held_of(B1, 9_000, missing=missing - found))
+    assert inventory.to_read_again(15_000) == {B1: missing - found}
 
 
 def test_of_several_words_the_greatest_counts() -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import pytest
 
 from delaywheel.reasons import Reason
 from delaywheel_replica.server.intake.arrivals import ArrivalBounds
-from delaywheel_replica.server.intake.reception import CALLS, CallBounds, Reception
+from delaywheel_replica.server.intake.reception import CALLS, CallBounds, OpenStream, Reception
 from delaywheel_replica.server.node.refusals import RefusedError
 
 
@@ -127,19 +128,69 @@ async def test_a_call_that_waits_makes_room_for_one_of_a_caller_with_fewer() -> 
     assert [await task for task in (*tasks[:2], few)] == ["read", "older", "few"]
 
 
-def test_calls_and_streams_beyond_their_bounds_are_refused() -> None:
+def test_calls_beyond_their_bound_are_refused() -> None:
     reception = Reception(CALLS._replace(calls=2))
     ends = [reception.begin_call("a") for _ in range(2)]
     with pytest.raises(RefusedError, match="BACKPRESSURE"):
         reception.begin_call("b")
     ends[0]()
     reception.begin_call("b")
-    of_caller = CALLS.streams_of_caller
-    callers = [str(number // of_caller) for number in range(CALLS.streams)]
-    streams = [reception.begin_stream(caller) for caller in callers]
+
+
+STREAMS = CALLS._replace(streams=4, streams_of_caller=2)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def opened(reception: Reception, clock: Clock, callers: str) -> list[OpenStream]:
+    return [reception.begin_stream(caller, clock) for caller in callers]
+
+
+def test_streams_beyond_their_bounds_are_refused() -> None:
+    reception, clock = Reception(STREAMS), Clock()
+    streams = opened(reception, clock, "aabb")
     with pytest.raises(RefusedError, match="BACKPRESSURE"):
-        reception.begin_stream("another")
-    streams[0]()
+        reception.begin_stream("c", clock)
+    reception.end_stream(streams[0])
     with pytest.raises(RefusedError, match="BACKPRESSURE"):
-        reception.begin_stream(callers[-1])
-    reception.begin_stream("another")
+        reception.begin_stream("b", clock)
+    reception.begin_stream("c", clock)
+
+
+def test_an_idle_stream_makes_room_for_another() -> None:
+    reception, clock = Reception(STREAMS), Clock()
+    sent, waits, silent, many = opened(reception, clock, "abcc")
+    sent.received()
+    sent.answered()
+    waits.received()
+    clock.now_s = 0.9
+    many.received()
+    many.answered()
+    with pytest.raises(RefusedError, match="BACKPRESSURE"):
+        reception.begin_stream("d", clock)
+    clock.now_s = 2.0
+    opened(reception, clock, "dde")  # each ends one: silent, then the caller's with two, sent
+    assert [stream.is_ended for stream in (silent, many, sent, waits)] == [True, True, True, False]
+    with pytest.raises(RefusedError, match="BACKPRESSURE"):
+        reception.begin_stream("f", clock)  # the one that waits for its answer stays
+
+
+def test_which_idle_stream_is_ended_first() -> None:
+    reception, clock = Reception(STREAMS), Clock()
+    older, one, other, silent = opened(reception, clock, "abbc")
+    for stream in (older, one, other):
+        clock.now_s += 0.1
+        stream.received()
+        stream.answered()
+    ended: list[str] = []
+    for name, stream in {"older": older, "one": one, "other": other, "silent": silent}.items():
+        stream.on_ended = partial(ended.append, name)
+    clock.now_s = 3.0
+    opened(reception, clock, "defg")
+    assert ended == ["silent", "one", "older", "other"]

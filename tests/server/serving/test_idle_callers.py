@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from support.server.server_process import CHANNEL_OPTIONS, ServerProcess
 
 PRODUCE = "/delaywheel.v1.DelayWheel/DelayProduce"
+PRODUCE_STREAM = "/delaywheel.v1.DelayWheel/DelayProduceStream"
 CHECK = "/grpc.health.v1.Health/Check"
 TIMEOUT_S = 4.0
 """Below the 5 s for which those who sent nothing kept everybody waiting."""
@@ -48,11 +50,30 @@ async def idle_calls(
         yield await connected()
 
 
-async def produce(beside: grpc.aio.Channel) -> None:
+def request() -> bytes:
     message = pb.DelayedMessage(topic="orders", value=b"v", delay_ms=600_000)
-    request = pb.DelayProduceRequest(messages=[message]).SerializeToString()
+    return pb.DelayProduceRequest(messages=[message]).SerializeToString()
+
+
+async def produce(beside: grpc.aio.Channel) -> None:
     call: Any = beside.unary_unary(PRODUCE)
-    assert b"orders" not in await call(request, timeout=TIMEOUT_S)
+    assert b"orders" not in await call(request(), timeout=TIMEOUT_S)
+
+
+async def produce_on_stream(beside: grpc.aio.Channel) -> None:
+    """As callers do whom BACKPRESSURE tells to try again."""
+    streams: Any = beside.stream_stream(PRODUCE_STREAM)
+    async with asyncio.timeout(TIMEOUT_S):
+        while True:
+            stream = streams(iter([request()]))
+            try:
+                answer = pb.DelayProduceResponse.FromString(await stream.read())
+            except grpc.aio.AioRpcError as error:
+                assert "BACKPRESSURE" in str(error.trailing_metadata())  # noqa: PT017 - while refused
+                await asyncio.sleep(0.1)
+                continue
+            assert not answer.results[0].HasField("error")
+            return
 
 
 async def check(beside: grpc.aio.Channel) -> None:
@@ -80,3 +101,11 @@ async def test_open_calls_give_way_to_those_of_callers_with_fewer(server: Server
         for _ in range(10):
             await produce(beside)
             await check(beside)
+
+
+async def test_streams_on_which_nothing_is_sent_give_way(server: ServerProcess) -> None:
+    """16 connections with all that one may open are as many as a node has."""
+    method = PRODUCE_STREAM
+    async with idle_calls(server, method, connections=16, calls=2) as beside:
+        for _ in range(3):
+            await produce_on_stream(beside)

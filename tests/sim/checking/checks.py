@@ -124,7 +124,8 @@ class Checks:
         self._unregistered: set[WheelId] = set()
         self._undone: list[tuple[int, Key, FrameName]] = []
         self._unfinished: defaultdict[int, list[Entry]] = defaultdict(list)
-        self._set_back_us = 0  # --- what nodes do
+        self._duplicates: list[Entry] = []
+        self._set_back_us = 0
 
     # --- what nodes do
 
@@ -396,6 +397,7 @@ class Checks:
                 self._deliver(entry)
             else:
                 self._committed(ControlState().apply(entry.key, entry.value, entry.offset))
+        self._check_duplicates()
         self._ingress.decided(transaction)
         last = transaction.entries[-1] if transaction.entries else None
         if last is not None and last.key != b"progress" and not _is_mark(last):
@@ -512,8 +514,21 @@ class Checks:
             return
         self._world.trace.add("kafka", f"reports {outcome}", f"m{entry.number}")
         self.outcomes[key].append(outcome)
+        if outcome == "duplicate":
+            self._duplicates.append(entry)
         if outcome == "cancelled" and not (entry.cancel_tried or entry.reschedule_tried):
             self._fail(f"{entry} counts as cancelled, and nobody asked for it")
+
+    def _check_duplicates(self) -> None:
+        """Checks that what counts as a duplicate repeats a message that has its end.
+
+        No loss excuses this: a frame that is given up is the original of nothing, also if it
+        appears again.
+        """
+        for entry in self._duplicates:
+            if not (self._is_done(entry) or entry.key in self.rescheduled):
+                self._fail(f"{entry} counts as a duplicate, and nothing has become of it")
+        self._duplicates.clear()
 
     def _control(self, log_entry: LogEntry) -> None:
         before = self.control

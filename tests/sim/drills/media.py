@@ -69,3 +69,32 @@ def zeroed_index_alone(script: Script) -> None:
     script.do(at_ms, "zeroed", node="a", what="index", choice=script.about(50, 50))
     script.do(at_ms + 50, "absence", node="a", ms=300)
     script.until_ms = 16_000
+
+
+@MEDIA(r"a +no content of index\.", r"server died", r"closes a\.2 at", r"kafka +delivers m\d+ a\.2")
+def counted_while_unreadable(script: Script) -> None:
+    """The slot table of the only node's wheel counts rows while the medium does not return them.
+
+    So it has no slots of them; the node restarts, and the floor passes what it knows. Its leader
+    rests meanwhile, as it cannot read the wheel before: otherwise it would have this one left, too.
+    """
+    script.cluster("a", 1)
+    script.flow(1_500, 2_500, 100, "a", delay_ms=22_000)
+    script.do(2_600, "unreadable", node="a", part="index.", choice=0, ms=4_500)
+    script.flow(2_700, 4_000, 50, "a", delay_ms=script.about(21_000))
+    script.flow(5_000, 6_000, 50, "a", delay_ms=3_000)  # behind them, some rows are not counted
+    script.do(script.about(7_300), "kill_server", node="a")
+    script.do(script.about(9_500), "kill_server", node="a")
+    script.until_ms = 30_000
+
+
+@MEDIA(r"a +zeros in index", r"a +no content of \.slot", r"a +starts", r"kafka +delivers m\d+ a\.1")
+def restored_later(script: Script) -> None:
+    """Rows of the only node's index turn into zeros; no slot file is readable when it starts."""
+    script.cluster("a", 1)
+    script.flow(1_500, 7_000, 50, "a", delay_ms=14_000)
+    at_ms = script.about(7_100)
+    script.do(at_ms, "zeroed", node="a", what="index", choice=script.about(50, 50))
+    script.do(at_ms + 10, "unreadable", node="a", part=".slot", choice=0, ms=script.about(5_000))
+    script.do(at_ms + 50, "absence", node="a", ms=300)
+    script.until_ms = 25_000

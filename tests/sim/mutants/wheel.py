@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from delaywheel.seqset import SeqSet
+from delaywheel.storage.files.index import read_raw_rows
 from delaywheel.storage.folder import layout
+from delaywheel.storage.folder.steps import Steps
 from delaywheel.storage.frames import rows
 from delaywheel.storage.frames.bundle import FrameBundle
 from delaywheel.storage.frames.rows import INDEX_ROW
 from delaywheel.storage.reading.places import Places, SlotPlaces
 from delaywheel.storage.reading.reader import DamagedFrame
 from delaywheel.storage.recovery import recover
-from sim.mutants.mutant import Mutant, Patch, instead
+from delaywheel.storage.writing import restoring
+from delaywheel.storage.writing.mirror import MirrorWheel
+from delaywheel.storage.writing.restoring import Restored
+from delaywheel.storage.writing.table_writer import SlotTable
+from sim.mutants.mutant import Mutant, Patch, everywhere, instead
 
 _NOTHING: Places = (np.empty(0, np.int64), np.empty(0, INDEX_ROW))
 
@@ -77,6 +85,32 @@ def missing_segments_are_finished() -> list[Patch]:
     return [instead(recover, "lost_behind", lost_behind)]
 
 
+def slots_of_unread_rows_are_unknown() -> list[Patch]:
+    real = SlotTable._look_at_holes
+
+    def uncounted(self: MirrorWheel, counted: int, holes: SeqSet) -> Iterator[NDArray[Any]]:
+        del holes
+        for _, behind in read_raw_rows(self._disk, self._folder, counted + 1, self.last_seq):
+            yield behind
+
+    def look_at_holes(self: SlotTable, seqs: SeqSet) -> tuple[SeqSet, set[int]]:
+        return real(self, seqs)[0], set()
+
+    return [
+        instead(MirrorWheel, "_uncounted", uncounted),
+        instead(SlotTable, "_look_at_holes", look_at_holes),
+    ]
+
+
+def searched_once() -> list[Patch]:
+    real = restoring.restoring
+
+    def searched(*arguments: Any, **options: Any) -> Steps[Restored]:
+        return (yield from real(*arguments, **options))._replace(searched_all=True)
+
+    return [everywhere(real, searched)]
+
+
 WHEEL: dict[str, Mutant] = {
     "what cannot be read is lost": Mutant(
         "a frame that the medium does not return for a moment is given up like a damaged one",
@@ -89,6 +123,18 @@ WHEEL: dict[str, Mutant] = {
         missing_segments_are_finished,
         "committed to be lost|progress is ahead|never delivered",
         ("segment_gone_alone",),
+    ),
+    "slots of rows counted unread are unknown": Mutant(
+        "rows that were unreadable when the slot table counted them have no slot for ever",
+        slots_of_unread_rows_are_unknown,
+        "progress is ahead|never delivered",
+        ("counted_while_unreadable",),
+    ),
+    "lost rows are looked for once": Mutant(
+        "a row is not restored any more once a search found its slot file unreadable",
+        searched_once,
+        "are pending",
+        ("restored_later",),
     ),
     "a zeroed row passes for a deleted one": Mutant(
         "a start takes the zeros that a crash left of a repair for the row of a deleted segment",

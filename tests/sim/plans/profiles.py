@@ -199,6 +199,23 @@ def _bad_sector(stage: Stage) -> list[Action]:
     return stage.act("bad_sector", node=stage.node, what=what, choice=choice)
 
 
+def _zeroed(stage: Stage) -> list[Action]:
+    what = stage.random.choice(("slot", "index", "index", "checkpoint", "meta.json"))
+    return stage.act("zeroed", node=stage.node, what=what, choice=stage.random.randrange(1 << 30))
+
+
+def _segment_gone(stage: Stage) -> list[Action]:
+    choice, ms = stage.random.randrange(1 << 30), stage.ms(100, 3_000)
+    return stage.act("segment_gone", node=stage.node, choice=choice, ms=ms)
+
+
+def _unreadable(stage: Stage) -> list[Action]:
+    part, choice = stage.random.choice((".slot", "index.")), stage.random.randrange(1 << 30)
+    return stage.act(
+        "unreadable", node=stage.node, part=part, choice=choice, ms=stage.ms(200, 20_000)
+    )
+
+
 def _undeletable(stage: Stage) -> list[Action]:
     choice, ms = stage.random.randrange(1 << 30), stage.ms(4_000, 60_000)
     return stage.act("undeletable", node=stage.node, choice=choice, ms=ms)
@@ -341,6 +358,7 @@ BROKERS: tuple[Draw, ...] = (
     _kafka_down, _kafka_cut, _kafka_slow, _kafka_slow_for_one, _kafka_lossy, _kafka_lossy,
     _slow_init,
 )  # fmt: skip
+MEDIA: tuple[Draw, ...] = (_zeroed, _zeroed, _segment_gone, _unreadable)
 TROUBLED: tuple[Draw, ...] = (_topic_trouble, _topic_trouble, _topic_trouble)
 CALLERS: tuple[Draw, ...] = (_lost_answers, _ledger_away)
 ALL = DEATHS + WAITS + CRASHES + (_wipe,) + CLOCKS + DISKS + LINKS + BROKERS + CALLERS
@@ -388,6 +406,11 @@ PROFILES: dict[str, Profile] = {
     "brokers": Profile((*BROKERS, *BROKERS, _kill_cleaner, _isolate), (5, 14)),
     "answers": Profile((_lost_answers, _lost_answers, _bad_link, *DEATHS), (6, 14)),
     "disks": Profile((*DISKS, *DISKS, _kill_server, _crash_machine), (6, 16)),
+    "media": Profile(
+        (*MEDIA, *MEDIA, _bad_sector, _bit_flip, _kill_server, _crash_machine, _disk_error),
+        (3, 9),
+        (3, 3, 1, 1),
+    ),
     "full": Profile((_disk_full, _full_for_long), (1, 2)),
     "absence": Profile((_long_absence, _long_absence, _absence, _pause, _kafka_down), (3, 8)),
     "topics": Profile(

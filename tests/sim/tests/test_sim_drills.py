@@ -87,6 +87,8 @@ FOUND = {
     "unreadable_alone",
     "segment_gone_alone",
     "zeroed_index_alone",
+    "counted_while_unreadable",
+    "restored_later",
     "undeletable_files",
     "days_ahead",
     "missing_for_a_moment",

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from delaywheel.consumer.order import Away, read_away
-from delaywheel.consumer.port import KafkaAway, OnPartitions, Start
-from delaywheel.consumer.records import Headers, Incoming, Outgoing, Partition, Place
+from delaywheel.consumer.port import Failure, KafkaAway, OnPartitions, Start, Topic
+from delaywheel.consumer.records import Headers, Incoming, Outgoing, Partition, Passed, Place
 
 INGRESS = "delaywheel-fake-ingress"
 
@@ -32,8 +32,12 @@ class FakeKafka:
     source: str = "orders"
     retry: str = "orders-retry-g"
     order: str = "orders-order-g"
+    dead: str = "orders-dead-g"
+    most_bytes: int = 1 << 40
     logs: dict[Partition, list[Incoming]] = field(default_factory=dict)
     offsets: dict[Partition, int] = field(default_factory=dict)
+    passed: dict[Partition, Passed] = field(default_factory=dict)
+    topic_id: str = "first"
     committed_records: list[Outgoing] = field(default_factory=list)
     generation: int = 0
     now_ms: int = 1_000_000
@@ -56,9 +60,16 @@ class FakeKafka:
         for member, partitions in given.items():
             member.join(list(partitions), was_lost=member in lost)
 
-    def write(self, records: Sequence[Outgoing], offsets: Mapping[Partition, int]) -> None:
+    def make_anew(self) -> None:
+        """Deletes the source topic, and makes it again."""
+        self.topic_id += "'"
+        for number in range(self.partitions):
+            self.logs.pop(Partition(self.source, number), None)
+
+    def write(self, records: Sequence[Outgoing], offsets: Mapping[Partition, Passed]) -> None:
         """A transaction is committed."""
-        self.offsets.update(offsets)
+        self.passed.update(offsets)
+        self.offsets.update({at: passed.offset for at, passed in offsets.items()})
         self.committed_records += records
         for record in records:
             if record.topic == INGRESS:
@@ -133,7 +144,7 @@ class FakeBroker:
 
     def start(self) -> Start:
         """See `Broker`."""
-        return Start(INGRESS, 10_000)
+        return Start(INGRESS, {INGRESS: 10_000, self.kafka.dead: 20_000})
 
     def subscribe(
         self, *, on_assign: OnPartitions, on_revoke: OnPartitions, on_lost: OnPartitions
@@ -146,18 +157,28 @@ class FakeBroker:
         found: list[Incoming] = []
         for partition, position in list(self._positions.items()):
             if partition not in self._paused:
-                taken = self.kafka.logs.get(partition, [])[position : position + 3]
+                log = self.kafka.logs.get(partition, [])
+                at = 0 if position > len(log) else position  # as `auto.offset.reset` says
+                taken = log[at : at + 3]
                 found += taken
-                self._positions[partition] = position + len(taken)
+                self._positions[partition] = at + len(taken)
         self._call_back()
         return found[:most]
 
-    def committed(self, partitions: Sequence[Partition]) -> dict[Partition, int | None]:
+    def topics(self) -> dict[str, Topic]:
+        """See `Broker`."""
+        count = self.kafka.partitions
+        return {
+            self.kafka.source: Topic(self.kafka.topic_id, count),
+            self.kafka.retry: Topic("of retries", count),
+        }
+
+    def committed(self, partitions: Sequence[Partition]) -> dict[Partition, Passed | None]:
         """See `Broker`."""
         if self._away:
             self._away -= 1
             raise KafkaAway("away on purpose")
-        return {partition: self.kafka.offsets.get(partition) for partition in partitions}
+        return {partition: self.kafka.passed.get(partition) for partition in partitions}
 
     def ends(self, partitions: Sequence[Partition]) -> dict[Partition, int]:
         """See `Broker`."""
@@ -194,19 +215,23 @@ class FakeBroker:
         self._paused -= set(partitions)
 
     def commit(
-        self, records: Sequence[Outgoing], offsets: Mapping[Partition, int], membership: bytes
-    ) -> str | None:
+        self, records: Sequence[Outgoing], offsets: Mapping[Partition, Passed], membership: bytes
+    ) -> Failure | None:
         """See `Broker`."""
         assert not self._is_broken, "a producer that failed was used again"
+        too_large = [one for one in records if one.length_bytes > self.kafka.most_bytes]
+        if too_large:
+            self._is_broken = True
+            return Failure(f"{too_large[0].topic}: too large", is_refusal=True)
         fault, self.fault = self.fault, None
         if fault is not Fault.FAILS:
             if int(membership) != self.kafka.generation:
                 self._is_broken = True
-                return "ILLEGAL_GENERATION"
+                return Failure("ILLEGAL_GENERATION")
             self.kafka.write(records, offsets)
         if fault is not None:
             self._is_broken = True
-            return fault.value
+            return Failure(fault.value)
         return None
 
     def renew_producer(self) -> None:

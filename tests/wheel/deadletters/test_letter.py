@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from delaywheel.consumer import records as consumed
 from delaywheel.deadletters import Letter, Place, Selection
 from delaywheel.deadletters.letter import is_own_topic
 
@@ -71,7 +72,7 @@ def test_a_record_of_an_ingress_topic_goes_back_with_what_it_asked_for() -> None
     assert again.headers[:-1] == list(asked)
 
 
-def test_a_letter_of_a_consumer_goes_to_its_retry_topic_with_the_records_own_headers() -> None:
+def test_a_letter_of_a_consumer_is_the_next_retry_of_its_record() -> None:
     dead = letter(
         ("trace", b"t"),
         ("dw-wheel", b"n.1"),
@@ -79,11 +80,28 @@ def test_a_letter_of_a_consumer_goes_to_its_retry_topic_with_the_records_own_hea
         ("dw-dead-topic", b"old"),
         ("dw-dead-reason", b"ATTEMPTS_EXHAUSTED"),
         ("dw-dead-topic", b"orders-billing-retry"),
+        ("dw-dead-group", b"billing"),
+        ("dw-dead-attempts", b"3"),
         ("dw-dead-origin", b"orders/0/9"),
+        ("dw-dead-origin-timestamp", b"77"),
+        ("dw-dead-first-error", b"OSError: 1"),
+        ("dw-dead-detail", b"OSError: 3"),
     )
     assert (dead.reason, dead.topic) == ("ATTEMPTS_EXHAUSTED", "orders-billing-retry")
-    assert dead.again(DEAD, to=None, as_new=False).headers[0] == ("trace", b"t")
-    assert len(dead.again(DEAD, to=None, as_new=False).headers) == 2
+    again = dead.again(DEAD, to=None, as_new=False)
+    # The consumer itself reads it.
+    place = consumed.Place("orders-billing-retry", 1, 2, 3)
+    trip, own = consumed.unpack_retry(
+        consumed.Incoming(place, again.key, again.value, again.headers)
+    )
+    assert own == [("trace", b"t"), ("dw-wheel", b"n.1")]
+    origin = consumed.Place("orders", 0, 9, 77)
+    assert trip == consumed.Trip(4, origin, "OSError: 1", "OSError: 3")
+    # As new, it is a stranger's record there; elsewhere it is a message like any other.
+    anew = dead.again(DEAD, to=None, as_new=True)
+    assert [name for name, _ in anew.headers][:-1] == ["trace", "dw-retry-kept-dw-wheel"]
+    elsewhere = dead.again(DEAD, to="late", as_new=False)
+    assert [name for name, _ in elsewhere.headers][:-1] == ["trace"]
 
 
 @given(_HEADERS)

@@ -266,3 +266,41 @@ def test_a_topic_that_is_not_there_has_a_name(kafka: KafkaBroker) -> None:
     with DeadLetterTopic("no-such", settings) as dead, pytest.raises(DeadLettersError) as raised:
         dead.count()
     assert raised.value.reason is DeadLettersReason.TOPIC_MISSING
+
+
+def test_a_letter_without_its_value_is_made_whole_or_refused(letters: Letters) -> None:
+    """Sent as it is, its null value would delete its key from a compacted topic."""
+    source = f"source-{letters.name}"
+    create_topic(letters.address, source)
+    producer = Producer({"bootstrap.servers": letters.address})
+    producer.produce(source, b"large", key=b"k", headers=[("trace", b"7")], timestamp=77_000)
+    producer.produce(source, b"", key=b"k")
+    assert producer.flush(30) == 0
+    for number, (place, timestamp, omitted) in enumerate(
+        (
+            (f"{source}/0/0", b"77000", b"value,headers,key"),
+            (f"{source}/0/0", b"78000", b"value"),  # the topic was made anew since
+            (f"{source}/0/9", b"77000", b"value"),
+            ("nowhere/0/0", b"77000", b"value"),
+            ("?", b"77000", b"value"),
+        )
+    ):
+        producer.produce(
+            letters.name,
+            key=b"k%d" % number,
+            partition=0,
+            headers=[
+                ("dw-dead-topic", letters.orders.encode()),
+                ("dw-dead-reason", b"MESSAGE_TOO_LARGE"),
+                ("dw-dead-origin", place.encode()),
+                ("dw-dead-origin-timestamp", timestamp),
+                ("dw-dead-omitted", omitted),
+            ],
+        )
+    assert producer.flush(30) == 0
+    with letters.open() as dead:
+        settled = dead.replay(Selection())
+    assert (settled.done, settled.refused) == (1, Counter({"ORIGIN_MISSING": 4}))
+    (message,) = read_all(letters.address, letters.orders, at_least=1)
+    assert (message.key(), message.value()) == (b"k", b"large")
+    assert headers_of(message)[0] == ("trace", b"7")

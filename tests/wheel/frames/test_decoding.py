@@ -1,6 +1,7 @@
 """Frames decoded together equal those decoded one by one."""
 
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ from delaywheel.storage.frames.format import (
     index_row_of,
 )
 from delaywheel.storage.frames.rows import index_rows
-from delaywheel.storage.reading.decoding import FrameBatch, PassedOver, decode_together
+from delaywheel.storage.reading.decoding import FrameBatch, PassedOver, decode_ids, decode_together
 from delaywheel.storage.reading.places import Places
 from delaywheel.storage.reading.reader import DamagedFrame, read_batches, read_frames
 from support.wheels.messages import (
@@ -122,6 +123,38 @@ def test_together_they_are_what_they_are_one_by_one(
 
 
 @settings(deadline=None)
+@given(groups(), groups(), st.randoms())
+def test_ids_alone_are_those_of_the_frames(
+    first: list[tuple[Kind, list[Message]]],
+    second: list[tuple[Kind, list[Message]]],
+    random: Random,
+) -> None:
+    """Of both kinds, and in any order of frames."""
+    content, (seqs, rows) = slot_file([*first, *second])
+    order = list(range(len(seqs)))
+    random.shuffle(order)
+    begins = rows["offset"].astype(np.int64)
+    ids = decode_ids(content, begins[order], (seqs[order], rows[order]), WHEEL)
+    assert ids is not None
+    found = zip(
+        ids.seqs.tolist(),
+        ids.rows.tolist(),
+        ids.are_cancels.tolist(),
+        map(bytes, ids.ids),
+        ids.due_ms.tolist(),
+        strict=True,
+    )
+    assert sorted(found) == sorted(
+        (frame.seq, row, kind is Kind.CANCELS, bytes(id_), due_ms)
+        for kind in Kind
+        for frame in one_by_one(content, (seqs, rows), kind)
+        for row, (id_, due_ms) in enumerate(
+            zip(frame.columns.ids, frame.columns.due_ms.tolist(), strict=True)
+        )
+    )
+
+
+@settings(deadline=None)
 @given(groups(), st.data())
 def test_any_flipped_bit_is_noticed(
     groups: list[tuple[Kind, list[Message]]], data: st.DataObject
@@ -138,6 +171,8 @@ def test_any_flipped_bit_is_noticed(
                 decode_together(bytes(damaged), 0, chosen, wheel=WHEEL, slot=BASE_SLOT, kind=kind)
             )
     assert any(batch is None for batch in found)
+    begins = places[1]["offset"].astype(np.int64)
+    assert decode_ids(bytes(damaged), begins, places, WHEEL) is None
 
 
 @settings(deadline=None)

@@ -3,6 +3,7 @@
 import errno
 from collections.abc import Sequence
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from delaywheel.storage.files.wheel_folder import (
     make_wheel,
 )
 from delaywheel.storage.folder import layout
+from delaywheel.storage.folder.steps import finish
 from delaywheel.storage.frames.format import DamageReason, Frame, FrameDamaged, index_row_of
 from delaywheel.storage.frames.frame_copy import FrameCopy
 from delaywheel.storage.frames.rows import GONE_ROW, HOLE_ROW, INDEX_ROW
@@ -491,3 +493,55 @@ def test_missing_frames_below_the_floor_are_finished() -> None:
     pair.mirror.note_damaged(2)
     delete_below(pair.mirror, BASE_SLOT + 1)
     assert pair.mirror.missing == SeqSet.of([2])
+
+
+@pytest.mark.parametrize("counted_again", [False, True])
+def test_the_top_slot_is_that_of_rows_too_that_were_unreadable_when_counted(
+    *, counted_again: bool
+) -> None:
+    pair = Pair(slots=(0, 0, 3, 0, 0))
+    pair.append(pair.copies)
+    pair.disk.failing_reads = "index.", errno.EIO
+    pair.mirror.checkpoint()
+    pair.disk.failing_reads = None
+    if counted_again:
+        pair.mirror.checkpoint()
+        append(pair.origin, [message(7)])
+        append(pair.origin, [message(8)])
+        pair.append(copies_of(pair.origin_disk, DATA, pair.wheel))
+        pair.mirror.checkpoint()
+    pair.reopened()
+    assert pair.mirror.top_slot == BASE_SLOT + 3
+
+
+def test_the_top_slot_is_that_of_rows_too_that_were_unreadable_at_the_start() -> None:
+    pair = Pair(slots=(0, 0, 3, 0, 0))
+    pair.append(pair.copies)
+    pair.disk.failing_reads = "index.", errno.EIO
+    missing = pair.reopened().damaged
+    pair.disk.failing_reads = None
+    assert finish(pair.mirror.reading_again(missing)) == SeqSet([(1, 5)])
+    assert pair.mirror.top_slot == BASE_SLOT + 3
+
+
+def test_rows_are_restored_once_the_slot_files_can_be_read() -> None:
+    pair = Pair()
+    pair.append(pair.copies)
+    pair.disk.zero_somewhere("index", Random(0))  # all of it
+    for seq in range(1, 6):
+        pair.mirror.note_damaged(seq)
+    pair.disk.failing_reads = ".slot", errno.EIO
+    assert finish(pair.mirror.reading_again(pair.mirror.missing)) == NO_SEQS
+    pair.disk.failing_reads = None
+    assert finish(pair.mirror.reading_again(pair.mirror.missing)) == SeqSet([(1, 5)])
+    rows = rows_of(pair.disk, DATA, pair.wheel)
+    assert rows == rows_of(pair.origin_disk, DATA, pair.wheel)
+
+
+def test_rows_that_are_lost_twice_are_restored_twice() -> None:
+    pair = Pair()
+    pair.append(pair.copies)
+    for _ in range(2):
+        pair.disk.zero_somewhere("index", Random(0))  # all of it
+        pair.mirror.note_damaged(3)
+        assert finish(pair.mirror.reading_again(SeqSet.of([3]))) == SeqSet.of([3])

@@ -17,7 +17,8 @@ A partition:
 | assigned | none | the committed offset |
 | a transaction is cut | its settled ones, from the first up to one that is not | |
 | it is committed | those become committed, and leave | |
-| it fails, or perhaps failed | all are forgotten, in all partitions | the committed offset |
+| it failed, or perhaps failed | all stay as they are; once the committed offsets show that it was |
+|   | committed after all, as above | |
 | revoked or lost | all are forgotten | |
 
 Invariants, which make each outcome the only one:
@@ -36,10 +37,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from delaywheel.consumer.message import Outcome, ReceivedMessage, SettledError, Settlement, State
-from delaywheel.consumer.records import Outgoing, Partition
+from delaywheel.consumer.records import Outgoing, Partition, Place
 
 CUT_RECORDS = 5_000
 CUT_BYTES = 8_000_000
@@ -60,6 +62,8 @@ class Counts:
         forgotten: Records that were held here and are delivered again.
         commits: Transactions that were committed.
         failed_commits: Transactions that failed, or may have.
+        restarts: Partitions that were read from their beginning since their offsets went back: the
+            topic was made anew, or has lost its end.
     """
 
     done: int = 0
@@ -71,6 +75,7 @@ class Counts:
     forgotten: int = 0
     commits: int = 0
     failed_commits: int = 0
+    restarts: int = 0
 
 
 @dataclass(slots=True)
@@ -81,21 +86,23 @@ class Cut:
     records: list[Outgoing] = field(default_factory=list)
     offsets: dict[Partition, int] = field(default_factory=dict)
     length_bytes: int = 0
+    most: int = CUT_RECORDS
 
     @property
     def is_full(self) -> bool:
         """Whether the transaction is full."""
-        return len(self.messages) >= CUT_RECORDS or self.length_bytes >= CUT_BYTES
+        return len(self.messages) >= self.most or self.length_bytes >= CUT_BYTES
 
 
 class _Shelf:
     """The uncommitted records of one partition, by offset."""
 
-    __slots__ = ("position", "records")
+    __slots__ = ("held_bytes", "position", "records")
 
     def __init__(self, position: int | None) -> None:
         self.position = position
         self.records: deque[ReceivedMessage] = deque()
+        self.held_bytes = 0
 
 
 class Book:
@@ -135,10 +142,31 @@ class Book:
         """Whether nothing more may be fetched."""
         return self._held >= self._max_held or self._held_bytes >= self._max_held_bytes
 
-    @property
-    def has_room(self) -> bool:
-        """Whether fetching may resume after the book was full: half of it is free again."""
-        return self._held * 2 <= self._max_held and self._held_bytes * 2 <= self._max_held_bytes
+    def crowded(self, before: AbstractSet[Partition]) -> set[Partition]:
+        """Returns the partitions that are to be read no further for now.
+
+        Half of the room is shared by those who ask first; the other half is reserved for the
+        partitions in equal parts. So one whose records stay here stops no other.
+
+        Args:
+            before: Those that were crowded: for them, more must be free again.
+        """
+        if self.is_full:
+            return set(self._shelves)
+        parts = 2 * max(1, len(self._shelves))
+        part, part_bytes = max(1, self._max_held // parts), self._max_held_bytes // parts
+        shelves = self._shelves.values()
+        used = self._held + sum(max(0, part - len(shelf.records)) for shelf in shelves)
+        used_bytes = self._held_bytes + sum(
+            max(0, part_bytes - shelf.held_bytes) for shelf in shelves
+        )
+        return {
+            partition
+            for partition, shelf in self._shelves.items()
+            for most in (0.75 if partition in before else 1.0,)
+            if (used >= most * self._max_held and len(shelf.records) >= most * part)
+            or (used_bytes >= most * self._max_held_bytes and shelf.held_bytes >= most * part_bytes)
+        }
 
     @property
     def has_waiting(self) -> bool:
@@ -163,24 +191,38 @@ class Book:
             for message in shelf.records
         )
 
-    def assign(self, positions: Mapping[Partition, int | None]) -> None:
-        """Assigns partitions from these offsets on; forgets the records held of them."""
-        self.forget(positions)
+    def assign(self, positions: Mapping[Partition, int | None]) -> list[ReceivedMessage]:
+        """Assigns partitions from these offsets on; forgets the records held of them.
+
+        Returns:
+            What was in hand of them.
+        """
+        in_hand = self.forget(positions)
         for partition, position in positions.items():
             self._shelves[partition] = _Shelf(position)
+        return in_hand
 
-    def forget(self, partitions: Iterable[Partition]) -> None:
-        """Forgets partitions that are no longer assigned."""
+    def forget(self, partitions: Iterable[Partition]) -> list[ReceivedMessage]:
+        """Forgets partitions that are no longer assigned; returns what was in hand of them."""
+        in_hand: list[ReceivedMessage] = []
         for partition in list(partitions):
             shelf = self._shelves.pop(partition, None)
             if shelf is None:
                 continue
             for message in shelf.records:
+                if message.state is State.IN_HAND:
+                    in_hand.append(message)
                 message.state = State.FORGOTTEN
                 message.settlement = None
                 self._leave(message)
             self.counts.forgotten += len(shelf.records)
         self._waiting = deque(one for one in self._waiting if one.state is State.WAITING)
+        return in_hand
+
+    def goes_back(self, place: Place) -> bool:
+        """Whether a record lies before what was read: the partition does not go on as it did."""
+        shelf = self._shelves.get(Partition(place.topic, place.partition))
+        return shelf is not None and shelf.position is not None and place.offset < shelf.position
 
     def take(self, message: ReceivedMessage) -> bool:
         """Holds a fetched record; returns False if it is not of this assignment."""
@@ -190,6 +232,7 @@ class Book:
             return False
         shelf.position = place.offset + 1
         shelf.records.append(message)
+        shelf.held_bytes += message.length_bytes
         self._waiting.append(message)
         self._held += 1
         self._held_bytes += message.length_bytes
@@ -228,9 +271,18 @@ class Book:
         message.state = State.SETTLED
         return True
 
-    def cut(self) -> Cut | None:
-        """Returns what the next transaction should commit, without any change; None if nothing."""
-        cut = Cut()
+    def resettle(self, message: ReceivedMessage, settlement: Settlement) -> None:
+        """Gives a settled record another outcome: no transaction with the former one succeeded."""
+        assert message.state is State.SETTLED
+        message.settlement = settlement
+
+    def cut(self, most: int | None = None) -> Cut | None:
+        """Returns what the next transaction should commit, without any change; None if nothing.
+
+        Args:
+            most: The most records that it may settle.
+        """
+        cut = Cut(most=CUT_RECORDS if most is None else most)
         for partition, shelf in self._shelves.items():
             for message in shelf.records:
                 if message.state is not State.SETTLED or cut.is_full:
@@ -250,7 +302,9 @@ class Book:
         for message in cut.messages:
             assert message.settlement is not None
             place = message.place
-            first = self._shelves[Partition(place.topic, place.partition)].records.popleft()
+            shelf = self._shelves[Partition(place.topic, place.partition)]
+            first = shelf.records.popleft()
+            shelf.held_bytes -= message.length_bytes
             assert first is message
             message.state = State.COMMITTED
             counted[message.settlement.outcome] += 1

@@ -10,8 +10,11 @@ bound, partitions are paused.
 |   | settled, for `drain`; what is settled is committed; the rest is forgotten |
 | partitions are lost | they are forgotten |
 | partitions are assigned | the committed offsets are read, once no transaction is open there |
-| a transaction fails, or perhaps failed | all is forgotten; a new producer ends what the old one |
-|   | had begun; then the committed offsets show what happened |
+| a transaction fails, or perhaps failed | nothing is handed out; a new producer ends what the |
+|   | old one had begun, the committed offsets show what happened, and what is held is kept: its |
+|   | handlers have begun, or are spared |
+| it is refused because of its records | half as many are committed at once; one alone gets |
+|   | another outcome: a dead letter, or one without its value |
 | Kafka is away | the same again, a little later each time |
 """
 
@@ -20,10 +23,11 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import TypeVar
 
-from delaywheel.consumer.book import Book, Counts
+from delaywheel.consumer.book import CUT_RECORDS, Book, Counts, Cut
 from delaywheel.consumer.message import (
     Batch,
     ConsumerError,
@@ -35,8 +39,16 @@ from delaywheel.consumer.message import (
 )
 from delaywheel.consumer.order import KeyOrder, whole_lanes
 from delaywheel.consumer.policy import DeadLetterReason, Policy
-from delaywheel.consumer.port import Broker, KafkaAway, insist
-from delaywheel.consumer.records import Incoming, Partition, Trip, unpack_retry
+from delaywheel.consumer.port import (
+    FIRST_BACKOFF_S,
+    LONGEST_BACKOFF_S,
+    Broker,
+    Failure,
+    KafkaAway,
+    Topic,
+    insist,
+)
+from delaywheel.consumer.records import Incoming, Partition, Passed, Trip, unpack_retry
 from delaywheel.consumer.settings import Settings
 from delaywheel.levels import Duration
 
@@ -44,6 +56,8 @@ _LOG = logging.getLogger("delaywheel.consumer")
 
 FETCH_RECORDS = 500
 FETCH_S = 0.1
+LOOK_S = 5.0
+"""How long a topic that was made anew may be read at the old offsets."""
 
 _T = TypeVar("_T")
 
@@ -70,9 +84,17 @@ class Engine:
         self._membership: bytes | None = None
         self._ours: Sequence[Partition] = ()
         self._must_recover = False
+        self._doubtful: Cut | None = None
+        self._failures = 0
+        self._recover_at_s = 0.0
+        self._cut_most: int | None = None
         self._called_back = False
-        self._paused = False
-        self._is_source_paused = False
+        self._topics: dict[str, Topic] = {}
+        self._begun_with: dict[str, int] = {}
+        self._look_at_s = 0.0
+        self._crowded: set[Partition] = set()
+        self._paused: set[Partition] = set()
+        self._are_sources_paused = False
         self._is_paused_by_caller = False
         self._is_draining = False
         self._is_stopping = False
@@ -125,7 +147,7 @@ class Engine:
         batch = Batch()
         with self._changed:
             self._raise_error()
-            if self._is_draining or self._is_stopping or self._is_paused_by_caller:
+            if not self._may_hand_out:
                 return batch
             while len(batch) < most and (message := self._book.hand_out()) is not None:
                 if self._is_for_a_handler(message):
@@ -256,9 +278,10 @@ class Engine:
             self._error = error
         finally:
             with self._changed:
-                self._book.forget(self._book.partitions)
+                lost = self._book.forget(self._book.partitions)
                 self._has_ended = True
                 self._notify()
+            self._tell_lost(lost)
             try:
                 self._broker.close()
             except Exception:  # noqa: BLE001 - whatever it was, this is the end
@@ -268,9 +291,7 @@ class Engine:
         start = self._insist("Kafka does not answer", self._broker.start)
         if start is None:
             return
-        self._policy = Policy(
-            self._settings, ingress_topic=start.ingress_topic, most_bytes=start.ingress_max_bytes
-        )
+        self._policy = Policy(self._settings, start)
         if not self._renewed():
             return
         self._broker.subscribe(
@@ -291,17 +312,27 @@ class Engine:
         if self._called_back and records:
             # They may have been fetched before the call or after it: read them again.
             if self._book.partitions:
-                self._broker.assign(self._book.positions)
-                self._paused = self._is_source_paused = False
+                self._read_from(self._book.positions)
             records = ()
         self._take(records)
+        if now_s >= self._look_at_s:
+            self._look_at_topics()
         if self._must_recover:
-            self._recover()
+            if time.monotonic() >= self._recover_at_s:
+                self._recover()
         elif self._wants_commit or time.monotonic() >= self._next_commit_s:
             self._commit()
 
     def _take(self, records: Sequence[Incoming]) -> None:
         if not records:
+            return
+        went_back = {
+            Partition(record.place.topic, record.place.partition)
+            for record in records
+            if self._book.goes_back(record.place)
+        }
+        if went_back:
+            self._assigned(self._ours, went_back)
             return
         messages = [self._message(record) for record in records]
         with self._changed:
@@ -317,72 +348,113 @@ class Engine:
         return ReceivedMessage(self, record, trip, headers)
 
     def _regulate(self, *, fetches: bool) -> None:
-        """Pauses what is assigned while enough is held, or the caller has paused."""
+        """Pauses partitions of which enough is held, or all if the caller has paused."""
         with self._changed:
-            stop = self._book.is_full or self._is_paused_by_caller or not fetches
-            go = self._book.has_room and not self._is_paused_by_caller and fetches
             partitions = self._book.partitions
-        if stop and not self._paused:
-            self._broker.pause(partitions)
-            self._paused = True
-        elif go and self._paused:
-            self._broker.resume(partitions)
-            self._paused = self._is_source_paused = False
-        self._regulate_sources(partitions)
+            self._crowded = self._book.crowded(self._crowded)
+            resting = set(self._crowded) | self._resting_sources(partitions)
+            if self._is_paused_by_caller or not fetches:
+                resting = set(partitions)
+        if resting - self._paused:
+            self._broker.pause(sorted(resting - self._paused))
+        if self._paused - resting:
+            self._broker.resume(sorted(self._paused - resting))
+        self._paused = resting
 
-    def _regulate_sources(self, partitions: Sequence[Partition]) -> None:
+    def _resting_sources(self, partitions: Sequence[Partition]) -> set[Partition]:
         """While too much is away, reads only returning records: waiting keeps the order then."""
-        if self._order is None or self._paused:
-            return
-        bound = self._settings.max_away_bytes
-        sources = [one for one in partitions if one.topic not in self._retry_topics]
-        if self._order.away_bytes >= bound and not self._is_source_paused:
-            self._broker.pause(sources)
-            self._is_source_paused = True
-        elif self._order.away_bytes * 2 <= bound and self._is_source_paused:
-            self._broker.resume(sources)
-            self._is_source_paused = False
+        if self._order is None:
+            return set()
+        away_bytes, bound = self._order.away_bytes, self._settings.max_away_bytes
+        if away_bytes >= bound or away_bytes * 2 <= bound:
+            self._are_sources_paused = away_bytes >= bound
+        if not self._are_sources_paused:
+            return set()
+        return {one for one in partitions if one.topic not in self._retry_topics}
+
+    def _read_from(self, positions: Mapping[Partition, int | None]) -> None:
+        self._broker.assign(positions)
+        self._paused, self._crowded = set(), set()
 
     def _commit(self) -> None:
         """Commits settled records, in as many transactions as that takes."""
         while not self._must_recover:
             with self._changed:
-                cut = self._book.cut()
+                cut = self._book.cut(self._cut_most)
                 self._wants_commit = False
             if cut is None:
                 break
             membership = self._membership
             failure = (
-                "the consumer is no longer a member of its group"
+                Failure("the consumer is no longer a member of its group")
                 if membership is None
-                else self._broker.commit(cut.records, cut.offsets, membership)
+                else self._broker.commit(cut.records, self._passed(cut.offsets), membership)
             )
             with self._changed:
                 if failure is None:
                     self._book.committed(cut)
-                    self._trouble = None
+                    self._trouble, self._failures = None, 0
+                    self._widen()
                 else:
-                    self._fail(failure)
+                    self._fail(failure, cut)
                 self._changed.notify_all()
             if not cut.is_full:
                 break
         self._next_commit_s = time.monotonic() + self._settings.commit_every_ms / 1000
 
-    def _fail(self, failure: str) -> None:
-        """Stops handing out and settling until Kafka has shown what happened."""
-        _LOG.warning("a transaction failed, its records are read again: %s", failure)
-        self._trouble = failure
+    def _fail(self, failure: Failure, cut: Cut) -> None:
+        """Stops handing out until Kafka has shown what happened."""
+        _LOG.warning("a transaction of %d records failed: %s", len(cut.messages), failure.text)
+        self._trouble = failure.text
         self._must_recover = True
         self._book.counts.failed_commits += 1
-        self._book.forget(self._book.partitions)
+        if failure.is_refusal:
+            self._narrow(failure, cut)
+            return
+        self._doubtful = cut
+        if self._failures:
+            wait_s = FIRST_BACKOFF_S * 2.0 ** min(self._failures, 10)
+            self._recover_at_s = time.monotonic() + min(wait_s, LONGEST_BACKOFF_S)
+        self._failures += 1
+
+    def _narrow(self, failure: Failure, cut: Cut) -> None:
+        """Looks for the record that is refused, and gives it another outcome once it is alone."""
+        self._cut_most = len(cut.messages) // 2
+        if self._cut_most:
+            return
+        self._cut_most = 1
+        (message,) = cut.messages
+        assert self._policy is not None
+        assert message.settlement is not None
+        settlement = self._policy.instead(message, message.settlement, failure.text)
+        _LOG.error("%r: %s", message, failure.text)
+        if self._order is not None:
+            written, _ = self._order.settled(message, settlement)
+            settlement = settlement._replace(order=written)
+        self._book.resettle(message, settlement)
+
+    def _widen(self) -> None:
+        if self._cut_most is not None:
+            self._cut_most *= 2
+            if self._cut_most >= CUT_RECORDS:
+                self._cut_most = None
 
     def _recover(self) -> None:
-        """Ends what the old producer had begun, and continues from the committed offsets."""
-        # `fetch` reports a rebalance that is under way, and then assigns again.
-        if self._ours:
-            self._assigned(self._ours)
-        else:
-            self._renewed()
+        """Ends what the old producer had begun, and finds out whether that was committed."""
+        if not self._renewed() or self._doubtful is None:
+            return
+        cut = self._doubtful
+        found = self._insist(
+            "no committed offsets", lambda: self._broker.committed(list(cut.offsets))
+        )
+        if found is None:  # the end was asked for
+            self._must_recover = True
+            return
+        with self._changed:
+            self._doubtful = None
+            if all(one is not None and one.offset == cut.offsets[at] for at, one in found.items()):
+                self._book.committed(cut)
+            self._notify()
 
     def _renewed(self) -> bool:
         def renew() -> bool:
@@ -391,9 +463,25 @@ class Engine:
 
         is_renewed = self._insist("no transactional producer", renew) is not None
         self._must_recover = not is_renewed
+        self._recover_at_s = 0.0
         return is_renewed
 
-    def _assigned(self, partitions: Sequence[Partition]) -> None:
+    def _look_at_topics(self) -> None:
+        """Begins anew in topics that were made anew: the client would go on at the old offsets."""
+        self._look_at_s = time.monotonic() + LOOK_S
+        try:
+            topics = self._broker.topics()
+        except KafkaAway:
+            return
+        if any(
+            one.topic in topics and _is_another(self._topics.get(one.topic), topics[one.topic])
+            for one in self._ours
+        ):
+            self._assigned(self._ours)
+
+    def _assigned(
+        self, partitions: Sequence[Partition], went_back: AbstractSet[Partition] = frozenset()
+    ) -> None:
         self._called_back = True
         self._ours = list(partitions)
         if self._must_recover:
@@ -401,7 +489,7 @@ class Engine:
         self._membership = self._broker.membership()
         if self._order is not None:
             partitions = whole_lanes(self._settings, partitions)
-        positions = self._insist("no committed offsets", lambda: self._find(partitions))
+        positions = self._insist("no committed offsets", lambda: self._find(partitions, went_back))
         # Only now: every transaction of an earlier owner has ended, and is visible.
         lanes = [
             one
@@ -411,36 +499,84 @@ class Engine:
         away = self._insist("the order topics cannot be read", lambda: self._broker.away(lanes))
         if positions is None or away is None:  # the end was asked for
             positions, away = dict.fromkeys(partitions), {}
-        self._broker.assign(positions)
-        self._paused = self._is_source_paused = False
+        self._read_from(positions)
         with self._changed:
-            self._book.assign(positions)
+            self._doubtful = None
+            lost = self._book.assign(positions)
             for lane, known in away.items():
                 assert self._order is not None
                 self._order.assign(lane, self._settings.names_of(lane.topic).order, known)
+            self._notify()
+        self._tell_lost(lost)
         _LOG.info("assigned: %s", list(map(str, partitions)))
 
-    def _find(self, partitions: Sequence[Partition]) -> dict[Partition, int | None]:
-        """Returns where to read on.
+    def _find(
+        self, partitions: Sequence[Partition], went_back: AbstractSet[Partition]
+    ) -> dict[Partition, int | None]:
+        """Returns where to read on; None: from the beginning.
+
+        That is where the group was, unless the topic is another one, or ends before that.
 
         If a group begins at the end, that position is committed before it is used: later records
         are not skipped, even if this consumer dies at once.
         """
-        positions = self._broker.committed(partitions)
+        topics = self._broker.topics()
+        known = self._broker.committed(partitions)
+        ends = self._broker.ends([one for one in partitions if known[one] is not None])
+        positions: dict[Partition, int | None] = {}
+        for partition, passed in known.items():
+            positions[partition] = None if passed is None else passed.offset
+            if passed is None:
+                continue
+            why = None
+            if _is_another(Topic(passed.topic_id, 0), topics.get(partition.topic)):
+                why = "the topic was made anew"
+            elif passed.offset > ends[partition]:
+                why = f"it ends at {ends[partition]}"
+            elif partition in went_back:
+                why = "its offsets went back"
+            if why is not None:
+                _LOG.error("%s is read from its beginning: %s", partition, why)
+                positions[partition] = None
+                self._book.counts.restarts += 1
+        self._topics = topics
         if self._settings.start == "latest":
-            new = [
-                partition
-                for partition, position in positions.items()
-                if position is None and partition.topic not in self._retry_topics
-            ]
-            if new and self._membership is not None:
-                ends = self._broker.ends(new)
-                failure = self._broker.commit((), ends, self._membership)
-                if failure is not None:
-                    self._broker.renew_producer()
-                    raise KafkaAway(failure)
-                positions.update(ends)
+            positions |= self._begin_at_the_end([one for one in partitions if known[one] is None])
         return positions
+
+    def _begin_at_the_end(self, partitions: Sequence[Partition]) -> dict[Partition, int]:
+        """Returns the ends of partitions that the group has not begun with, once committed.
+
+        A partition that was added after the group had begun is read from its beginning: all of its
+        records came later. How many partitions there were is said in each commit.
+        """
+        new = [one for one in partitions if one.topic not in self._retry_topics]
+        if not self._ours or self._membership is None:
+            return {}
+        for topic in {one.topic for one in self._ours} - self._retry_topics:
+            if topic in self._topics and topic not in self._begun_with:
+                count = self._topics[topic].partitions
+                known = self._broker.committed([Partition(topic, n) for n in range(count)])
+                said = [one.begun_with for one in known.values() if one is not None]
+                self._begun_with[topic] = max(said) if said else count
+        first = [one for one in new if one.number < self._begun_with.get(one.topic, 0)]
+        if not first:
+            return {}
+        ends = self._broker.ends(first)
+        failure = self._broker.commit((), self._passed(ends), self._membership)
+        if failure is not None:
+            self._broker.renew_producer()
+            raise KafkaAway(failure.text)
+        return ends
+
+    def _passed(self, offsets: Mapping[Partition, int]) -> dict[Partition, Passed]:
+        nowhere = Topic("", 0)
+        return {
+            one: Passed(
+                offset, self._topics.get(one.topic, nowhere).id, self._begun_with.get(one.topic, 0)
+            )
+            for one, offset in offsets.items()
+        }
 
     def _revoked(self, partitions: Sequence[Partition]) -> None:
         self._called_back = True
@@ -451,11 +587,19 @@ class Engine:
     def _lost(self, partitions: Sequence[Partition]) -> None:
         self._called_back = True
         with self._changed:
-            self._book.forget(partitions)
+            # Its offsets may be committed by others from now on: they no longer show our outcome.
+            self._doubtful = None
+            lost = self._book.forget(partitions)
             if self._order is not None:
                 self._order.forget(partitions)
             self._changed.notify_all()
+        self._tell_lost(lost)
         self._ours = [one for one in self._ours if one not in partitions]
+
+    @staticmethod
+    def _tell_lost(messages: Sequence[ReceivedMessage]) -> None:
+        for message in messages:
+            message.tell_lost()
 
     def _drain(self, partitions: Sequence[Partition]) -> None:
         """Waits until records in hand are settled, for a bounded time."""
@@ -473,6 +617,8 @@ class Engine:
             self._notify()
         while self._book.in_hand(self._book.partitions) and time.monotonic() < deadline:
             self._turn(fetches=False)
+        if self._must_recover:
+            self._recover()
         if not self._must_recover:
             self._commit()
 
@@ -484,8 +630,18 @@ class Engine:
 
         return insist(ask, note, lambda: self._is_stopping)
 
+    @property
+    def _may_hand_out(self) -> bool:
+        return not (
+            self._is_draining
+            or self._is_stopping
+            or self._is_paused_by_caller
+            # Until it is known what became of them, others may have these partitions.
+            or self._must_recover
+        )
+
     def _can_hand_out(self) -> bool:
-        return self._book.has_waiting and not (self._is_draining or self._is_paused_by_caller)
+        return self._book.has_waiting and self._may_hand_out
 
     def _notify(self) -> None:
         self._changed.notify_all()
@@ -497,3 +653,8 @@ class Engine:
             if isinstance(self._error, ConsumerError):
                 raise self._error
             raise RuntimeError("the consumer's thread has ended") from self._error
+
+
+def _is_another(before: Topic | None, now: Topic | None) -> bool:
+    """Whether a topic was deleted and made anew; not if Kafka does not say its id."""
+    return before is not None and now is not None and "" != before.id != now.id != ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from enum import IntEnum, StrEnum
 from types import TracebackType
 from typing import NamedTuple, Protocol, Self
@@ -51,6 +51,12 @@ class ConsumerReason(StrEnum):
     """With `ordered`, the topics of a group must have as many partitions as the source topic."""
     NOT_AUTHORIZED = "NOT_AUTHORIZED"
     """Kafka refuses a topic, the group or the transactional id to these credentials."""
+    TOPIC_TOO_SMALL = "TOPIC_TOO_SMALL"
+    """A topic of dead letters takes less than the topic that is read: raise `max.message.bytes`."""
+    OUTCOME_REFUSED = "OUTCOME_REFUSED"
+    """Kafka takes neither a record's retry nor any dead letter of it; the text says why."""
+    SETTING_INVALID = "SETTING_INVALID"
+    """The Kafka client does not know a setting given in `kafka`, or not its value."""
     KAFKA_FATAL = "KAFKA_FATAL"
     """The Kafka client has failed for good; a new consumer may work."""
 
@@ -117,6 +123,9 @@ class Desk(Protocol):
 class ReceivedMessage:
     """A record to be handled, with exactly one outcome: done, retried or dead.
 
+    It is ours until it is settled, or until Kafka gives its partition to another consumer:
+    `is_ours` and `on_lost` tell long handlers of that.
+
     Use it as a context manager, `with` or `async with`: left normally, it is done; left by an
     exception, it is retried or dead, depending on the consumer's options (`retry`, `retry_on`,
     `dead_on`). Or call `done`, `retry` or `dead`. A message that is never settled is delivered
@@ -141,6 +150,7 @@ class ReceivedMessage:
 
     __slots__ = (
         "_desk",
+        "_on_lost",
         "attempt",
         "first_error",
         "headers",
@@ -156,6 +166,7 @@ class ReceivedMessage:
 
     def __init__(self, desk: Desk, record: Incoming, trip: Trip, headers: Headers) -> None:
         self._desk = desk
+        self._on_lost: Callable[[], None] | None = None
         self.place: Place = record.place
         self.key = record.key
         self.value = record.value
@@ -181,6 +192,30 @@ class ReceivedMessage:
     def timestamp_ms(self) -> int:
         """The timestamp of the record when it was first read."""
         return self.origin.timestamp_ms
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether its outcome still counts; False: it is delivered again, here or elsewhere."""
+        return self.state is not State.FORGOTTEN
+
+    def on_lost(self, call: Callable[[], None]) -> None:
+        """Sets what is called, on another thread, when the record is no longer ours.
+
+        Only for a record that is not settled by then; at once if it is not ours now. What it
+        raises is logged.
+        """
+        self._on_lost = call
+        if not self.is_ours:
+            self.tell_lost()
+
+    def tell_lost(self) -> None:
+        """Calls what `on_lost` has set, once."""
+        call, self._on_lost = self._on_lost, None
+        if call is not None:
+            try:
+                call()
+            except Exception:  # noqa: BLE001 - it is the caller's
+                _LOG.exception("what %r was to call when it was lost", self)
 
     @property
     def is_settled(self) -> bool:

@@ -12,7 +12,9 @@
 
 A record whose time to live has passed, or would pass before it came back, has expired: it is
 skipped, or dead with EXPIRED. A retry that is too large for the ingress topic is dead,
-MESSAGE_TOO_LARGE.
+MESSAGE_TOO_LARGE; one that this topic refuses all the same, RETRY_REFUSED. A letter that is too
+large for its topic omits the value, or also the headers, or also the key, and `dw-dead-omitted`
+names them: they stay where the letter's origin says.
 """
 
 from __future__ import annotations
@@ -20,10 +22,25 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Literal
 
-from delaywheel.consumer.message import Outcome, ReceivedMessage, Settlement
-from delaywheel.consumer.records import Outgoing, Trip, dead_letter, error_text, retry_record
+from delaywheel.consumer.message import (
+    ConsumerError,
+    ConsumerReason,
+    Outcome,
+    ReceivedMessage,
+    Settlement,
+)
+from delaywheel.consumer.port import Start
+from delaywheel.consumer.records import (
+    Outgoing,
+    Trip,
+    dead_letter,
+    error_text,
+    retry_record,
+    shortened,
+)
 from delaywheel.consumer.settings import Settings
 from delaywheel.levels import Duration, length_ms
+from delaywheel.record_headers import OMISSIONS, OMITTED_HEADER
 from delaywheel.ttl import ttl_s_of
 
 _BATCH_BYTES = 120
@@ -38,16 +55,17 @@ class DeadLetterReason(StrEnum):
     NOT_RETRIABLE = "NOT_RETRIABLE"
     EXPIRED = "EXPIRED"
     MESSAGE_TOO_LARGE = "MESSAGE_TOO_LARGE"
+    RETRY_REFUSED = "RETRY_REFUSED"
 
 
 class Policy:
     """Makes settlements, without clock or state."""
 
-    def __init__(self, settings: Settings, *, ingress_topic: str, most_bytes: int) -> None:
-        """Takes the settings."""
+    def __init__(self, settings: Settings, start: Start) -> None:
+        """Takes the settings, and what Kafka says about the topics."""
         self._settings = settings
-        self._ingress_topic = ingress_topic
-        self._most_bytes = most_bytes
+        self._ingress_topic = start.ingress_topic
+        self._most_bytes = start.most_bytes
 
     def meaning(self, error: Exception) -> Literal["retry", "dead"] | None:
         """Returns the outcome that a handler's exception calls for; None if it must be raised."""
@@ -100,15 +118,35 @@ class Policy:
             due_ms=due_ms,
             partition=message.place.partition if keeps else None,
         )
+        return record if self._fits(record) else None
+
+    def _fits(self, record: Outgoing) -> bool:
         whole = record.length_bytes + _BATCH_BYTES + _HEADER_BYTES * len(record.headers)
-        return None if whole > self._most_bytes else record
+        return whole <= self._most_bytes[record.topic]
+
+    def instead(self, message: ReceivedMessage, refused: Settlement, why: str) -> Settlement:
+        """Returns what becomes of a record whose outcome Kafka does not take.
+
+        Raises:
+            ConsumerError: Nothing is left to try.
+        """
+        if refused.outcome in (Outcome.RETRIED, Outcome.PARKED):
+            return self.dead(message, DeadLetterReason.RETRY_REFUSED, why)
+        letter = refused.record
+        if letter is None or letter.value is None:
+            topic = "Kafka" if letter is None else letter.topic
+            raise ConsumerError(
+                ConsumerReason.OUTCOME_REFUSED, f"{message!r}: {topic} takes nothing of it: {why}"
+            )
+        headers = [*letter.headers, (OMITTED_HEADER, b"value")]
+        return refused._replace(record=letter._replace(value=None, headers=headers))
 
     def dead(
         self, message: ReceivedMessage, reason: str, error: BaseException | str | None = None
     ) -> Settlement:
         """Returns the settlement with a record's dead letter."""
         names = self._settings.names_of(message.place.topic)
-        letter = dead_letter(
+        whole = dead_letter(
             dead_topic=names.dead,
             retry_topic=names.retry,
             group=self._settings.group,
@@ -118,6 +156,8 @@ class Policy:
             value=message.value,
             headers=message.headers,
         )
+        letters = (shortened(whole, len(message.headers), omitted) for omitted in OMISSIONS)
+        letter = next(filter(self._fits, letters), whole)
         return Settlement(Outcome.DEAD, letter)
 
     def expired(

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
 from delaywheel.consumer.order import Away
-from delaywheel.consumer.records import Incoming, Outgoing, Partition
+from delaywheel.consumer.records import Incoming, Outgoing, Partition, Passed
 
 _LOG = logging.getLogger("delaywheel.consumer")
 
@@ -51,11 +51,30 @@ class Start(NamedTuple):
 
     Attributes:
         ingress_topic: The cluster's ingress topic.
-        ingress_max_bytes: The largest batch that this topic accepts.
+        most_bytes: The largest batch that this topic and those of dead letters accept, by topic.
     """
 
     ingress_topic: str
-    ingress_max_bytes: int
+    most_bytes: Mapping[str, int]
+
+
+class Topic(NamedTuple):
+    """A topic as it is now; the id is empty if Kafka does not say it."""
+
+    id: str
+    partitions: int
+
+
+class Failure(NamedTuple):
+    """Why a transaction is not committed, or perhaps not: call `renew_producer` then.
+
+    Attributes:
+        text: In Kafka's words.
+        is_refusal: It is certainly not committed, since a topic does not take one of its records.
+    """
+
+    text: str
+    is_refusal: bool = False
 
 
 class Broker(Protocol):
@@ -84,7 +103,15 @@ class Broker(Protocol):
         """
         ...
 
-    def committed(self, partitions: Sequence[Partition]) -> dict[Partition, int | None]:
+    def topics(self) -> dict[str, Topic]:
+        """Returns the topics that are read, as far as they exist.
+
+        Raises:
+            KafkaAway: Try again.
+        """
+        ...
+
+    def committed(self, partitions: Sequence[Partition]) -> dict[Partition, Passed | None]:
         """Returns the group's offsets, once no open transaction may still change them.
 
         Raises:
@@ -125,13 +152,15 @@ class Broker(Protocol):
         ...
 
     def commit(
-        self, records: Sequence[Outgoing], offsets: Mapping[Partition, int], membership: bytes
-    ) -> str | None:
+        self, records: Sequence[Outgoing], offsets: Mapping[Partition, Passed], membership: bytes
+    ) -> Failure | None:
         """Writes records and offsets in one transaction.
 
         Returns:
-            None: It is committed. Otherwise why it is not, or perhaps not: call `renew_producer`
-            then.
+            None: It is committed.
+
+        Raises:
+            ConsumerError: Kafka does not permit it, nor another one.
         """
         ...
 
@@ -140,8 +169,8 @@ class Broker(Protocol):
 
         Raises:
             KafkaAway: Try again.
-            ConsumerError: It is impossible, or the ingress topic is gone: no transaction with a
-                retry would ever commit, and its records would be handled again and again.
+            ConsumerError: It is impossible, or a topic that outcomes go to is gone: no transaction
+                with one would ever commit.
         """
         ...
 

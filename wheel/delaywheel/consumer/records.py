@@ -29,14 +29,25 @@ Their names begin with `dw-dead-`, as in the service's own dead letters:
 | `dw-dead-attempts` | how many were made |
 | `dw-dead-origin`, `dw-dead-origin-timestamp` | as above |
 | `dw-dead-first-error` | how the first attempt failed, if it did |
+| `dw-dead-omitted` | what is left out, as the topic takes no more: `value`, `value,headers` … |
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from delaywheel import ingress
 from delaywheel.message import RESERVED_PREFIX
+from delaywheel.record_headers import (
+    OMITTED_HEADER,
+    RETRY_ATTEMPT,
+    RETRY_FIRST_ERROR,
+    RETRY_KEPT,
+    RETRY_LAST_ERROR,
+    RETRY_ORIGIN,
+    RETRY_ORIGIN_TIMESTAMP,
+)
 from delaywheel.ttl import TTL_HEADER
 
 Headers = list[tuple[str, bytes | None]]
@@ -48,13 +59,6 @@ LONGEST_ERROR = 300
 RECORD_ROOM_BYTES = 4_096
 """How much larger than its record a retry or dead letter may be, because of our headers."""
 
-_KEPT = f"{ingress.PASSED_PREFIX}kept-"
-_ATTEMPT = f"{ingress.PASSED_PREFIX}attempt"
-_ORIGIN = f"{ingress.PASSED_PREFIX}origin"
-_ORIGIN_TIMESTAMP = f"{ingress.PASSED_PREFIX}origin-timestamp"
-_FIRST_ERROR = f"{ingress.PASSED_PREFIX}first-error"
-_LAST_ERROR = f"{ingress.PASSED_PREFIX}last-error"
-
 
 class Partition(NamedTuple):
     """One partition of a topic."""
@@ -64,6 +68,21 @@ class Partition(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.topic}/{self.number}"
+
+
+class Passed(NamedTuple):
+    """What a group commits for a partition: everything before the offset has ended.
+
+    Attributes:
+        offset: The next one.
+        topic_id: Kafka's id of the topic that it was of; empty: unknown.
+        begun_with: How many partitions the topic had when the group began at its end; 0: it did
+            not, or this is not known.
+    """
+
+    offset: int
+    topic_id: str = ""
+    begun_with: int = 0
 
 
 class Place(NamedTuple):
@@ -132,19 +151,19 @@ def unpack_retry(record: Incoming) -> tuple[Trip, Headers]:
     ours: dict[str, bytes] = {}
     own: Headers = []
     for name, value in record.headers:
-        if name.startswith(_KEPT):
-            own.append((name[len(_KEPT) :], value))
+        if name.startswith(RETRY_KEPT):
+            own.append((name[len(RETRY_KEPT) :], value))
         elif not name.startswith(RESERVED_PREFIX):
             own.append((name, value))
         elif value is not None:
             ours[name] = value
     try:
-        topic, partition, offset = ours[_ORIGIN].decode().split("/")
-        origin = Place(topic, int(partition), int(offset), int(ours[_ORIGIN_TIMESTAMP]))
-        attempt = int(ours[_ATTEMPT])
+        topic, partition, offset = ours[RETRY_ORIGIN].decode().split("/")
+        origin = Place(topic, int(partition), int(offset), int(ours[RETRY_ORIGIN_TIMESTAMP]))
+        attempt = int(ours[RETRY_ATTEMPT])
     except (KeyError, ValueError):
         return Trip(1, record.place), own
-    return Trip(attempt, origin, _text(ours, _FIRST_ERROR), _text(ours, _LAST_ERROR)), own
+    return Trip(attempt, origin, _text(ours, RETRY_FIRST_ERROR), _text(ours, RETRY_LAST_ERROR)), own
 
 
 def retry_record(
@@ -171,14 +190,15 @@ def retry_record(
         partition: The partition to come back on; None: chosen from the key.
     """
     packed: Headers = [
-        (f"{_KEPT}{name}" if _means_something(name) else name, content) for name, content in headers
+        (f"{RETRY_KEPT}{name}" if _means_something(name) else name, content)
+        for name, content in headers
     ]
     packed += (
-        (_ATTEMPT, b"%d" % trip.attempt),
-        (_ORIGIN, str(trip.origin).encode()),
-        (_ORIGIN_TIMESTAMP, b"%d" % trip.origin.timestamp_ms),
+        (RETRY_ATTEMPT, b"%d" % trip.attempt),
+        (RETRY_ORIGIN, str(trip.origin).encode()),
+        (RETRY_ORIGIN_TIMESTAMP, b"%d" % trip.origin.timestamp_ms),
     )
-    for name, error in ((_FIRST_ERROR, trip.first_error), (_LAST_ERROR, trip.last_error)):
+    for name, error in ((RETRY_FIRST_ERROR, trip.first_error), (RETRY_LAST_ERROR, trip.last_error)):
         if error is not None:
             packed.append((name, encode_error(error)))
     packed.append((ingress.TOPIC, retry_topic.encode()))
@@ -214,6 +234,26 @@ def dead_letter(
     if trip.last_error is not None:
         ours.append(("dw-dead-detail", encode_error(trip.last_error)))
     return Outgoing(dead_topic, key, value, ours)
+
+
+def shortened(letter: Outgoing, own_headers: int, omitted: Sequence[str]) -> Outgoing:
+    """Returns a dead letter without some of its parts, which a header names.
+
+    Args:
+        letter: The whole letter.
+        own_headers: How many of its headers are the record's own: they come first.
+        omitted: One of `OMISSIONS`.
+    """
+    if not omitted:
+        return letter
+    return letter._replace(
+        key=None if "key" in omitted else letter.key,
+        value=None if "value" in omitted else letter.value,
+        headers=[
+            *letter.headers[own_headers if "headers" in omitted else 0 :],
+            (OMITTED_HEADER, ",".join(omitted).encode()),
+        ],
+    )
 
 
 def error_text(error: BaseException) -> str:

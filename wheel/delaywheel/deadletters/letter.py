@@ -10,18 +10,40 @@ could not be delayed has none, but a `dw-dead-origin`: it goes back to where it 
 | `dw-id`, `dw-due`, `dw-accepted`, `dw-wheel`, `dw-forwarded` | no: the copy is not an accepted message. To an ingress topic yes: a `dw-id` there was its sender's |
 | any other | yes |
 | `dw-dead-replayed` | added: `<topic>/<partition>/<offset>` of the letter |
+
+A letter of a consumer group that goes to the group's retry topic keeps all its own headers, and is
+what its next retry would be: the attempt counts on, and the origin, its timestamp and the errors are
+those of the record. A letter that lacks something (`dw-dead-omitted`) is made whole from its origin
+first; `origin.py` has that.
 """  # noqa: E501 - rows of a table
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple, Self
+
+from delaywheel.record_headers import (
+    OMITTED_HEADER,
+    RETRY_ATTEMPT,
+    RETRY_FIRST_ERROR,
+    RETRY_KEPT,
+    RETRY_LAST_ERROR,
+    RETRY_ORIGIN,
+    RETRY_ORIGIN_TIMESTAMP,
+)
 
 Headers = tuple[tuple[str, bytes | None], ...]
 
 DEAD_PREFIX = "dw-dead-"
 REPLAYED_HEADER = "dw-dead-replayed"
+_KEPT_BY_RETRIES = {
+    "dw-dead-origin": RETRY_ORIGIN,
+    "dw-dead-origin-timestamp": RETRY_ORIGIN_TIMESTAMP,
+    "dw-dead-first-error": RETRY_FIRST_ERROR,
+    "dw-dead-detail": RETRY_LAST_ERROR,
+}
 FORWARDING_HEADERS = frozenset({"dw-id", "dw-due", "dw-accepted", "dw-wheel", "dw-forwarded"})
 ANY_PARTITION = -1
 LONGEST_REASON = 64
@@ -29,6 +51,7 @@ LONGEST_REASON = 64
 
 _OWN_TOPIC = re.compile(r"delaywheel-.+-(control|outcomes|dead|dead-marks)")
 _PLACE = re.compile(r"(\d{1,10}):(\d{1,19})")
+_ORIGIN = re.compile(r"([a-zA-Z0-9._-]{1,249})/(\d{1,10})/(\d{1,19})")
 
 
 class Place(NamedTuple):
@@ -53,6 +76,18 @@ class Place(NamedTuple):
         return f"{self.partition}:{self.offset}"
 
 
+class Origin(NamedTuple):
+    """Where a letter's record lies, and its timestamp; None: it has none."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp_ms: int | None
+
+    def __str__(self) -> str:
+        return f"{self.topic}/{self.partition}/{self.offset}"
+
+
 class Outgoing(NamedTuple):
     """A record to be written; `timestamp_ms` 0 means the time of writing."""
 
@@ -62,6 +97,11 @@ class Outgoing(NamedTuple):
     headers: list[tuple[str, bytes | None]]
     partition: int = ANY_PARTITION
     timestamp_ms: int = 0
+
+    @property
+    def length_bytes(self) -> int:
+        """The size of key, value and headers."""
+        return _content_bytes(self.key, self.value, self.headers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,9 +162,29 @@ class Letter:
         return self._text("dw-dead-topic")
 
     @property
+    def is_of_group(self) -> bool:
+        """Whether a consumer group has made it, of a record that it reads."""
+        return "dw-dead-group" in self.dw_headers and not self.is_of_ingress
+
+    @property
+    def omitted(self) -> frozenset[str]:
+        """What it lacks of its record: `value`, `headers`, `key`."""
+        return frozenset(filter(None, self._text(OMITTED_HEADER).split(",")))
+
+    @property
+    def origin(self) -> Origin | None:
+        """Where its record lies; None if the letter does not say."""
+        match = _ORIGIN.fullmatch(self._text("dw-dead-origin"))
+        if match is None:
+            return None
+        timestamp_ms = _number(self.dw_headers.get("dw-dead-origin-timestamp"))
+        return Origin(match[1], int(match[2]), int(match[3]), timestamp_ms)
+
+    @property
     def own_headers(self) -> list[tuple[str, bytes | None]]:
         """The headers that the message is sent again with."""
-        left_out = frozenset() if self.is_of_ingress else FORWARDING_HEADERS
+        is_whole = self.is_of_ingress or self.is_of_group
+        left_out = frozenset() if is_whole else FORWARDING_HEADERS
         return [
             (name, value)
             for name, value in self.headers
@@ -134,8 +194,7 @@ class Letter:
     @property
     def length_bytes(self) -> int:
         """The size of key, value and headers."""
-        dw_headers = sum(len(name) + len(value or b"") for name, value in self.headers)
-        return len(self.key or b"") + len(self.value or b"") + dw_headers
+        return _content_bytes(self.key, self.value, self.headers)
 
     def again(self, of_topic: str, *, to: str | None, as_new: bool) -> Outgoing:
         """Returns the record that sends the message again.
@@ -151,14 +210,34 @@ class Letter:
             if to is None:
                 partition = _number(self.dw_headers.get("dw-dead-partition"), bits=31)
         replayed = f"{of_topic}/{self.place.partition}/{self.place.offset}".encode()
+        is_retry = self.is_of_group and to is None
         return Outgoing(
             self.topic if to is None else to,
             self.key,
             self.value,
-            [*self.own_headers, (REPLAYED_HEADER, replayed)],
+            [*self._sent(is_retry=is_retry, as_new=as_new), (REPLAYED_HEADER, replayed)],
             ANY_PARTITION if partition is None else partition,
             timestamp_ms or 0,
         )
+
+    def _sent(self, *, is_retry: bool, as_new: bool) -> list[tuple[str, bytes | None]]:
+        """Returns the record's headers, and for its group what a retry says about itself."""
+        if not is_retry:
+            own = self.own_headers
+            return [each for each in own if self.is_of_ingress or each[0] not in FORWARDING_HEADERS]
+        sent = [
+            (f"{RETRY_KEPT}{name}" if name.startswith("dw-") else name, value)
+            for name, value in self.own_headers
+        ]
+        if not as_new and self.origin is not None:
+            attempts = _number(self.dw_headers.get("dw-dead-attempts"), bits=31) or 0
+            sent.append((RETRY_ATTEMPT, b"%d" % (attempts + 1)))
+            sent += [
+                (retry, self.dw_headers[dead])
+                for dead, retry in _KEPT_BY_RETRIES.items()
+                if dead in self.dw_headers
+            ]
+        return sent
 
     def _text(self, name: str) -> str:
         return self.dw_headers.get(name, b"").decode(errors="replace")
@@ -167,6 +246,13 @@ class Letter:
 def is_own_topic(name: str) -> bool:
     """Returns whether the service keeps its own records in a topic."""
     return _OWN_TOPIC.fullmatch(name) is not None
+
+
+def _content_bytes(
+    key: bytes | None, value: bytes | None, headers: Iterable[tuple[str, bytes | None]]
+) -> int:
+    named = sum(len(name) + len(content or b"") for name, content in headers)
+    return len(key or b"") + len(value or b"") + named
 
 
 def _number(value: bytes | None, bits: int = 63) -> int | None:

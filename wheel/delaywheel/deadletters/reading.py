@@ -60,14 +60,19 @@ class TopicReader:
 
     def bounds(self, partitions: int) -> dict[int, tuple[int, int]]:
         """Returns, for each partition, the first offset and the one after the last."""
-        return {
-            number: self._ask(
-                lambda number=number: self._consumer.get_watermark_offsets(
-                    TopicPartition(self._topic, number), timeout=self._timeout_s
-                )
+        return {number: self.bounds_of(number) for number in range(partitions)}
+
+    def bounds_of(self, number: int) -> tuple[int, int]:
+        """Returns the first offset of one partition, and the one after the last."""
+        where = TopicPartition(self._topic, number)
+        bounds: tuple[int, int] | None = self._ask(
+            lambda: self._consumer.get_watermark_offsets(where, timeout=self._timeout_s)
+        )
+        if bounds is None:
+            raise DeadLettersError(
+                DeadLettersReason.KAFKA_UNREACHABLE, f"the end of {self._topic} is unknown"
             )
-            for number in range(partitions)
-        }
+        return bounds
 
     def offsets_at(self, time_ms: int, bounds: Mapping[int, tuple[int, int]]) -> dict[int, int]:
         """Returns, for each partition, the first offset at or after a time; its end if none is."""

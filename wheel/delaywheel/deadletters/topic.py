@@ -15,6 +15,7 @@ from delaywheel.deadletters.counting import Counts, Settled
 from delaywheel.deadletters.errors import DeadLettersError, DeadLettersReason
 from delaywheel.deadletters.letter import Letter, Outgoing, Place, is_own_topic
 from delaywheel.deadletters.marks import MARKS_SUFFIX, LetterState, Mark, Marks, make_marks
+from delaywheel.deadletters.origin import Origins
 from delaywheel.deadletters.reading import TopicReader, letter_of, refused
 from delaywheel.deadletters.selection import CLOCKS_MS, Selection
 from delaywheel.deadletters.writing import LetterWriter
@@ -136,6 +137,9 @@ class DeadLetterTopic:
     ) -> Settled:
         """Sends the messages of selected letters that still wait again, each exactly once.
 
+        A letter that lacks a part of its record is made whole from where the record lies; if it is
+        gone from there, the letter is refused with ORIGIN_MISSING.
+
         Args:
             selection: Which letters.
             to: The topic to send to; None: each message's own.
@@ -149,9 +153,13 @@ class DeadLetterTopic:
         if to is not None and self._is_reserved(to):
             raise DeadLettersError(DeadLettersReason.TOPIC_RESERVED, to)
         known: dict[str, str | None] = {}
+        origins = Origins(self._client, timeout_s=self._timeout_s)
 
         def again(letter: Letter) -> Outgoing | str:
-            record = letter.again(self.name, to=to, as_new=as_new)
+            whole = origins.whole(letter)
+            if isinstance(whole, str):
+                return whole
+            record = whole.again(self.name, to=to, as_new=as_new)
             if record.topic not in known:
                 if len(known) >= MOST_TOPICS:
                     known.clear()
@@ -159,7 +167,10 @@ class DeadLetterTopic:
             return known[record.topic] or record
 
         settling = _Settling(LetterState.REPLAYED, to, again, limit, on_progress)
-        return self._settle(selection, settling)
+        try:
+            return self._settle(selection, settling)
+        finally:
+            origins.close()
 
     def drop(
         self,
@@ -378,7 +389,7 @@ class _Settling:
             self.settled.refuse(letter.place, record)
             return
         self._batch.append((letter.place, record))
-        self._batch_bytes += letter.length_bytes if record is not None else 0
+        self._batch_bytes += record.length_bytes if record is not None else 0
         if len(self._batch) >= BATCH_LETTERS or self._batch_bytes >= BATCH_BYTES:
             self.end()
 

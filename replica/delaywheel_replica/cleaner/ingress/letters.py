@@ -3,7 +3,8 @@
 A dead letter is the original record without the headers of an earlier dead letter, and with three
 or four of ours appended. The dead-letter topic takes records as large as the largest message, and
 an ingress record may be larger: then the letter omits its value, or its headers too, or its key;
-the detail says so. The record itself stays where `dw-dead-origin` says, as long as Kafka keeps it.
+`dw-dead-omitted` says so. The record itself stays where `dw-dead-origin` says, for as long
+as Kafka keeps it.
 
 | outcome | about |
 |---|---|
@@ -18,6 +19,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
+from delaywheel.record_headers import OMISSIONS, OMITTED_HEADER
 from delaywheel_replica.cleaner.outside.ports import Record
 from delaywheel_replica.cleaner.outside.sizes import batch_bytes
 from delaywheel_replica.core.ingress.place import Place
@@ -102,21 +104,25 @@ def _letters(names: KafkaNames, record: Incoming, unfit: Unfit) -> Iterator[Reco
         if name and not name.startswith(DEAD_PREFIX)
     ]
     place = str(record.place).encode()
-    for key, value, own, without in (
-        (record.key, record.value, headers, ""),
-        (record.key, None, headers, "; here without its value"),
-        (record.key, None, [], "; here without its value and headers"),
-        (None, None, [], "; here without its content"),
-    ):
-        detail = unfit.detail[: DETAIL_LENGTH - len(without)] + without
+    detail = unfit.detail[:DETAIL_LENGTH].encode(errors="replace")
+    unread = ("headers",) if record.headers is None else ()
+    for left_out in OMISSIONS:
+        omitted = tuple(dict.fromkeys([*left_out, *unread]))
         ours: list[tuple[str, bytes | None]] = [
             ("dw-dead-reason", unfit.reason.encode()),
-            ("dw-dead-detail", detail.encode(errors="replace")),
+            ("dw-dead-detail", detail),
             ("dw-dead-origin", place),
         ]
+        if omitted:
+            ours.append((OMITTED_HEADER, ",".join(omitted).encode()))
         if record.timestamp_ms >= 0:
             ours.append(("dw-dead-origin-timestamp", b"%d" % record.timestamp_ms))
-        yield Record(names.dead, key, value, [*own, *ours])
+        yield Record(
+            names.dead,
+            None if "key" in omitted else record.key,
+            None if "value" in omitted else record.value,
+            [*(() if "headers" in omitted else headers), *ours],
+        )
 
 
 def _outcome(names: KafkaNames, topic: str, partition: int, fields: dict[str, object]) -> Record:

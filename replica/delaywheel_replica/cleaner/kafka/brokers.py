@@ -16,8 +16,9 @@ refusal is a sentence for the operator and goes into the cleaner's row.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
 
@@ -89,15 +90,19 @@ def check_brokers(admin: AdminClient, brokers: Sequence[int]) -> None:
                 "not allowed to read the brokers' configuration: grant DescribeConfigs on the"
                 f" cluster, so that {VERIFICATION} can be checked"
             ) from error
-        entry = config.get(VERIFICATION)
-        if entry is None:
-            raise Refusal(
-                f"broker {resource.name} is older than Kafka 3.6: it has no {VERIFICATION}"
-            )
-        if entry.value != "true":
-            raise Refusal(
-                f"broker {resource.name} has {VERIFICATION}={entry.value}: set it to true"
-            )
+        objection = broker_objection(resource.name, config)
+        if objection is not None:
+            raise Refusal(objection)
+
+
+def broker_objection(broker: str, config: Mapping[str, Any]) -> str | None:
+    """Returns why no node may lead on a broker with this configuration; None if it may."""
+    entry = config.get(VERIFICATION)
+    if entry is None:
+        return f"broker {broker} is older than Kafka 3.6: it has no {VERIFICATION}"
+    if entry.value != "true":
+        return f"broker {broker} has {VERIFICATION}={entry.value}: set it to true"
+    return None
 
 
 def ensure_topics(
@@ -245,28 +250,35 @@ def _check_topics(admin: AdminClient, topics: Sequence[OwnTopic], settings: Kafk
     wanted = [ConfigResource(ResourceType.TOPIC, topic.name) for topic in topics]
     described = admin.describe_configs(wanted, request_timeout=CALL_S)
     for topic, future in zip(topics, described.values(), strict=True):
-        config = future.result()
-        policy = config["cleanup.policy"].value
-        if topic.compacted and policy != "compact":
-            raise Refusal(f"the control topic {topic.name} has cleanup.policy={policy}: compact it")
-        if not topic.compacted and "compact" in policy:
-            raise Refusal(
-                f"topic {topic.name} has cleanup.policy={policy}: set it to delete, a compacted"
-                " topic refuses what has no key, and removes records that are to be kept"
-            )
-        kept_ms = int(config["delete.retention.ms"].value)
-        if topic.compacted and kept_ms < KEPT_S * 1000:
-            raise Refusal(
-                f"the control topic {topic.name} has delete.retention.ms={kept_ms}: a node that"
-                f" reads it could miss what was removed; set at least {KEPT_S * 1000}"
-            )
-        takes = int(config["max.message.bytes"].value)
-        ours = settings.own_batch_bytes if topic.compacted else settings.max_record_bytes
-        if takes < ours:
-            raise Refusal(
-                f"topic {topic.name} takes {takes} bytes a message, and ours may have"
-                f" {ours}: raise its max.message.bytes"
-            )
+        for objection in topic_objections(topic, future.result(), settings):
+            raise Refusal(objection)
+
+
+def topic_objections(
+    topic: OwnTopic, config: Mapping[str, Any], settings: KafkaSettings
+) -> Iterator[str]:
+    """Returns what of a topic's present configuration keeps nodes from leading."""
+    policy = config["cleanup.policy"].value
+    if topic.compacted and policy != "compact":
+        yield f"the control topic {topic.name} has cleanup.policy={policy}: compact it"
+    if not topic.compacted and "compact" in policy:
+        yield (
+            f"topic {topic.name} has cleanup.policy={policy}: set it to delete, a compacted"
+            " topic refuses what has no key, and removes records that are to be kept"
+        )
+    kept_ms = int(config["delete.retention.ms"].value)
+    if topic.compacted and kept_ms < KEPT_S * 1000:
+        yield (
+            f"the control topic {topic.name} has delete.retention.ms={kept_ms}: a node that"
+            f" reads it could miss what was removed; set at least {KEPT_S * 1000}"
+        )
+    takes = int(config["max.message.bytes"].value)
+    ours = settings.own_batch_bytes if topic.compacted else settings.max_record_bytes
+    if takes < ours:
+        yield (
+            f"topic {topic.name} takes {takes} bytes a message, and ours may have"
+            f" {ours}: raise its max.message.bytes"
+        )
 
 
 def _code(error: KafkaException) -> int:

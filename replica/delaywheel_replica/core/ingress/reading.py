@@ -245,8 +245,11 @@ def _delay_ms(asked: _Asked, rules: Rules) -> int:
 
 def _deliver_at(asked: _Asked) -> int:
     due_ms = number_in(asked.get(ingress.DELIVER_AT))
-    if due_ms is None or not 0 < due_ms < _TIMES:
-        raise _UnfitError(UnfitReason.DUE_INVALID, _quoted(ingress.DELIVER_AT, asked))
+    if due_ms is None or due_ms not in ingress.PLAUSIBLE_MS:
+        raise _UnfitError(
+            UnfitReason.DUE_INVALID,
+            f"{_quoted(ingress.DELIVER_AT, asked)}: Unix milliseconds have 12 to 14 digits",
+        )
     return due_ms
 
 

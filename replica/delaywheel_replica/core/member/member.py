@@ -262,7 +262,7 @@ class Member:
             case FoundAgain():
                 wheel = event.held.card.wheel
                 self._pending.done(ReadAgain, wheel=wheel)
-                self._inventory.repaired(wheel, event.seqs, self._known.now_ms)
+                self._inventory.found_again(wheel, event.seqs, self._known.now_ms)
                 return self._mirrored(event.held)
             case Unreadable():
                 self._inventory.unreadable(event.wheel, event.seqs)

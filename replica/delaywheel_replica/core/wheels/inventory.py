@@ -28,7 +28,7 @@ from delaywheel_replica.core.protocol.seal import Seal
 
 READ_AGAIN_MS = 2_000
 READ_AGAIN_AT_MOST_MS = 60_000
-READ_AGAIN_FRAMES = 100
+READ_AGAIN_FRAMES = 4_096
 
 
 @dataclass(slots=True)
@@ -109,10 +109,17 @@ class Inventory:
             _repaired_lately(known, now_ms)
             known.repaired.append((now_ms, seqs))
 
+    def found_again(self, wheel: WheelId, seqs: SeqSet, now_ms: int) -> None:
+        """Does the same for frames that were read again; others of the wheel are read next."""
+        self.repaired(wheel, seqs, now_ms)
+        known = self._wheels.get(wheel)
+        if known is not None and seqs:
+            known.reading_ms, known.reading_every_ms = now_ms, READ_AGAIN_MS
+
     def to_read_again(self, now_ms: int) -> dict[WheelId, SeqSet]:
         """Returns missing frames that are to be read again now, some of each wheel.
 
-        Soon after they were found missing, then less and less often.
+        Soon after they were found missing, then less and less often; at once while some are found.
         """
         found: dict[WheelId, SeqSet] = {}
         for wheel, known in self._wheels.items():

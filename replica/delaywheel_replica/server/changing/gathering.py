@@ -304,7 +304,10 @@ class CancelGroups:
         return batch
 
     async def _look_up(self, batch: list[_Asked]) -> None:
+        taken_ms = monotonic_ms()
+        self._counts.cancel_stages["queued"] += sum(taken_ms - each.since_ms for each in batch)
         subjects = await self._sights.find_many([asked.reference for asked in batch])
+        self._spent("looked_up", len(batch), taken_ms)
         to_write: list[PendingCancel] = []
         for begin in range(0, len(batch), _AT_ONCE):
             moment = self._sights.moment()
@@ -377,6 +380,7 @@ class CancelGroups:
 
     async def _write(self, group: list[PendingCancel]) -> None:
         """Writes the cancels of a batch as one group."""
+        begun_ms = monotonic_ms()
         try:
             columns = _cancels_of([pending.key for pending in group])
             written = await self._writing.submit(columns, Kind.CANCELS)
@@ -384,12 +388,15 @@ class CancelGroups:
             for pending in group:
                 self._settle(pending, error.refusal)
             return
+        self._spent("written", len(group), begun_ms)
+        now_ms = monotonic_ms()
         # Some frame up to this one has the cancel.
         place = Position(written.wheel, written.seq, 0)
         for row, pending in enumerate(group):
             refusal = written.failed.get(row)
             if refusal is None:
                 pending.is_written = True
+                pending.written_ms = now_ms
                 pending.subject.found.cancels.append(place)
                 self._waiting.add(pending)
             elif refusal.reason is Reason.DUE_TOO_OLD:
@@ -398,6 +405,9 @@ class CancelGroups:
                 self._settle(pending, refusal)
         self._ask(CommitSoon())
         self._news.set()
+
+    def _spent(self, stage: str, messages: int, since_ms: int) -> None:
+        self._counts.cancel_stages[stage] += messages * (monotonic_ms() - since_ms)
 
     def _start(self, work: Awaitable[None]) -> None:
         task = asyncio.ensure_future(work)
@@ -446,9 +456,15 @@ class CancelGroups:
             await self._confirm(doubtful[begin : begin + _BATCH])
 
     async def _confirm(self, doubtful: Sequence[tuple[PendingCancel, CancelDecision]]) -> None:
+        begun_ms = monotonic_ms()
+        for pending, _ in doubtful:
+            if pending.written_ms:
+                self._counts.cancel_stages["taken"] += begun_ms - pending.written_ms
+                pending.written_ms = 0
         confirmed = await self._sights.confirm(
             [(pending.subject, decision) for pending, decision in doubtful]
         )
+        self._spent("confirmed", len(doubtful), begun_ms)
         for number, ((pending, _), (_, decided)) in enumerate(
             zip(doubtful, confirmed, strict=True), 1
         ):

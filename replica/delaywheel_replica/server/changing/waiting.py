@@ -76,6 +76,7 @@ class PendingCancel:
         callers: Called once with the decision.
         names: What these callers call it.
         is_written: A cancel of it was written for these callers.
+        written_ms: When that was; 0: not yet, or it was counted since.
     """
 
     key: MessageKey
@@ -84,6 +85,7 @@ class PendingCancel:
     callers: list[Callable[[Decided | Refusal], object]] = field(default_factory=list)
     names: list[Reference] = field(default_factory=list)
     is_written: bool = False
+    written_ms: int = 0
 
     def settle(self, decided: Decided | Refusal) -> None:
         """Tells all callers."""

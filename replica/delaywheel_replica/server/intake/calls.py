@@ -18,7 +18,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from delaywheel.reasons import Reason
 from delaywheel_replica.server.intake.admission import Admission
-from delaywheel_replica.server.intake.reception import Reception
+from delaywheel_replica.server.intake.reception import OpenStream, Reception
 from delaywheel_replica.server.node.answering import Answer, Context, defect
 from delaywheel_replica.server.node.counts import Counts
 from delaywheel_replica.server.node.refusals import Refusal, RefusedError, abort
@@ -31,7 +31,32 @@ Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 Work: TypeAlias = Callable[[bytes, Context], Awaitable[Answer]]
 """Answers a call, or raises the refusal."""
 
-StreamWork: TypeAlias = Callable[[Context], Awaitable[None]]
+
+class StreamContext:
+    """The context of a call that stays open, which notes what passes."""
+
+    def __init__(self, context: Context, stream: OpenStream) -> None:
+        self._context = context
+        self._stream = stream
+
+    def peer(self) -> str:
+        """Returns the caller."""
+        return self._context.peer()
+
+    async def read(self) -> object:
+        """Reads a request, as bytes; anything else: the caller has sent its last one."""
+        content = await self._context.read()
+        if isinstance(content, bytes):
+            self._stream.received()
+        return content
+
+    async def write(self, content: bytes) -> None:
+        """Writes an answer."""
+        await self._context.write(content)
+        self._stream.answered()
+
+
+StreamWork: TypeAlias = Callable[[StreamContext], Awaitable[None]]
 """Reads and answers a stream until it ends."""
 
 
@@ -90,10 +115,28 @@ class Calls:
         """Returns a handler for a stream of any number of requests and answers."""
 
         async def answer(held: ExitStack, context: Context) -> None:
-            held.callback(self._reception.begin_stream(context.peer()))
-            await work(context)
+            loop = asyncio.get_running_loop()
+            stream = self._begun_stream(held, context)
+            limit = asyncio.timeout(None)
+            try:
+                async with limit:
+                    stream.on_ended = lambda: limit.reschedule(loop.time())
+                    await work(StreamContext(context, stream))
+            except TimeoutError:
+                if not stream.is_ended:
+                    raise
+                raise RefusedError(
+                    Reason.BACKPRESSURE,
+                    "Nothing was sent on this stream, and another was opened in its place;"
+                    " open it again when there is something to send",
+                ) from None
 
         return self._guarded(name, answer)
+
+    def _begun_stream(self, held: ExitStack, context: Context) -> OpenStream:
+        stream = self._reception.begin_stream(context.peer(), asyncio.get_running_loop().time)
+        held.callback(self._reception.end_stream, stream)
+        return stream
 
     def _guarded(
         self, name: str, answer: Callable[[ExitStack, Context], Awaitable[None]]
@@ -155,7 +198,7 @@ class Calls:
         watch: Callable[[Any, "_Encoding"], Awaitable[None]],
     ) -> Handler:
         async def answer(held: ExitStack, context: Context) -> None:
-            held.callback(self._reception.begin_stream(context.peer()))
+            self._begun_stream(held, context).received()  # and it is never answered for good
             await watch(_parsed(request_class, await self._received(context)), _Encoding(context))
 
         return self._guarded(name, answer)
@@ -179,13 +222,13 @@ class _Encoding:
 
 def _conversation(
     request_class: type[Message],
-    answers: Callable[[AsyncIterator[Any], Context], AsyncIterator[Message]],
+    answers: Callable[[AsyncIterator[Any], StreamContext], AsyncIterator[Message]],
 ) -> StreamWork:
-    async def requests(context: Context) -> AsyncIterator[Message]:
+    async def requests(context: StreamContext) -> AsyncIterator[Message]:
         while isinstance(content := await context.read(), bytes):
             yield _parsed(request_class, content)
 
-    async def work(context: Context) -> None:
+    async def work(context: StreamContext) -> None:
         async for answer in answers(requests(context), context):
             await context.write(answer.SerializeToString())
 

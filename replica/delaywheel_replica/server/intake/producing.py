@@ -23,6 +23,7 @@ from delaywheel.identity import WheelId
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.server.commit.writing import Writing
 from delaywheel_replica.server.intake.admission import Admission, cost_bytes
+from delaywheel_replica.server.intake.calls import StreamContext
 from delaywheel_replica.server.intake.columnar import headers_bytes
 from delaywheel_replica.server.intake.known_topics import KnownTopics
 from delaywheel_replica.server.intake.results import column_results, row_results
@@ -83,7 +84,7 @@ class Producing:
         del request
         return await producing
 
-    async def stream(self, context: Context) -> None:
+    async def stream(self, context: StreamContext) -> None:
         """Answers the requests of a stream, in order."""
         stream = _Stream()
         reading = asyncio.create_task(self._read(context, stream))
@@ -169,7 +170,7 @@ class Producing:
             return await self._loop_time.do(work)
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
-    async def _read(self, context: Context, stream: "_Stream") -> None:
+    async def _read(self, context: StreamContext, stream: "_Stream") -> None:
         """Reads a stream, pausing while its window or the caller's bound is full.
 
         So a caller is slowed down, not refused, when the node is slow or when it does not read its

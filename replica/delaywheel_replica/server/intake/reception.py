@@ -13,9 +13,14 @@ calls                 refused: BACKPRESSURE; or   each costs a task, and a windo
 messages on their     waits for its turn          each may become the longest that is accepted
 way, of a caller, of
 all
-streams of a caller,  refused: BACKPRESSURE       a stream's next message may come at any time
-of all
+streams of a caller   refused: BACKPRESSURE       a stream's next message may come at any time
+streams of all        refused: BACKPRESSURE; or   as above
+                      an idle one is ended
 ====================  ==========================  ============================================
+
+A stream is idle once it has neither asked nor been answered for `_IDLE_S`, and waits for no answer.
+Streams that never sent anything are ended first, then those of the caller with most streams, then
+the one that has been idle for longest. So streams that are opened and not used shut out nobody.
 
 Health checks have a reception of their own, with watches in place of streams: what other calls do
 takes nothing from them.
@@ -33,6 +38,9 @@ from delaywheel_replica.server.node.refusals import RefusedError
 _LOOK_S: Final = 0.05
 _LOOK_AT_REST_S: Final = 10.0
 """How often arrivals are looked at, while a call waits for its turn and while none does."""
+
+_IDLE_S: Final = 1.0
+"""A stream that has done nothing for so long makes room for another."""
 
 _Message = TypeVar("_Message")
 
@@ -58,6 +66,51 @@ HEALTH: Final = CallBounds(2_048, ArrivalBounds(4, 2, slow=2), 1_024, 4)
 """The bounds of a node, for all other calls and for health checks."""
 
 
+class OpenStream:
+    """A call that stays open. For the event loop's thread.
+
+    Attributes:
+        caller: Whose it is.
+        is_ended: Whether it had to make room.
+        on_ended: Called then.
+    """
+
+    __slots__ = ("_has_sent", "_moved_s", "_now", "_unanswered", "caller", "is_ended", "on_ended")
+
+    def __init__(self, caller: str, now: Callable[[], float]) -> None:
+        self.caller: Final = caller
+        self.is_ended = False
+        self.on_ended: Callable[[], object] = _nothing
+        self._now = now
+        self._moved_s = now()
+        self._unanswered = 0
+        self._has_sent = False
+
+    def received(self) -> None:
+        """Notes a request."""
+        self._unanswered += 1
+        self._has_sent = True
+        self._moved_s = self._now()
+
+    def answered(self) -> None:
+        """Notes an answer."""
+        self._unanswered = max(0, self._unanswered - 1)
+        self._moved_s = self._now()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it may be ended."""
+        return not self._unanswered and self._now() - self._moved_s >= _IDLE_S
+
+    def worth(self, streams_of_caller: int) -> tuple[bool, int, float]:
+        """Returns a key by which the stream that should be ended first is the least."""
+        return self._has_sent, -streams_of_caller, self._moved_s
+
+
+def _nothing() -> None:
+    """Does nothing: nobody wants to know."""
+
+
 class Reception:
     """Counts calls. For the event loop's thread.
 
@@ -68,7 +121,7 @@ class Reception:
     def __init__(self, bounds: CallBounds = CALLS) -> None:
         self._bounds: Final = bounds
         self._arrivals: Final = Arrivals(bounds.arrivals)
-        self._streams: Final[Counter[str]] = Counter()
+        self._streams: Final[set[OpenStream]] = set()
         self._look: asyncio.TimerHandle | None = None
         self.calls = 0
 
@@ -83,20 +136,41 @@ class Reception:
         self.calls += 1
         return self._end_call
 
-    def begin_stream(self, caller: str) -> Callable[[], None]:
-        """Counts a call that stays open; the returned function ends it.
+    def begin_stream(self, caller: str, now: Callable[[], float]) -> OpenStream:
+        """Counts a call that stays open, until `end_stream`.
+
+        Args:
+            caller: Whose it is.
+            now: A clock, in seconds.
 
         Raises:
             RefusedError: BACKPRESSURE.
         """
         of_caller, most = self._bounds.streams_of_caller, self._bounds.streams
-        if self._streams[caller] >= of_caller or self._streams.total() >= most:
+        own = sum(stream.caller == caller for stream in self._streams)
+        if own >= of_caller or (len(self._streams) >= most and not self._end_an_idle_stream()):
             raise RefusedError(
                 Reason.BACKPRESSURE,
                 f"At most {of_caller} streams on one connection, {most} on this node",
             )
-        self._streams[caller] += 1
-        return lambda: _less(self._streams, caller)
+        stream = OpenStream(caller, now)
+        self._streams.add(stream)
+        return stream
+
+    def end_stream(self, stream: OpenStream) -> None:
+        """Counts a stream no longer."""
+        self._streams.discard(stream)
+
+    def _end_an_idle_stream(self) -> bool:
+        idle = [stream for stream in self._streams if stream.is_idle]
+        if not idle:
+            return False
+        streams = Counter(stream.caller for stream in self._streams)
+        first = min(idle, key=lambda stream: stream.worth(streams[stream.caller]))
+        self._streams.remove(first)
+        first.is_ended = True
+        first.on_ended()
+        return True
 
     async def receive(self, caller: str, read: Callable[[], Awaitable[_Message]]) -> _Message:
         """Reads the message of a call when it is its turn.
@@ -153,9 +227,3 @@ async def _turn(arrival: Arrival, loop: asyncio.AbstractEventLoop) -> None:
 
     arrival.on_read = begin
     await turn
-
-
-def _less(counter: Counter[str], caller: str) -> None:
-    counter[caller] -= 1
-    if not counter[caller]:
-        del counter[caller]

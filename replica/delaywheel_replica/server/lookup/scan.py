@@ -20,12 +20,13 @@ from delaywheel.storage.folder.disk import Disk
 from delaywheel.storage.frames.columns import Columns
 from delaywheel.storage.frames.format import Frame, Kind
 from delaywheel.storage.reading.decoding import FrameBatch, PassedOver
-from delaywheel.storage.reading.id_index import IdIndex
-from delaywheel.storage.reading.ids import SecondIds, Sought
+from delaywheel.storage.reading.id_index import IdIndex, Look
+from delaywheel.storage.reading.ids import Sought
 from delaywheel.storage.reading.reader import DamagedFrame, WheelReader
 from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameSet
 from delaywheel_replica.core.protocol.progress import Position
 from delaywheel_replica.core.protocol.reschedules import (
+    MARK_HASH_BYTES,
     MessageKey,
     Reschedule,
     known_due_ms,
@@ -104,6 +105,52 @@ class _Rows:
             found.rescheduled_to_ms = marked.get(due_ms)
 
 
+@dataclass(slots=True)
+class _Looked:
+    """What was found of some messages.
+
+    Attributes:
+        rows: The rows of each id and second.
+        marks: The ids of cancels that may be marks, by their beginning and due.
+        unreadable: Seconds of which a frame could not be read, or may be missing.
+    """
+
+    rows: dict[tuple[int, bytes], _Rows] = field(default_factory=dict)
+    marks: dict[tuple[bytes, int], list[bytes]] = field(default_factory=dict)
+    unreadable: set[int] = field(default_factory=set)
+
+    def perhaps_moved(self) -> set[MessageKey]:
+        """The messages that may have a mark: with a cancel, or another of the id beside them."""
+        return {
+            (id_, due_ms)
+            for (_, id_), rows in self.rows.items()
+            if rows.copies and (rows.cancels or len(rows.copies) > 1)
+            for due_ms in rows.dues_ms
+        }
+
+    def marked_ms(self, key: MessageKey) -> int | None:
+        """Where a message went to, as its mark says."""
+        ids = self.marks.get((mark_begin(key), key[1]))
+        return None if ids is None else marked_due_ms(key, ids)
+
+    def found(self, reference: Reference, decided: Mapping[int, Reschedule]) -> Found:
+        """Returns what was found of a message.
+
+        Args:
+            reference: Which one.
+            decided: Decisions about messages of its id, by due.
+        """
+        found, rows = Found(), self.rows[reference.slot, reference.id]
+        marked = {}
+        if rows.cancels or len(rows.copies) > 1:
+            for due_ms in rows.dues_ms:
+                if (to_ms := self.marked_ms((reference.id, due_ms))) is not None:
+                    marked[due_ms] = to_ms
+        rows.fill(found, reference, marked, decided)
+        found.readable = found.complete = reference.slot not in self.unreadable
+        return found
+
+
 class Scanner:
     """Reads slots of all wheels of this node. For one thread."""
 
@@ -137,7 +184,7 @@ class Scanner:
         lost: FrameSet = NO_FRAMES,
         reschedules: Mapping[MessageKey, Reschedule] = _NONE,
     ) -> list[Found]:
-        """Finds messages; each second is read once for all of them.
+        """Finds messages; what is new in their seconds is read once for all of them.
 
         If a reference names no due, any due within its second fits; if the message was rescheduled
         within that second, the due that it has by now. If the id was sent with several dues of one
@@ -154,67 +201,53 @@ class Scanner:
         Returns:
             What was found of each, in the same order.
         """
-        results = [Found() for _ in references]
         self._follow(limits, lost)
-        for slot, wanted in _by_slot(zip(references, results, strict=True)).items():
-            self._find_in(slot, wanted, reschedules)
-        return results
+        looked = _Looked()
+        keys = {(each.id, each.due_ms) for each in references if each.due_ms is not None}
+        self._look(looked, ((each.slot, each.id) for each in references), keys)
+        self._look(looked, (), looked.perhaps_moved() - keys)
+        decided: dict[bytes, dict[int, Reschedule]] = {}
+        for (id_, due_ms), stands in reschedules.items():
+            decided.setdefault(id_, {})[due_ms] = stands
+        return [looked.found(each, decided.get(each.id, {})) for each in references]
 
-    def _find_in(
+    def _look(
         self,
-        slot: int,
-        wanted: list[tuple[Reference, Found]],
-        reschedules: Mapping[MessageKey, Reschedule],
+        looked: "_Looked",
+        ids: Iterable[tuple[int, bytes]],
+        keys: Collection[MessageKey],
     ) -> None:
-        """Fills in what is found of messages of one second."""
-        rows: dict[bytes, _Rows] = {reference.id: _Rows() for reference, _ in wanted}
-        second = self.ids.second(slot, Sought.of(rows))
-        for row in second.find(Sought.of(rows)):
-            rows[row.id].of(row.kind).append((Position(row.wheel, row.seq, row.row), row.due_ms))
+        """Adds rows with some ids, each with its second, and marks of some messages."""
+        rows = {each: _Rows() for each in ids}
+        begins = {mark_begin(key) for key in keys}
+        slots = {slot for slot, _ in rows} | {due_ms // 1000 for _, due_ms in keys}
+        if not slots:
+            return
+        look = self.ids.look(slots, Sought.of({id_ for _, id_ in rows}, begins))
+        for row in look.rows:
+            of_id = rows.get((row.due_ms // 1000, row.id))
+            if of_id is not None:
+                place = Position(row.wheel, row.seq, row.row)
+                of_id.of(row.kind).append((place, row.due_ms))
+            if row.kind is Kind.CANCELS and (begin := row.id[:MARK_HASH_BYTES]) in begins:
+                looked.marks.setdefault((begin, row.due_ms), []).append(row.id)
         for of_id in rows.values():
             of_id.copies.sort()
             of_id.cancels.sort()
-        marked = self._marked(second, rows)
-        decided: dict[bytes, dict[int, Reschedule]] = {}
-        for (id_, due_ms), stands in reschedules.items():
-            if id_ in rows:
-                decided.setdefault(id_, {})[due_ms] = stands
-        is_readable = self._report_missing(second)
-        for reference, found in wanted:
-            id_ = reference.id
-            rows[id_].fill(found, reference, marked.get(id_, {}), decided.get(id_, {}))
-            found.readable = found.complete = is_readable
+        looked.rows.update(rows)
+        looked.unreadable |= look.damaged.keys()
+        if look.missing:
+            looked.unreadable |= slots
+        self._report(look, max(slots))
 
-    def _marked(
-        self, second: SecondIds, rows: Mapping[bytes, "_Rows"]
-    ) -> dict[bytes, dict[int, int]]:
-        """Returns where messages of one second went to, as their marks say: due by id and due."""
-        keys = [
-            (id_, due_ms)
-            for id_, of_id in rows.items()
-            if (dues_ms := of_id.dues_ms) and (of_id.cancels or len(dues_ms) > 1)
-            for due_ms in dues_ms
-        ]
-        if not keys:
-            return {}
-        ids = self._marks(second, keys)
-        marked: dict[bytes, dict[int, int]] = {}
-        for id_, due_ms in keys:
-            to_ms = marked_due_ms((id_, due_ms), ids.get(due_ms, ()))
-            if to_ms is not None:
-                marked.setdefault(id_, {})[due_ms] = to_ms
-        return marked
-
-    def _marks(self, second: SecondIds, keys: Iterable[MessageKey]) -> dict[int, list[bytes]]:
-        """Returns the ids of cancels that may be marks of these messages, by due."""
-        sought = Sought.of(begins=map(mark_begin, keys))
-        if second.only is not None:
-            second = self.ids.second(second.slot, sought)
-        ids: dict[int, list[bytes]] = {}
-        for row in second.find(sought):
-            if row.kind is Kind.CANCELS:
-                ids.setdefault(row.due_ms, []).append(row.id)
-        return ids
+    def _report(self, look: Look, slot: int) -> None:
+        """Reports frames that could not be read, or that may be of any second."""
+        for slot_of_frame, frames in look.damaged.items():
+            for wheel, seq in sorted(frames):
+                self._lacks(wheel, seq, slot_of_frame, None)
+        for wheel, seqs in look.missing.items():
+            for seq in seqs.least(_REPORTED_AT_MOST):
+                self._lacks(wheel, seq, slot, None)
 
     def look_for_cancels(
         self,
@@ -231,37 +264,22 @@ class Scanner:
             lost: As in `find_many`.
         """
         self._follow(limits, lost)
-        for slot, of_slot in _by_slot(known).items():
-            sought = Sought.of({reference.id for reference, _ in of_slot})
-            second = self.ids.second(slot, sought)
-            self._report_missing(second)
-            cancels: dict[tuple[bytes, int | None], set[Position]] = {}
-            for row in second.find(sought):
-                if row.kind is Kind.CANCELS:
-                    place = Position(row.wheel, row.seq, row.row)
-                    cancels.setdefault((row.id, row.due_ms), set()).add(place)
-            keys = [(each.id, each.due_ms) for each, _ in of_slot if each.due_ms is not None]
-            ids = self._marks(second, keys)
-            for reference, found in of_slot:
-                assert reference.due_ms is not None
-                key = reference.id, reference.due_ms
-                found.cancels = sorted(cancels.get(key, set()).union(found.cancels))
-                marked_ms = marked_due_ms(key, ids.get(reference.due_ms, ()))
-                if marked_ms is not None:
-                    found.rescheduled_to_ms = marked_ms
+        looked = _Looked()
+        messages = [(reference, found) for reference, found in known]
+        keys = {(each.id, each.due_ms) for each, _ in messages if each.due_ms is not None}
+        self._look(looked, ((each.slot, each.id) for each, _ in messages), keys)
+        for reference, found in messages:
+            assert reference.due_ms is not None
+            rows = looked.rows[reference.slot, reference.id]
+            cancels = (place for place, due_ms in rows.cancels if due_ms == reference.due_ms)
+            found.cancels = sorted({*cancels, *found.cancels})
+            marked_ms = looked.marked_ms((reference.id, reference.due_ms))
+            if marked_ms is not None:
+                found.rescheduled_to_ms = marked_ms
 
     def _follow(self, limits: Mapping[WheelId, int], lost: FrameSet) -> None:
         self._forget(limits)
         self.ids.follow(limits, lost.seqs)
-
-    def _report_missing(self, second: SecondIds) -> bool:
-        """Reports frames that could not be read, or whose second is unknown; whether none is."""
-        for wheel, seq in sorted(second.damaged):
-            self._lacks(wheel, seq, second.slot, None)
-        for wheel, seqs in self.ids.missing.items():
-            for seq in seqs.least(_REPORTED_AT_MOST):
-                self._lacks(wheel, seq, second.slot, None)
-        return not (second.damaged or self.ids.missing)
 
     def frame(self, slot: int, place: Position) -> Frame | None:
         """Returns a message's frame; None if it is unreadable, gone, or not mirrored here yet.
@@ -438,15 +456,6 @@ def _by_now(
     # A due that passed before its copy was there is not the due of any message.
     passed = {due_ms for stands in reschedules.values() for due_ms in stands.passed}
     return by_now - passed or by_now
-
-
-def _by_slot(
-    pairs: Iterable[tuple[Reference, Found]],
-) -> dict[int, list[tuple[Reference, Found]]]:
-    by_slot: dict[int, list[tuple[Reference, Found]]] = {}
-    for reference, found in pairs:
-        by_slot.setdefault(reference.slot, []).append((reference, found))
-    return by_slot
 
 
 def key_of(columns: Columns, row: int) -> bytes:

@@ -152,6 +152,14 @@ _ACCEPTING: tuple[Spec, ...] = (
         "Time until the cancel of a message was decided.",
         lambda s: s.sources.counts.cancel_times.read(),
     ),
+    counters(
+        "cancel_stage_seconds",
+        "Time that messages to be cancelled spent in each stage, all together: queued; looked_up;"
+        " written, until enough members hold the cancel; taken, until a transaction has passed it;"
+        " confirmed, by a second look.",
+        ("stage",),
+        lambda s: [((stage,), ms / 1e3) for stage, ms in s.sources.counts.cancel_stages.items()],
+    ),
     histogram(
         "reschedule_duration_seconds",
         "Time until a reschedule was answered.",

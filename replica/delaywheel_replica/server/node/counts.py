@@ -64,6 +64,8 @@ class Counts:
         changes: (call, what became of a message) -> messages that callers cancelled or rescheduled
             here, as the leader's node.
         cancel_times: How long it took to decide the cancel of a message.
+        cancel_stages: How many milliseconds all of them together spent in each stage: queued,
+            looked up, written, taken (until progress covered the written cancel), confirmed.
         reschedule_times: How long a reschedule took.
         cancel_load: Returns how many messages are being cancelled, and for how many milliseconds
             the first of them waits to be looked up.
@@ -90,6 +92,7 @@ class Counts:
     handed: Counter[Answer] = field(default_factory=lambda: Counter(dict.fromkeys(Answer, 0)))
     changes: Counter[tuple[str, str]] = field(default_factory=Counter)
     cancel_times: Tally = field(default_factory=lambda: Tally(CHANGE_BOUNDS_US))
+    cancel_stages: Counter[str] = field(default_factory=Counter)
     reschedule_times: Tally = field(default_factory=lambda: Tally(CHANGE_BOUNDS_US))
     cancel_load: Callable[[], tuple[int, int]] = lambda: (0, 0)
     lookups: Counter[tuple[str, str]] = field(default_factory=Counter)

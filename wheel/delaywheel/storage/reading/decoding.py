@@ -8,7 +8,7 @@ wrong, and with which.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
 from crc32c import crc32c
@@ -29,7 +29,7 @@ from delaywheel.storage.frames.format import (
     Kind,
     decode_topics,
 )
-from delaywheel.storage.frames.rows import flawed_rows
+from delaywheel.storage.frames.rows import cancel_counts, flawed_rows
 from delaywheel.storage.reading.places import Places
 
 _ID_WORDS: Final = np.arange(ID_LENGTH_BYTES // 8)
@@ -78,6 +78,17 @@ class FrameBatch:
         """The number of frames."""
         return len(self.seqs)
 
+    def ids(self) -> "IdBatch":
+        """Returns what identifies the rows; views on this batch."""
+        return IdBatch(
+            self.wheel,
+            np.repeat(self.seqs, self.counts),
+            _numbers_within(self.counts),
+            np.full(len(self.columns), self.kind is Kind.CANCELS),
+            self.columns.ids,
+            self.columns.due_ms,
+        )
+
     def frames_with(self, rows: NDArray[np.intp]) -> Iterator[tuple[Frame, list[int]]]:
         """Yields the frames of some rows, ascending, each with these rows as numbers within it."""
         ends = np.cumsum(self.counts)
@@ -110,6 +121,27 @@ class FrameBatch:
             self.lengths_bytes[chosen],
             self.columns.take(np.flatnonzero(np.repeat(chosen, self.counts))),
         )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class IdBatch:
+    """What identifies messages and cancels of some frames, of one wheel, and of any seconds.
+
+    Attributes:
+        wheel: Their wheel.
+        seqs: The seq of each row's frame.
+        rows: Each row's number in its frame.
+        are_cancels: Whether each is a cancel.
+        ids: (n, 16).
+        due_ms: Each row's due.
+    """
+
+    wheel: WheelId
+    seqs: NDArray[np.int64]
+    rows: NDArray[np.int64]
+    are_cancels: NDArray[np.bool_]
+    ids: NDArray[np.uint8]
+    due_ms: NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -156,7 +188,7 @@ def decode_together(
     """
     seqs, rows = places
     begins = rows["offset"].astype(np.int64) - begin
-    headers = _checked_headers(content, begins, places, wheel, slot, kind)
+    headers = _checked_headers(content, begins, places, wheel, slot, int(kind))
     if headers is None:
         return None
     if may_hold is not None and not may_hold(content):
@@ -181,15 +213,47 @@ def decode_together(
     )
 
 
+def decode_ids(
+    content: bytes, begins: NDArray[np.int64], places: Places, wheel: WheelId
+) -> IdBatch | None:
+    """Decodes only what identifies rows; None unless all frames match their index rows.
+
+    Args:
+        content: The bytes of frames, of any seconds and kinds.
+        begins: Where each frame begins in it; multiples of 8.
+        places: Seqs and rows of the frames; at least one.
+        wheel: The wheel that the frames must belong to.
+    """
+    seqs, rows = places
+    are_cancels = cancel_counts(rows) > 0
+    kinds = np.where(are_cancels, int(Kind.CANCELS), int(Kind.MESSAGES))
+    headers = _checked_headers(content, begins, places, wheel, rows["slot"], kinds)
+    if headers is None:
+        return None
+    frames = _Frames(content, begins, headers)
+    ids, due_ms = frames.ids_and_dues(are_cancels)
+    return IdBatch(
+        wheel,
+        np.repeat(seqs, frames.counts),
+        _numbers_within(frames.counts),
+        np.repeat(are_cancels, frames.counts),
+        ids,
+        due_ms,
+    )
+
+
 def _checked_headers(
     content: bytes,
     begins: NDArray[np.int64],
     places: Places,
     wheel: WheelId,
-    slot: int,
-    kind: Kind,
+    slot: int | NDArray[Any],
+    kind: int | NDArray[Any],
 ) -> NDArray[Any] | None:
-    """Returns the headers of frames with the right checksums; None unless all match their rows."""
+    """Returns the headers of frames with the right checksums; None unless all match their rows.
+
+    Slot and kind are those of all frames, or of each.
+    """
     seqs, rows = places
     ends = begins + rows["length"]
     if int(ends.max()) > len(content) or int(begins.min()) < 0 or ((begins | ends) & 7).any():
@@ -198,7 +262,7 @@ def _checked_headers(
         return None
     headers = headers_at(content, begins)
     wrong = is_misplaced(headers, wheel, rows, seqs) | has_wrong_sums(headers)
-    if (wrong | (headers["slot"] != slot) | (headers["kind"] != int(kind))).any():
+    if (wrong | (headers["slot"] != slot) | (headers["kind"] != kind)).any():
         return None
     view = memoryview(content)
     edges = zip((begins + CHECKED_FROM).tolist(), ends.tolist(), strict=True)
@@ -206,6 +270,18 @@ def _checked_headers(
     if (headers["checksum"] != np.array(checksums, np.uint32)).any():
         return None
     return headers
+
+
+class _MessageColumns(NamedTuple):
+    """Which columns frames of messages have, and where each begins."""
+
+    has_timestamps: NDArray[np.bool_]
+    has_partitions: NDArray[np.bool_]
+    timestamps: NDArray[np.int64]
+    ids: NDArray[np.int64]
+    numbers: NDArray[np.int64]
+    partitions: NDArray[np.int64]
+    dues: NDArray[np.int64]
 
 
 class _Frames:
@@ -221,9 +297,8 @@ class _Frames:
         self._headers = headers
         self.counts = headers["messages"].astype(np.int64)
         self._rows = int(self.counts.sum())
-        firsts = np.cumsum(self.counts) - self.counts
-        self._within = np.arange(self._rows) - np.repeat(firsts, self.counts)
-        self._slot_ms = int(headers["slot"][0]) * 1000
+        self._within = _numbers_within(self.counts)
+        self._slots_ms = headers["slot"].astype(np.int64) * 1000
 
     def cancels(self) -> Columns:
         """Returns the columns of frames of cancels."""
@@ -232,10 +307,18 @@ class _Frames:
             self._dues_ms(ids_at + self.counts * ID_LENGTH_BYTES), self._ids(ids_at)
         )
 
-    def messages(self) -> Columns | None:
-        """Returns the columns of frames of messages; None if lengths or numbers do not add up."""
-        headers, counts = self._headers, self.counts
-        flags = headers["flags"]
+    def ids_and_dues(
+        self, are_cancels: NDArray[np.bool_]
+    ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+        """Returns ids and dues of frames of both kinds."""
+        at = self._columns_at()
+        ids_at = np.where(are_cancels, self._begins + HEADER_LENGTH_BYTES, at.ids)
+        dues_at = np.where(are_cancels, ids_at + self.counts * ID_LENGTH_BYTES, at.dues)
+        return self._ids(ids_at), self._dues_ms(dues_at)
+
+    def _columns_at(self) -> "_MessageColumns":
+        """Returns where the columns of frames of messages begin."""
+        counts, flags = self.counts, self._headers["flags"]
         has_timestamps = (flags & HAS_TIMESTAMPS) != 0
         has_partitions = (flags & HAS_PARTITIONS) != 0
         timestamps_at = self._begins + HEADER_LENGTH_BYTES
@@ -243,6 +326,20 @@ class _Frames:
         numbers_at = ids_at + counts * ID_LENGTH_BYTES
         partitions_at = numbers_at + counts * 4 * (1 + _LENGTHS)
         dues_at = partitions_at + has_partitions * counts * PARTITION_BYTES
+        return _MessageColumns(
+            has_timestamps,
+            has_partitions,
+            timestamps_at,
+            ids_at,
+            numbers_at,
+            partitions_at,
+            dues_at,
+        )
+
+    def messages(self) -> Columns | None:
+        """Returns the columns of frames of messages; None if lengths or numbers do not add up."""
+        headers, counts, at = self._headers, self.counts, self._columns_at()
+        numbers_at = at.numbers
         lengths = [
             self._column("<i4", numbers_at + counts * 4 * place) for place in range(1, 1 + _LENGTHS)
         ]
@@ -254,15 +351,15 @@ class _Frames:
         if starts is None or topics is None:
             return None
         return Columns(
-            due_ms=self._dues_ms(dues_at),
-            ids=self._ids(ids_at),
+            due_ms=self._dues_ms(at.dues),
+            ids=self._ids(at.ids),
             topics=topics[0],
             topic_numbers=topics[1],
             key_lengths=lengths[0],
             value_lengths=lengths[1],
             headers_lengths=lengths[2],
-            partitions=self._sparse_column("<i4", partitions_at, has_partitions),
-            timestamps_ms=self._sparse_column("<i8", timestamps_at, has_timestamps),
+            partitions=self._sparse_column("<i4", at.partitions, at.has_partitions),
+            timestamps_ms=self._sparse_column("<i8", at.timestamps, at.has_timestamps),
             blob=self._content,
             starts=starts,
         )
@@ -294,7 +391,7 @@ class _Frames:
         return ids.view(np.uint8).reshape(self._rows, ID_LENGTH_BYTES)
 
     def _dues_ms(self, at: NDArray[np.int64]) -> NDArray[np.int64]:
-        return self._column("<u2", at) + np.int64(self._slot_ms)
+        return self._column("<u2", at) + np.repeat(self._slots_ms, self.counts)
 
     def _starts(
         self, lengths: Sequence[NDArray[np.int32]], blobs_at: NDArray[np.int64]
@@ -333,3 +430,8 @@ class _Frames:
         firsts = np.cumsum([0, *(len(part) for part in parts[:-1])])[which]
         shifted = numbers + np.repeat(firsts, self.counts)
         return tuple(topic for part in parts for topic in part), shifted.astype(np.uint32)
+
+
+def _numbers_within(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Returns the number of each row in its frame, frame after frame."""
+    return np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)

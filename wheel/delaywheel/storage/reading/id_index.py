@@ -2,7 +2,8 @@
 
 Messages are found by id and second; reading a whole second for one of them costs more the more it
 holds. So a second is read once, its ids stay in memory, and from then on only the rows that the
-wheels' indexes have gained are read. What a *fresh scan* would find, which reads the second's
+wheels' indexes have gained are read, those of all seconds that are asked about together. What a
+*fresh scan* would find, which reads the second's
 frames in each wheel up to its limit, the index finds too, and reports the same frames as damaged or
 missing. For each wheel it is *followed* up to a seq, and this holds at the end of `follow`:
 
@@ -40,8 +41,8 @@ frames. A second that alone exceeds the bound is read for each question, and onl
 matter to the question are kept meanwhile.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -50,20 +51,24 @@ from numpy.typing import NDArray
 from delaywheel.identity import WheelId
 from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel.storage.frames.rows import INDEX_ROW
-from delaywheel.storage.reading.decoding import FrameBatch
-from delaywheel.storage.reading.ids import SecondIds, Sought
+from delaywheel.storage.reading.decoding import FrameBatch, IdBatch
+from delaywheel.storage.reading.ids import ROW_LENGTH_BYTES, IdRow, Ids, Sought
 from delaywheel.storage.reading.places import Places
 from delaywheel.storage.reading.reader import DamagedFrame, WheelReader
 
 MOST_BYTES: Final = 64 << 20
 """What all seconds together take in memory, roughly."""
+SECOND_BYTES: Final = 512
+"""About what a second takes in memory beside its rows."""
 NEW_ROWS_AT_MOST: Final = 1 << 16
 """So many new rows of a wheel are examined; beyond, the seconds are read anew."""
 UNREAD_AT_MOST: Final = 1 << 16
 """So many frames of seconds that are kept may be unread."""
+_SPARED: Final = 7 / 8
+"""Of the bound, what is kept when seconds have to go: each time costs a pass through all rows."""
 
 _NO_SLOT: Final = (1 << 32) - 1
-_UNREAD: Final = np.dtype([("slot", "<u4"), ("wheel", "<u4"), ("seq", "<i8"), ("row", INDEX_ROW)])
+_UNREAD: Final = np.dtype([("wheel", "<u4"), ("seq", "<i8"), ("row", INDEX_ROW)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +77,39 @@ class _Followed:
 
     seq: int
     holes: SeqSet  # rows without a frame, wherever the frames lie
+
+
+@dataclass(slots=True)
+class _Second:
+    """A second that is kept."""
+
+    rows: int
+    damaged: set[tuple[WheelId, int]]  # frames that could not be read
+
+    @property
+    def length_bytes(self) -> int:
+        return SECOND_BYTES + ROW_LENGTH_BYTES * self.rows
+
+
+@dataclass(slots=True)
+class Look:
+    """What was found in some seconds.
+
+    Attributes:
+        rows: Those that have a sought id, or beginning, in no order; perhaps also rows of other
+            seconds that do.
+        damaged: Frames that could not be read, by second: wheel and seq.
+        missing: Frames that may be of any second, by wheel.
+    """
+
+    rows: list[IdRow] = field(default_factory=list)
+    damaged: dict[int, set[tuple[WheelId, int]]] = field(default_factory=dict)
+    missing: dict[WheelId, SeqSet] = field(default_factory=dict)
+
+    def note_missing(self, missing: Mapping[WheelId, SeqSet]) -> None:
+        """Adds frames that may be of any second."""
+        for wheel, seqs in missing.items():
+            self.missing[wheel] = self.missing.get(wheel, NO_SEQS) | seqs
 
 
 class IdIndex:
@@ -103,16 +141,21 @@ class IdIndex:
         self._journal = _Journal(unread)
         self._followed: dict[WheelId, _Followed] = {}
         self._lost: Callable[[WheelId], SeqSet] = lambda _: NO_SEQS
-        self._seconds: dict[int, SecondIds] = {}  # the least recently asked for first
-        self._slots = np.empty(0, np.uint32)  # of these seconds, ascending
+        self._ids = Ids()  # of the seconds that are kept, and no others
+        self._seconds: dict[int, _Second] = {}  # the least recently asked for first
+        self._slots: NDArray[np.uint32] | None = None  # of these, ascending; None: has changed
         self.missing: dict[WheelId, SeqSet] = {}
-        self.length_bytes = 0
         self.built = 0
         """How many seconds were read as a whole."""
 
     def __len__(self) -> int:
         """The number of seconds that are kept."""
         return len(self._seconds)
+
+    @property
+    def length_bytes(self) -> int:
+        """About what is kept takes in memory."""
+        return SECOND_BYTES * len(self._seconds) + ROW_LENGTH_BYTES * len(self._ids)
 
     def follow(self, limits: Mapping[WheelId, int], lost: Callable[[WheelId], SeqSet]) -> None:
         """Notes what is new.
@@ -132,28 +175,31 @@ class IdIndex:
             if known is None or known.seq != limit or known.holes:
                 self._follow(wheel, limit, known)
 
-    def second(self, slot: int, sought: Sought) -> SecondIds:
-        """Returns the ids of a second, as far as the wheels were followed.
+    def look(self, slots: Collection[int], sought: Sought) -> Look:
+        """Finds rows of some seconds, as far as the wheels were followed.
 
         Args:
-            slot: The second.
-            sought: What the caller will look for. If the second is too long to be kept, there is
-                nothing else in the result.
+            slots: The seconds.
+            sought: The ids, in whichever of these seconds, and beginnings of ids.
         """
-        second, unread = self._seconds.pop(slot, None), self._journal.take(slot)
-        if second is not None:
-            self.length_bytes -= second.length_bytes
-            self._slots = self._slots[self._slots != slot]
-            if not (self._is_as_damaged(second) and self._read_new(second, unread)):
-                second = None
-        is_sure = True
-        if second is None:
-            second, is_sure = self._read(slot, sought)
-        if second.only is None and second.length_bytes > self._most_bytes:
-            second.reduce(sought)
-        if second.only is None and is_sure:
-            self._keep(second)
-        return second
+        found = Look()
+        found.note_missing(self.missing)
+        kept = [slot for slot in slots if slot in self._seconds]
+        self._forget([slot for slot in kept if not self._is_as_damaged(slot)])
+        self._read_new([slot for slot in kept if slot in self._seconds])
+        for slot in kept:
+            if (second := self._seconds.pop(slot, None)) is not None:
+                self._seconds[slot] = second  # the most recently asked for
+                if second.damaged:
+                    found.damaged[slot] = second.damaged.copy()
+        others = [slot for slot in slots if slot not in self._seconds]
+        if len(others) < len(slots):
+            found.rows += self._ids.find(sought)
+        for slot in others:
+            self._look_anew(slot, sought, found)
+        self._shrink(self._most_bytes)
+        found.note_missing(self.missing)
+        return found
 
     # --- following
 
@@ -185,43 +231,73 @@ class IdIndex:
         rows = reader.rows(first_seq, last_seq)
         if not rows["length"].all():
             return False
+        if self._slots is None:
+            self._slots = np.sort(_numbers(self._seconds))
         places = self._slots.searchsorted(rows["slot"])
         places[places == len(self._slots)] = 0
         at = np.flatnonzero(self._slots[places] == rows["slot"])
-        for slot in self._journal.add(reader.wheel, first_seq + at, rows[at]):
-            self._forget(slot)
+        self._forget(self._journal.add(reader.wheel, first_seq + at, rows[at]))
         return True
 
     # --- reading
 
-    def _is_as_damaged(self, second: SecondIds) -> bool:
+    def _is_as_damaged(self, slot: int) -> bool:
         """Whether all frames that could not be read still cannot."""
-        for wheel, seq in second.damaged:
+        for wheel, seq in self._seconds[slot].damaged:
             reader = self._reader(wheel)
             frame = reader.frame(seq) if reader.has(seq) else None
-            if not isinstance(frame, DamagedFrame) or frame.slot != second.slot:
+            if not isinstance(frame, DamagedFrame) or frame.slot != slot:
                 return False
         return True
 
-    def _read_new(self, second: SecondIds, unread: list[tuple[WheelId, Places]]) -> bool:
-        """Reads a second's new frames; False if one of them cannot be read."""
-        for wheel, places in unread:
-            for batch in self._reader(wheel).batches(second.slot, places):
-                if isinstance(batch, DamagedFrame):
-                    return False
-                second.add(batch)
-        return True
+    def _read_new(self, slots: Collection[int]) -> None:
+        """Reads new frames of seconds that are kept; drops those of which one cannot be read."""
+        try:
+            for wheel, places in self._journal.take(slots):
+                for batch in self._new_of(self._reader(wheel), places):
+                    self._add(batch)
+        except BaseException:  # their new frames are neither unread any more nor read
+            self._forget(self._seconds.keys() & set(slots))
+            raise
 
-    def _read(self, slot: int, sought: Sought) -> tuple[SecondIds, bool]:
-        """Reads a whole second; also returns whether no hole was filled or seen meanwhile."""
+    def _new_of(self, reader: WheelReader, places: Places) -> list[IdBatch | FrameBatch]:
+        seqs, rows = places
+        still = np.isin(rows["slot"], _numbers(self._seconds))
+        seqs, rows = seqs[still], rows[still]
+        batches = list(reader.id_batches((seqs, rows)))
+        read: list[IdBatch | FrameBatch] = [batch for batch in batches if batch is not None]
+        if len(read) == len(batches):
+            return read
+        read = []
+        for slot in np.unique(rows["slot"]).tolist():
+            at = np.flatnonzero(rows["slot"] == slot)
+            of_slot = list(reader.batches(slot, (seqs[at], rows[at])))
+            whole = [batch for batch in of_slot if not isinstance(batch, DamagedFrame)]
+            if len(whole) == len(of_slot):
+                read += whole
+            else:
+                self._forget([slot])
+        return read
+
+    def _add(self, batch: IdBatch | FrameBatch) -> None:
+        """Adds new frames of seconds that are kept."""
+        self._ids.add(batch)
+        due_ms = batch.due_ms if isinstance(batch, IdBatch) else batch.columns.due_ms
+        slots, counts = np.unique(due_ms // 1000, return_counts=True)
+        for slot, count in zip(slots.tolist(), counts.tolist(), strict=True):
+            self._seconds[slot].rows += count
+
+    def _look_anew(self, slot: int, sought: Sought, found: Look) -> None:
+        """Reads a whole second, finds what is sought, and keeps the second if it may."""
         self.built += 1
-        second, is_sure = SecondIds(slot), True
+        ids, damaged, is_sure, is_whole = Ids(), set[tuple[WheelId, int]](), True, True
         for wheel, followed in sorted(self._followed.items()):
             reader, lost = self._reader(wheel), self._lost(wheel)
-            for batch in self._of_wheel(second, reader, followed):
-                second.add(batch)
-                if second.only is None and second.length_bytes > self._most_bytes:
-                    second.reduce(sought)
+            for batch in self._of_wheel(slot, damaged, reader, followed):
+                ids.add(batch, only=None if is_whole else sought)
+                if is_whole and _Second(len(ids), damaged).length_bytes > self._most_bytes:
+                    is_whole = False
+                    ids.reduce(sought)
             # Reading may have revealed more of them. What was one before may lie in this second.
             holes = reader.holes_anywhere(followed.seq, lost)
             if holes != followed.holes:
@@ -229,39 +305,61 @@ class IdIndex:
                 self._forget_all()
                 self._followed[wheel] = _Followed(followed.seq, holes)
                 self._note_missing(wheel, holes | followed.holes)
-        return second, is_sure
+                found.note_missing(self.missing)
+        found.rows += ids.find(sought)
+        if damaged:
+            found.damaged[slot] = damaged.copy()
+        if is_sure and is_whole:
+            second = _Second(len(ids), damaged)
+            self._shrink(self._most_bytes - second.length_bytes)
+            ids.move_to(self._ids)
+            self._seconds[slot] = second
+            self._slots = None
 
     def _of_wheel(
-        self, second: SecondIds, reader: WheelReader, followed: _Followed
+        self,
+        slot: int,
+        damaged: set[tuple[WheelId, int]],
+        reader: WheelReader,
+        followed: _Followed,
     ) -> Iterator[FrameBatch]:
         lost = self._lost(reader.wheel)
-        for batch in reader.slot_batches(second.slot, followed.seq, lost=lost):
+        for batch in reader.slot_batches(slot, followed.seq, lost=lost):
             if isinstance(batch, DamagedFrame):
                 # Also a row that became a hole after it was read; it may be of this second.
-                second.damaged.add((reader.wheel, batch.seq))
+                damaged.add((reader.wheel, batch.seq))
             else:
                 yield batch
 
     # --- keeping
 
-    def _keep(self, second: SecondIds) -> None:
-        self._seconds[second.slot] = second
-        self.length_bytes += second.length_bytes
-        at = int(self._slots.searchsorted(second.slot))
-        self._slots = np.insert(self._slots, at, second.slot)
-        while self.length_bytes > self._most_bytes:
-            self._forget(next(iter(self._seconds)))
+    def _shrink(self, most_bytes: int) -> None:
+        """Drops the least recently asked for, if all take more than this."""
+        length_bytes = self.length_bytes
+        if length_bytes <= most_bytes:
+            return
+        dropped = []
+        for slot, second in self._seconds.items():
+            if length_bytes <= most_bytes * _SPARED:
+                break
+            length_bytes -= second.length_bytes
+            dropped.append(slot)
+        self._forget(dropped)
 
-    def _forget(self, slot: int) -> None:
-        self.length_bytes -= self._seconds.pop(slot).length_bytes
-        self._slots = self._slots[self._slots != slot]
-        self._journal.take(slot)
+    def _forget(self, slots: Iterable[int]) -> None:
+        forgotten = list(slots)
+        if forgotten:
+            for slot in forgotten:
+                del self._seconds[slot]
+            self._slots = None
+            self._ids.drop(forgotten)
+            self._journal.take(forgotten)
 
     def _forget_all(self) -> None:
         self._seconds.clear()
         self._journal.clear()
-        self._slots = np.empty(0, np.uint32)
-        self.length_bytes = 0
+        self._slots = None
+        self._ids.clear()
 
 
 class _Journal:
@@ -283,17 +381,16 @@ class _Journal:
         if self._count + len(seqs) > len(self._rows):
             self._make_room(len(seqs))
         added = self._rows[self._count : self._count + len(seqs)]
-        added["slot"], added["row"], added["seq"] = rows["slot"], rows, seqs
-        added["wheel"] = self._wheels.index(wheel)
+        added["row"], added["seq"], added["wheel"] = rows, seqs, self._wheels.index(wheel)
         self._slots[self._count : self._count + len(seqs)] = rows["slot"]
         self._count += len(seqs)
         unread = self._slots[: self._count]
         unread = unread[unread != _NO_SLOT]
         return np.unique(unread).tolist() if len(unread) > self._most else []
 
-    def take(self, slot: int) -> list[tuple[WheelId, Places]]:
-        """Removes a second's frames, and returns them by wheel, ascending by seq."""
-        at = np.flatnonzero(self._slots[: self._count] == slot)
+    def take(self, slots: Collection[int]) -> list[tuple[WheelId, Places]]:
+        """Removes the frames of some seconds, and returns them by wheel, ascending by seq."""
+        at = np.flatnonzero(np.isin(self._slots[: self._count], _numbers(slots)))
         taken = self._rows[at]
         self._slots[at] = _NO_SLOT
         by_wheel = [taken[taken["wheel"] == number] for number in np.unique(taken["wheel"])]
@@ -313,3 +410,7 @@ class _Journal:
         rows, slots = np.empty(room, _UNREAD), np.empty(room, np.uint32)
         rows[: len(kept)], slots[: len(kept)] = self._rows[kept], self._slots[kept]
         self._rows, self._slots, self._count = rows, slots, len(kept)
+
+
+def _numbers(slots: Collection[int]) -> NDArray[np.uint32]:
+    return np.fromiter(slots, np.uint32, len(slots))

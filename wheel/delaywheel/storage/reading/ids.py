@@ -1,11 +1,12 @@
-"""The ids of one second's messages and cancels, sorted, each with its place.
+"""The ids of messages and cancels of many seconds, each with its place.
 
-Rows lie in *runs*, each ascending by id. What is added becomes a run of its own, and runs of
-similar length are merged, so that a second has few of them, and a row is moved few times. Ids
-are compared as a whole, as two numbers: no other id is ever taken for the one that is sought.
+Rows lie in *runs*, each ascending by the first half of its ids. What is added becomes a run of its
+own, and runs of similar length are merged, so that there are few of them, and a row is moved few
+times. Ids are compared as a whole, as two numbers: no other id is ever taken for the one that is
+sought. Any number of ids is looked up with the same few calls of numpy.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Self
 
@@ -14,12 +15,12 @@ from numpy.typing import NDArray
 
 from delaywheel.identity import WheelId
 from delaywheel.storage.frames.format import Kind
-from delaywheel.storage.reading.decoding import FrameBatch
+from delaywheel.storage.reading.decoding import FrameBatch, IdBatch
 
-ROW_LENGTH_BYTES: Final = 32
-_SECOND_BYTES: Final = 4096  # about what a second takes in memory beside its rows
+ROW_LENGTH_BYTES: Final = 36
 _NEW_ROWS: Final = 1 << 16  # at most so many wait to be sorted
 _RUNS_APART: Final = 4  # a run is at least this many times as long as the next one
+_COMPARED: Final = 1 << 18  # so many rows are compared at once
 
 # Of a row: its number in the frame, whether it is a cancel, its due within the second.
 _DUE_BITS: Final = 10
@@ -43,11 +44,6 @@ class Sought(NamedTuple):
         halves = np.frombuffer(b"".join(ids), np.uint64).reshape(-1, 2)
         return cls(halves, np.frombuffer(b"".join(begins), np.uint64))
 
-    def among(self, run: "_Run") -> "_Run":
-        """Returns the rows that fit, and perhaps a few others."""
-        fits = np.isin(run.firsts, self.ids[:, 0]) & np.isin(run.lasts, self.ids[:, 1])
-        return run.take(np.flatnonzero(fits | np.isin(run.firsts, self.begins)))
-
 
 class IdRow(NamedTuple):
     """One row of a frame: a message, or a cancel."""
@@ -61,11 +57,12 @@ class IdRow(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Run:
-    """Rows ascending by id; all arrays have the same length."""
+class _Rows:
+    """Rows as columns of the same length."""
 
     firsts: _Numbers  # the first half of each id
     lasts: _Numbers  # the last half
+    slots: NDArray[np.uint32]
     seqs: NDArray[np.int64]
     wheels: NDArray[np.uint32]  # numbers of wheels
     details: NDArray[np.uint32]
@@ -73,113 +70,162 @@ class _Run:
     def __len__(self) -> int:
         return len(self.seqs)
 
-    def take(self, rows: NDArray[Any]) -> "_Run":
-        return _Run(
+    def take(self, rows: NDArray[Any]) -> "_Rows":
+        return _Rows(
             self.firsts[rows],
             self.lasts[rows],
+            self.slots[rows],
             self.seqs[rows],
             self.wheels[rows],
             self.details[rows],
         )
 
+    def among(self, sought: Sought) -> "_Rows":
+        """Returns the rows that fit, and perhaps a few others."""
+        fits = np.isin(self.firsts, sought.ids[:, 0]) & np.isin(self.lasts, sought.ids[:, 1])
+        return self.take(np.flatnonzero(fits | np.isin(self.firsts, sought.begins)))
+
     @staticmethod
-    def joined(parts: Sequence["_Run"]) -> "_Run":
-        """Joins rows in any order."""
-        joined = _Run(
+    def run(parts: Sequence["_Rows"]) -> "_Rows":
+        """Joins rows in any order; fast if each part is a run, or ascends by id anyway."""
+        joined = _Rows(
             np.concatenate([part.firsts for part in parts]),
             np.concatenate([part.lasts for part in parts]),
+            np.concatenate([part.slots for part in parts]),
             np.concatenate([part.seqs for part in parts]),
             np.concatenate([part.wheels for part in parts]),
             np.concatenate([part.details for part in parts]),
         )
-        return joined.take(np.lexsort((joined.lasts, joined.firsts)))
+        return joined.take(np.argsort(joined.firsts, kind="stable"))
 
 
-class SecondIds:
-    """The ids of one second. For one thread.
+class Ids:
+    """Ids that can be looked up. For one thread."""
 
-    Attributes:
-        slot: The second.
-        damaged: Frames of this second that could not be read: wheel and seq.
-        length_bytes: About what it takes in memory.
-        only: What the rows were reduced to; None: all are here.
-    """
-
-    def __init__(self, slot: int) -> None:
+    def __init__(self) -> None:
         """Begins without rows."""
-        self.slot = slot
-        self.damaged: set[tuple[WheelId, int]] = set()
-        self.length_bytes = _SECOND_BYTES
-        self.only: Sought | None = None
-        self._runs: list[_Run] = []
-        self._new: list[_Run] = []
+        self._runs: list[_Rows] = []
+        self._new: list[_Rows] = []
         self._new_rows = 0
+        self._count = 0
         self._wheels: list[WheelId] = []
+        self._numbers: dict[WheelId, int] = {}
 
-    def add(self, batch: FrameBatch) -> None:
-        """Adds frames of this second, none of which was added before."""
-        run = self._run_of(batch)
-        if self.only is not None:
-            run = self.only.among(run)
-        self._new.append(run)
-        self._new_rows += len(run)
-        self.length_bytes += len(run) * ROW_LENGTH_BYTES
+    def __len__(self) -> int:
+        """The number of rows."""
+        return self._count
+
+    def add(self, batch: FrameBatch | IdBatch, only: Sought | None = None) -> int:
+        """Adds frames, none of which was added before; returns how many rows were added.
+
+        Args:
+            batch: The frames.
+            only: Adds at least the rows that fit.
+        """
+        rows = self._rows_of(batch)
+        if only is not None:
+            rows = rows.among(only)
+        self._count += len(rows)
+        self._new.append(rows)
+        self._new_rows += len(rows)
         if self._new_rows >= _NEW_ROWS:
             self._sort()
+        return len(rows)
 
     def reduce(self, only: Sought) -> None:
-        """Drops all rows that are not sought; of later ones too."""
-        self._sort()
-        self.only = only
-        runs = [only.among(run) for run in self._runs]
-        self._runs = [run for run in runs if len(run)]
-        self.length_bytes = _SECOND_BYTES + sum(map(len, self._runs)) * ROW_LENGTH_BYTES
+        """Drops rows that are not sought."""
+        self._apply(lambda rows: rows.among(only))
+
+    def drop(self, slots: Iterable[int]) -> None:
+        """Drops all rows of these seconds."""
+        dropped = np.fromiter(slots, np.uint32)
+        self._apply(lambda rows: rows.take(np.isin(rows.slots, dropped, invert=True)))
+
+    def clear(self) -> None:
+        """Drops everything."""
+        self._runs.clear()
+        self._new.clear()
+        self._new_rows = self._count = 0
+        self._wheels.clear()
+        self._numbers.clear()
+
+    def move_to(self, other: "Ids") -> None:
+        """Gives all rows to others, which share the numbers of wheels from then on."""
+        numbers = np.array([other._number(wheel) for wheel in self._wheels], np.uint32)  # noqa: SLF001
+        for rows in (*self._runs, *self._new):
+            other._take_in(rows, numbers)  # noqa: SLF001
+        self.clear()
 
     def find(self, sought: Sought) -> Iterator[IdRow]:
-        """Yields the rows that have one of these ids, or beginnings of ids, in no order."""
+        """Returns the rows that have one of these ids, or beginnings of ids, in no order."""
         self._sort()
-        for run in self._runs:
-            for number, begin, end in _ranges(run.firsts, sought.ids[:, 0]):
-                among, last = run.lasts[begin:end], sought.ids[number, 1]
-                first_row = begin + int(among.searchsorted(last))
-                end_row = begin + int(among.searchsorted(last, side="right"))
-                yield from self._rows(run, first_row, end_row)
-            for _, begin, end in _ranges(run.firsts, sought.begins):
-                yield from self._rows(run, begin, end)
+        rows = self._found(sought)
+        # What has both a sought id and a sought beginning would come twice.
+        is_both = np.isin(sought.begins, sought.ids[:, 0]).any()
+        return iter(set(rows)) if is_both else rows
 
-    def _rows(self, run: _Run, begin: int, end: int) -> Iterator[IdRow]:
-        for at in range(begin, end):
-            detail = int(run.details[at])
+    def _found(self, sought: Sought) -> Iterator[IdRow]:
+        for run in self._runs:
+            for rows, numbers in _in_ranges(run.firsts, sought.ids[:, 0]):
+                fits = run.lasts[rows] == sought.ids[numbers, 1]
+                yield from self._yielded(run.take(rows[fits]))
+            for rows, _ in _in_ranges(run.firsts, sought.begins):
+                yield from self._yielded(run.take(rows))
+
+    def _yielded(self, rows: _Rows) -> Iterator[IdRow]:
+        halves = np.column_stack([rows.firsts, rows.lasts]).tobytes()
+        details, wheels = rows.details.tolist(), self._wheels
+        columns = zip(
+            details, rows.wheels.tolist(), rows.seqs.tolist(), rows.slots.tolist(), strict=True
+        )
+        for number, (detail, wheel, seq, slot) in enumerate(columns):
             yield IdRow(
-                self._wheels[int(run.wheels[at])],
-                int(run.seqs[at]),
+                wheels[wheel],
+                seq,
                 detail >> _ROW_SHIFT,
                 Kind.CANCELS if detail & _CANCEL_BIT else Kind.MESSAGES,
-                run.firsts[at].tobytes() + run.lasts[at].tobytes(),
-                self.slot * 1000 + (detail & (_CANCEL_BIT - 1)),
+                halves[16 * number : 16 * number + 16],
+                slot * 1000 + (detail & (_CANCEL_BIT - 1)),
             )
 
-    def _run_of(self, batch: FrameBatch) -> _Run:
+    def _rows_of(self, batch: FrameBatch | IdBatch) -> _Rows:
         """Returns the rows of some frames, in no order."""
-        counts, columns = batch.counts, batch.columns
-        halves = np.ascontiguousarray(columns.ids).view(np.uint64).reshape(-1, 2)
-        rows = np.arange(len(columns)) - np.repeat(np.cumsum(counts) - counts, counts)
-        details = (rows << _ROW_SHIFT) | (columns.due_ms - self.slot * 1000)
-        if batch.kind is Kind.CANCELS:
-            details |= _CANCEL_BIT
+        if isinstance(batch, FrameBatch):
+            batch = batch.ids()
+        halves = np.ascontiguousarray(batch.ids).view(np.uint64).reshape(-1, 2)
+        slots = batch.due_ms // 1000
+        details = (batch.rows << _ROW_SHIFT) | (batch.due_ms - slots * 1000)
+        details[batch.are_cancels] |= _CANCEL_BIT
         # Copies: a view would keep the bytes of the frames in memory.
-        return _Run(
+        return _Rows(
             halves[:, 0].copy(),
             halves[:, 1].copy(),
-            np.repeat(batch.seqs, counts),
-            np.full(len(columns), self._number(batch.wheel), np.uint32),
+            slots.astype(np.uint32),
+            batch.seqs,
+            np.full(len(halves), self._number(batch.wheel), np.uint32),
             details.astype(np.uint32),
         )
 
     def _number(self, wheel: WheelId) -> int:
-        if wheel not in self._wheels:
+        number = self._numbers.setdefault(wheel, len(self._wheels))
+        if number == len(self._wheels):
             self._wheels.append(wheel)
-        return self._wheels.index(wheel)
+        return number
+
+    def _take_in(self, rows: _Rows, numbers: NDArray[np.uint32]) -> None:
+        wheels = numbers[rows.wheels]
+        rows = _Rows(rows.firsts, rows.lasts, rows.slots, rows.seqs, wheels, rows.details)
+        self._count += len(rows)
+        self._new.append(rows)
+        self._new_rows += len(rows)
+
+    def _apply(self, change: Callable[[_Rows], _Rows]) -> None:
+        """Replaces all rows by some of them, in the same order."""
+        runs = sorted(map(change, self._runs), key=len, reverse=True)
+        self._runs = [run for run in runs if len(run)]
+        self._new = [change(rows) for rows in self._new]
+        self._new_rows = sum(map(len, self._new))
+        self._count = self._new_rows + sum(map(len, self._runs))
 
     def _sort(self) -> None:
         """Makes a run of the new rows, and merges it with those that are not much longer."""
@@ -190,11 +236,23 @@ class SecondIds:
         while self._runs and len(self._runs[-1]) < _RUNS_APART * rows:
             parts.append(self._runs.pop())
             rows += len(parts[-1])
-        self._runs.append(_Run.joined(parts))
+        self._runs.append(_Rows.run(parts))
 
 
-def _ranges(firsts: _Numbers, wanted: _Numbers) -> Iterator[tuple[int, int, int]]:
-    """Yields which of the wanted numbers are there, and from where to where."""
-    begins, ends = firsts.searchsorted(wanted), firsts.searchsorted(wanted, side="right")
-    for number in np.flatnonzero(begins < ends).tolist():
-        yield number, int(begins[number]), int(ends[number])
+def _in_ranges(
+    firsts: _Numbers, wanted: _Numbers
+) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    """Yields rows whose number is wanted, and which of the wanted ones it is, some at a time."""
+    begins = firsts.searchsorted(wanted)
+    lengths = firsts.searchsorted(wanted, side="right") - begins
+    there = np.flatnonzero(lengths)
+    ends = np.cumsum(lengths[there])
+    first, done = 0, 0
+    while first < len(there):
+        # One of the wanted alone may be more than is compared at once.
+        last = max(first + 1, int(ends.searchsorted(done + _COMPARED, side="right")))
+        some = there[first:last]
+        counts = lengths[some]
+        within = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+        yield np.repeat(begins[some], counts) + within, np.repeat(some, counts)
+        first, done = last, int(ends[last - 1])

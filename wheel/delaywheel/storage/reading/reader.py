@@ -12,6 +12,7 @@ the process. Returned columns keep their piece alive.
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -43,7 +44,13 @@ from delaywheel.storage.frames.rows import (
     is_unreadable,
     message_counts,
 )
-from delaywheel.storage.reading.decoding import FrameBatch, PassedOver, decode_together
+from delaywheel.storage.reading.decoding import (
+    FrameBatch,
+    IdBatch,
+    PassedOver,
+    decode_ids,
+    decode_together,
+)
 from delaywheel.storage.reading.holes import find_holes, lying_in_files, still_holes
 from delaywheel.storage.reading.places import Places, SlotPlaces
 from delaywheel.storage.reading.walk import WalkedFrame
@@ -53,6 +60,7 @@ from delaywheel.storage.reading.walk import WalkedFrame
 _PIECE_BYTES = 1024 * 1024
 _PIECE_FRAMES = 1024
 _BETWEEN_BYTES = 16 * 1024
+_TOGETHER_BYTES = 4 * 1024 * 1024
 
 _HOLE = np.frombuffer(HOLE_ROW, dtype=INDEX_ROW)[0]
 
@@ -199,6 +207,47 @@ class WheelReader:
         for batch in read_batches(self._disk, self._folder, self.wheel, slot, places):
             assert not isinstance(batch, PassedOver)
             yield batch
+
+    def id_batches(self, places: Places) -> Iterator[IdBatch | None]:
+        """Yields what identifies the rows of frames of any seconds, read and decoded together.
+
+        Ends with None if anything is wrong with a frame.
+        """
+        seqs, rows = places
+        order = np.lexsort((rows["offset"], rows["slot"]))
+        seqs, rows = seqs[order], rows[order]
+        edges = np.flatnonzero(np.diff(rows["slot"], prepend=-1, append=-1)).tolist()
+        pieces = [
+            (first + begin, first + end)
+            for first, last in pairwise(edges)
+            for begin, end in _pieces(
+                rows["offset"][first:last].tolist(), rows["length"][first:last].tolist()
+            )
+        ]
+        for group in _groups(pieces, rows):
+            yield self._ids_of(group, seqs, rows)
+
+    def _ids_of(
+        self, pieces: list[tuple[int, int]], seqs: NDArray[np.int64], rows: NDArray[Any]
+    ) -> IdBatch | None:
+        first, last = pieces[0][0], pieces[-1][1]
+        begins, contents, length_bytes = rows["offset"][first:last].astype(np.int64), [], 0
+        for piece, end_piece in pieces:
+            part = rows[piece:end_piece]
+            begin = int(part["offset"][0])
+            end = int((part["offset"].astype(np.int64) + part["length"]).max())
+            path = layout.slot_path(self._folder, int(part["slot"][0]))
+            try:
+                content = _content(self._disk, path, begin, end)
+            except FrameDamaged:
+                return None
+            if len(content) != end - begin or (begin | end) & 7:
+                return None
+            begins[piece - first : end_piece - first] += length_bytes - begin
+            contents.append(content)
+            length_bytes += len(content)
+        places = seqs[first:last], rows[first:last]
+        return decode_ids(b"".join(contents), begins, places, self.wheel)
 
     def may_have_holes(self, up_to_seq: int, lost: SeqSet) -> bool:
         """Whether `holes` must be called; fast unless there are many holes."""
@@ -470,6 +519,21 @@ def _pieces(offsets: list[int], lengths: list[int]) -> Iterator[tuple[int, int]]
         end = offset + length
     if offsets:
         yield first, len(offsets)
+
+
+def _groups(pieces: list[tuple[int, int]], rows: NDArray[Any]) -> Iterator[list[tuple[int, int]]]:
+    """Yields pieces that are decoded together: as many as have some length, or a single one."""
+    group: list[tuple[int, int]] = []
+    length_bytes = 0
+    for piece in pieces:
+        begin, end = piece
+        length_bytes += int(rows["length"][begin:end].sum(dtype=np.int64))
+        group.append(piece)
+        if length_bytes >= _TOGETHER_BYTES:
+            yield group
+            group, length_bytes = [], 0
+    if group:
+        yield group
 
 
 def _read_piece(

@@ -168,8 +168,9 @@ def recovering(
         found |= holes
         yield
     missing = found.within(1, last_seq)
-    for restored in (yield from restoring(disk, folder, wheel, missing, floor=floor)).values():
-        missing -= restored
+    restored = yield from restoring(disk, folder, wheel, missing, floor=floor)
+    for seqs in restored.by_slot.values():
+        missing -= seqs
     if os_crashed or checkpoint is None or lost_seq is not None:
         # Unless the machine has crashed, what was read may lie in the page cache alone.
         seq = last_seq if os_crashed else min(known.seq, last_seq)

@@ -41,11 +41,12 @@ same bytes there. What is on the medium: see ``medium.py``.
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
-from itertools import compress
+from itertools import chain, compress
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from delaywheel.identity import WheelId
 from delaywheel.seqset import NO_SEQS, SeqSet
@@ -63,6 +64,7 @@ from delaywheel.storage.frames.format import FrameDamaged
 from delaywheel.storage.frames.frame_copy import FrameCopy
 from delaywheel.storage.frames.rows import (
     GONE_ROW,
+    INDEX_ROW,
     checked_rows,
     is_gone,
     is_hole,
@@ -289,21 +291,26 @@ class MirrorWheel:
             Those that are not missing: they can be read, or are finished.
         """
         new = seqs - self._searched
-        self._searched |= new
         restored = yield from restoring(
             self._disk, self._folder, self.wheel, new, floor=self._floor
         )
-        for slot, found in restored.items():
+        if restored.searched_all:
+            self._searched |= new
+        for slot, found in restored.by_slot.items():
             self._index.rewritten(found)
             self._table.change({slot})
-            self.top_slot = max(self.top_slot, slot)
             self._medium.rewritten(found)
         there = NO_SEQS
         for seq in seqs.within(1, self.last_seq):
-            if isinstance(next(self.copies(seq, seq, floor=self._floor), None), FrameCopy):
+            copy = next(self.copies(seq, seq, floor=self._floor), None)
+            if isinstance(copy, FrameCopy):
                 there = there.with_span(seq, seq)
+                # Its row may have been unreadable when this was opened.
+                row = np.frombuffer(copy.row, INDEX_ROW)
+                self.top_slot = top_slot_of(row, self.top_slot)
             yield
         self._missing.remove(there)
+        self._searched -= there  # their rows may be lost once more
         return there
 
     def note_damaged(self, seq: int) -> None:
@@ -434,7 +441,7 @@ class MirrorWheel:
         last_seq, head = self._index.last_seq, self._table.head
         counted = head.seq if head.seq <= last_seq else 0
         top_slot = head.top_slot if counted else -1
-        for _, rows in read_raw_rows(self._disk, self._folder, counted + 1, last_seq):
+        for rows in self._uncounted(counted, head.holes):
             top_slot = top_slot_of(rows, top_slot)
             yield
         self.top_slot = top_slot
@@ -446,6 +453,13 @@ class MirrorWheel:
         for first_seq, rows in self._reader.rows_of(mended):
             self._medium.take_over(first_seq, rows)
             yield
+
+    def _uncounted(self, counted: int, holes: SeqSet) -> Iterator[NDArray[Any]]:
+        """Yields rows behind those that the table has counted, and those that were holes then."""
+        rows_behind = read_raw_rows(self._disk, self._folder, counted + 1, self._index.last_seq)
+        filled = self._reader.rows_of(holes.within(1, counted))
+        for _, rows in chain(rows_behind, filled):
+            yield rows
 
     def _founded(self, bundle: FrameBundle) -> int:
         """Returns how many leading frames behind the last one may be taken (see the table)."""

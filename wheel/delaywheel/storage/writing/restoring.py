@@ -7,6 +7,7 @@ with a page of zeros for example, is written again from its frame, wherever that
 from collections import defaultdict
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from delaywheel.identity import WheelId
 from delaywheel.seqset import NO_SEQS, SeqSet
@@ -20,9 +21,18 @@ from delaywheel.storage.frames.rows import INDEX_ROW_LENGTH_BYTES, checked_rows,
 from delaywheel.storage.reading.holes import rows_in_file
 
 
+class Restored(NamedTuple):
+    """What a search for the frames of holes has found."""
+
+    by_slot: dict[int, SeqSet]
+    """The seqs that were restored, by slot: their rows can be read."""
+    searched_all: bool
+    """Whether all files could be read, and rows written: what was not found lies in none."""
+
+
 def restoring(
     disk: Disk, folder: Path, wheel: WheelId, seqs: SeqSet, *, floor: int
-) -> Steps[dict[int, SeqSet]]:
+) -> Steps[Restored]:
     """Restores the rows of holes whose frames lie intact in slot files.
 
     Args:
@@ -31,15 +41,13 @@ def restoring(
         wheel: The wheel's name.
         seqs: Some frames; those that are no holes are left out.
         floor: Slots below are finished.
-
-    Returns:
-        The seqs that were restored, by slot: their rows can be read.
     """
     holes = _holes_among(disk, folder, seqs)
     yield
-    if not holes:
-        return {}
     restored: dict[int, SeqSet] = {}
+    searched_all = True
+    if not holes:
+        return Restored(restored, searched_all)
     for slot in list_slots(disk, folder, floor):
         try:
             found = rows_in_file(disk, folder, wheel, slot, holes)
@@ -48,7 +56,7 @@ def restoring(
         except OSError as error:
             if not is_medium_error(error):
                 raise
-            found = {}
+            found, searched_all = {}, False
         yield
         if found:
             seqs = SeqSet.of(found)
@@ -57,7 +65,7 @@ def restoring(
             holes -= seqs
             if not holes:
                 break
-    return restored
+    return Restored(restored, searched_all)
 
 
 def _holes_among(disk: Disk, folder: Path, seqs: SeqSet) -> SeqSet:

@@ -129,6 +129,7 @@ class SlotTable:
         try:
             places, top_slot, holes = self._rows(head, to_seq, floor)
             old_holes, mended = self._look_at_holes(head.holes)
+            top_slot = max(top_slot, *mended, -1)
             again = head.stale | changed | mended
             anew = np.array([slot for slot in again if slot >= floor], np.int64)
             if len(anew):

@@ -1,0 +1,165 @@
+"""`config check --connect`, with a real broker, ports and folders; rights: tests/e2e/test_acls."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from delaywheel_replica.kafka_settings import KafkaNames
+from local.loopback.kafka import KafkaBroker, free_ports
+from support.clients.command import Command
+from support.kafka.read_committed import topic_exists
+
+pytestmark = pytest.mark.kafka
+
+
+class Checks:
+    """Checks a node's settings, and looks at single items."""
+
+    def __init__(self, command: Command, cluster_id: str, kafka: str, data_dir: Path) -> None:
+        (port,) = free_ports(1)
+        self._command = command
+        self._settings = {
+            "cluster_id": cluster_id,
+            "node_id": "n1",
+            "data_dir": str(data_dir),
+            "listen": f"127.0.0.1:{port}",
+            "kafka.bootstrap.servers": kafka,
+        }
+        self.code = -1
+
+    def __call__(self, *more: str, topics: tuple[str, ...] = ()) -> Mapping[str, Mapping[str, Any]]:
+        settings = [f"{name}={value}" for name, value in self._settings.items()]
+        flags = [word for setting in (*settings, *more) for word in ("--set", setting)]
+        asked = [word for topic in topics for word in ("--topic", topic)]
+        ended = self._command("config", "check", "--connect", "--json", *flags, *asked)
+        self.code = ended.code
+        return {item["what"]: item for item in ended.document["items"]}
+
+
+@pytest.fixture
+def check(command: Command, kafka: KafkaBroker, cluster_id: str, tmp_path: Path) -> Checks:
+    return Checks(command, cluster_id, kafka.address, tmp_path / "to" / "come")
+
+
+def create(kafka: KafkaBroker, name: str, partitions: int = 1, **config: str) -> None:
+    new = NewTopic(name, partitions, 1, config={k.replace("_", "."): v for k, v in config.items()})
+    admin = AdminClient({"bootstrap.servers": kafka.address})
+    admin.create_topics([new])[name].result()
+
+
+def test_what_is_in_order_and_nothing_is_changed(
+    check: Checks, kafka: KafkaBroker, cluster_id: str, tmp_path: Path
+) -> None:
+    create(kafka, f"{cluster_id}-orders", 3)
+    items = check(topics=(f"{cluster_id}-orders",))
+    unfit = [item for what, item in items.items() if what != "clock" and item["level"] != "ok"]
+    assert (check.code, unfit) == (0, [])
+    names = KafkaNames(cluster_id)
+    for topic in (names.control, names.outcomes, names.dead, names.ingress):
+        assert items[f"topic {topic}"]["text"] == "missing, and will be created"
+        assert not topic_exists(kafka.address, topic)
+    orders = items[f"topic {cluster_id}-orders"]["text"]
+    assert orders.startswith("3 partitions, 1 copy, delete, ")
+    assert items["broker 1"]["text"].endswith("Kafka 4.0 or later")
+    assert not list(tmp_path.iterdir())
+
+
+def test_topics_that_stop_forwarding_or_make_dead_letters(
+    check: Checks, kafka: KafkaBroker, cluster_id: str
+) -> None:
+    names = KafkaNames(cluster_id)
+    create(kafka, names.control, cleanup_policy="compact")
+    create(kafka, names.outcomes, cleanup_policy="compact", max_message_bytes="1000")
+    create(kafka, names.dead, max_message_bytes="1100000")
+    create(kafka, names.ingress, cleanup_policy="compact")
+    keyed = f"{cluster_id}-keyed"
+    create(kafka, keyed, cleanup_policy="compact", max_message_bytes="500000")
+    items = check("create_topics=false", topics=(keyed, f"{cluster_id}-none"))
+    assert check.code == 1
+    outcomes = items[f"topic {names.outcomes}"]
+    assert outcomes["level"] == "fault"
+    assert "raise its max.message.bytes" in outcomes["advice"]
+    risk = items[f"topic {names.control}"]
+    assert (risk["level"], "LogAppendTime" in risk["advice"]) == ("warning", True)
+    assert items[f"topic {names.dead}"]["level"] == "ok"
+    assert items[f"topic {names.ingress}"]["level"] == "fault"
+    assert items[f"topic {keyed}"]["level"] == "warning"
+    absent = items[f"topic {cluster_id}-none"]
+    assert (absent["level"], "topic create" in absent["advice"]) == ("fault", True)
+    made = check("create_topics=true", topics=(f"{cluster_id}-none",))
+    assert made[f"topic {cluster_id}-none"]["level"] == "ok"
+
+
+def test_clocks_are_compared_by_what_a_leader_wrote(
+    check: Checks, kafka: KafkaBroker, cluster_id: str
+) -> None:
+    control = KafkaNames(cluster_id).control
+    create(kafka, control, cleanup_policy="compact")
+    assert "not compared" in check()["kafka's clock"]["text"]
+    producer = Producer({"bootstrap.servers": kafka.address})
+    for ahead_s, level, text in ((0, "ok", "agrees"), (3_600, "warning", "ahead of this")):
+        stamp_ms = int((time.time() + ahead_s) * 1000)
+        producer.produce(control, b"v", b"k", timestamp=stamp_ms)
+        producer.flush(10)
+        item = check()["kafka's clock"]
+        assert (item["level"], text in item["text"]) == (level, True)
+
+
+def test_a_machine_without_room_or_ports(check: Checks, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = "{}:{}".format(*taken.getsockname())
+        items = check(f"metrics_listen={address}", f"disk_reserve_bytes={1 << 60}")
+    assert check.code == 1
+    assert items["disk"]["level"] == "fault"
+    assert items["metrics_listen"]["level"] == "fault"
+    assert items["listen"]["level"] == "ok"
+    assert check("listen=192.0.2.1:7420")["listen"]["level"] == "fault"
+    assert not list(tmp_path.iterdir())
+
+
+def test_peers_are_tried(check: Checks) -> None:
+    mine, nobody = free_ports(2)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        items = check(
+            f"members.n1=127.0.0.1:{mine}",
+            f"members.n2=127.0.0.1:{listening.getsockname()[1]}",
+            f"members.n3=127.0.0.1:{nobody}",
+            "members.n4=nowhere.invalid:1",
+        )
+    assert check.code == 0, "others may not be started yet"
+    levels = {what: item["level"] for what, item in items.items() if what.startswith("peer ")}
+    assert levels == {"peer n2": "ok", "peer n3": "warning", "peer n4": "warning"}
+    assert "nothing listens there" in items["peer n3"]["text"]
+    assert items["peer_listen"]["level"] == "ok"
+
+
+def test_kafka_that_does_not_answer_is_another_exit_code(check: Checks) -> None:
+    (nobody,) = free_ports(1)
+    items = check(f"kafka.bootstrap.servers=127.0.0.1:{nobody}")
+    assert check.code == 3
+    assert items["kafka"]["level"] == "away"
+    assert "Connection refused" in items["kafka"]["text"]
+    items = check("kafka.bootstrap.servers=nowhere.invalid:9092")
+    assert (check.code, items["kafka"]["level"]) == (1, "fault")
+
+
+def test_people_read_what_to_do_below(command: Command, kafka: KafkaBroker, tmp_path: Path) -> None:
+    flags = ("cluster_id=c", "node_id=n", f"data_dir={tmp_path}", "listen=192.0.2.1:1")
+    sets = [
+        word
+        for each in (*flags, f"kafka.bootstrap.servers={kafka.address}")
+        for word in ("--set", each)
+    ]
+    ended = command("config", "check", "--connect", *sets)
+    assert ended.code == 1
+    assert "- listen: set listen to an address of this machine" in ended.out
+    assert command("config", "check", "--topic", "orders", *sets).code == 2

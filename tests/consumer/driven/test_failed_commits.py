@@ -1,0 +1,154 @@
+"""Transactions that fail, and outcomes that Kafka refuses: no handler runs again because of one."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from delaywheel.consumer import ConsumerError, ConsumerReason
+from delaywheel.consumer.records import Headers, Outgoing, Partition
+from support.consumer.driven import DrivenConsumer
+from support.consumer.fake_kafka import FakeKafka, Fault
+
+TURNS = 200
+
+
+def start(kafka: FakeKafka, **options: object) -> DrivenConsumer:
+    consumer = DrivenConsumer(kafka, **options)
+    topics = (kafka.source, kafka.retry)
+    kafka.rebalance(
+        {consumer.broker: [Partition(t, n) for t in topics for n in range(kafka.partitions)]}
+    )
+    consumer.turn()
+    return consumer
+
+
+def kill_large_ones(kafka: FakeKafka, consumer: DrivenConsumer) -> Counter[bytes]:
+    """Handles everything; large records are dead. Returns how often each was handled."""
+    handled: Counter[bytes] = Counter()
+    for _ in range(TURNS):
+        consumer.turn()
+        for message in consumer.take(100):
+            value = message.value or b""
+            handled[value[:8]] += 1
+            if len(value) > 100:
+                message.dead("UNREADABLE")
+            else:
+                message.done()
+    assert sum(kafka.offsets.values()) == sum(map(len, kafka.logs.values()))
+    return handled
+
+
+def turn_often(consumer: DrivenConsumer) -> None:
+    for _ in range(9):
+        consumer.turn()
+
+
+def letters(kafka: FakeKafka) -> list[Outgoing]:
+    return [record for record in kafka.committed_records if record.topic == kafka.dead]
+
+
+def test_a_letter_that_its_topic_refuses_costs_no_handler_a_second_run() -> None:
+    kafka = FakeKafka(partitions=2, most_bytes=1_000)
+    for number in range(20):
+        kafka._append(Partition(kafka.source, 1), None, b"good %d" % number, [])
+        kafka._append(Partition(kafka.source, 0), b"k", b"large %d" % number + b"x" * 2_000, [])
+    consumer = start(kafka)
+    assert set(kill_large_ones(kafka, consumer).values()) == {1}
+    assert (consumer.engine.counts.done, consumer.engine.counts.dead) == (20, 20)
+    for letter in letters(kafka):
+        assert (letter.key, letter.value) == (b"k", None)
+        assert ("dw-dead-omitted", b"value") in letter.headers
+    assert len(letters(kafka)) == 20
+    assert consumer.engine.trouble is None
+
+
+def test_a_letter_is_as_whole_as_its_topic_permits() -> None:
+    kafka = FakeKafka(partitions=1)
+    consumer = start(kafka)
+    wide: Headers = [("a", b"x" * 30_000)]
+    for key, value, headers in (
+        (b"k", b"v" * 30_000, []),
+        (b"k", b"v", wide),
+        (b"k" * 30_000, b"v", wide),
+    ):
+        kafka._append(Partition(kafka.source, 0), key, value, headers)
+    for _ in range(TURNS):
+        consumer.turn()
+        for message in consumer.take(9):
+            message.dead("BY_HAND")
+    omitted = [dict(letter.headers).get("dw-dead-omitted") for letter in letters(kafka)]
+    assert omitted == [b"value", b"value,headers", b"value,headers,key"]
+    assert all(dict(letter.headers)["dw-dead-origin"] for letter in letters(kafka))
+
+
+def test_a_retry_that_is_refused_is_a_dead_letter() -> None:
+    kafka = FakeKafka(partitions=1, most_bytes=620)
+    kafka.send(b"x" * 400, key=b"k")
+    consumer = start(kafka, ordered=True)
+    consumer.turn()
+    [message] = consumer.take()
+    message.retry(error="e" * 60)
+    for _ in range(6):
+        consumer.turn()
+    [letter] = letters(kafka)
+    headers = dict(letter.headers)
+    assert (headers["dw-dead-reason"], headers["dw-dead-omitted"]) == (b"RETRY_REFUSED", b"value")
+    # Nothing of its key waits for it.
+    kafka.send(b"next", key=b"k")
+    consumer.turn()
+    assert [each.value for each in consumer.take()] == [b"next"]
+
+
+def test_what_can_be_settled_in_no_way_stops_the_consumer_by_name() -> None:
+    kafka = FakeKafka(partitions=1, most_bytes=10)
+    kafka.send(b"x")
+    consumer = start(kafka)
+    consumer.turn()
+    consumer.take()[0].dead("BY_HAND")
+    with pytest.raises(ConsumerError) as reported:
+        turn_often(consumer)
+    assert reported.value.reason is ConsumerReason.OUTCOME_REFUSED
+    assert kafka.dead in str(reported.value)
+
+
+@pytest.mark.parametrize("fault", Fault)
+def test_after_a_failed_transaction_what_is_in_hand_stays_there(fault: Fault) -> None:
+    kafka = FakeKafka(partitions=1)
+    for value, key in ((b"other", b"o"), (b"A", b"k"), (b"B", b"k")):
+        kafka.send(value, key=key)
+    consumer = start(kafka, ordered=True)
+    consumer.turn()
+    other, a = consumer.take(1) + consumer.take(1)
+    other.done()
+    consumer.broker.fault = fault
+    for _ in range(4):
+        consumer.turn()
+    assert consumer.take(10) == []
+    assert a.is_ours
+    assert a.done()
+    [b] = consumer.take(10)
+    assert b.value == b"B"
+    b.done()
+    consumer.turn()
+    assert (consumer.engine.counts.done, consumer.engine.counts.forgotten) == (3, 0)
+    assert consumer.engine.counts.failed_commits == 1
+
+
+def test_a_handler_hears_that_its_record_is_lost() -> None:
+    kafka = FakeKafka(partitions=1)
+    kafka.send(b"1")
+    kafka.send(b"2")
+    consumer = start(kafka)
+    consumer.turn()
+    first, second = consumer.take(2)
+    lost: list[bytes | None] = []
+    first.on_lost(lambda: lost.append(first.value))
+    second.on_lost(lambda: lost.append(second.value))
+    second.done()
+    kafka.rebalance({consumer.broker: []}, [consumer.broker])
+    consumer.turn()
+    assert (lost, first.is_ours, first.done()) == ([b"1"], False, False)
+    first.on_lost(lambda: lost.append(b"late"))
+    assert lost == [b"1", b"late"]

@@ -1,0 +1,117 @@
+"""Where a consumer reads on: nothing is skipped, whatever has become of the topic meanwhile."""
+
+from __future__ import annotations
+
+import pytest
+
+from delaywheel.consumer.records import Partition
+from support.consumer.driven import DrivenConsumer
+from support.consumer.fake_kafka import FakeKafka
+
+
+def join(kafka: FakeKafka, consumer: DrivenConsumer) -> None:
+    topics = (kafka.source, kafka.retry)
+    given = [Partition(t, n) for t in topics for n in range(kafka.partitions)]
+    kafka.rebalance({consumer.broker: given}, [consumer.broker])
+    consumer.turn()
+
+
+def start(kafka: FakeKafka, **options: object) -> DrivenConsumer:
+    consumer = DrivenConsumer(kafka, **options)
+    join(kafka, consumer)
+    return consumer
+
+
+def handle(consumer: DrivenConsumer, turns: int = 40) -> list[bytes | None]:
+    values = []
+    for _ in range(turns):
+        consumer.turn()
+        for message in consumer.take(10):
+            values.append(message.value)
+            message.done()
+    return values
+
+
+def send(kafka: FakeKafka, name: str, count: int, *, partition: int = 0) -> list[bytes]:
+    values = [f"{name}{number}".encode() for number in range(count)]
+    for value in values:
+        kafka._append(Partition(kafka.source, partition), b"k", value, [])
+    return values
+
+
+@pytest.mark.parametrize("anew", [5, 20, 50])
+@pytest.mark.parametrize("meets", ["while it reads", "when it is assigned"])
+def test_a_topic_that_was_made_anew_is_read_from_its_beginning(anew: int, meets: str) -> None:
+    kafka = FakeKafka(partitions=1)
+    consumer = start(kafka)
+    assert len(send(kafka, "old", 20)) == len(handle(consumer))
+    kafka.make_anew()
+    sent = send(kafka, "new", anew)
+    if meets == "when it is assigned":
+        join(kafka, consumer)
+    else:
+        consumer.engine._look_at_s = 0.0
+    assert set(sent) <= set(handle(consumer))
+    assert kafka.offsets[Partition(kafka.source, 0)] == anew
+    assert consumer.engine.counts.restarts == 1
+    # And once is enough.
+    join(kafka, consumer)
+    assert handle(consumer) == []
+
+
+def test_a_partition_that_lost_its_end_is_read_from_its_beginning() -> None:
+    """As Kafka's own clients do with `earliest`; the records that are left come again."""
+    kafka = FakeKafka(partitions=1)
+    consumer = start(kafka)
+    send(kafka, "kept", 20)
+    handle(consumer)
+    del kafka.logs[Partition(kafka.source, 0)][15:]
+    join(kafka, consumer)
+    sent = send(kafka, "later", 10)
+    assert set(sent) <= set(handle(consumer))
+    assert consumer.engine.counts.restarts == 1
+
+
+def test_a_group_that_began_at_the_end_misses_no_partition_that_is_added() -> None:
+    kafka = FakeKafka(partitions=2)
+    send(kafka, "before", 5, partition=0)
+    consumer = start(kafka, start="latest")
+    assert handle(consumer) == []
+    kafka.partitions = 3
+    sent = send(kafka, "added", 5, partition=2)
+    another = DrivenConsumer(kafka, start="latest")  # it knows only what Kafka says
+    join(kafka, another)
+    assert handle(another) == sent
+    assert handle(consumer) == []
+
+
+def test_all_who_join_a_new_group_begin_at_the_end() -> None:
+    kafka = FakeKafka(partitions=2)
+    send(kafka, "before", 5, partition=0)
+    send(kafka, "before", 5, partition=1)
+    both = [DrivenConsumer(kafka, start="latest") for _ in range(2)]
+    kafka.rebalance(
+        {
+            one.broker: [Partition(kafka.source, number), Partition(kafka.retry, number)]
+            for number, one in enumerate(both)
+        },
+        [one.broker for one in both],
+    )
+    assert [handle(one) for one in both] == [[], []]
+
+
+def test_a_record_that_stays_in_hand_stops_its_own_partition_only() -> None:
+    kafka = FakeKafka(partitions=2)
+    consumer = start(kafka, max_held=100)
+    send(kafka, "a", 300, partition=0)
+    consumer.turn()
+    [stuck] = consumer.take()
+    handle(consumer, 200)
+    assert consumer.engine._book.room > 0
+    sent = send(kafka, "b", 50, partition=1)
+    assert handle(consumer, 200) == sent
+    assert kafka.offsets[Partition(kafka.source, 1)] == 50
+    # Once it is settled, the rest of its partition follows.
+    stuck.done()
+    handle(consumer, 200)
+    assert kafka.offsets[Partition(kafka.source, 0)] == 300

@@ -1,0 +1,75 @@
+"""What errors of Kafka mean for a consumer.
+
+| Kafka says | then |
+|---|---|
+| a topic, the group or the transactional id is not permitted | the consumer stops, NOT_AUTHORIZED |
+| a topic does not take a record as it is | that record alone gets another outcome |
+| a client does not know a setting, or not its value | the consumer stops, SETTING_INVALID |
+| anything else | asked again, later each time |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from confluent_kafka import KafkaError, KafkaException
+
+from delaywheel.consumer.message import ConsumerError, ConsumerReason
+from delaywheel.consumer.port import Failure, KafkaAway
+
+REFUSALS = frozenset(
+    {
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+        KafkaError.GROUP_AUTHORIZATION_FAILED,
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+    }
+)
+"""These credentials may not do this."""
+
+_OF_RECORDS = frozenset(
+    {
+        KafkaError.MSG_SIZE_TOO_LARGE,
+        KafkaError.RECORD_LIST_TOO_LARGE,
+        KafkaError.INVALID_RECORD,
+        KafkaError.INVALID_TIMESTAMP,
+        KafkaError.POLICY_VIOLATION,
+        KafkaError._INVALID_ARG,  # noqa: SLF001 - its name in the library
+        KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001
+    }
+)
+
+
+def away(exception: KafkaException) -> Exception:
+    """Returns the error to raise for one of Kafka's, outside of a transaction."""
+    error = exception.args[0]
+    if error.code() in REFUSALS:
+        return ConsumerError(ConsumerReason.NOT_AUTHORIZED, error.str())
+    if error.code() == KafkaError._INVALID_ARG:  # noqa: SLF001
+        return ConsumerError(ConsumerReason.SETTING_INVALID, f"kafka: {error.str()}")
+    return KafkaAway(f"{error.name()}: {error.str()}")
+
+
+def failure_of(
+    raised: Exception, refused: Iterable[tuple[str, KafkaError]], *, is_before_end: bool
+) -> Failure:
+    """Returns why a transaction failed.
+
+    Args:
+        raised: The error of the client's call.
+        refused: The topics and errors of records that were not delivered.
+        is_before_end: Whether the end of the transaction was not requested yet.
+
+    Raises:
+        ConsumerError: No transaction like this one will succeed.
+    """
+    causes = [(f"{topic}: {error.str()}", error) for topic, error in refused]
+    if isinstance(raised, KafkaException) and isinstance(raised.args[0], KafkaError):
+        causes.append((raised.args[0].str(), raised.args[0]))
+    for text, error in causes:
+        if error.code() in REFUSALS:
+            raise ConsumerError(ConsumerReason.NOT_AUTHORIZED, text) from raised
+    for text, error in causes:
+        if is_before_end and error.code() in _OF_RECORDS:
+            return Failure(text, is_refusal=True)
+    return Failure(causes[0][0] if causes else str(raised))

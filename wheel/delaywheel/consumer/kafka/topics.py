@@ -1,0 +1,134 @@
+"""The topics of a group: which exist, what they take, and how missing ones are created."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from confluent_kafka import KafkaError, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka.admin import (  # type: ignore[attr-defined] # its stubs re-export without saying so
+    AclOperation,
+    AdminClient,
+    ConfigResource,
+    OffsetSpec,
+    ResourceType,
+)
+from confluent_kafka.cimpl import NewTopic
+
+from delaywheel.consumer.kafka.failures import REFUSALS
+from delaywheel.consumer.message import ConsumerError, ConsumerReason
+from delaywheel.consumer.port import KafkaAway, Topic
+from delaywheel.consumer.records import Partition
+from delaywheel.consumer.settings import Settings
+
+ASK_S = 5.0
+TOPICS_S = 30.0
+_NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"
+"""What brokers before 2.8 answer."""
+DEFAULT_BATCH_BYTES = 1_048_588
+"""Kafka's default `max.message.bytes`, for topics that we may not describe."""
+
+
+def partitions_of(admin: AdminClient) -> dict[str, int]:
+    """Returns the number of partitions of each topic."""
+    topics = admin.list_topics(timeout=ASK_S).topics
+    return {name: len(topic.partitions) for name, topic in topics.items() if topic.error is None}
+
+
+def topics_now(admin: AdminClient, names: Sequence[str]) -> dict[str, Topic]:
+    """Returns these topics as they are now, as far as they exist."""
+    found = {}
+    asked = admin.describe_topics(TopicCollection(list(names)), request_timeout=ASK_S)
+    for name, future in asked.items():
+        try:
+            described = future.result()
+        except KafkaException as exception:
+            if exception.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+                raise
+        else:
+            topic_id = str(described.topic_id)
+            found[name] = Topic("" if topic_id == _NO_ID else topic_id, len(described.partitions))
+    return found
+
+
+def ends_of(admin: AdminClient, partitions: Sequence[Partition]) -> dict[Partition, int]:
+    """Returns the offsets after the last records."""
+    latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+    asked = {TopicPartition(topic, number): latest for topic, number in partitions}
+    answers = admin.list_offsets(asked, request_timeout=ASK_S)
+    return {
+        Partition(at.topic, at.partition): future.result().offset for at, future in answers.items()
+    }
+
+
+def make_topics(admin: AdminClient, wanted: Sequence[NewTopic]) -> None:
+    """Creates topics, and waits until the brokers report them."""
+    if not wanted:
+        return
+    for name, future in admin.create_topics(list(wanted), request_timeout=ASK_S).items():
+        try:
+            future.result()
+        except KafkaException as exception:
+            error = exception.args[0]
+            if error.code() in REFUSALS or error.code() == KafkaError.POLICY_VIOLATION:
+                raise ConsumerError(
+                    ConsumerReason.TOPICS_NOT_MADE, f"{name}: {error.str()}"
+                ) from exception
+            if error.code() != KafkaError.TOPIC_ALREADY_EXISTS:
+                raise
+    deadline = time.monotonic() + TOPICS_S
+    while not {topic.topic for topic in wanted} <= partitions_of(admin).keys():
+        if time.monotonic() > deadline:
+            raise KafkaAway("topics were created but are not visible yet")
+        time.sleep(0.05)
+
+
+def check_rights(admin: AdminClient, settings: Settings, ingress: str) -> None:
+    """Checks that these credentials may read and write what the consumer will, if Kafka says so.
+
+    Raises:
+        ConsumerError: NOT_AUTHORIZED, with the topic and what is missing.
+    """
+    wanted = {ingress: AclOperation.WRITE}
+    for names in settings.topics:
+        wanted |= {names.source: AclOperation.READ, names.retry: AclOperation.READ}
+        wanted |= {names.dead: AclOperation.WRITE}
+        if settings.ordered:
+            wanted |= {names.order: AclOperation.WRITE}
+    described = admin.describe_topics(
+        TopicCollection(list(wanted)), include_authorized_operations=True, request_timeout=ASK_S
+    )
+    for name, operation in wanted.items():
+        allowed = described[name].result().authorized_operations
+        if allowed and operation not in allowed:
+            raise ConsumerError(
+                ConsumerReason.NOT_AUTHORIZED, f"{operation.name.capitalize()} on topic {name}"
+            )
+
+
+def check_sizes(admin: AdminClient, settings: Settings, ingress: str) -> dict[str, int]:
+    """Returns the largest batch that the ingress topic and the topics of dead letters take.
+
+    Raises:
+        ConsumerError: Dead letters may be smaller than the records that become some.
+    """
+    most_bytes = {ingress: _largest_batch(admin, ingress)}
+    for names in settings.topics:
+        source_bytes = _largest_batch(admin, names.source)
+        dead_bytes = most_bytes[names.dead] = _largest_batch(admin, names.dead)
+        if dead_bytes < source_bytes:
+            raise ConsumerError(
+                ConsumerReason.TOPIC_TOO_SMALL,
+                f"max.message.bytes of {names.dead} is {dead_bytes:,},"
+                f" that of {names.source} {source_bytes:,}",
+            )
+    return most_bytes
+
+
+def _largest_batch(admin: AdminClient, topic: str) -> int:
+    resource = ConfigResource(ResourceType.TOPIC, topic)
+    try:
+        answer = admin.describe_configs([resource], request_timeout=ASK_S)[resource].result()
+        return int(answer["max.message.bytes"].value)
+    except KafkaException:  # we may lack the permission
+        return DEFAULT_BATCH_BYTES

@@ -1,0 +1,150 @@
+"""One transaction: begin, records, offsets, end."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Mapping, Sequence
+
+from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
+
+from delaywheel.consumer.kafka.failures import failure_of
+from delaywheel.consumer.port import Failure, KafkaAway
+from delaywheel.consumer.records import Outgoing, Partition, Passed
+from delaywheel.transactional import MAX_CALL_MS, fatal_errors_as_they_are
+
+CALL_S = MAX_CALL_MS / 1000
+LOOK_S = 0.2
+"""A refused record is noticed so soon: the client keeps later ones of its partition."""
+
+RETRY_BACKOFF_MS = 250
+"""How long the client waits before it repeats a request, give or take a fifth."""
+_END_REPEATED_S = 0.8 * RETRY_BACKOFF_MS / 1000
+"""The end of a transaction is not repeated sooner than this."""
+_OFFSETS_REPEATED_S = 0.5
+"""Nor are offsets: librdkafka's own delay, whatever the backoff."""
+
+
+def _note(passed: Passed) -> str:
+    """Returns what is said beside an offset."""
+    said = {"topic_id": passed.topic_id, "begun_with": passed.begun_with}
+    return json.dumps({name: value for name, value in said.items() if value})
+
+
+def read_note(offset: int, note: str | None) -> Passed:
+    """Returns a committed offset with what is said beside it; other programs may say anything."""
+    try:
+        said = json.loads(note or "{}")
+        return Passed(offset, str(said.get("topic_id", "")), int(said.get("begun_with", 0)))
+    except (ValueError, TypeError, AttributeError):
+        return Passed(offset)
+
+
+class Transaction:
+    """One transaction of a producer.
+
+    Attributes:
+        is_copy_loose: Whether the client may have repeated the end of it.
+    """
+
+    def __init__(self, producer: Producer) -> None:
+        """Does nothing yet."""
+        self._producer = producer
+        self._refused: list[tuple[str, KafkaError]] = []
+        self.is_copy_loose = False
+
+    def commit(
+        self,
+        records: Sequence[Outgoing],
+        offsets: Mapping[Partition, Passed],
+        membership: bytes,
+    ) -> Failure | None:
+        """Writes records and offsets; None: they are committed.
+
+        Raises:
+            ConsumerError: Kafka does not permit it.
+        """
+        passed = [
+            TopicPartition(at.topic, at.number, passed.offset, _note(passed))
+            for at, passed in offsets.items()
+        ]
+        is_before_end = True
+        try:
+            self._producer.begin_transaction()
+            for record in records:
+                self._write(record)
+            self._flush()
+            began_s = time.monotonic()
+            _send_offsets(self._producer, passed, membership)
+            ending_s = time.monotonic()
+            is_before_end = False
+            self._producer.commit_transaction(CALL_S)
+        except (KafkaException, BufferError, KafkaAway) as exception:
+            return failure_of(exception, self._refused, is_before_end=is_before_end)
+        ended_s = time.monotonic()
+        self.is_copy_loose = (
+            ending_s - began_s >= _OFFSETS_REPEATED_S or ended_s - ending_s >= _END_REPEATED_S
+        )
+        return None
+
+    def _write(self, record: Outgoing) -> None:
+        def note(error: KafkaError | None, _: object) -> None:
+            if error is not None:
+                self._refused.append((record.topic, error))
+
+        def hand_over() -> None:
+            self._producer.produce(
+                record.topic,
+                value=record.value,
+                key=record.key,
+                headers=record.headers,  # type: ignore[arg-type]  # its list is typed as invariant
+                partition=record.partition,
+                on_delivery=note,
+            )
+
+        try:
+            hand_over()
+        except BufferError:
+            self._flush()  # the client's queue is full: once that is sent, there is room
+            hand_over()
+
+    def _flush(self) -> None:
+        deadline = time.monotonic() + CALL_S
+        while True:
+            with fatal_errors_as_they_are():
+                unanswered = self._producer.flush(LOOK_S)
+            if self._refused:
+                raise KafkaAway("a record was refused")
+            if not unanswered:
+                return
+            if time.monotonic() > deadline:
+                raise KafkaAway(f"no answer to {unanswered} records")
+
+
+def _send_offsets(producer: Producer, offsets: list[TopicPartition], membership: bytes) -> None:
+    """Adds offsets to a transaction, on a thread that may be abandoned.
+
+    The call of librdkafka does not end while the group's coordinator is away, whatever its time-out
+    (its issue 5456), and when a single broker was restarted it did not end at all. The producer is
+    replaced then, which fences the transaction that the call belongs to.
+
+    Raises:
+        KafkaException: Kafka, or the client, refused.
+        KafkaAway: The call did not end.
+    """
+    raised: list[Exception] = []
+    has_ended = threading.Event()
+
+    def call() -> None:
+        try:
+            producer.send_offsets_to_transaction(offsets, membership, CALL_S)
+        except Exception as error:  # noqa: BLE001 - it is raised where the caller waits
+            raised.append(error)
+        has_ended.set()
+
+    threading.Thread(target=call, name="delaywheel-offsets", daemon=True).start()
+    if not has_ended.wait(CALL_S):
+        raise KafkaAway("the coordinator of the group did not answer")
+    if raised:
+        raise raised[0]

@@ -1,0 +1,99 @@
+"""Makes letters whole that lack a part of their record: it lies where their origin says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from confluent_kafka import Message
+
+from delaywheel.deadletters.errors import DeadLettersError, DeadLettersReason
+from delaywheel.deadletters.letter import DEAD_PREFIX, Letter, Origin
+from delaywheel.deadletters.reading import TopicReader
+from delaywheel.record_headers import headers_of
+
+ORIGIN_MISSING = "ORIGIN_MISSING"
+"""A letter lacks a part of its record, and the record cannot be read any more."""
+
+
+class Origins:
+    """The topics that incomplete letters come from."""
+
+    def __init__(self, client: Mapping[str, Any], *, timeout_s: float) -> None:
+        """Connects when first used.
+
+        Args:
+            client: Settings of the Kafka client.
+            timeout_s: How long to wait for Kafka.
+        """
+        self._client = client
+        self._timeout_s = timeout_s
+        self._readers: dict[str, TopicReader] = {}
+
+    def whole(self, letter: Letter) -> Letter | str:
+        """Returns the letter with all of its record, or why that is impossible.
+
+        Raises:
+            DeadLettersError: Kafka is away.
+        """
+        if not letter.omitted:
+            return letter
+        origin = letter.origin
+        if origin is None:
+            return f"{ORIGIN_MISSING}: the letter lacks its {_listed(letter)}, and has no origin"
+        record = self._read(origin)
+        missing = f"{ORIGIN_MISSING}: the letter lacks its {_listed(letter)}, and {origin}"
+        if record is None:
+            return f"{missing} is gone"
+        headers = letter.headers
+        if "headers" in letter.omitted:
+            own = headers_of(record)
+            if own is None:
+                return f"{missing} has a header whose name is not UTF-8"
+            kept = (each for each in own if not each[0].startswith(DEAD_PREFIX))
+            headers = (*kept, *headers)
+        return replace(
+            letter,
+            key=record.key() if "key" in letter.omitted else letter.key,
+            value=record.value() if "value" in letter.omitted else letter.value,
+            headers=headers,
+        )
+
+    def close(self) -> None:
+        """Closes the connections."""
+        for reader in self._readers.values():
+            reader.close()
+        self._readers.clear()
+
+    def _read(self, origin: Origin) -> Message | None:
+        """Returns the record there; None if there is none, or another one."""
+        reader = self._readers.get(origin.topic)
+        if reader is None:
+            reader = self._readers[origin.topic] = TopicReader(
+                self._client, origin.topic, timeout_s=self._timeout_s
+            )
+        number, offset = origin.partition, origin.offset
+        try:
+            first, end = reader.bounds_of(number)
+            if not first <= offset < end:
+                return None
+            found = list(reader.read({number: (offset, offset + 1)}))
+        except DeadLettersError as error:
+            if error.reason is DeadLettersReason.KAFKA_REFUSED:
+                return None
+            raise
+        for message in found:
+            if message.offset() == offset and _is_of(message, origin):
+                return message
+        return None
+
+
+def _is_of(message: Message, origin: Origin) -> bool:
+    """Whether a record is the one that the letter is of: a topic may have been made anew."""
+    kind, timestamp_ms = message.timestamp()
+    return origin.timestamp_ms is None or kind == 0 or timestamp_ms == origin.timestamp_ms
+
+
+def _listed(letter: Letter) -> str:
+    return " and ".join(sorted(letter.omitted))
