@@ -45,11 +45,17 @@ def print_report(document: Mapping[str, Any]) -> None:
 def _print_changed(changed: Mapping[str, Any]) -> None:
     outcomes = ", ".join(f"{name} {count:,}" for name, count in changed["outcomes"].items())
     times = ", ".join(
-        f"{what} p50 {took['p50_ms']:.0f}, p99 {took['p99_ms']:.0f}, max {took['max_ms']:.0f} ms"
-        for what, took in (("calls", changed["took"]), ("produce", changed["produce_took"]))
+        f"{what} p50 {took['p50_ms']:.1f}, p99 {took['p99_ms']:.1f}, max {took['max_ms']:.0f} ms"
+        for what, took in (
+            ("calls", changed["took"]),
+            ("produce", changed["produce_took"]),
+            ("produce beside them", changed["produce_beside_took"]),
+        )
         if took
     )
     print(f"{changed['per_s']:,} a second: {outcomes or 'no calls'}; {times}")
+    if changed["calm_after_s"] is not None:
+        print(f"calls are quick again after {changed['calm_after_s']:.1f} s")
     shares = changed["cpu_share"].items()
     print("core: " + ", ".join(f"{name} {share:.1%}" for name, share in shares if share >= 0.001))
 

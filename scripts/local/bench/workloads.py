@@ -57,18 +57,23 @@ class Restart:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """Messages at a rate, each with a call that changes it; measures how long the calls take.
+    """Calls of a program that change or look for messages; measures how long they take.
 
     Attributes:
-        rate_per_s: Messages, and calls, a second.
-        way: `cancel` or `reschedule`, each awaited; `handles`: `cancel_many` of 1,000 handles of
-            what was sent before, four at once; `none`: the messages alone.
+        rate_per_s: Messages, and calls, a second; for `get` no limit.
+        way: `cancel` or `reschedule`, each awaited, up to 10 s after its message was sent; `none`:
+            the messages alone; `handles`: `cancel_many` of 1,000 handles of what was sent before,
+            four at once; `overload`: `cancel` of what was sent before, each awaited for 5 s;
+            `get`: one after the other; `search`: the same, for what is not there, with messages
+            sent before and beside it.
         one_second: All messages are due in one second.
+        messages: How many messages the second has, for `get`.
     """
 
     rate_per_s: int
-    way: Literal["cancel", "handles", "reschedule", "none"] = "cancel"
+    way: Literal["cancel", "handles", "reschedule", "none", "overload", "get", "search"] = "cancel"
     one_second: bool = False
+    messages: int = 0
 
 
 Kind = Steady | Burst | Accept | Highest | Idle | Restart | Changes
@@ -186,6 +191,16 @@ WORKLOADS: Final = {
         Changes(10_000, "handles"), "cancel_many of 1,000 handles, four calls at once"
     ),
     "cancel-none": Workload(Changes(1_000, "none"), "1,000 a second sent, none cancelled"),
+    "cancel-overload": Workload(
+        Changes(10_000, "overload"), "10,000 cancels a second, each with 5 s, and what comes after"
+    ),
+    "get-100": Workload(Changes(0, "get", messages=100), "get, of a second with 100 messages"),
+    "get-100k": Workload(
+        Changes(0, "get", messages=100_000), "get, of a second with 100,000 messages"
+    ),
+    "search-1m": Workload(
+        Changes(1_000, "search"), "search over 1 M pending, 1,000 a second sent", pending=_M
+    ),
     "reschedule": Workload(Changes(200, "reschedule"), "200 a second sent, and each rescheduled"),
     "burst-100k": Workload(Burst(100_000), "100,000 due in one second"),
     "burst-1m": Workload(Burst(_M), "a million due in one second"),

@@ -73,7 +73,7 @@ class AsyncClient:
         self._settings: Final = settings
         self._calls: Final = AioCalls(parse_addresses(addresses), settings)
         self._sender: Final = AioSender(queue, timeout, self._calls.deliver_all)
-        self._cancels: Final = AioCancels(self._calls.withdraw, queue.in_flight)
+        self._cancels: Final = AioCancels(self._calls.withdraw)
         self._closed = False
 
     async def produce(

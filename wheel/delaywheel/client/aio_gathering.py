@@ -16,6 +16,8 @@ from delaywheel.errors import TimedOutError
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 
 LINGER_S: Final = 0.02
+CALLS_AT_ONCE: Final = 16
+"""A call waits for a commit, and costs nothing meanwhile."""
 
 Withdraw = Callable[[Sequence[pb.MessageRef], float], Awaitable[Sequence[Withdrawn]]]
 
@@ -23,12 +25,12 @@ _One = tuple[pb.MessageRef, float, "asyncio.Future[Withdrawn]"]
 
 
 class AioCancels:
-    """Sends cancels together, in at most `in_flight` calls at once. For one event loop."""
+    """Sends cancels together. For one event loop."""
 
-    def __init__(self, withdraw: Withdraw, in_flight: int) -> None:
+    def __init__(self, withdraw: Withdraw, calls_at_once: int = CALLS_AT_ONCE) -> None:
         """Prepares; `withdraw` makes one call of messages, until a deadline."""
         self._withdraw: Final = withdraw
-        self._in_flight: Final = in_flight
+        self._calls_at_once: Final = calls_at_once
         self._gathered: list[_One] = []
         self._gathered_since_s = 0.0
         self._tasks: Final[set[asyncio.Task[None]]] = set()
@@ -67,7 +69,7 @@ class AioCancels:
             task.add_done_callback(self._ended)
 
     def _may_go(self) -> bool:
-        if len(self._tasks) >= self._in_flight:
+        if len(self._tasks) >= self._calls_at_once:
             return False
         wait_s = self._gathered_since_s + LINGER_S - monotonic()
         if not self._tasks or len(self._gathered) >= MESSAGES_AT_MOST or wait_s <= 0:
