@@ -40,6 +40,7 @@ the message is.
 """
 
 from collections.abc import Collection, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Final
@@ -116,12 +117,24 @@ def reschedule_records(
             records.append(reschedule_record(key, None))
         elif then != stands:
             records.append(reschedule_record(key, then))
-    for wish in () if nodes_behind(state, heartbeats) else situation.wishes:
-        decided = state.apply_all(records)
-        if len(decided.reschedules) < MOST and may_be_decided(decided, wish, after):
-            if decided.needs < KNOWN_SINCE:
-                records.append(needs_record(KNOWN_SINCE))
+    if situation.wishes and not nodes_behind(state, heartbeats):
+        records += _deciding(state.apply_all(records), situation.wishes, after)
+    return records
+
+
+def _deciding(
+    state: ControlState, wishes: Collection[RescheduleWish], after: Progress
+) -> list[ControlRecord]:
+    """Returns records that decide as many requests as there is room for."""
+    records: list[ControlRecord] = []
+    room, touched = MOST - len(state.reschedules), _touched(state)
+    for wish in wishes:
+        if room > 0 and _may_be_decided(state, wish, after, touched):
             records.append(reschedule_record(wish.key, Reschedule(wish.to_ms, wish.place)))
+            touched |= _dues_of(wish)
+            room -= 1
+    if records and state.needs < KNOWN_SINCE:
+        records.insert(0, needs_record(KNOWN_SINCE))
     return records
 
 
@@ -148,24 +161,40 @@ def open_wishes(
     So no cancels of other requests are looked for. What this transaction settles makes room in the
     next one.
     """
-    room = max(0, MOST - len(state.reschedules))
-    return list(islice((wish for wish in wishes if may_be_decided(state, wish, after)), room))
+    room, touched = max(0, MOST - len(state.reschedules)), _touched(state)
+    may_be = (wish for wish in wishes if _may_be_decided(state, wish, after, touched))
+    return list(islice(may_be, room))
 
 
 def may_be_decided(state: ControlState, wish: RescheduleWish, after: Progress) -> bool:
     """Whether a transaction to that progress may decide the request, as far as cancels allow."""
-    (id_, due_ms), to_ms = wish.key, wish.to_ms
+    return _may_be_decided(state, wish, after, _touched(state))
+
+
+def _may_be_decided(
+    state: ControlState, wish: RescheduleWish, after: Progress, touched: AbstractSet[MessageKey]
+) -> bool:
+    (_, due_ms), to_ms = wish.key, wish.to_ms
     if state.progress is None or after.ahead or to_ms == due_ms:
         return False
     if min(due_ms, to_ms) <= after.due_ms + 1:  # of w + 1 a part may be done
         return False
     if wish.place.seq > state.progress.seq(wish.place.wheel):
         return False
-    touched = {wish.key, (id_, to_ms)}
-    return not any(
-        touched & {key, (key[0], stands.to_ms), *((key[0], passed) for passed in stands.passed)}
+    return touched.isdisjoint(_dues_of(wish))
+
+
+def _dues_of(wish: RescheduleWish) -> set[MessageKey]:
+    return {wish.key, (wish.key[0], wish.to_ms)}
+
+
+def _touched(state: ControlState) -> set[MessageKey]:
+    """Returns all that records say of: the old due, the new one, and those that passed."""
+    return {
+        (key[0], due_ms)
         for key, stands in state.reschedules.items()
-    )
+        for due_ms in (key[1], stands.to_ms, *stands.passed)
+    }
 
 
 def withdrawn(state: ControlState) -> frozenset[MessageKey]:

@@ -8,9 +8,10 @@ If the cancel fails, the copy is not written again.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from math import inf
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -77,6 +78,8 @@ class Decisions:
         self._written: dict[MessageKey, RescheduleWritten] = {}
         self._reading = asyncio.Lock()
         self._room = _Room(COPIES_BYTES)
+        self._waiting: dict[MessageKey, set[asyncio.Future[None]]] = {}
+        self._seen: Mapping[MessageKey, Reschedule] = {}
 
     async def run(self) -> None:
         """Writes decided reschedules until the task is cancelled."""
@@ -85,6 +88,7 @@ class Decisions:
                 leading = self._view.cleaner.leading()
                 if leading is not None:
                     self._write_all(leading)
+                self._wake(leading)
                 await self._next_change()
         finally:
             for task in self._tasks.values():
@@ -93,6 +97,41 @@ class Decisions:
     def written(self, key: MessageKey) -> RescheduleWritten | None:
         """Returns the frames of a message whose record stands."""
         return self._written.get(key)
+
+    async def news(self, key: MessageKey, within_s: float) -> None:
+        """Waits until the record of a message changes, or is written; at most so long.
+
+        Progress comes some forty times a second; nearly all of it is of other messages. So those
+        that wait for it do not look at each.
+        """
+        told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(key, set()).add(told)
+        try:
+            async with asyncio.timeout(within_s):
+                await told
+        except TimeoutError:
+            pass
+        finally:
+            waiting = self._waiting.get(key)
+            if waiting is not None:
+                waiting.discard(told)
+                if not waiting:
+                    del self._waiting[key]
+
+    def _wake(self, leading: CleanerStatus | None) -> None:
+        """Tells those whose message is decided, or due; and all, if this node does not lead."""
+        records = {} if leading is None else leading.reschedules
+        progress = None if leading is None else leading.progress
+        done_ms = inf if progress is None else progress.last_due_ms
+        for key in list(self._waiting):
+            if key[1] <= done_ms or records.get(key) != self._seen.get(key):
+                self._tell(key)
+        self._seen = records
+
+    def _tell(self, key: MessageKey) -> None:
+        for told in self._waiting.pop(key, ()):
+            if not told.done():
+                told.set_result(None)
 
     def _write_all(self, status: CleanerStatus) -> None:
         for known in (self._written, self._copies):
@@ -128,6 +167,7 @@ class Decisions:
                     None if reasons else (cancelled.wheel, cancelled.seq),
                 )
                 self._report(self._written[key])
+                self._tell(key)
         except RefusedError as error:
             _log.info("a reschedule is not written", reason=error.refusal.reason.value)
         finally:

@@ -42,6 +42,8 @@ from delaywheel_replica.server.node.refusals import RefusedError
 
 _WAIT_S: Final = 10.0
 _WRITTEN_S: Final = 5.0
+_AGAIN_S: Final = 0.2
+"""How often a wish is announced again: what one transaction does not decide, it forgets."""
 _LOOK_MS: Final = 500
 """How often a caller that waits has its second looked at: the record shows most decisions, and the
 leader itself looks for cancels before it decides."""
@@ -184,11 +186,12 @@ class Reschedules:
                             return Decided(CancelDecision.RESCHEDULED, to_ms)
                         wish = wish or await self._wish(subject, to_ms)
                         self._announce(wish)
+                        await self._decisions.news(subject.key, _AGAIN_S)
                     elif decision in _OUTCOMES and (wish is None or decision in _CERTAIN):
                         return decided
                     else:
                         _check_goes_on(decision, was_announced=wish is not None)
-                    await self._next_change()
+                        await self._next_change()
                     now_ms = monotonic_ms()
                     if now_ms - looked_ms >= _LOOK_MS:
                         looked_ms = now_ms
@@ -287,7 +290,7 @@ class Reschedules:
                     and (stands := self._stands(key)) is not None
                 ):
                     moved_ms = stands.to_ms
-                    await self._next_change()
+                    await self._decisions.news(key, _AGAIN_S)
         except TimeoutError:
             _log.warning("a reschedule is decided, and not written yet", due_ms=key[1])
         written = self._decisions.written(key)
