@@ -89,7 +89,7 @@ class Site:
         return SimpleNamespace(failed={}, wheel=OWN, seq=self.copies + self.cancels)
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
+    async def running(self) -> AsyncIterator[Decisions]:
         site = cast("Any", self)
         view = node_view(lambda: cast("Any", None), cleaner=self.cleaner)
         decisions = Decisions(
@@ -97,7 +97,7 @@ class Site:
         )
         task = asyncio.create_task(decisions.run())
         try:
-            yield
+            yield decisions
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
@@ -135,3 +135,32 @@ async def test_where_the_cancel_fails_its_copy_is_not_written_again() -> None:
         await until(lambda: bool(site.reported))
     assert site.copies == 1
     assert site.reported[0].copy == (OWN, 1)
+
+
+async def test_who_waits_hears_of_its_own_record_alone() -> None:
+    """However often progress comes; and of all if this node does not lead any more."""
+    site = Site()
+    site.goes_on.clear()
+    async with site.running() as decisions:
+        ids = [n.to_bytes(16, "big") for n in range(4)]
+        waiting = [asyncio.create_task(decisions.news((id_, DUE_MS), 60)) for id_ in ids]
+        for _ in range(50):
+            site.word.set()
+            await asyncio.sleep(0)
+        assert not any(task.done() for task in waiting)
+        site.decide(2)
+        await until(lambda: sum(task.done() for task in waiting) == 2)
+        written = asyncio.create_task(decisions.news((ids[0], DUE_MS), 60))
+        for _ in range(50):
+            site.word.set()
+            await asyncio.sleep(0)
+        assert not written.done()
+        site.goes_on.set()
+        await until(lambda: len(site.reported) == 2)
+        await written
+        assert [task.done() for task in waiting] == [True, True, False, False]
+        assert site.cleaner.status is not None
+        site.cleaner.status = replace(site.cleaner.status, role=Role.STANDBY)
+        site.word.set()
+        await asyncio.gather(*waiting)
+    assert not decisions._waiting

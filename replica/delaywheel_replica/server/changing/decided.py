@@ -120,9 +120,11 @@ class Decisions:
 
     def _wake(self, leading: CleanerStatus | None) -> None:
         """Tells those whose message is decided, or due; and all, if this node does not lead."""
-        records = {} if leading is None else leading.reschedules
-        progress = None if leading is None else leading.progress
-        done_ms = inf if progress is None else progress.last_due_ms
+        records: Mapping[MessageKey, Reschedule] = {}
+        done_ms = inf
+        if leading is not None:
+            records = leading.reschedules
+            done_ms = -inf if leading.progress is None else leading.progress.last_due_ms
         for key in list(self._waiting):
             if key[1] <= done_ms or records.get(key) != self._seen.get(key):
                 self._tell(key)

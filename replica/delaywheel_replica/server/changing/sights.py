@@ -4,6 +4,7 @@ Cancels and reschedules begin alike: the caller's reference is parsed, a node th
 forwards the call, the message is looked up, and core/leader/cancel.py decides.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple, TypeVar
 
@@ -93,6 +94,8 @@ class Sights:
         self._queries = queries
         self._passing = passing
         self._places = places
+        self._named: list[tuple[Reference, asyncio.Future[Subject | RefusedError]]] = []
+        self._finding: asyncio.Task[None] | None = None
 
     async def elsewhere(
         self, *, passed: bool, call: Callable[[str], Awaitable[_Answer]]
@@ -124,15 +127,37 @@ class Sights:
         ]
 
     async def find(self, named: Reference) -> Subject:
-        """Finds one message.
+        """Finds one message, together with others that are asked for meanwhile.
 
         Raises:
             RefusedError: HANDLE_AMBIGUOUS, NOT_UP_TO_DATE.
         """
-        (subject,) = await self.find_many([named])
+        found: asyncio.Future[Subject | RefusedError] = asyncio.get_running_loop().create_future()
+        self._named.append((named, found))
+        if self._finding is None:
+            self._finding = asyncio.create_task(self._find_named())
+        subject = await found
         if isinstance(subject, RefusedError):
             raise subject
         return subject
+
+    async def _find_named(self) -> None:
+        """Looks for all that are asked for, in one look after the other."""
+        try:
+            while self._named:
+                named, self._named = self._named, []
+                try:
+                    subjects = await self.find_many([reference for reference, _ in named])
+                except Exception as error:  # noqa: BLE001 - it is raised to who asked
+                    for _, found in named:
+                        if not found.done():
+                            found.set_exception(error)
+                    continue
+                for (_, found), subject in zip(named, subjects, strict=True):
+                    if not found.done():  # its caller gave up
+                        found.set_result(subject)
+        finally:
+            self._finding = None
 
     async def look_for_cancels(self, subject: Subject) -> None:
         """Looks for new cancels of the message, and for the mark of a reschedule."""
