@@ -1,5 +1,6 @@
 """The store's effects on copies, for the member machine, and while a checkpoint syncs."""
 
+import errno
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -237,11 +238,46 @@ def test_a_page_of_zeros_in_a_holders_index_finishes_nothing_anywhere() -> None:
     index = layout.index_path(layout.wheel_folder(DATA, WHEEL), 0)
     rows = disk.content(index)
     disk.set_content(index, rows[:16] + bytes(32) + rows[48:])
-    assert read(store, WHEEL, 1, 5) == ([1], [2]), "it is missing, and is fetched"
-    assert read(store, WHEEL, 2, 5) == ([], [2])
+    seqs = SeqSet([(2, 3)])
+    assert read(store, WHEEL, 1, 5) == ([1], []), "nobody is told that the next is absent"
+    assert asked(store, 2, 5) == (NO_SEQS, seqs)
+    assert store.held(WHEEL).missing == SeqSet.of([2])
+    assert finish(store.reading_again(WHEEL, seqs)) == seqs
+    assert read(store, WHEEL, 2, 5) == ([2, 3, 4, 5], [])
+    assert disk.content(index) == rows
+    disk.set_content(index, rows[:16] + bytes(32) + rows[48:])
     store = restarted(disk)
     assert store.held(WHEEL).missing == NO_SEQS, "its frames proved where they belong"
     assert disk.content(index) == rows
+
+
+def asked(store: Store, first_seq: int, last_seq: int) -> tuple[SeqSet, SeqSet]:
+    """What another node is told to be absent, and what it is told nothing of."""
+    found = store.outgoing.read(
+        WHEEL, first_seq, last_seq, max_bytes=9_999, max_frames=9, floor=0, now_ms=0
+    )
+    return found.absent, found.unreadable
+
+
+def test_a_frame_without_row_is_absent_once_the_slot_files_were_searched_for_it() -> None:
+    disk = SimulatedDisk()
+    store = opened(disk)
+    copies = written_elsewhere()
+    store.mirror(CARD, bundled(copies))
+    store.checkpoint(ignored)
+    folder = layout.wheel_folder(DATA, WHEEL)
+    index, path = layout.index_path(folder, 0), layout.slot_path(folder, BASE_SLOT + 1)
+    disk.set_content(index, disk.content(index)[:16] + bytes(16) + disk.content(index)[32:])
+    disk.set_content(path, bytes(len(disk.content(path))))
+    two = SeqSet.of([2])
+    assert asked(store, 2, 5) == (NO_SEQS, two)
+    disk.failing_reads = ".slot", errno.EIO
+    assert finish(store.reading_again(WHEEL, two)) == NO_SEQS
+    assert asked(store, 2, 5) == (NO_SEQS, two)
+    disk.failing_reads = None
+    assert finish(store.reading_again(WHEEL, two)) == NO_SEQS
+    assert asked(store, 2, 5) == (two, NO_SEQS)
+    assert asked(restarted(disk), 2, 5) == (two, NO_SEQS)
 
 
 def test_lost_frames_are_passed_on_as_holes() -> None:
@@ -517,8 +553,8 @@ def test_rows_that_are_lost_while_a_node_runs_are_restored() -> None:
     rows = disk.content(index)
     disk.set_content(index, bytes(16) + rows[16:])
     disk.flip_bit(layout.slot_path(index.parent, BASE_SLOT + 2), 700)
-    assert read(store, WHEEL, 1, 5) == ([], [1])
-    assert read(store, WHEEL, 4, 5) == ([], [4])
+    assert asked(store, 1, 5) == (NO_SEQS, SeqSet.of([1]))
+    assert asked(store, 4, 5) == (SeqSet.of([4]), NO_SEQS)
     assert store.held(WHEEL).missing == SeqSet.of([1, 4])
     assert finish(store.reading_again(WHEEL, SeqSet.of([1, 4, 9]))) == SeqSet.of([1])
     assert store.held(WHEEL).missing == SeqSet.of([4])

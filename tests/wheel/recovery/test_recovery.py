@@ -252,7 +252,8 @@ def test_an_index_that_cannot_be_opened_hides_its_rows_as_long_as_that_lasts() -
     disk, wheel, frames = wheel_of_three()
     disk.faults += [Fault("open", path_part="index") for _ in range(99)]
     recovered = recover_wheel(disk, DATA, wheel.wheel, os_crashed=False)
-    assert recovered == Recovered(3, [], SeqSet.of([1, 2, 3]))
+    unread = SeqSet.of([1, 2, 3])
+    assert recovered == Recovered(3, [], unread, unsought=unread)
     reader = WheelReader(disk, DATA, wheel.wheel)
     assert reader.last_seq() == 3
     assert isinstance(reader.frame(2), DamagedFrame)

@@ -196,6 +196,7 @@ class Copies:
             wheel,
             self.handles,
             damaged=recovered.damaged,
+            unsought=recovered.unsought,
             floor=self.floor,
             dial=self.dial,
             table_rows=self.table_rows,

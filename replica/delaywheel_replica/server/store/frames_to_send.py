@@ -1,12 +1,14 @@
 """Reads frames for other nodes: the newest from memory, others from the files, each one checked."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import NamedTuple
 
 from delaywheel.identity import WheelId
 from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel.storage.files.index import ROWS_PER_SEGMENT
 from delaywheel.storage.frames.bundle import NO_BUNDLE, FrameBundle
+from delaywheel.storage.frames.format import DamageReason
 from delaywheel.storage.frames.frame_copy import FrameCopy
 from delaywheel.storage.frames.rows import HOLE_ROW
 from delaywheel.storage.reading.reader import DamagedFrame, WheelReader
@@ -26,7 +28,7 @@ class Found(NamedTuple):
         frames: The leading frames that can be sent.
         absent: The one that ended them, if it is damaged. If there are none: the leading seqs that
             are missing here, whether damaged or beyond the last one held, in one span.
-        unreadable: The frame that ended them, if it may be whole: nobody is told that it is absent.
+        unreadable: What ended them, if it may be whole: nobody is told that it is absent.
     """
 
     frames: FrameBundle
@@ -121,7 +123,9 @@ class FramesToSend:
         if absent:
             return Found(NO_BUNDLE, absent)
         reading = self._reading(wheel, first_seq, end_seq, floor)
-        found, is_all = _gathered(reading, max_bytes, now_ms, is_over)
+        found, is_all = _gathered(
+            reading, max_bytes, partial(self._may_be_whole, wheel, now_ms), is_over
+        )
         beyond = first_seq + len(found.absent)
         if is_all and not len(found.frames) and beyond <= end_seq:  # the wheel ends before here
             return found._replace(absent=found.absent.with_span(beyond, last_seq))
@@ -142,6 +146,20 @@ class FramesToSend:
         end_seq = copy.end_of_hole(first_seq, min(last_seq, first_seq + ROWS_PER_SEGMENT - 1))
         lost = self._missing.lost.seqs(wheel).within(first_seq, end_seq)
         return NO_SEQS.with_span(first_seq, lost.first - 1 if lost else end_seq)
+
+    def _may_be_whole(self, wheel: WheelId, now_ms: int, frame: DamagedFrame) -> SeqSet:
+        """Returns this frame, and those behind it, if nobody may be told that they are absent.
+
+        A lost row says nothing of its frame, before the slot files were searched for it.
+        """
+        if frame.is_waited_for(now_ms):
+            return NO_SEQS.with_span(frame.seq, frame.seq)
+        if frame.reason is not DamageReason.HOLE:
+            return NO_SEQS
+        copy = self.copy_of(wheel)
+        if copy is None:  # the open wheel, which is left because of this, and read then
+            return NO_SEQS.with_span(frame.seq, frame.seq)
+        return copy.unsought(frame.seq, copy.last_seq)
 
     def _reading(
         self, wheel: WheelId, first_seq: int, last_seq: int, floor: int
@@ -171,7 +189,7 @@ class FramesToSend:
 def _gathered(
     reading: Iterator[FrameCopy | DamagedFrame],
     max_bytes: int,
-    now_ms: int,
+    may_be_whole: Callable[[DamagedFrame], SeqSet],
     is_over: Callable[[], bool],
 ) -> tuple[Found, bool]:
     """Returns leading frames, or leading absent ones; and whether these are all."""
@@ -182,11 +200,11 @@ def _gathered(
     for found in reading:
         is_all = False
         if isinstance(found, DamagedFrame):
-            seqs = NO_SEQS.with_span(found.seq, found.seq)
-            if found.is_waited_for(now_ms):
-                unreadable = NO_SEQS if absent else seqs
+            whole = may_be_whole(found)
+            if whole:
+                unreadable = NO_SEQS if absent else whole
                 break
-            absent |= seqs
+            absent = absent.with_span(found.seq, found.seq)
             if frames or is_over():
                 break
         else:

@@ -127,7 +127,7 @@ class MirrorWheel:
         return finish(cls.opening(disk, data, wheel, handles, **options))
 
     @classmethod
-    def opening(
+    def opening(  # noqa: PLR0913 - what its start knows of it
         cls,
         disk: Disk,
         data: Path,
@@ -135,6 +135,7 @@ class MirrorWheel:
         handles: HandleCache,
         *,
         damaged: SeqSet = NO_SEQS,
+        unsought: SeqSet = NO_SEQS,
         floor: int = 0,
         dial: Dial | None = None,
         table_rows: int = ROWS_PER_SEGMENT,
@@ -147,6 +148,7 @@ class MirrorWheel:
             wheel: Its name; it was made (``make_wheel``), or has been recovered.
             handles: The node's cache of open slot files.
             damaged: The frames that recovery found missing.
+            unsought: Those of them that may lie in slot files.
             floor: Slots below are finished.
             dial: Counts what is written.
             table_rows: How many rows, roughly, its slot table may lag behind.
@@ -157,6 +159,7 @@ class MirrorWheel:
         meta = load_meta(disk, data, wheel)
         copy = cls(disk, data, meta, handles, floor=floor, dial=dial, table_rows=table_rows)
         copy._missing.add(damaged)
+        copy._searched = damaged - unsought
         yield from copy._read_index()
         return copy
 
@@ -356,14 +359,25 @@ class MirrorWheel:
     def end_of_hole(self, first_seq: int, last_seq: int) -> int:
         """Returns the end of the hole that begins at `first_seq`, at most `last_seq`.
 
-        Rows that the medium cannot read are none: nobody knows that their frames are absent.
+        Rows that the medium cannot read are none: nobody knows that their frames are absent. Nor
+        are holes whose frames may lie in slot files, as nobody has looked there (`unsought`).
         """
-        span = self._missing.seqs.span_of(first_seq)
-        if span is None:
+        span, searched = (s.span_of(first_seq) for s in (self._missing.seqs, self._searched))
+        if span is None or searched is None:
             return first_seq - 1
-        rows = self._reader.rows(first_seq, min(last_seq, span[1]))
+        rows = self._reader.rows(first_seq, min(last_seq, span[1], searched[1]))
         others = np.flatnonzero(~is_hole(rows) | is_unreadable(rows))
         return first_seq - 1 + (int(others[0]) if len(others) else len(rows))
+
+    def unsought(self, first_seq: int, last_seq: int) -> SeqSet:
+        """Returns the holes in a row from `first_seq` on whose frames may lie in slot files.
+
+        `reading_again` looks there.
+        """
+        last_seq = min(last_seq, first_seq + ROWS_PER_SEGMENT - 1)
+        others = np.flatnonzero(~is_hole(self._reader.rows(first_seq, last_seq)))
+        end = first_seq - 1 + int(others[0]) if len(others) else min(last_seq, self.last_seq)
+        return NO_SEQS.with_span(first_seq, end) - self._searched
 
     def copies(
         self, first_seq: int, last_seq: int, *, floor: int
@@ -539,7 +553,9 @@ class MirrorWheel:
         self.top_slot = max([self.top_slot, *compress(rows["slot"].tolist(), lengths)])
         if 0 in lengths:
             holes = is_hole(rows)
-            self._missing.add(SeqSet.of(bundle.seqs[holes].tolist()))
+            seqs = SeqSet.of(bundle.seqs[holes].tolist())
+            self._missing.add(seqs)
+            self._searched |= seqs  # nothing of them was ever here
         if self._dial is not None:
             self._dial.add(rows if bundle.is_whole else rows[bundle.has_content])
 
