@@ -29,7 +29,7 @@ MORE_OF_REASONS: Final[Mapping[Reason, str]] = {
         "`late_window_seconds`."
     ),
     Reason.DUE_PASSED: "Only the SDK gives it.",
-    Reason.TOPIC_INVALID: "None of our own three topics.",
+    Reason.TOPIC_INVALID: "None in which delaywheel or Kafka keeps its own records.",
     Reason.TOPIC_UNKNOWN: "Or set `create_topics`. A new topic is known within about 2 s.",
     Reason.MESSAGE_TOO_LARGE: (
         "Or raise `max_message_bytes` and the topic's `max.message.bytes`, of which 275"

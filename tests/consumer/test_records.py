@@ -20,13 +20,13 @@ from delaywheel.consumer.records import (
     retry_record,
     unpack_retry,
 )
-from delaywheel.consumer.settings import read_settings
+from delaywheel.consumer.settings import read_settings, transactional_id
 from delaywheel.levels import length_ms
 from delaywheel.ttl import TTL_HEADER
 
 names = st.one_of(
     st.sampled_from(["ttl", "dw-id", "dw-retry-attempt", "dw-retry-kept-x", "dw-topic", "trace"]),
-    st.text(min_size=1, max_size=8),
+    st.text(max_size=8),
 )
 headers = st.lists(st.tuples(names, st.one_of(st.none(), st.binary(max_size=8))), max_size=6)
 errors = st.one_of(st.none(), st.text(max_size=20))
@@ -136,6 +136,55 @@ def test_a_mistake_is_reported_when_it_is_made(options: dict[str, object]) -> No
     reported = {"topics": "orders", "group": "g", "bootstrap": "k:1"} | options
     with pytest.raises((ValueError, TypeError)):
         RetryConsumer(reported.pop("topics"), **reported)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("dw-retry-attempt", b"-7"),
+        ("dw-retry-attempt", b"0"),
+        ("dw-retry-attempt", b"1_0"),
+        ("dw-retry-attempt", b"9" * 19),
+        ("dw-retry-origin", b"orders/0/" + b"9" * 20),
+        ("dw-retry-origin", b"orders/0/" + b"9" * 19),
+        ("dw-retry-origin", b"orders/-1/5"),
+        ("dw-retry-origin", b"ord ers/0/5"),
+        ("dw-retry-origin-timestamp", b"9" * 19),
+        ("dw-retry-origin-timestamp", b"-2"),
+    ],
+)
+def test_numbers_that_no_consumer_writes_are_a_strangers(name: str, value: bytes) -> None:
+    said: dict[str, bytes | None] = {
+        "dw-retry-attempt": b"2",
+        "dw-retry-origin": b"orders/0/5",
+        "dw-retry-origin-timestamp": b"-1",
+    }
+    place = Place("orders-retry-g", 0, 5, 9)
+    trip, _ = unpack_retry(Incoming(place, None, None, list(said.items())))
+    assert trip == Trip(2, Place("orders", 0, 5, -1))
+    said[name] = value
+    trip, _ = unpack_retry(Incoming(place, None, None, list(said.items())))
+    assert trip == Trip(1, place)
+
+
+def test_no_two_groups_share_a_topic_or_a_transactional_id() -> None:
+    pairs = [
+        ("orders", "a-retry-b"),
+        ("orders-retry-a", "b"),
+        ("x", "retry-g"),
+        ("x-retry", "g"),
+        ("o", "g-dead-h"),
+        ("o-dead-g", "h"),
+    ]
+    made = [read_settings(source, group, "k", {}).topics[0] for source, group in pairs]
+    names = [name for one in made for name in (one.retry, one.dead, one.order)]
+    assert len(set(names)) == len(names)
+    assert made[0].retry.startswith("orders-retry-a-retry-b-")
+    assert read_settings("orders", "g", "k", {}).topics[0].retry == "orders-retry-g"
+    assert transactional_id("billing", "eu-1") != transactional_id("billing-eu", "1")
+    assert transactional_id("g", "1") == transactional_id("g", "1")
+    with pytest.raises(ValueError, match="orders-retry-g"):
+        read_settings(["orders", "orders-retry-g"], "g", "k", {})
 
 
 def test_durations_are_rounded_up() -> None:

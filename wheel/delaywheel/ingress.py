@@ -4,6 +4,7 @@ docs/INGRESS.md is the contract. A number is decimal text or a big-endian long o
 header values are UTF-8 text.
 """
 
+import re
 from typing import Final
 
 TOPIC: Final = "dw-topic"
@@ -49,3 +50,23 @@ def ingress_topic(cluster_id: str) -> str:
         'delaywheel-main-ingress'
     """
     return f"delaywheel-{cluster_id}-ingress"
+
+
+_RESERVED = re.compile(
+    r"delaywheel-.+-(control|outcomes|dead|dead-marks)"
+    r"|.+-dead(-.+)?-marks"
+    r"|__(consumer_offsets|transaction_state|share_group_state|cluster_metadata"
+    r"|remote_log_metadata)"
+)
+
+
+def is_reserved_topic(name: str) -> bool:
+    """Returns whether no message may go to a topic: a program keeps its own records there.
+
+    These are the topics of any delaywheel cluster, the marks of any dead letters, and Kafka's own.
+
+    Example:
+        >>> is_reserved_topic("orders-dead-billing-marks"), is_reserved_topic("orders")
+        (True, False)
+    """
+    return _RESERVED.fullmatch(name) is not None

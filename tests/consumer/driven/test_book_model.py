@@ -101,7 +101,7 @@ class Group(RuleBasedStateMachine):
             passed = self.kafka.offsets.get(partition, 0)
             log = self.kafka.logs.get(partition, [])
             for record in log[passed:]:
-                origin, attempt = _read_attempt(record.headers, record.place)
+                origin, attempt = _read_attempt(record.headers or [], record.place)
                 assert (origin, attempt) not in set(map(_attempt, self.kafka.committed_records))
 
     def teardown(self) -> None:

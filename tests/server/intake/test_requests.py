@@ -134,6 +134,8 @@ def test_rows_and_columns_mean_the_same(messages: list[Message]) -> None:
         ({"deliver_at_ms": 0}, Reason.DUE_INVALID),
         ({"deliver_at_ms": -(2**63)}, Reason.DUE_INVALID),
         ({"topic": ""}, Reason.TOPIC_INVALID),
+        ({"topic": "__consumer_offsets"}, Reason.TOPIC_INVALID),
+        ({"topic": "delaywheel-c-dead-marks"}, Reason.TOPIC_INVALID),
         ({"topic": "a b"}, Reason.TOPIC_INVALID),
         ({"topic": ".."}, Reason.TOPIC_INVALID),
         ({"topic": "x" * 249}, None),

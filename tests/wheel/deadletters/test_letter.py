@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from delaywheel.consumer import records as consumed
 from delaywheel.deadletters import Letter, Place, Selection
-from delaywheel.deadletters.letter import is_own_topic
+from delaywheel.ingress import is_reserved_topic
 
 DEAD = "delaywheel-main-dead"
 _HEADERS = st.lists(
@@ -154,8 +154,11 @@ def test_places_have_a_text() -> None:
 
 def test_nothing_is_sent_where_the_service_keeps_its_records() -> None:
     names = ("delaywheel-a-control", "delaywheel-a-b-outcomes", DEAD, f"{DEAD}-marks")
-    assert all(map(is_own_topic, names))
-    assert not any(map(is_own_topic, ("orders", "delaywheel-a-ingress", "bench-marks")))
+    assert all(map(is_reserved_topic, names))
+    others = ("orders-dead-billing-marks", "__consumer_offsets", "__transaction_state")
+    assert all(map(is_reserved_topic, others))
+    taken = ("orders", "delaywheel-a-ingress", "bench-marks", "__own", "orders-dead-billing")
+    assert not any(map(is_reserved_topic, taken))
 
 
 def test_without_the_kafka_client_the_extra_is_named() -> None:

@@ -10,8 +10,6 @@ from hypothesis import strategies as st
 
 from delaywheel.deadletters import (
     Counts,
-    DeadLettersError,
-    DeadLettersReason,
     Letter,
     LetterState,
     Place,
@@ -89,10 +87,11 @@ def test_claims_and_tombstones_mark_nothing() -> None:
         (b"a/0/0", b"[1]"),
     ],
 )
-def test_what_is_no_mark_has_a_name(key: bytes, value: bytes) -> None:
-    with pytest.raises(DeadLettersError) as raised:
-        Marks("a", {0: 0}).read(key, value)
-    assert raised.value.reason is DeadLettersReason.MARKS_MALFORMED
+def test_what_is_no_mark_counts_for_nothing(key: bytes, value: bytes) -> None:
+    marks = Marks("a", {0: 0})
+    assert marks.read(key, value) is None
+    assert marks.read(None, value) is None
+    assert (marks.foreign, marks.state_of(Place(0, 0))) == (2, LetterState.WAITING)
 
 
 def test_runs_are_written_as_ranges() -> None:

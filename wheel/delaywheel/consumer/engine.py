@@ -231,6 +231,11 @@ class Engine:
             self.dead(message, DeadLetterReason.NOT_RETRIABLE, error)
         return meaning is not None
 
+    def is_outcome(self, error: Exception) -> bool:
+        """See `Desk`."""
+        assert self._policy is not None
+        return self._policy.meaning(error) is not None
+
     def _settle(self, message: ReceivedMessage, settlement: Settlement) -> bool:
         with self._changed:
             is_ours = self._note(message, settlement)
@@ -344,7 +349,7 @@ class Engine:
         if record.place.topic in self._retry_topics:
             trip, headers = unpack_retry(record)
         else:
-            trip, headers = Trip(1, record.place), record.headers
+            trip, headers = Trip(1, record.place), record.headers or []
         return ReceivedMessage(self, record, trip, headers)
 
     def _regulate(self, *, fetches: bool) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from enum import IntEnum, StrEnum
 from types import TracebackType
 from typing import NamedTuple, Protocol, Self
@@ -57,6 +57,9 @@ class ConsumerReason(StrEnum):
     """Kafka takes neither a record's retry nor any dead letter of it; the text says why."""
     SETTING_INVALID = "SETTING_INVALID"
     """The Kafka client does not know a setting given in `kafka`, or not its value."""
+    GROUP_DIFFERS = "GROUP_DIFFERS"
+    """Other members of the group share partitions in another way (`partition.assignment.strategy`):
+    give this program a group of its own."""
     KAFKA_FATAL = "KAFKA_FATAL"
     """The Kafka client has failed for good; a new consumer may work."""
 
@@ -119,6 +122,10 @@ class Desk(Protocol):
         """Settles a record by its handler's exception; False if the exception must be raised."""
         ...
 
+    def is_outcome(self, error: Exception) -> bool:
+        """Whether a handler's exception means an outcome, by the options."""
+        ...
+
 
 class ReceivedMessage:
     """A record to be handled, with exactly one outcome: done, retried or dead.
@@ -151,6 +158,7 @@ class ReceivedMessage:
     __slots__ = (
         "_desk",
         "_on_lost",
+        "are_headers_unread",
         "attempt",
         "first_error",
         "headers",
@@ -171,6 +179,7 @@ class ReceivedMessage:
         self.key = record.key
         self.value = record.value
         self.headers = headers
+        self.are_headers_unread = record.headers is None
         self.attempt = trip.attempt
         self.origin: Place = trip.origin
         self.first_error = trip.first_error
@@ -292,6 +301,13 @@ class ReceivedMessage:
         """Settles it by its handler's exception; False if the exception must be raised."""
         return self._desk.fail(self, error)
 
+    def overrules(self, error: Exception) -> bool:
+        """Whether its outcome stands, and an exception that came later is only logged."""
+        if not self._desk.is_outcome(error):
+            return False
+        _LOG.warning("%r was settled before this was raised", self, exc_info=error)
+        return True
+
 
 class Batch(list[ReceivedMessage]):
     """Messages to be handled together.
@@ -323,7 +339,7 @@ class Batch(list[ReceivedMessage]):
         return _leave(self, error)
 
 
-def _leave(messages: Iterable[ReceivedMessage], error: BaseException | None) -> bool:
+def _leave(messages: Sequence[ReceivedMessage], error: BaseException | None) -> bool:
     """Settles the rest of a `with` block; returns whether its exception is handled."""
     open_ = [message for message in messages if not message.is_settled]
     if error is None:
@@ -331,8 +347,10 @@ def _leave(messages: Iterable[ReceivedMessage], error: BaseException | None) -> 
             message.done()
         return False
     # An interrupted or cancelled handler has not failed: its messages are delivered again.
-    if not isinstance(error, Exception) or not open_:
+    if not isinstance(error, Exception):
         return False
+    if not open_:
+        return any(message.overrules(error) for message in messages)
     if not all(message.fail(error) for message in open_):
         return False
     _LOG.info("%r failed", open_[0], exc_info=error)

@@ -14,7 +14,8 @@ A record whose time to live has passed, or would pass before it came back, has e
 skipped, or dead with EXPIRED. A retry that is too large for the ingress topic is dead,
 MESSAGE_TOO_LARGE; one that this topic refuses all the same, RETRY_REFUSED. A letter that is too
 large for its topic omits the value, or also the headers, or also the key, and `dw-dead-omitted`
-names them: they stay where the letter's origin says.
+names them: they stay where the letter's origin says. A record with a header whose name is not UTF-8
+is dead before it is handled, HEADER_INVALID: no client reads the headers of such a record.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ class DeadLetterReason(StrEnum):
     EXPIRED = "EXPIRED"
     MESSAGE_TOO_LARGE = "MESSAGE_TOO_LARGE"
     RETRY_REFUSED = "RETRY_REFUSED"
+    HEADER_INVALID = "HEADER_INVALID"
 
 
 class Policy:
@@ -156,7 +158,11 @@ class Policy:
             value=message.value,
             headers=message.headers,
         )
-        letters = (shortened(whole, len(message.headers), omitted) for omitted in OMISSIONS)
+        unread = ("headers",) if message.are_headers_unread else ()
+        letters = (
+            shortened(whole, len(message.headers), tuple(dict.fromkeys([*omitted, *unread])))
+            for omitted in OMISSIONS
+        )
         letter = next(filter(self._fits, letters), whole)
         return Settlement(Outcome.DEAD, letter)
 
@@ -171,6 +177,10 @@ class Policy:
 
     def at_hand_out(self, message: ReceivedMessage, now_ms: int) -> Settlement | None:
         """Returns the settlement of a record before it is handled; None if it is to be handled."""
+        if message.are_headers_unread:
+            return self.dead(
+                message, DeadLetterReason.HEADER_INVALID, "a header's name is not UTF-8"
+            )
         route = self._settings.route
         # What came back was for us when it first came, whatever the patterns are now.
         is_new = message.place.topic == message.origin.topic
@@ -183,9 +193,11 @@ class Policy:
 
 
 def expires_ms(message: ReceivedMessage) -> int | None:
-    """Returns when the time to live ends, counted from the first timestamp."""
+    """Returns when the time to live ends, counted from the first timestamp; None: never."""
     ttl_s = ttl_s_of(message.headers)
-    return None if ttl_s is None else message.timestamp_ms + ttl_s * 1000
+    if ttl_s is None or message.timestamp_ms < 0:
+        return None
+    return message.timestamp_ms + ttl_s * 1000
 
 
 def _failed(message: ReceivedMessage, error: BaseException | str | None) -> Trip:

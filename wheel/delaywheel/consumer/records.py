@@ -34,6 +34,7 @@ Their names begin with `dw-dead-`, as in the service's own dead letters:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -53,11 +54,16 @@ from delaywheel.ttl import TTL_HEADER
 Headers = list[tuple[str, bytes | None]]
 
 ANY_PARTITION = -1
+NO_TIMESTAMP = -1
 LONGEST_ERROR = 300
 """The most characters of an error that a header carries."""
 
 RECORD_ROOM_BYTES = 4_096
 """How much larger than its record a retry or dead letter may be, because of our headers."""
+
+
+_PLACE = re.compile(rb"([a-zA-Z0-9._-]{1,249})/([0-9]{1,10})/([0-9]{1,19})")
+_NUMBER = re.compile(rb"-?[0-9]{1,19}")
 
 
 class Partition(NamedTuple):
@@ -98,12 +104,12 @@ class Place(NamedTuple):
 
 
 class Incoming(NamedTuple):
-    """A record as it was read."""
+    """A record as it was read; its headers are None if the client cannot read their names."""
 
     place: Place
     key: bytes | None
     value: bytes | None
-    headers: Headers
+    headers: Headers | None
 
 
 class Outgoing(NamedTuple):
@@ -137,9 +143,9 @@ class Trip(NamedTuple):
     last_error: str | None = None
 
 
-def content_bytes(key: bytes | None, value: bytes | None, headers: Headers) -> int:
+def content_bytes(key: bytes | None, value: bytes | None, headers: Headers | None) -> int:
     """Returns the length of key, value and headers."""
-    lengths_bytes = sum(len(name) + len(content or b"") for name, content in headers)
+    lengths_bytes = sum(len(name) + len(content or b"") for name, content in headers or ())
     return len(key or b"") + len(value or b"") + lengths_bytes
 
 
@@ -150,19 +156,27 @@ def unpack_retry(record: Incoming) -> tuple[Trip, Headers]:
     """
     ours: dict[str, bytes] = {}
     own: Headers = []
-    for name, value in record.headers:
+    for name, value in record.headers or ():
         if name.startswith(RETRY_KEPT):
             own.append((name[len(RETRY_KEPT) :], value))
         elif not name.startswith(RESERVED_PREFIX):
             own.append((name, value))
         elif value is not None:
             ours[name] = value
-    try:
-        topic, partition, offset = ours[RETRY_ORIGIN].decode().split("/")
-        origin = Place(topic, int(partition), int(offset), int(ours[RETRY_ORIGIN_TIMESTAMP]))
-        attempt = int(ours[RETRY_ATTEMPT])
-    except (KeyError, ValueError):
+    place = _PLACE.fullmatch(ours.get(RETRY_ORIGIN, b""))
+    numbers = (
+        _number(ours.get(RETRY_ATTEMPT), 31),
+        _number(place and place[2], 31),
+        _number(place and place[3], 63),
+        _number(ours.get(RETRY_ORIGIN_TIMESTAMP), 63, least=NO_TIMESTAMP),
+    )
+    attempt, partition, offset, timestamp_ms = numbers
+    if place is None or None in numbers or not attempt:
         return Trip(1, record.place), own
+    assert partition is not None
+    assert offset is not None
+    assert timestamp_ms is not None
+    origin = Place(place[1].decode(), partition, offset, timestamp_ms)
     return Trip(attempt, origin, _text(ours, RETRY_FIRST_ERROR), _text(ours, RETRY_LAST_ERROR)), own
 
 
@@ -272,7 +286,16 @@ def encode_error(text: str) -> bytes:
 
 
 def _means_something(name: str) -> bool:
-    return name == TTL_HEADER or name.startswith(RESERVED_PREFIX)
+    """Whether a header cannot travel under its name; ingress passes on no empty one."""
+    return not name or name == TTL_HEADER or name.startswith(RESERVED_PREFIX)
+
+
+def _number(digits: bytes | None, bits: int, *, least: int = 0) -> int | None:
+    """Returns a number as we write it; None if another program wrote something else."""
+    if digits is None or not _NUMBER.fullmatch(digits):
+        return None
+    number = int(digits)
+    return number if least <= number < 1 << bits else None
 
 
 def _text(ours: dict[str, bytes], name: str) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -164,8 +165,15 @@ def read_settings(
         raise ValueError(f"expired={expired!r}: neither 'skip' nor 'dead'")
     if start not in ("earliest", "latest"):
         raise ValueError(f"start={start!r}: neither 'earliest' nor 'latest'")
+    named = tuple(_names(source, group) for source in sources)
+    own = {name for names in named for name in (names.retry, names.dead, names.order)}
+    if own & set(sources):
+        raise ValueError(
+            f"topics {sorted(own & set(sources))}: the group reads its own retries anyway, and"
+            " must not read its dead letters"
+        )
     return Settings(
-        topics=tuple(_names(source, group) for source in sources),
+        topics=named,
         group=group,
         bootstrap=bootstrap,
         cluster=options.get("cluster"),
@@ -195,7 +203,7 @@ def _levels(levels: Iterable[Duration]) -> Iterable[Duration]:
 
 
 def _names(source: str, group: str) -> TopicNames:
-    own = (f"{source}-{use}-{group}" for use in ("retry", "dead", "order"))
+    own = (_own_topic(source, use, group) for use in ("retry", "dead", "order"))
     names = TopicNames(source, *own)
     for name in (names.source, names.retry, names.dead, names.order):
         if not _TOPIC.fullmatch(name):
@@ -204,6 +212,26 @@ def _names(source: str, group: str) -> TopicNames:
                 " the group's name is part of its topics' names"
             )
     return names
+
+
+def _own_topic(source: str, use: str, group: str) -> str:
+    """Returns the name of a group's own topic, which no other topic and group have.
+
+    `a-retry-b-retry-c` might be the topic of `a` and the group `b-retry-c` as well as the reverse.
+    """
+    name, between = f"{source}-{use}-{group}", f"-{use}-"
+    if len(re.findall(f"(?={between})", name)) == 1:
+        return name
+    return f"{name}-{_digest(source, group)[:8]}"
+
+
+def transactional_id(group: str, instance: str) -> str:
+    """Returns the id of a consumer's producer, which no other group and instance have."""
+    return f"delaywheel-retry-{group}-{_digest(group, instance)}"
+
+
+def _digest(*texts: str) -> str:
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:32]
 
 
 def _exceptions(

@@ -16,8 +16,6 @@ class DeadLettersReason(StrEnum):
     """The service keeps its own records in the topic that the letters were to be sent to."""
     MARKS_NOT_COMPACTED = "MARKS_NOT_COMPACTED"
     """The topic of the marks would forget them: set its `cleanup.policy` to `compact`."""
-    MARKS_MALFORMED = "MARKS_MALFORMED"
-    """A record in the topic of the marks is not a mark: which other program writes to it?"""
     LETTER_MISSING = "LETTER_MISSING"
     """There is no letter at that place, or no longer."""
     OVERTAKEN = "OVERTAKEN"

@@ -49,7 +49,6 @@ ANY_PARTITION = -1
 LONGEST_REASON = 64
 """How many characters of a reason count."""
 
-_OWN_TOPIC = re.compile(r"delaywheel-.+-(control|outcomes|dead|dead-marks)")
 _PLACE = re.compile(r"(\d{1,10}):(\d{1,19})")
 _ORIGIN = re.compile(r"([a-zA-Z0-9._-]{1,249})/(\d{1,10})/(\d{1,19})")
 
@@ -241,11 +240,6 @@ class Letter:
 
     def _text(self, name: str) -> str:
         return self.dw_headers.get(name, b"").decode(errors="replace")
-
-
-def is_own_topic(name: str) -> bool:
-    """Returns whether the service keeps its own records in a topic."""
-    return _OWN_TOPIC.fullmatch(name) is not None
 
 
 def _content_bytes(

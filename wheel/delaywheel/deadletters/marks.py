@@ -42,7 +42,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from delaywheel.deadletters.errors import DeadLettersError, DeadLettersReason
 from delaywheel.deadletters.letter import Place
 
 CLAIM_KEY = b"claim"
@@ -114,16 +113,22 @@ class Marks:
         self._sets: dict[tuple[int, LetterState], _Offsets] = {}
         self.obsolete: list[bytes] = []
         """Keys of marks about letters that no longer exist."""
+        self.foreign = 0
+        """How many records are no marks: another program wrote them, and they count for nothing."""
 
-    def read(self, key: bytes, value: bytes | None) -> tuple[int, Mark] | None:
+    def read(self, key: bytes | str | None, value: bytes | None) -> tuple[int, Mark] | None:
         """Adds a record; returns its partition and mark if it concerns existing letters."""
+        if not isinstance(key, bytes):
+            self.foreign += 1
+            return None
         if key == CLAIM_KEY or value is None:
             return None
         try:
             topic_id, partition, _ = key.decode().rsplit("/", 2)  # an id may contain some too
             number, mark = int(partition), _parse(json.loads(value))
-        except (ValueError, KeyError, TypeError, IndexError) as error:
-            raise DeadLettersError(DeadLettersReason.MARKS_MALFORMED, f"{key[:100]!r}") from error
+        except (ValueError, KeyError, TypeError, IndexError):
+            self.foreign += 1
+            return None
         first_left = self._firsts.get(number)
         if topic_id != self._topic_id or first_left is None or mark.ranges[-1][1] < first_left:
             self.obsolete.append(key)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
@@ -13,12 +14,15 @@ from confluent_kafka.cimpl import NewTopic
 
 from delaywheel.deadletters.counting import Counts, Settled
 from delaywheel.deadletters.errors import DeadLettersError, DeadLettersReason
-from delaywheel.deadletters.letter import Letter, Outgoing, Place, is_own_topic
+from delaywheel.deadletters.letter import Letter, Outgoing, Place
 from delaywheel.deadletters.marks import MARKS_SUFFIX, LetterState, Mark, Marks, make_marks
 from delaywheel.deadletters.origin import Origins
 from delaywheel.deadletters.reading import TopicReader, letter_of, refused
 from delaywheel.deadletters.selection import CLOCKS_MS, Selection
 from delaywheel.deadletters.writing import LetterWriter
+from delaywheel.ingress import is_reserved_topic
+
+_LOG = logging.getLogger("delaywheel.deadletters")
 
 BATCH_LETTERS: Final = 500
 BATCH_BYTES: Final = 4_000_000
@@ -264,7 +268,6 @@ class DeadLetterTopic:
                 first, end = reader.bounds(1)[0]
                 for message in reader.read({0: (max(first, position), end)}):
                     key, value = message.key(), message.value()
-                    assert isinstance(key, bytes)
                     if until is not None and value == until:
                         return
                     parsed = marks.read(key, value)
@@ -280,6 +283,8 @@ class DeadLetterTopic:
                 time.sleep(RETRY_S)
         finally:
             reader.close()
+            if marks.foreign:
+                _LOG.warning("%s: %d records are no marks", self._marks_name, marks.foreign)
 
     def _make_marks_topic(self) -> None:
         """Creates the topic of marks, which keeps them, if it is missing."""
@@ -347,7 +352,7 @@ class DeadLetterTopic:
         return None if described is not None else f"{_TOPIC_MISSING}: {topic}"
 
     def _is_reserved(self, topic: str) -> bool:
-        return is_own_topic(topic) or topic in {self.name, self._marks_name}
+        return is_reserved_topic(topic) or topic in {self.name, self._marks_name}
 
 
 class _Settling:

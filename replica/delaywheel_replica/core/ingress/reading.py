@@ -205,8 +205,8 @@ def _topic(asked: _Asked, rules: Rules) -> str:
     topic = value.decode(errors="replace")
     if not is_topic_name(topic):
         raise _UnfitError(UnfitReason.TOPIC_INVALID, f"{ingress.TOPIC} {_shown(topic)}")
-    if topic in rules.own_topics:
-        raise _UnfitError(UnfitReason.TOPIC_INVALID, f"{topic} belongs to the service")
+    if topic in rules.own_topics or ingress.is_reserved_topic(topic):
+        raise _UnfitError(UnfitReason.TOPIC_INVALID, f"{topic} belongs to the service or to Kafka")
     return topic
 
 

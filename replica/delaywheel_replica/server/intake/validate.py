@@ -22,6 +22,7 @@ from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from delaywheel.headers import TooManyHeadersError, check_headers, encode_headers
+from delaywheel.ingress import is_reserved_topic
 from delaywheel.reasons import Reason
 from delaywheel.storage.frames.columns import ID_LENGTH_BYTES, Columns, content_starts
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
@@ -237,9 +238,11 @@ def _check_topic_names(batch: Batch, own_topics: frozenset[str]) -> None:
     if not all(are_names):
         invalid = np.flatnonzero(~np.array(are_names, np.bool_)[columns.topic_numbers])
         batch.refuse(invalid, Refusal(Reason.TOPIC_INVALID))
-    for topic in own_topics.intersection(columns.topics):
-        ours = np.flatnonzero(columns.topic_numbers == columns.topics.index(topic))
-        batch.refuse(ours, Refusal(Reason.TOPIC_INVALID, f"{topic} belongs to the service"))
+    for number, topic in enumerate(columns.topics):
+        if topic in own_topics or is_reserved_topic(topic):
+            ours = np.flatnonzero(columns.topic_numbers == number)
+            text = f"{topic} belongs to the service or to Kafka"
+            batch.refuse(ours, Refusal(Reason.TOPIC_INVALID, text))
 
 
 def is_topic_name(topic: str) -> bool:

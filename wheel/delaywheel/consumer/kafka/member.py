@@ -30,7 +30,9 @@ from typing import Any, cast
 
 from confluent_kafka import (
     OFFSET_BEGINNING,
+    TIMESTAMP_NOT_AVAILABLE,
     Consumer,
+    KafkaError,
     KafkaException,
     Message,
     Producer,
@@ -54,8 +56,15 @@ from delaywheel.consumer.kafka.transaction import CALL_S, RETRY_BACKOFF_MS, Tran
 from delaywheel.consumer.message import ConsumerError, ConsumerReason
 from delaywheel.consumer.order import Away, check_partitions
 from delaywheel.consumer.port import Failure, KafkaAway, OnPartitions, Start, Topic
-from delaywheel.consumer.records import Incoming, Outgoing, Partition, Passed, Place
-from delaywheel.consumer.settings import Settings
+from delaywheel.consumer.records import (
+    NO_TIMESTAMP,
+    Incoming,
+    Outgoing,
+    Partition,
+    Passed,
+    Place,
+)
+from delaywheel.consumer.settings import Settings, transactional_id
 from delaywheel.ingress import ingress_topic
 from delaywheel.record_headers import headers_of
 from delaywheel.transactional import transactional
@@ -76,7 +85,7 @@ class KafkaBroker:
         """Does not connect before `start`."""
         self._settings = settings
         instance = settings.instance or uuid.uuid4().hex
-        self._transactional_id = f"delaywheel-retry-{settings.group}-{instance}"
+        self._transactional_id = transactional_id(settings.group, instance)
         self._consumer: Consumer | None = None
         self._raised: Exception | None = None
         self._producer: Producer | None = None
@@ -109,7 +118,7 @@ class KafkaBroker:
     ) -> None:
         """See `Broker`."""
         instance = self._settings.instance
-        consumer = Consumer(
+        consumer = self._consumer = self._made(
             {
                 **({} if instance is None else {"group.instance.id": instance}),
                 "session.timeout.ms": 10_000,
@@ -124,16 +133,21 @@ class KafkaBroker:
                 "isolation.level": "read_committed",
                 "auto.offset.reset": "earliest",
                 "partition.assignment.strategy": "range",
-            },
-            logger=_LOG,
+            }
         )
-        self._consumer = consumer
         consumer.subscribe(
             self._settings.read_topics,
             on_assign=self._kept(on_assign),
             on_revoke=self._kept(on_revoke),
             on_lost=self._kept(on_lost),
         )
+
+    @staticmethod
+    def _made(settings: dict[str, Any]) -> Consumer:
+        try:
+            return Consumer(settings, logger=_LOG)
+        except KafkaException as exception:
+            raise away(exception) from exception
 
     def _kept(self, call: OnPartitions) -> Callable[[Consumer, list[TopicPartition]], None]:
         """Keeps what a callback raises, which the library would lose: `fetch` raises it.
@@ -165,6 +179,8 @@ class KafkaBroker:
                 raise ConsumerError(ConsumerReason.KAFKA_FATAL, error.str())
             elif error.code() in REFUSALS:
                 raise ConsumerError(ConsumerReason.NOT_AUTHORIZED, error.str())
+            elif error.code() == KafkaError.INCONSISTENT_GROUP_PROTOCOL:
+                raise ConsumerError(ConsumerReason.GROUP_DIFFERS, error.str())
             else:
                 _LOG.warning("Kafka: %s", error.str())
         return records
@@ -369,5 +385,8 @@ def _incoming(message: Message) -> Incoming:
     assert topic is not None
     assert partition is not None
     assert offset is not None
-    place = Place(topic, partition, offset, message.timestamp()[1])
-    return Incoming(place, message.key(), message.value(), headers_of(message) or [])
+    kind, timestamp_ms = message.timestamp()
+    if kind == TIMESTAMP_NOT_AVAILABLE:
+        timestamp_ms = NO_TIMESTAMP
+    place = Place(topic, partition, offset, timestamp_ms)
+    return Incoming(place, message.key(), message.value(), headers_of(message))

@@ -23,6 +23,13 @@ from delaywheel.consumer.settings import Settings
 
 ASK_S = 5.0
 TOPICS_S = 30.0
+_FOR_GOOD = REFUSALS | {
+    KafkaError.POLICY_VIOLATION,
+    KafkaError.TOPIC_EXCEPTION,  # another topic differs from it only in '.' and '_'
+    KafkaError.INVALID_REPLICATION_FACTOR,
+    KafkaError.INVALID_PARTITIONS,
+    KafkaError.INVALID_CONFIG,
+}
 _NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"
 """What brokers before 2.8 answer."""
 DEFAULT_BATCH_BYTES = 1_048_588
@@ -70,12 +77,13 @@ def make_topics(admin: AdminClient, wanted: Sequence[NewTopic]) -> None:
             future.result()
         except KafkaException as exception:
             error = exception.args[0]
-            if error.code() in REFUSALS or error.code() == KafkaError.POLICY_VIOLATION:
+            if error.code() == KafkaError.TOPIC_ALREADY_EXISTS:
+                continue
+            if error.code() in _FOR_GOOD:
                 raise ConsumerError(
                     ConsumerReason.TOPICS_NOT_MADE, f"{name}: {error.str()}"
                 ) from exception
-            if error.code() != KafkaError.TOPIC_ALREADY_EXISTS:
-                raise
+            raise
     deadline = time.monotonic() + TOPICS_S
     while not {topic.topic for topic in wanted} <= partitions_of(admin).keys():
         if time.monotonic() > deadline:

@@ -1,0 +1,114 @@
+"""Records that other programs wrote, and handlers that do odd things: the loop goes on."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from delaywheel.consumer import ReceivedMessage
+from delaywheel.consumer.message import State
+from delaywheel.consumer.records import Incoming, Partition, Place
+from support.consumer.driven import DrivenConsumer
+from support.consumer.fake_kafka import FakeKafka
+
+
+@pytest.fixture
+def kafka() -> FakeKafka:
+    return FakeKafka(partitions=1)
+
+
+def start(kafka: FakeKafka, **options: object) -> DrivenConsumer:
+    consumer = DrivenConsumer(kafka, **options)
+    kafka.rebalance({consumer.broker: [Partition(kafka.source, 0), Partition(kafka.retry, 0)]})
+    consumer.turn()
+    return consumer
+
+
+def handle(consumer: DrivenConsumer) -> list[bytes | None]:
+    values = []
+    for _ in range(6):
+        consumer.turn()
+        for message in consumer.take(10):
+            values.append(message.value)
+            message.done()
+    return values
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+@pytest.mark.parametrize(
+    ("attempt", "origin"),
+    [(b"-7", b"orders/0/5"), (b"2", b"orders/0/" + b"9" * 20), (b"2", b"orders/9/5")],
+)
+def test_a_strangers_retry_that_fails_is_retried(
+    kafka: FakeKafka, ordered: bool, attempt: bytes, origin: bytes
+) -> None:
+    consumer = start(kafka, ordered=ordered)
+    said = [("dw-retry-attempt", attempt), ("dw-retry-origin", origin)]
+    whole = [*said, ("dw-retry-origin-timestamp", b"1")]
+    kafka._append(Partition(kafka.retry, 0), b"k", b"v", list(whole))
+    consumer.turn()
+    [message] = consumer.take()
+    with message:
+        raise OSError("down")
+    assert message.state is State.SETTLED
+
+
+def test_what_is_raised_after_an_outcome_is_logged(
+    kafka: FakeKafka, caplog: pytest.LogCaptureFixture
+) -> None:
+    consumer = start(kafka, retry_on=OSError)
+    kafka.send(b"1")
+    kafka.send(b"2")
+    consumer.turn()
+    first, second = consumer.take(2)
+    with caplog.at_level(logging.WARNING), first:
+        first.retry(error="later")
+        raise OSError("and then the line for the log failed")
+    assert "was settled before" in caplog.text
+    # What means no outcome is raised all the same.
+    second.done()
+    with pytest.raises(KeyError), second:
+        raise KeyError
+
+
+def test_headers_that_no_client_reads_are_a_letters_reason(kafka: FakeKafka) -> None:
+    """With a route such a record was skipped, and its handler saw no headers without one."""
+    consumer = start(kafka, route=["orders.#"])
+    place = Place(kafka.source, 0, 0, 5)
+    kafka.logs[Partition(kafka.source, 0)] = [Incoming(place, b"k", b"v", None)]
+    assert handle(consumer) == []
+    [letter] = kafka.committed_records
+    headers = dict(letter.headers)
+    assert (letter.topic, letter.key, letter.value) == (kafka.dead, b"k", b"v")
+    assert headers["dw-dead-reason"] == b"HEADER_INVALID"
+    assert headers["dw-dead-omitted"] == b"headers"
+    assert headers["dw-dead-origin"] == b"orders/0/0"
+
+
+def test_a_record_without_a_timestamp_has_not_expired(kafka: FakeKafka) -> None:
+    consumer = start(kafka)
+    kafka.now_ms = -1
+    kafka.send(b"v", headers=[("ttl", b"3600")])
+    kafka.now_ms = 1_700_000_000_000
+    consumer.turn()
+    [message] = consumer.take()
+    assert isinstance(message, ReceivedMessage)
+    assert message.retry(after="1s")
+    consumer.turn()
+    consumer.turn()
+    assert [(one.value, one.timestamp_ms) for one in consumer.take()] == [(b"v", -1)]
+
+
+def test_an_empty_header_name_comes_back(kafka: FakeKafka) -> None:
+    """Ingress would refuse it: the retry would leave its group."""
+    consumer = start(kafka)
+    kafka.send(b"v", headers=[("", b"1"), ("a", b"2")])
+    consumer.turn()
+    consumer.take()[0].retry()
+    sent = kafka.committed_records
+    consumer.turn()
+    assert all(name for name, _ in sent[0].headers)
+    consumer.turn()
+    [again] = consumer.take()
+    assert (again.attempt, again.headers) == (2, [("", b"1"), ("a", b"2")])
