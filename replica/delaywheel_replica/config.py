@@ -90,8 +90,8 @@ class Config:
         max_clock_skew_ms: a leader whose wall clock moves against the monotonic one by more steps
             down and stands again; also how much beyond the span a due may lie
         max_clock_dispute_ms: where fewer than three nodes' clocks are known, Kafka's is one more;
-            if two clocks differ by more than this, either may be wrong, and no node leads until
-            they agree
+            if the only two clocks differ by more than this, either may be wrong, and no node leads;
+            they are compared again every 10 s
         ledger_uri: where [the ledger](#the-ledger) is published: a path, or a URI of a file system
             that pyarrow has, of this cluster alone. With several nodes the same place for all;
             none: `<data_dir>/ledger/published`, each node's own

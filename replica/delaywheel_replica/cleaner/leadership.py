@@ -383,7 +383,12 @@ class Leadership:
             and contradiction(state, server.heartbeats) is not None,
             hears_enough=len(heard_heartbeats(server, now_ms)) + 1 >= self._config.required,
             unfit=self._eligibility.look(
-                state, server, now_ms, wall_ms, self._candidacy.broker_clock
+                state,
+                server,
+                now_ms,
+                wall_ms,
+                self._candidacy.broker_clock,
+                in_term=self._election.phase in IN_TERM,
             ),
             votes=server.votes,
             vote_round=server.vote_round,

@@ -7,6 +7,7 @@ import pytest
 
 from delaywheel.identity import WheelId
 from delaywheel_replica.core.election.eligibility import (
+    ASK_AGAIN_MS,
     BROKER_CLOCK_MS,
     HEARD_MS,
     LAG_MS,
@@ -176,7 +177,7 @@ def test_of_fewer_clocks_kafkas_is_one_more(
     broker = None if ahead_ms is None else BrokerClock(ahead_ms, ahead_ms, 5_000)
     fitness = Eligibility(SKEW_MS, DISPUTE_MS)
     status = row(reported("a"), *others, now_ms=5_000)
-    found = fitness.look(STATE, status, 5_000, WALL_MS, broker)
+    found = fitness.look(STATE, status, 5_000, WALL_MS, broker, in_term=True)
     assert found is (Reason.CLOCK_OFF if off else None)
     assert (fitness.clock_fault is not None) is off
 
@@ -188,17 +189,51 @@ def test_where_three_nodes_clocks_are_known_kafkas_counts_for_nothing() -> None:
     assert Eligibility(SKEW_MS, DISPUTE_MS).look(STATE, status, 5_000, WALL_MS, broker) is None
 
 
-def test_what_was_found_of_kafkas_clock_counts_for_a_while() -> None:
+@pytest.mark.parametrize(
+    ("others", "broker"),
+    [
+        ((), BrokerClock(0, 0, 5_000)),
+        ((reported("b", wall_ms=WALL_MS + 86_400_000),), None),
+        (
+            (reported("b", wall_ms=WALL_MS + 86_400_000),),
+            BrokerClock(2 * WALL_MS, 2 * WALL_MS, 5_000),
+        ),
+    ],
+)
+def test_kafka_is_asked_again_by_who_could_not_lead_for_its_clock(
+    others: tuple[Heartbeat, ...], broker: BrokerClock | None
+) -> None:
+    """Whichever clock was wrong may have been corrected since."""
+    fitness = Eligibility(SKEW_MS, DISPUTE_MS)
+
+    def found(now_ms: int, *, in_term: bool = False) -> Reason | None:
+        status = row(reported("a"), *others, now_ms=now_ms)
+        return fitness.look(STATE, status, now_ms, WALL_MS, broker, in_term=in_term)
+
+    assert found(5_000) is None
+    assert found(5_000, in_term=True) is Reason.CLOCK_OFF
+    assert found(5_000 + ASK_AGAIN_MS - 1) is Reason.CLOCK_OFF
+    assert found(5_000 + ASK_AGAIN_MS) is None
+    assert fitness.clock_fault is not None
+
+
+def test_what_was_read_of_kafkas_clock_counts_for_the_whole_term_and_no_longer() -> None:
     fitness, broker = Eligibility(SKEW_MS, DISPUTE_MS), BrokerClock(0, 0, 5_000)
-    for now_ms, reason in ((5_000 + BROKER_CLOCK_MS - 1, Reason.CLOCK_OFF), (65_000, None)):
-        status = row(reported("a"), now_ms=now_ms)
-        assert fitness.look(STATE, status, now_ms, WALL_MS, broker) is reason
+    now_ms = 5_000 + BROKER_CLOCK_MS
+    status = row(reported("a"), now_ms=now_ms)
+    assert fitness.look(STATE, status, now_ms, WALL_MS, broker) is None
+    assert fitness.clock_fault is None
+    found = fitness.look(STATE, status, now_ms, WALL_MS, broker, in_term=True)
+    assert found is Reason.CLOCK_OFF
+    assert fitness.look(STATE, status, now_ms, WALL_MS, broker) is None
 
 
 def test_the_time_that_a_mark_takes_counts_against_nobody() -> None:
     fitness, broker = Eligibility(SKEW_MS, DISPUTE_MS), BrokerClock(WALL_MS, WALL_MS + 20_000, 0)
     for wall_ms, off in ((-10_001, True), (-10_000, False), (30_000, False), (30_001, True)):
-        found = fitness.look(STATE, row(reported("a"), now_ms=0), 0, WALL_MS + wall_ms, broker)
+        found = fitness.look(
+            STATE, row(reported("a"), now_ms=0), 0, WALL_MS + wall_ms, broker, in_term=True
+        )
         assert (found is Reason.CLOCK_OFF) is off, wall_ms
 
 

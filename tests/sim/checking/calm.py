@@ -9,6 +9,8 @@ from delaywheel.identity import WheelId
 from delaywheel.storage.folder import layout
 from delaywheel_replica.cleaner.outside.ports import IDS
 from delaywheel_replica.core.protocol.quorum import required_answers
+from delaywheel_replica.core.protocol.status_files import Role
+from sim.machine.scheduler import US_PER_MS
 from sim.plans.plan import Action, Plan
 
 if TYPE_CHECKING:
@@ -31,6 +33,13 @@ UNDELETED_S = 25
 
 EXCHANGED = "exchanged_in_turn"
 """The drill in which each replaced disk has time to be filled before the next one."""
+
+LEADERS = frozenset({Role.RESTING, Role.LEADING})
+
+CLOCKS_AND_DEATHS = ("clocks_ahead", "set_back", "kill_cleaner", "kill_server")
+
+LEADERLESS_MS = 20_000
+"""After clocks were corrected a node comes to lead sooner, also one that must ask Kafka again."""
 
 OVERDUE_MS = 6_000
 """A leader's end, and another one's beginning."""
@@ -75,8 +84,7 @@ def is_calm_when_set_back(plan: Plan) -> bool:
 def are_clocks_right(plan: Plan, from_ms: float, to_ms: float) -> bool:
     """Whether no clocks are ahead, or corrected, in this time.
 
-    A w that is set back to a wrong clock is ahead again once that is corrected, and for a minute no
-    node leads that remembers a broker's wrong clock.
+    A w that is set back to a wrong clock is ahead again once that is corrected.
     """
     return not any(
         step.kind == "clocks_ahead"
@@ -137,6 +145,23 @@ def lost_in_turn(world: World) -> Iterator[str]:
     now_ms = min(node.clock.wall_ms() for node in world.living())
     for entry in world.checks.waiting(now_ms - OVERDUE_MS):
         yield f"{entry} waits, and disks were exchanged in turn"
+
+
+def leaderless(world: World) -> Iterator[str]:
+    """Checks that a node leads, or rests, soon after clocks were wrong and processes died."""
+    if not is_calm_beside(world.plan, *CLOCKS_AND_DEATHS):
+        return
+    now_ms = world.scheduler.now_us / US_PER_MS
+    ends_ms = (
+        step.at_ms + step.arguments.get("ms", 0)
+        for step in world.plan.steps
+        if isinstance(step, Action) and step.kind not in HARMLESS and step.at_ms <= now_ms
+    )
+    since_ms = now_ms - max(ends_ms, default=0)
+    cleaners = [node.cleaner for node in world.living() if node.cleaner is not None]
+    is_led = any(each.leadership.view().role in LEADERS for each in cleaners)
+    if since_ms > LEADERLESS_MS and not is_led:
+        yield f"no node leads {since_ms / 1000:.1f} s after all clocks were corrected"
 
 
 def wrong_candidacies(world: World) -> Iterator[str]:

@@ -117,3 +117,28 @@ def days_ahead(script: Script) -> None:
         script.send(at_ms, "c", delay_ms=step_ms + 2_000, patience_ms=500, timeout_ms=400)
     script.flow(7_000, 12_000, 500, "c", delay_ms=2_000)
     script.until_ms = 14_000
+
+
+@CLOCKS(r"clocks_ahead", r"delivers m1 ", r"w is set back", r"kill_server node=a")
+def corrected_alone(script: Script) -> None:
+    """A lone node came to lead while Kafka's clock was wrong too; both are corrected."""
+    script.cluster("a", 1)
+    script.send(2_000, "a", delay_ms=20_000, count=3)
+    script.do(3_000, "clocks_ahead", nodes=("a",), step_ms=HALF_AN_HOUR_MS, ms=script.about(5_000))
+    script.do(3_000, "kill_cleaner", node="a")
+    script.do(script.about(9_500), "set_back")
+    script.do(20_000, "kill_server", node="a")
+    script.until_ms = 46_000
+
+
+@CLOCKS(
+    r"clock_step node=a", r"hears of b m1:acknowledged", r"delivers m1 ", r"kill_cleaner node=a"
+)
+def disputed(script: Script) -> None:
+    """Of two nodes one is a day ahead all the time: Kafka's clock shows which."""
+    script.cluster("ab", 1)
+    script.do(0, "clock_step", node="a", step_ms=24 * 3_600_000, ms=60_000)
+    script.send(6_000, "b", delay_ms=2_000, count=3, patience_ms=4_000)
+    script.flow(8_000, 90_000, 4_000, "b", delay_ms=1_000, patience_ms=4_000)
+    script.do(95_000, "kill_cleaner", node="a")
+    script.until_ms = 100_000

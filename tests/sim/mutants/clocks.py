@@ -13,6 +13,7 @@ from delaywheel_replica.cleaner import node_states
 from delaywheel_replica.cleaner.due.rows import Records
 from delaywheel_replica.cleaner.due.runs import Runs
 from delaywheel_replica.cleaner.due.seconds import Bounds, Second
+from delaywheel_replica.core.election.eligibility import Eligibility
 from delaywheel_replica.core.member.member import Member
 from delaywheel_replica.core.node.shared_state import Known
 from delaywheel_replica.core.protocol.control import ControlState
@@ -79,7 +80,17 @@ def newer_by_w_alone() -> list[Patch]:
     return [everywhere(node_states.is_older, is_older)]
 
 
+def never_asks_again() -> list[Patch]:
+    return [instead(Eligibility, "_may_ask_kafka", lambda *_: False)]
+
+
 CLOCKS = {
+    "a clock that was off counts until it is forgotten": Mutant(
+        "who could not lead for its clock waits until Kafka's old one does not count any more",
+        never_asks_again,
+        "no node leads",
+        ("corrected_alone",),
+    ),
     "an origin writes by its own clock": Mutant(
         "messages are written that no mirror believes before its clock is that far",
         writes_by_its_own_clock,

@@ -25,7 +25,7 @@ from delaywheel_replica.core.protocol.control import IngressPartition
 from delaywheel_replica.kafka_settings import KafkaNames
 from sim.checking.book import MORE_TOPICS, TOPICS, Book, Entry
 from sim.checking.bounds import OPEN_INDEXES, out_of_bounds, too_large_at_the_end
-from sim.checking.calm import lost_in_turn, resting_floor, undeleted_files
+from sim.checking.calm import leaderless, lost_in_turn, resting_floor, undeleted_files
 from sim.checking.checks import Checks
 from sim.checking.drained import why_not_drained
 from sim.checking.ingress import IngressChecks
@@ -287,7 +287,7 @@ class World:
                 perform(self, step.kind, dict(step.arguments))
 
     def _look(self) -> None:
-        checked = (out_of_bounds, resting_floor, undeleted_files, lost_in_turn)
+        checked = (out_of_bounds, resting_floor, undeleted_files, lost_in_turn, leaderless)
         for what in (what for check in checked for what in check(self)):
             self.violation(what)
         self.scheduler.call_later(LOOK_US, self._look)

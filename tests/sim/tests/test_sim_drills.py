@@ -91,6 +91,8 @@ FOUND = {
     "restored_later",
     "undeletable_files",
     "days_ahead",
+    "corrected_alone",
+    "disputed",
     "missing_for_a_moment",
     "expired_meanwhile",
     "slow_files",

@@ -18,9 +18,17 @@ required in any case: without it a leader forwards nothing at all.
 A clock is compared as a heartbeat reported it, plus the time since it arrived: it appears behind by
 the time that the heartbeat was under way.
 
-If the clocks of fewer than three nodes are known, the brokers' clock, which a candidate has read
-with its marks, is another one. Of three the median counts. Of two, either may be wrong, so
-no node leads: a leader whose clock is a day ahead would forward that day's messages at once.
+If the clocks of fewer than three nodes are known, the brokers' clock, which a candidate reads with
+its marks, is another one. Of three the median counts. Of two, either may be wrong, so no node
+leads: a leader whose clock is a day ahead would forward that day's messages at once.
+
+Only a candidacy reads the brokers' clock, and either clock may be corrected at any time:
+
+| a node | clocks of three nodes are known | of fewer |
+|---|---|---|
+| stands by, or is a candidate | its clock counts against it | only for `ASK_AGAIN_MS` after it |
+|   |   | read Kafka's for a term that ended for that |
+| rests or leads | its clock counts against it | likewise, and Kafka's as read for this term |
 """
 
 from collections.abc import Collection, Mapping
@@ -40,8 +48,11 @@ HEARD_MS = 1_000
 LAG_MS = 1_000
 CLOCKS = 3
 
+ASK_AGAIN_MS = 10_000
+"""A node whose clock was off from Kafka's, or the only other one, asks Kafka again after this."""
+
 BROKER_CLOCK_MS = 60_000
-"""A candidate's reading of the brokers' clock counts for this long: they may correct it."""
+"""A node that does not lead reports for this long how far its clock was off from Kafka's."""
 
 
 def heard_heartbeats(server: ServerStatus, now_ms: int) -> dict[str, Heartbeat]:
@@ -99,6 +110,8 @@ class Eligibility:
         self._max_clock_skew_ms = max_clock_skew_ms
         self._max_clock_dispute_ms = max_clock_dispute_ms
         self.clock_fault: str | None = None
+        # Of the last term that ended for it: when Kafka's clock was read.
+        self._objected_ms: int | None = None
         self._missing: Mapping[WheelId, _Missing] = {}
 
     def look(
@@ -108,6 +121,8 @@ class Eligibility:
         now_ms: int,
         wall_ms: int,
         broker: BrokerClock | None = None,
+        *,
+        in_term: bool = False,
     ) -> Reason | None:
         """Returns why this node should not lead; None if it may.
 
@@ -117,14 +132,19 @@ class Eligibility:
             now_ms: The monotonic clock.
             wall_ms: The wall clock.
             broker: The brokers' clock, as last read.
+            in_term: This node rests or leads, since that reading.
         """
         known = state.nodes.get(server.heartbeat.node)
         if known is not None and known.storage == REMOVED:
             return Reason.TAKEN_OUT
         heard = heard_heartbeats(server, now_ms)
         self._missing = self._still_missing(state, server, heard, now_ms)
-        self.clock_fault = self._clock_fault(server, heard, now_ms, wall_ms, broker)
-        if self.clock_fault is not None:
+        is_known = in_term or (broker is not None and now_ms - broker.found_ms < BROKER_CLOCK_MS)
+        kafka = broker if is_known else None
+        self.clock_fault = self._clock_fault(server, heard, now_ms, wall_ms, kafka)
+        if in_term and self.clock_fault is not None:
+            self._objected_ms = now_ms if broker is None else broker.found_ms
+        if self.clock_fault is not None and (in_term or not self._may_ask_kafka(heard, now_ms)):
             return Reason.CLOCK_OFF
         lags = any(
             (missing.was_late or missing.is_late(now_ms))
@@ -134,6 +154,12 @@ class Eligibility:
             for wheel, missing in self._missing.items()
         )
         return Reason.HANDED_OVER if lags else None
+
+    def _may_ask_kafka(self, heard: Mapping[str, Heartbeat], now_ms: int) -> bool:
+        """Whether a clock that seems to be off may turn out to be right when Kafka is asked."""
+        if len(heard) + 1 >= CLOCKS:
+            return False
+        return self._objected_ms is None or now_ms - self._objected_ms >= ASK_AGAIN_MS
 
     def _clock_fault(
         self,
@@ -148,7 +174,7 @@ class Eligibility:
         most_ms = self._max_clock_skew_ms
         if len(clocks) + 1 < CLOCKS:
             most_ms = self._max_clock_dispute_ms
-            if broker is not None and now_ms - broker.found_ms < BROKER_CLOCK_MS:
+            if broker is not None:
                 clocks["Kafka"] = broker.nearest_ms(now_ms, wall_ms)
         if not clocks:
             return None
