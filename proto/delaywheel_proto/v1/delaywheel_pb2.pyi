@@ -1526,6 +1526,8 @@ class MemberReport(_message.Message):
     STANDSTILL_FIELD_NUMBER: _builtins.int
     UNREADABLE_FRAMES_FIELD_NUMBER: _builtins.int
     ALONE_MESSAGES_FIELD_NUMBER: _builtins.int
+    UNDELETABLE_FILES_FIELD_NUMBER: _builtins.int
+    UNDELETABLE_FILE_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     now_ms: _builtins.int
     """The node's wall clock."""
@@ -1563,6 +1565,9 @@ class MemberReport(_message.Message):
     """Pending messages that lie on this node only, although others should have them too: they are
     being copied, after disks were replaced.
     """
+    undeletable_files: _builtins.int
+    """How many finished files its disk refuses to delete, and one of them, empty: there is none."""
+    undeletable_file: _builtins.str
     @_builtins.property
     def refusing(self) -> Global___Error:
         """Why the node accepts no messages now; absent if it does."""
@@ -1616,10 +1621,12 @@ class MemberReport(_message.Message):
         standstill: Global___Standstill | None = ...,
         unreadable_frames: _builtins.int = ...,
         alone_messages: _builtins.int = ...,
+        undeletable_files: _builtins.int = ...,
+        undeletable_file: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_cleaner_started_ms", b"_cleaner_started_ms", "_ingress_lag", b"_ingress_lag", "cleaner_started_ms", b"cleaner_started_ms", "floor_wait", b"floor_wait", "ingress_lag", b"ingress_lag", "ledger", b"ledger", "refusing", b"refusing", "standstill", b"standstill"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cleaner_started_ms", b"_cleaner_started_ms", "_ingress_lag", b"_ingress_lag", "alone_messages", b"alone_messages", "cleaner_started_ms", b"cleaner_started_ms", "dead_letters", b"dead_letters", "elections", b"elections", "floor_wait", b"floor_wait", "in_sync_changes", b"in_sync_changes", "ingress_faults", b"ingress_faults", "ingress_lag", b"ingress_lag", "kafka_error", b"kafka_error", "ledger", b"ledger", "now_ms", b"now_ms", "pending_bytes", b"pending_bytes", "pending_messages", b"pending_messages", "refusing", b"refusing", "role", b"role", "server_started_ms", b"server_started_ms", "standstill", b"standstill", "unavailable_topics", b"unavailable_topics", "unreadable_frames", b"unreadable_frames", "verifying_wheels", b"verifying_wheels", "version", b"version", "wheels", b"wheels"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cleaner_started_ms", b"_cleaner_started_ms", "_ingress_lag", b"_ingress_lag", "alone_messages", b"alone_messages", "cleaner_started_ms", b"cleaner_started_ms", "dead_letters", b"dead_letters", "elections", b"elections", "floor_wait", b"floor_wait", "in_sync_changes", b"in_sync_changes", "ingress_faults", b"ingress_faults", "ingress_lag", b"ingress_lag", "kafka_error", b"kafka_error", "ledger", b"ledger", "now_ms", b"now_ms", "pending_bytes", b"pending_bytes", "pending_messages", b"pending_messages", "refusing", b"refusing", "role", b"role", "server_started_ms", b"server_started_ms", "standstill", b"standstill", "unavailable_topics", b"unavailable_topics", "undeletable_file", b"undeletable_file", "undeletable_files", b"undeletable_files", "unreadable_frames", b"unreadable_frames", "verifying_wheels", b"verifying_wheels", "version", b"version", "wheels", b"wheels"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__cleaner_started_ms: _TypeAlias = _typing.Literal["cleaner_started_ms"]  # noqa: Y015
     _WhichOneofArgType__cleaner_started_ms: _TypeAlias = _typing.Literal["_cleaner_started_ms", b"_cleaner_started_ms"]  # noqa: Y015

@@ -296,6 +296,7 @@ class Server:
             started_ms=wall_ms(),
             pulse=self._pulse,
             books=self._books,
+            undeletable=self._store.undeletable,
         )
         return FanOut(
             self._config,
@@ -317,6 +318,7 @@ class Server:
             counts=self._counts,
             books=self._books,
             pulse=self._pulse,
+            undeletable=self._store.undeletable,
             max_caller_connections=self._descriptors.connections,
         )
 

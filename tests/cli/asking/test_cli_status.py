@@ -144,6 +144,8 @@ def three_nodes() -> pb.DescribeClusterResponse:
             alone_messages=1_204,
             floor_wait=pb.FloorWait(behind_seconds=1_500, causes=["the ledger of n1.1", "n2.3"]),
             unreadable_frames=2,
+            undeletable_files=1_205,
+            undeletable_file="/data/1763700001.slot",
         ),
         "n2": pb.MemberReport(now_ms=DUE_MS, refusing=pb.Error(reason="DISK_FULL", message="why")),
     }
@@ -206,6 +208,8 @@ def test_status_of_all_nodes_as_json(command: Command, node: ScriptedNode) -> No
         "floor_wait": {"behind_seconds": 1_500, "causes": ["the ledger of n1.1", "n2.3"]},
         "standstill": None,
         "unreadable_frames": 2,
+        "undeletable_files": 1_205,
+        "undeletable_file": "/data/1763700001.slot",
     }
     assert reports[1]["refusing"] == {"reason": "DISK_FULL", "message": "why"}
     assert (reports[1]["role"], reports[1]["cleaner_started_ms"], reports[2]) == (None, None, None)
@@ -254,6 +258,7 @@ def test_status_of_all_nodes_for_people(command: Command, node: ScriptedNode) ->
         "n1 is verifying its wheels: 4 of 7 are done",
         "n1 waits for 2 frames that it cannot read",
         "1,204 messages are on 1 node only, n1: wait until they are copied",
+        "the disk of n1 does not delete /data/1763700001.slot and 1,204 more",
         "deleting is 25 min behind: the floor waits for the ledger of n1.1, n2.3",
         "n1 does not publish its ledger since 2030-03-17T17:45:40.250Z: AccessDenied",
         "incomplete 5, 850 ms",

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from delaywheel.identity import WheelId
+from delaywheel.storage.files.undeletable import Undeletable
 from delaywheel.storage.folder.disk import PosixDisk
 from delaywheel.storage.writing.dial import Dial
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
@@ -32,7 +33,7 @@ from delaywheel_replica.server.node.node_view import Cleaner, monotonic_ms
 from delaywheel_replica.server.node.pulse import Pulse
 from support.core.values import heartbeat, wheel_heartbeat
 from support.server.views import node_view
-from support.server.well import cleaner_status, server_status
+from support.server.well import cleaner_status, server_status, undeletable
 from support.wheels.messages import columns_of, message
 from support.wheels.wheels import ACCEPTED_AT_MS, new_wheel
 
@@ -58,19 +59,23 @@ class FakeBooks:
         return self._state
 
 
-def own_report(state: BooksState) -> OwnReport:
+def own_report(state: BooksState, undeletable: Undeletable | None = None) -> OwnReport:
     pulse = Pulse(frozenset)
     pulse.in_sync_changes = 4
-    return OwnReport(started_ms=5, pulse=pulse, books=FakeBooks(state))
+    undeletable = undeletable or Undeletable()
+    return OwnReport(started_ms=5, pulse=pulse, books=FakeBooks(state), undeletable=undeletable)
 
 
 def described(
-    data: Path, cleaner: CleanerStatus | None, books: BooksState | None = None
+    data: Path,
+    cleaner: CleanerStatus | None,
+    books: BooksState | None = None,
+    undeletable: Undeletable | None = None,
 ) -> pb.DescribeClusterResponse:
     """Node a, with details."""
     state = books or BooksState("/books")
     view = node_view(server_status, in_sync=frozenset("ab"), cleaner=Cleaner(cleaner))
-    said = own_report(state)
+    said = own_report(state, undeletable)
     answer = pb.DescribeClusterResponse(
         node="a",
         members=[pb.Member(node="a"), pb.Member(node="b")],
@@ -148,6 +153,13 @@ def test_what_a_silent_cleaner_did_last_says_nothing_of_now(data: Path) -> None:
     report = described(data, None).members[0].report
     assert not report.HasField("cleaner_started_ms")
     assert report.pending_messages == 3, "nothing is known to be done"
+
+
+def test_which_files_its_disk_does_not_delete(data: Path) -> None:
+    report = described(data, None, undeletable=undeletable(2)).members[0].report
+    assert (report.undeletable_files, report.undeletable_file) == (2, "/data/1.slot")
+    report = described(data, None).members[0].report
+    assert (report.undeletable_files, report.undeletable_file) == (0, "")
 
 
 def test_how_the_ledger_stands(data: Path) -> None:

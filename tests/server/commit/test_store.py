@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from delaywheel.identity import WheelId
 from delaywheel.seqset import NO_SEQS, SeqSet
-from delaywheel.storage.files.undeletable import Undeletable
+from delaywheel.storage.files.undeletable import FIRST_PAUSE_MS, Undeletable
 from delaywheel.storage.files.wheel_folder import (
     WheelExists,
     WheelMissing,
@@ -281,6 +281,22 @@ def test_a_file_that_cannot_be_deleted_keeps_no_other_and_is_tried_again_after_a
     now_ms[0] = 700_000
     list(store.delete_wheel(WHEEL))
     assert (list_wheels(disk, DATA), store.undeletable.paths) == ([], [])
+
+
+def test_a_file_that_somebody_else_deleted_is_reported_no_more() -> None:
+    disk, now_ms = SimulatedDisk(), [0]
+    store = opened(disk)
+    store.undeletable = Undeletable(lambda: now_ms[0])
+    store.mirror(CARD, bundled(written_elsewhere()))
+    path = layout.slot_path(layout.wheel_folder(DATA, WHEEL), BASE_SLOT)
+    disk.undeletable = {str(path)}
+    list(store.sweep(BASE_SLOT + 2))
+    disk.undeletable.clear()
+    disk.delete(path)
+    for now, known in ((FIRST_PAUSE_MS - 1, [path]), (FIRST_PAUSE_MS, [])):
+        now_ms[0] = now
+        list(store.sweep(BASE_SLOT + 2))
+        assert store.undeletable.paths == known
 
 
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO])

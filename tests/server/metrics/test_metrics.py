@@ -262,6 +262,7 @@ def test_processes_and_machine() -> None:
     assert labelled(scrape(), "process_cpu_seconds_total") == {("server",): 1.5, ("cleaner",): 2.5}
     assert reported["delaywheel_loop_lag_max_seconds"] == 0.0012
     assert reported["delaywheel_disk_free_bytes"] == 600
+    assert reported["delaywheel_undeletable_files"] == 2
     assert reported["delaywheel_open_slot_files"] == 5
 
 

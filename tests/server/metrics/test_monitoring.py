@@ -22,6 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from delaywheel.reasons import Reason
 from delaywheel.storage.files.handles import HandleCache
+from delaywheel.storage.files.undeletable import Undeletable
 from delaywheel.storage.folder.disk import PosixDisk
 from delaywheel.storage.folder.status_file import RowWriter
 from delaywheel.storage.writing.dial import Dial
@@ -83,6 +84,7 @@ class Node:
             counts=self.counts,
             books=self,
             pulse=Pulse(view.in_sync),
+            undeletable=Undeletable(),
             max_caller_connections=64,
         )
         return Monitoring(sources)

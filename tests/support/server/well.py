@@ -8,6 +8,7 @@ from typing import Any
 
 from delaywheel.identity import WheelId
 from delaywheel.reasons import Reason
+from delaywheel.storage.files.undeletable import Undeletable
 from delaywheel.storage.writing.dial import HORIZONS, Pending
 from delaywheel_replica.core.protocol.control import Leader, WheelRecord
 from delaywheel_replica.core.protocol.histogram import (
@@ -37,6 +38,7 @@ from delaywheel_replica.server.node.counts import Counts
 from delaywheel_replica.server.node.node_view import Cleaner
 from delaywheel_replica.server.node.pulse import LAG_BOUNDS_US
 from delaywheel_replica.server.node.refusals import Refusal
+from sim.machine.disk import SimulatedDisk
 from support.core.values import heartbeat, wheel_heartbeat
 from support.server.server_process import config_for
 from support.server.views import node_view
@@ -130,6 +132,17 @@ class _Part:
         return 5
 
 
+def undeletable(files: int) -> Undeletable:
+    """Knows of so many files that a disk refused to delete: `/data/1.slot`, `/data/2.slot` …"""
+    disk, made = SimulatedDisk(), Undeletable()
+    for number in range(1, files + 1):
+        path = Path(f"/data/{number}.slot")
+        disk.set_content(path, b"x")
+        disk.undeletable.add(str(path))
+        assert not made.delete(disk, path)
+    return made
+
+
 class _Sources(Sources):
     """A healthy node, without a data folder."""
 
@@ -144,6 +157,7 @@ class _Sources(Sources):
         self.view = node_view(server_status, in_sync=in_sync, cleaner=Cleaner(cleaner_status()))
         self.admission = self.handles = self.pulse = part
         self.counts = counts()
+        self.undeletable = undeletable(2)
         self.max_caller_connections = 4_096
         self.started_s = 1_699_999_000.5
 

@@ -158,6 +158,10 @@ def _about_disks(node: str, report: pb.MemberReport) -> Iterator[str]:
         wait = report.floor_wait
         behind = about(wait.behind_seconds * 1000)
         yield f"deleting is {behind} behind: the floor waits for {', '.join(wait.causes)}"
+    if report.undeletable_files:
+        more = report.undeletable_files - 1
+        others = f" and {more:,} more" if more else ""
+        yield f"the disk of {node} does not delete {report.undeletable_file}{others}"
     if report.ledger.failure:
         since = iso(report.ledger.failing_since_ms)
         yield f"{node} does not publish its ledger since {since}: {report.ledger.failure}"

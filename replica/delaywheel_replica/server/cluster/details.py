@@ -10,6 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from delaywheel.identity import WheelId
+from delaywheel.storage.files.undeletable import Undeletable
 from delaywheel.storage.folder.disk import Disk
 from delaywheel.storage.writing.dial import DialView
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
@@ -35,11 +36,13 @@ class OwnReport:
         started_ms: When its server started, Unix milliseconds.
         pulse: Counts how often the members in sync with its open wheel changed since.
         books: Publishes its ledger.
+        undeletable: Knows which files its disk refuses to delete.
     """
 
     started_ms: int
     pulse: Pulse
     books: Publishing
+    undeletable: Undeletable
 
 
 class Details:
@@ -118,6 +121,9 @@ class Details:
         progress = None if cleaner is None else cleaner.progress
         now_ms = wall_ms()
         slot = done_slot(progress, now_ms)
+        undeletable = self._own_report.undeletable.paths
+        report.undeletable_files = len(undeletable)
+        report.undeletable_file = str(undeletable[0]) if undeletable else ""
         report.alone_messages = alone_messages(self._disk, self._data, cleaner, status)
         for row in self._dial.pending(now_ms // 1000, slot):
             report.pending_messages += row.messages

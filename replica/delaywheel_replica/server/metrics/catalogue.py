@@ -281,6 +281,11 @@ _MACHINE: tuple[Spec, ...] = (
         lambda s: s.disk.reserve_bytes,
     ),
     gauge("disk_free_inodes", "Files that can still be made on it.", lambda s: s.disk.free_inodes),
+    gauge(
+        "undeletable_files",
+        "Finished files that it refuses to delete; each is tried again, ever less often.",
+        lambda s: len(s.sources.undeletable.paths),
+    ),
     gauges(
         "process_start_time_seconds",
         "When a process started, Unix time: its counters begin then.",

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from delaywheel.storage.files.handles import HandleCache
+from delaywheel.storage.files.undeletable import Undeletable
 from delaywheel.storage.folder.disk import PosixDisk
 from delaywheel.storage.folder.status_file import RowReader
 from delaywheel.storage.writing.dial import DialView, Pending
@@ -61,6 +62,7 @@ class Sources:
         counts: What the server counted; read while counting continues.
         books: Publishes the ledger.
         pulse: Checks the event loop and the in-sync set.
+        undeletable: Knows which files the disk refuses to delete.
         max_caller_connections: How many callers may be connected.
         started_s: When the server process started, Unix seconds.
         disk: Where the data folder lies.
@@ -78,6 +80,7 @@ class Sources:
         counts: Counts,
         books: Publishing,
         pulse: Pulse,
+        undeletable: Undeletable,
         max_caller_connections: int,
     ) -> None:
         self.config = config
@@ -88,6 +91,7 @@ class Sources:
         self.counts = counts
         self.books = books
         self.pulse = pulse
+        self.undeletable = undeletable
         self.max_caller_connections = max_caller_connections
         self.started_s = time.time()
         self.disk = PosixDisk()

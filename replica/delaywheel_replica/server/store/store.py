@@ -497,6 +497,7 @@ class Store:
     # --- inside
 
     def _delete_finished(self, wheels: Iterable[MirrorWheel | OriginWheel]) -> Iterator[int]:
+        self.undeletable.forget_gone(self._disk)
         failure: OSError | None = None
         for wheel in wheels:
             try:

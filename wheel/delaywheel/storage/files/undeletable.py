@@ -5,6 +5,7 @@ else is deleted all the same; such a file is tried again, ever less often: each 
 seconds.
 """
 
+import contextlib
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,10 +22,9 @@ def _monotonic_ms() -> int:
 
 
 class Undeletable:
-    """The files of one data folder that could not be deleted. For one thread.
+    """The files of one data folder that could not be deleted.
 
-    Attributes:
-        paths: Which they are.
+    `paths` is for any thread, the rest for one.
     """
 
     def __init__(
@@ -46,6 +46,15 @@ class Undeletable:
     def paths(self) -> list[Path]:
         """The files and folders that could not be deleted."""
         return sorted(self._tries)
+
+    def forget_gone(self, disk: Disk) -> None:
+        """Forgets files that somebody else has deleted, as soon as their pause is over."""
+        now_ms = self._now_ms()
+        over = [path for path, (again_ms, _) in self._tries.items() if again_ms <= now_ms]
+        for path in over:
+            with contextlib.suppress(OSError):
+                if not disk.exists(path):
+                    del self._tries[path]
 
     def delete(self, disk: Disk, path: Path, *, is_folder: bool = False) -> bool:
         """Deletes a file, or a folder with all that is in it; returns whether it is gone.
