@@ -8,10 +8,12 @@ from dataclasses import replace
 import pytest
 
 from delaywheel.identity import WheelId
+from delaywheel.storage.frames.frame_copy import FrameCopy
+from delaywheel.storage.frames.rows import GONE_ROW
 from delaywheel_replica.core.node.events import Effect, Mirror, Mirrored, Received, Repair
 from delaywheel_replica.core.protocol.control import NodeRecord
 from delaywheel_replica.core.protocol.messages import Fetch, Frames, Gossip
-from delaywheel_replica.core.wheels.mirrors import COPIED_FRAMES_S
+from delaywheel_replica.core.wheels.mirrors import COPIED_FRAMES_S, COPIED_ROWS_S, CREDIT_MS
 from support.core.member_talk import heartbeat_of, messages
 from support.core.member_world import FakeNode, disk_of, frames_of, held_of, record_of
 from support.core.values import heartbeat, wheel_heartbeat
@@ -177,7 +179,7 @@ def test_closed_wheels_are_copied_one_after_the_other_and_not_too_fast() -> None
         node.receive("b", Gossip(replace(heard, count=rested_ms + 2)))
         node.tick()
         rested_ms += 100
-    assert rested_ms >= 1000 * 1_000 / COPIED_FRAMES_S
+    assert rested_ms >= 1000 * 1_000 / COPIED_FRAMES_S - CREDIT_MS
     assert found == [Fetch(2, B1, 1_001, 4_000)]
     node.receive("b", frames_of_the_old(B1, 1_001, 4_000, request=2))
     for count in range(20):
@@ -185,3 +187,22 @@ def test_closed_wheels_are_copied_one_after_the_other_and_not_too_fast() -> None
         node.tick()
     assert fetches(node)[0].wheel == B2
     assert node.status().heartbeat.wheels[B1].applied == 4_000
+
+
+def test_rows_of_what_is_deleted_are_copied_faster_and_not_too_fast() -> None:
+    """A wheel of a week has hundreds of millions of them, before what is pending."""
+    node, rows = a_replaced_node(closed_at=40_000), 500
+    heard = heartbeat("b", wheels={wheel: wheel_heartbeat(40_000) for wheel in (B1, B2)})
+    node.receive("b", Gossip(replace(heard, count=2)))
+    node.tick()
+    copied = 0
+    while found := fetches(node):
+        (fetch,) = found
+        assert (fetch.wheel, fetch.first_seq) == (B1, copied + 1)
+        gone = bundled([FrameCopy(copied + 1 + n, GONE_ROW, b"") for n in range(rows)])
+        card = frames_of_the_old(B1, 1, 1, request=0).card
+        node.receive("b", Frames(card, gone, fetch.request))
+        copied += rows
+    at_once = CREDIT_MS * COPIED_ROWS_S / 1_000
+    assert at_once <= copied <= at_once + 2 * rows
+    assert node.status().heartbeat.wheels[B1].applied == copied
