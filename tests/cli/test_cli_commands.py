@@ -48,6 +48,7 @@ COMMANDS = {
     "dead drop",
     "node replace",
     "node remove",
+    "node wait",
 }
 
 

@@ -59,15 +59,15 @@ def exchange(trio: Trio, node: Node) -> None:
     trio.wait(
         "it is refused", lambda: trio.member(trio.await_leader(others), node).storage_replaced
     )
-    done = run_cli(others[0], "node", "replace", node.id, "--yes", "--json")
+    done = run_cli(others[0], "node", "replace", node.id, "--yes", "--json", "--wait", "2m")
     assert done.returncode == 0, done.stderr
     change = json.loads(done.stdout)
     assert change["wheels"]
     for each in change["wheels"]:
         assert (each["frames_at_risk"], each["alone_messages"]) == (0, 0)
-    trio.wait_accepting()
-    trio.wait_in_sync()
-    trio.wait("everything is copied", lambda: is_copied(others[0], node))
+    assert is_copied(others[0], node)
+    for each in trio.nodes:
+        assert run_cli(others[0], "node", "wait", each.id, "--up-to", "20s").returncode == 0
 
 
 def is_copied(seer: Node, node: Node) -> bool:

@@ -7,6 +7,7 @@ from delaywheel_replica.cli.parsing import Parser
 from delaywheel_replica.cli.values import (
     parse_count,
     parse_duration,
+    parse_duration_s,
     parse_header,
     parse_id,
     parse_place,
@@ -254,13 +255,46 @@ def node_replace(parser: Parser) -> None:
         metavar="UUID",
         help="only if the node runs on this storage; absent: on whichever it runs",
     )
+    _then_wait(parser)
     clock_set_back(parser)
 
 
 def node_remove(parser: Parser) -> None:
     """Adds the arguments of `node remove`."""
     parser.argument("node", metavar="NODE", complete=options.nodes, help="its node_id")
+    _then_wait(parser)
     clock_set_back(parser)
+
+
+def node_wait(parser: Parser) -> None:
+    """Adds the arguments of `node wait`."""
+    parser.argument(
+        "node",
+        nargs="?",
+        metavar="NODE",
+        complete=options.nodes,
+        help="the node to be stopped; absent: until any may be",
+    )
+    parser.argument(
+        "--up-to",
+        dest="up_to_s",
+        type=parse_duration_s,
+        default=3_600.0,
+        metavar="LENGTH",
+        help="how long to wait (default: 1h)",
+    )
+    options.as_json(parser)
+    options.asking(parser)
+
+
+def _then_wait(parser: Parser) -> None:
+    parser.argument(
+        "--wait",
+        dest="wait_s",
+        type=parse_duration_s,
+        metavar="LENGTH",
+        help="then wait up to so long until another node may be touched, like `node wait`",
+    )
 
 
 def topic_create(parser: Parser) -> None:

@@ -220,7 +220,7 @@ COMMANDS: Final[Mapping[str, Command | Group]] = {
         },
     ),
     "node": Group(
-        "Replace a node's data folder, or remove a node.",
+        "Replace a node's data folder, remove a node, or wait until a node may be stopped.",
         {
             "replace": Command(
                 "Register the data folder on which NODE runs now, instead of the previous one.",
@@ -241,6 +241,18 @@ COMMANDS: Final[Mapping[str, Command | Group]] = {
                 """
                     # n4 is stopped, and no longer in any node's members
                     delaywheel node remove n4
+                """,
+            ),
+            "wait": Command(
+                "Wait until NODE may be stopped, or its disk exchanged.",
+                f"{_DOING}.nodes:wait",
+                arguments.node_wait,
+                "It may be once every node answers, one leads, no message is on one node only, all "
+                "copies but its own are complete, and enough other nodes take messages. What it "
+                "waits for goes to standard error. Exit code 1 if that takes too long.",
+                """
+                    # n2 is restarted next
+                    delaywheel node wait n2 --up-to 10m
                 """,
             ),
         },

@@ -36,6 +36,11 @@ def parse_duration_ms(text: str) -> int:
     return parse_duration(text) // timedelta(milliseconds=1)
 
 
+def parse_duration_s(text: str) -> float:
+    """Parses a duration; returns seconds."""
+    return parse_duration(text).total_seconds()
+
+
 def parse_time(text: str) -> datetime:
     """Parses an ISO 8601 time with its zone, Unix milliseconds, `now`, `now-2h` or `now+1h30m`."""
     if text.lstrip("-").isdecimal():

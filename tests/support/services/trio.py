@@ -364,6 +364,6 @@ def _run_cli(node: Node, *arguments: str) -> subprocess.CompletedProcess[str] | 
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=150,
     )
     return None if done.returncode in AGAIN else done

@@ -1,6 +1,7 @@
-"""`delaywheel node replace` and `node remove`: for nodes that lost their disks.
+"""`delaywheel node replace` and `node remove`, for nodes that lost their disks, and `node wait`.
 
-Both first ask for the consequences, show them, and do exactly that once it is confirmed.
+The first two ask for the consequences, show them, and do exactly that once it is confirmed. All
+three can wait until another node, or its disk, may be touched.
 """
 
 from __future__ import annotations
@@ -9,16 +10,25 @@ from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.cli.asking.confirming import confirm, show
 from delaywheel_replica.cli.asking.connection import ask_admin
-from delaywheel_replica.cli.failures import Failure
+from delaywheel_replica.cli.asking.until_safe import wait_until_safe
+from delaywheel_replica.cli.failures import ExitCode, Failure
 from delaywheel_replica.cli.printing import shapes
+from delaywheel_replica.cli.printing.copies import in_short
 from delaywheel_replica.cli.printing.tables import print_json
 from delaywheel_replica.cli.printing.text import say
 from delaywheel_replica.cli.values import counted
 
 
 def replace(
-    node: str, *, storage: str, yes: bool, as_json: bool, server: str, timeout_s: float
-) -> None:
+    node: str,
+    *,
+    storage: str,
+    wait_s: float | None,
+    yes: bool,
+    as_json: bool,
+    server: str,
+    timeout_s: float,
+) -> ExitCode:
     """Registers the data folder on which a node runs now, and gives up the previous one."""
 
     def ask(wanted: str, *, dry_run: bool) -> pb.NodeChange:
@@ -43,9 +53,18 @@ def replace(
             raise
         # Another one replaced it meanwhile, or an answer was lost: it is as it was confirmed.
     _end(change, f"node {node} stands for storage {change.storage}", as_json=as_json)
+    return _wait_if_asked(server, wait_s, timeout_s)
 
 
-def remove(node: str, *, yes: bool, as_json: bool, server: str, timeout_s: float) -> None:
+def remove(
+    node: str,
+    *,
+    wait_s: float | None,
+    yes: bool,
+    as_json: bool,
+    server: str,
+    timeout_s: float,
+) -> ExitCode:
     """Removes a node for good, once it is stopped and in no node's members."""
 
     def ask(*, dry_run: bool) -> pb.NodeChange:
@@ -64,6 +83,35 @@ def remove(node: str, *, yes: bool, as_json: bool, server: str, timeout_s: float
         confirm(f"Take node {node} out?", yes=yes)
         change = ask(dry_run=False)
     _end(change, f"node {node} is taken out", as_json=as_json)
+    return _wait_if_asked(server, wait_s, timeout_s)
+
+
+def wait(
+    node: str | None, *, up_to_s: float, as_json: bool, server: str, timeout_s: float
+) -> ExitCode:
+    """Waits until a node may be stopped, or its disk exchanged; without a name, until any may."""
+    causes = wait_until_safe(server, node or "", up_to_s=up_to_s, timeout_s=timeout_s)
+    if as_json:
+        print_json({"node": node, "is_safe": not causes, "causes": causes})
+    elif causes:
+        raise _not_copied(causes, up_to_s)
+    else:
+        print(f"node {node} may be stopped" if node else "any node may be stopped")
+    return ExitCode.REFUSED if causes else ExitCode.DONE
+
+
+def _wait_if_asked(server: str, wait_s: float | None, timeout_s: float) -> ExitCode:
+    """Waits until another node may be touched; what was changed has been printed."""
+    if wait_s is not None:
+        causes = wait_until_safe(server, "", up_to_s=wait_s, timeout_s=timeout_s)
+        if causes:
+            raise _not_copied(causes, wait_s)
+        show(["Everything is copied: another node may be touched."])
+    return ExitCode.DONE
+
+
+def _not_copied(causes: list[str], waited_s: float) -> Failure:
+    return Failure("NOT_SAFE_YET", f"{in_short(causes, waited_s)}; touch no other node")
 
 
 def _show(change: pb.NodeChange, what: str, warning: str) -> None:
@@ -79,7 +127,7 @@ def _show(change: pb.NodeChange, what: str, warning: str) -> None:
         pending = counted(messages, "pending message")
         show([f"{pending} will be on 1 node only, {node}, until they are copied."])
     if alone:
-        show(["Touch no other disk until `delaywheel status` says that no more."])
+        show(["Touch no other disk before `delaywheel node wait` says that you may."])
     if any(row.frames for row in change.wheels):
         given_up = "Of these frames, what was not forwarded is given up for good"
         show([f"{given_up}, and reported as lost in the outcomes topic."])
