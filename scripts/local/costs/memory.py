@@ -45,9 +45,9 @@ MARGIN_BYTES = 5 << 20
 """Pieces of malloc's heap, and one second more or less in memory: caches are full by then."""
 
 
-def anonymous_bytes() -> int:
-    """Returns this process's anonymous memory in bytes."""
-    lines = Path("/proc/self/status").read_text().splitlines()
+def anonymous_bytes(pid: int | None = None) -> int:
+    """Returns the anonymous memory of a process, or of this one, in bytes."""
+    lines = Path(f"/proc/{pid or 'self'}/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))
 
 
