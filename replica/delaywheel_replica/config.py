@@ -10,9 +10,9 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeAlias
+from typing import Annotated, Any, Final, Literal, Self, TypeAlias
 
 from annotated_types import Ge, Le
 
@@ -172,6 +172,15 @@ class Config:
             document["ledger_uri"] = shown(self.ledger_uri)
         return document
 
+    def shown_changes(self) -> dict[str, Any]:
+        """Those of them that differ from their defaults, but for the names of node and folder."""
+        told = {"cluster_id", "node_id", "data_dir"}
+        return {
+            name: value
+            for name, value in self.shown().items()
+            if name not in told and value != _DEFAULTS.get(name)
+        }
+
     @property
     def kafka_settings(self) -> KafkaSettings:
         """Returns the settings of the cleaner's Kafka clients."""
@@ -239,3 +248,10 @@ class Config:
 
     def _plain(self) -> dict[str, Any]:
         return {**asdict(self), "data_dir": str(self.data_dir)}
+
+
+_DEFAULTS: Final[Mapping[str, Any]] = {
+    each.name: each.default if each.default_factory is MISSING else each.default_factory()
+    for each in fields(Config)
+}
+"""By setting; those that must be set have none that a value could equal."""

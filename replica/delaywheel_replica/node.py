@@ -39,11 +39,10 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 from delaywheel_replica.process.inheritance import (
     ADDRESS_VARIABLE,
@@ -57,7 +56,9 @@ from delaywheel_replica.process.inheritance import (
     ROW_FD_VARIABLE,
     SETTINGS_FD_VARIABLE,
     SOURCES_VARIABLE,
+    STDERR_FD_VARIABLE,
 )
+from delaywheel_replica.process.plain_log import ChildOutput, PlainLog
 from delaywheel_replica.reload import Reload
 
 _LOCK_WAIT_S: Final = 10.0
@@ -111,20 +112,25 @@ def exec_node(resolved: str, file: Path | None, flags: Sequence[tuple[str, str]]
 
 def main() -> int:
     """Runs a node until it is asked to stop; returns the process's exit code."""
-    resolved = os.environ.get(RESOLVED_VARIABLE)
-    if resolved is None:
-        _say(f"{RESOLVED_VARIABLE} is not set: start a node with `delaywheel serve`")
+    settings = _settings()
+    log = PlainLog(settings)
+    if not settings:
+        log.say("cannot start", "error", error="start a node with `delaywheel serve`")
         return EXIT_HOPELESS
-    data = Path(json.loads(resolved)["data_dir"])
+    data = Path(settings["data_dir"])
     try:
         data.mkdir(parents=True, exist_ok=True)
         return Supervisor(data).run()
     except NodeInUseError as error:
-        _say(str(error))
+        log.say("cannot start", "error", error=str(error), data_dir=data)
         return 1
     except OSError as error:
-        _say(str(error))
-        return EXIT_HOPELESS if error.errno in _WRONG_FOLDER else 1
+        why = (error.strerror or str(error)).lower()
+        path = error.filename if error.filename != str(data) else None
+        is_wrong = error.errno in _WRONG_FOLDER
+        advice = "correct data_dir, or let the node's user write there" if is_wrong else None
+        log.say("cannot start", "error", error=why, path=path, data_dir=data, advice=advice)
+        return EXIT_HOPELESS if is_wrong else 1
 
 
 @dataclass(slots=True)
@@ -179,6 +185,9 @@ class Supervisor:
         # The write end is never given away: it closes when this process ends.
         self._life_read, self._life_write = os.pipe()
         self._signals, self._signals_write = socket.socketpair()
+        self._log = PlainLog(_settings())
+        self._outputs = {child.name: ChildOutput(child.name, self._log) for child in self._children}
+        self._stderr_fd = os.dup(sys.stderr.fileno())
         self._reload = Reload()
         self._had_terminal = _has_terminal()
         self._stop: _Stop | None = None
@@ -201,6 +210,8 @@ class Supervisor:
                 self._wait()
         finally:
             self._kill_all()
+            for output in self._outputs.values():
+                output.pass_on(ended=True)
             self._reload.close()
             with contextlib.suppress(OSError):  # readers check whether its pids live
                 self._run_file.unlink(missing_ok=True)
@@ -230,7 +241,7 @@ class Supervisor:
             self._start(child)
         except OSError as error:
             # Too few processes, memory or descriptors: that passes, or five tries end the node.
-            _say(f"the {child.name} cannot be started: {error}")
+            self._log.say("process not started", child=child.name, error=error.strerror or error)
             self._start_later(child)
 
     def _start(self, child: _Child) -> None:
@@ -239,6 +250,7 @@ class Supervisor:
             LIFE_FD_VARIABLE: self._life_read,
             ROW_FD_VARIABLE: self._row_fd,
             SETTINGS_FD_VARIABLE: self._reload.settings_fd,
+            STDERR_FD_VARIABLE: self._stderr_fd,
         }
         if child is self._server:
             inherited[READY_FD_VARIABLE] = self._ready.write_fd
@@ -258,6 +270,7 @@ class Supervisor:
                 self._commands[child.name],
                 env=environment,
                 stdin=subprocess.DEVNULL,
+                stderr=self._outputs[child.name].write_fd,
                 # The descriptor of the lock is only held open, never used.
                 pass_fds=(*inherited.values(), self._lock_fd),
                 # Ctrl-C is handled by the supervisor, which ends its children in order.
@@ -277,15 +290,10 @@ class Supervisor:
     # --- waiting
 
     def _wait(self) -> None:
-        poll = select.poll()
-        poll.register(self._signals, select.POLLIN)
-        poll.register(self._ready.read_fd, select.POLLIN)
         running = {child.pidfd: child for child in self._children if child.process}
-        for pidfd in running:
-            poll.register(pidfd, select.POLLIN)
-        if self._reload.pidfd >= 0:
-            poll.register(self._reload.pidfd, select.POLLIN)
-        ready = [descriptor for descriptor, _ in poll.poll(self._timeout_ms())]
+        ready = self._readable(running)
+        for output in self._outputs.values():
+            output.pass_on()
         if self._ready.read_fd in ready:
             self._read_address()
         # In the order of the children: when the server ends, the cleaner is killed.
@@ -299,11 +307,22 @@ class Supervisor:
         if self._stop is not None and time.monotonic() >= self._stop.deadline:
             self._hurry("it did not stop in time", exit_code=1)
 
+    def _readable(self, pidfds: Iterable[int]) -> list[int]:
+        """Waits until something has come, or until there is something to do."""
+        poll = select.poll()
+        outputs = (output.read_fd for output in self._outputs.values())
+        for waited in (self._signals.fileno(), self._ready.read_fd, *pidfds, *outputs):
+            poll.register(waited, select.POLLIN)
+        if self._reload.pidfd >= 0:
+            poll.register(self._reload.pidfd, select.POLLIN)
+        return [descriptor for descriptor, _ in poll.poll(self._timeout_ms())]
+
     def _timeout_ms(self) -> int | None:
+        times = [output.due_s for output in self._outputs.values() if output.due_s is not None]
         if self._stop is not None:
-            times = [self._stop.deadline]
+            times.append(self._stop.deadline)
         else:
-            times = [child.start_at for child in self._children if child.process is None]
+            times += [child.start_at for child in self._children if child.process is None]
         if not times:
             return None
         return max(0, int((min(times) - time.monotonic()) * 1000) + 1)
@@ -325,8 +344,12 @@ class Supervisor:
             if code not in {0, -signal.SIGTERM} and not self._stop.hurried:
                 self._stop.exit_code = 1
             return
-        _say(f"the {child.name} ended ({_worded(code)})")
+        self._outputs[child.name].pass_on(ended=True)
+        lived_s = round(time.monotonic() - child.started_at, 1)
+        self._log.say("process ended", child=child.name, **_worded(code), lived_s=lived_s)
         if code == EXIT_HOPELESS:
+            why = "a restart would fail in the same way"
+            self._log.say("node ends", "error", child=child.name, reason=why)
             self._give_up(EXIT_HOPELESS)
             return
         if child is self._server and self._cleaner.process is not None:
@@ -342,7 +365,8 @@ class Supervisor:
             child.short_lives = 0
         child.short_lives += 1
         if child.short_lives >= _SHORT_LIVES:
-            _say(f"the {child.name} does not live: the node ends")
+            why = f"{_SHORT_LIVES} short lives in a row"
+            self._log.say("node ends", "error", child=child.name, reason=why)
             self._give_up(1)
             return
         # The first restart is immediate: most deaths have nothing to do with the start.
@@ -395,13 +419,20 @@ class Supervisor:
     def _read_anew(self) -> None:
         why_not = self._reload.begin()
         if why_not is not None:
-            _say(why_not)
+            self._log.say("settings not reloaded", error=why_not)
 
     def _take_over(self) -> None:
         """Applies reloaded settings, as far as a running node can."""
         read = self._reload.end()
-        _say(read.said)
-        if read.changed:
+        if read.fault is not None:
+            self._log.say("settings not reloaded", error=read.fault)
+        else:
+            level = "warning" if read.kept else "info"
+            self._log.say(
+                "settings reloaded", level, taken=read.taken, needs_restart=read.kept or None
+            )
+        if read.taken:
+            self._log.set_level(_settings().get("log_level", "info"))
             for child in self._children:
                 if child.process is not None:
                     child.process.send_signal(signal.SIGHUP)
@@ -412,7 +443,7 @@ class Supervisor:
         """Kills processes that still run; their ends are awaited as usual."""
         assert self._stop is not None
         if any(child.process for child in self._children):
-            _say(f"killing what still runs: {why}")
+            self._log.say("killing processes", reason=why)
         self._stop = _Stop(time.monotonic() + _STOP_WAIT_S, exit_code, hurried=True)
         for child in self._children:
             if child.process is not None:
@@ -437,7 +468,7 @@ class Supervisor:
             temporary.replace(self._run_file)
         except OSError as error:
             # A full disk must not end the node: forwarding frees it.
-            _say(f"{self._run_file} is not current: {error}")
+            self._log.say("file not current", path=self._run_file, error=error.strerror or error)
 
 
 def _locked(path: Path) -> int:
@@ -462,18 +493,14 @@ def _has_terminal() -> bool:
     return True
 
 
-def _worded(code: int) -> str:
-    return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+def _worded(code: int) -> dict[str, Any]:
+    return {"signal": signal.Signals(-code).name} if code < 0 else {"exit_code": code}
 
 
-def _say(text: str) -> None:
-    """Logs for the operator, in the other processes' format (see logs.py)."""
-    line = f"delaywheel node: {text}"
-    if json.loads(os.environ.get(RESOLVED_VARIABLE, "{}")).get("log_format") == "json":
-        timestamp = datetime.now(UTC).isoformat().replace("+00:00", "Z")
-        named = {"process": "node", "level": "warning", "timestamp": timestamp}
-        line = json.dumps({"event": text, **named})
-    print(line, file=sys.stderr, flush=True)  # noqa: T201 - its only way to talk
+def _settings() -> dict[str, Any]:
+    """Returns the settings as they are now; empty if there are none."""
+    found: dict[str, Any] = json.loads(os.environ.get(RESOLVED_VARIABLE, "{}"))
+    return found
 
 
 if __name__ == "__main__":

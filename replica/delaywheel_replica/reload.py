@@ -15,11 +15,17 @@ _COMMAND: Final = (sys.executable, "-P", "-m", "delaywheel_replica.reread")
 
 
 class Reread(NamedTuple):
-    """The result of reading the settings again."""
+    """The result of reading the settings again.
 
-    said: str
-    # Whether there is something for the node's processes to take over.
-    changed: bool = False
+    Attributes:
+        taken: What the node's processes take over.
+        kept: What has changed as well, and only a restart takes over.
+        fault: Why the settings stay as they are; None: they do not.
+    """
+
+    taken: list[str]
+    kept: list[str]
+    fault: str | None = None
 
 
 class Reload:
@@ -40,7 +46,7 @@ class Reload:
     def begin(self) -> str | None:
         """Starts to read; returns why not, if it does not."""
         if SOURCES_VARIABLE not in os.environ:
-            return "where the settings were read from is not known: they stay as they are"
+            return "where they were read from is not known"
         if self._process is not None:  # it may have read the file already
             self._again = True
             return None
@@ -52,7 +58,7 @@ class Reload:
             self._process, self.pidfd = process, os.pidfd_open(process.pid)
         except OSError as error:
             self.close()
-            return f"the settings stay as they are: {error}"
+            return str(error)
         return None
 
     def end(self) -> Reread:
@@ -62,7 +68,7 @@ class Reload:
         content = os.pread(self._output_fd, os.fstat(self._output_fd).st_size, 0).decode()
         self.close()
         if code != 0:
-            return Reread(f"the settings stay as they are: {content.strip() or f'code {code}'}")
+            return Reread([], [], content.strip() or f"exit code {code}")
         known, read = json.loads(os.environ[RESOLVED_VARIABLE]), json.loads(content)
         changed = sorted(name for name in read if read[name] != known[name])
         taken = [name for name in changed if name in RELOADABLE]
@@ -73,10 +79,7 @@ class Reload:
             document = json.dumps(new).encode()
             os.pwrite(self.settings_fd, document, 0)
             os.ftruncate(self.settings_fd, len(document))
-        said = [f"settings reloaded: {', '.join(taken) or 'none has changed'}"]
-        if kept:
-            said.append(f"changed too, and only a restart takes it over: {', '.join(kept)}")
-        return Reread("; ".join(said), bool(taken))
+        return Reread(taken, kept)
 
     def wanted_again(self) -> bool:
         """Whether another signal came meanwhile; true only once."""

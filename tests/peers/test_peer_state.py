@@ -232,6 +232,24 @@ def test_refusals_that_change_all_the_time_do_not_fill_the_log() -> None:
     assert len(peer._logged) == module.MOST_LOGGED
 
 
+def test_a_peer_that_is_lost_is_a_warning_unless_this_node_stops() -> None:
+    with structlog.testing.capture_logs() as logs:
+        peer, line = Peer(ME, "n2", "a:1", lambda _: None), Line()
+        it, waiting = identity("n2"), {stream: outbox() for stream in Stream}
+        for stream in Stream:
+            assert peer.came(stream, it, line) is None
+            assert peer.welcomed(stream, it, waiting[stream]) is None
+        peer.left(Stream.DATA, waiting[Stream.DATA])
+        assert peer.welcomed(Stream.DATA, it, waiting[Stream.DATA]) is None
+        peer.leave()
+        peer.left(Stream.DATA, waiting[Stream.DATA])
+    assert [(log["event"], log["log_level"]) for log in logs] == [
+        ("peer connected", "info"),
+        ("peer lost", "warning"),
+        ("peer connected", "info"),
+    ]
+
+
 def test_other_members_are_reported_until_both_have_the_same() -> None:
     """Each change appears once in the log, whichever streams come and go."""
     rolled = identity("n2", settings=SETTINGS | {"members": "n1,n2,n3"})

@@ -370,7 +370,13 @@ def main() -> int:
         signal.signal(number, signal.SIG_IGN)
     config = Config.inherited()
     signal.signal(signal.SIGHUP, lambda _number, _frame: _reload(config))
-    set_up_logging("cleaner", log_format=config.log_format, level=config.log_level)
+    set_up_logging(
+        "cleaner",
+        node=config.node_id,
+        cluster=config.cluster_id,
+        log_format=config.log_format,
+        level=config.log_level,
+    )
     take_hangups()
     end_with_any_thread()
     raise_descriptor_limit()

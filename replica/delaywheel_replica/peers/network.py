@@ -149,6 +149,8 @@ class PeerNetwork:
         from one of them.
         """
         self._is_stopping = True
+        for peer in self._peers.values():
+            peer.leave()
         for dialler in self._diallers:
             dialler.end()
         self._listener.stop()

@@ -88,6 +88,7 @@ class Peer:
         self._refusals: dict[tuple[Way, Stream], tuple[PeerRefusal, float]] = {}
         self._logged: set[PeerRefusal] = set()
         self._is_heard = False
+        self._is_left = False
         self._twin_s: float | None = None
         self._breaks = 0
         self._shown = Connection.CONNECTING
@@ -176,6 +177,10 @@ class Peer:
             connections = [*self._in.values(), *self._out.values()]
         for connection in connections:
             connection.end()
+
+    def leave(self) -> None:
+        """Notes that this node stops: the peer is not lost when its streams end."""
+        self._is_left = True
 
     # --- states
 
@@ -281,10 +286,11 @@ class Peer:
             now = Connection.CONNECTING
         if now is self._shown:
             return
-        if Connection.CONNECTED in {now, self._shown}:
-            _log.info("peer", peer=self.node, connection=now.value, was=self._shown.value)
         if now is Connection.CONNECTED:
+            _log.info("peer connected", peer=self.node, was=self._shown.value)
             self._logged.clear()
+        elif self._shown is Connection.CONNECTED and not self._is_left:
+            _log.warning("peer lost", peer=self.node, now=now.value)
         self._shown, self._since_ms = now, _wall_ms()
 
     def _fresh_refusal(self) -> PeerRefusal | None:

@@ -8,8 +8,9 @@ import anything else either.
 import json
 import os
 import signal
+import sys
 import threading
-from typing import Any, Final
+from typing import Any, Final, TextIO
 
 RESOLVED_VARIABLE: Final = "DELAYWHEEL_RESOLVED"
 """The node's checked configuration as JSON."""
@@ -31,6 +32,9 @@ LIFE_FD_VARIABLE: Final = "DELAYWHEEL_LIFE_FD"
 
 ROW_FD_VARIABLE: Final = "DELAYWHEEL_ROW_FD"
 """A file in memory with the server's status for the cleaner, readable even if the disk hangs."""
+
+STDERR_FD_VARIABLE: Final = "DELAYWHEEL_STDERR_FD"
+"""The node's standard error, for a child's log: its own is a pipe of the supervisor's."""
 
 READY_FD_VARIABLE: Final = "DELAYWHEEL_READY_FD"
 """A pipe to the supervisor: the server writes its address there once it accepts calls."""
@@ -73,6 +77,14 @@ def report_ready(address: str) -> None:
     descriptor = os.environ.get(READY_FD_VARIABLE)
     if descriptor is not None:
         os.write(int(descriptor), f"{address}\n".encode())
+
+
+def log_stream() -> TextIO:
+    """Returns where this process logs to: the node's standard error."""
+    descriptor = os.environ.get(STDERR_FD_VARIABLE)
+    if descriptor is None:  # without a supervisor
+        return sys.stderr
+    return os.fdopen(int(descriptor), "w", encoding="utf-8", errors="backslashreplace")
 
 
 def reloaded() -> dict[str, Any] | None:

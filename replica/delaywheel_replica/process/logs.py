@@ -5,9 +5,11 @@ Libraries that use ``logging`` are bridged into the same stream and format.
 
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final, Literal
+
+from delaywheel_replica.process.inheritance import log_stream
 
 
 @contextmanager
@@ -40,10 +42,19 @@ LogFormat = Literal["console", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 
-def set_up_logging(process: str, *, log_format: LogFormat, level: LogLevel) -> None:
-    """Gives all log lines of this process one format, with the process's name."""
+def set_up_logging(
+    process: str, *, node: str, cluster: str, log_format: LogFormat, level: LogLevel
+) -> None:
+    """Gives all log lines of this process one format, with the process's name.
+
+    Those of JSON also name node and cluster: collectors mix the lines of many nodes.
+    """
+    stream = log_stream()
+    names = {"process": process}
+    if log_format == "json":
+        names |= {"node": node, "cluster": cluster}
     shared: list[structlog.typing.Processor] = [
-        _names(process),
+        _named(names),
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
@@ -53,7 +64,7 @@ def set_up_logging(process: str, *, log_format: LogFormat, level: LogLevel) -> N
         renderer = structlog.processors.JSONRenderer()
     else:
         renderer = structlog.dev.ConsoleRenderer(
-            colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
+            colors=stream.isatty(), exception_formatter=structlog.dev.plain_traceback
         )
     structlog.configure(
         processors=[
@@ -64,7 +75,7 @@ def set_up_logging(process: str, *, log_format: LogFormat, level: LogLevel) -> N
         logger_factory=structlog.stdlib.LoggerFactory(),
         cache_logger_on_first_use=True,
     )
-    handler = logging.StreamHandler(sys.stderr)
+    handler = logging.StreamHandler(stream)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=shared,
@@ -81,13 +92,13 @@ def set_level(level: LogLevel) -> None:
     logging.getLogger().setLevel(level.upper())
 
 
-def _names(process: str) -> structlog.typing.Processor:
-    """Adds the process's name, which bound context would add for one thread only."""
+def _named(names: Mapping[str, str]) -> structlog.typing.Processor:
+    """Adds names, which bound context would add for one thread only."""
 
     def add(
         _logger: WrappedLogger, _method: str, event: structlog.typing.EventDict
     ) -> structlog.typing.EventDict:
-        event["process"] = process
+        event.update(names)
         return event
 
     return add

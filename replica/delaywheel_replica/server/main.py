@@ -10,6 +10,7 @@ import asyncio
 import os
 import signal
 import sys
+from importlib.metadata import version
 from typing import Final
 
 from delaywheel.storage.files.wheel_folder import MetaTooNew
@@ -43,7 +44,19 @@ def main() -> int:
     keep_modules()
     exit_with_supervisor()
     config = Config.inherited()
-    set_up_logging("server", log_format=config.log_format, level=config.log_level)
+    set_up_logging(
+        "server",
+        node=config.node_id,
+        cluster=config.cluster_id,
+        log_format=config.log_format,
+        level=config.log_level,
+    )
+    _log.info(
+        "server starts",
+        version=version("delaywheel"),
+        data_dir=str(config.data_dir),
+        settings=config.shown_changes(),
+    )
     end_with_any_thread()
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     # Ctrl-C is handled by the supervisor, which ends its children in order.

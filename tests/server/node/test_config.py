@@ -175,3 +175,10 @@ def test_the_ledger_does_not_fill_the_data_folder_for_good() -> None:
     assert load(span_seconds="7200").ledger_kept_hours == 7 * 24
     assert load().ledger_kept_hours == 8 * 24 + 1
     assert load(ledger_uri="s3://bucket/books").ledger_kept_hours == 0
+
+
+def test_what_the_log_says_at_the_start_is_what_differs_from_the_defaults() -> None:
+    config = load(**{"kafka.sasl.password": "x", "flush": "group", "span_seconds": "604800"})
+    said = config.shown_changes()
+    assert said.keys() == {"flush", "members", "kafka"}
+    assert "x" not in said["kafka"].values()

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from delaywheel_replica import node as supervisor
 from delaywheel_replica.node import NodeInUseError, Supervisor, main
-from delaywheel_replica.process.inheritance import RESOLVED_VARIABLE
+from delaywheel_replica.process.inheritance import RESOLVED_VARIABLE, STDERR_FD_VARIABLE
+from delaywheel_replica.process.plain_log import ChildOutput, PlainLog
 from support.server.server_process import wait_until
 
 # Each child notes its pid, lives as the file <name>.does says, and ends with the supervisor; that
@@ -299,20 +299,108 @@ def test_a_folder_has_one_node(node: Node, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("log_format", ["json", "console"])
 def test_the_supervisor_speaks_in_the_format_of_the_node(
-    log_format: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    log_format: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv(RESOLVED_VARIABLE, json.dumps({"log_format": log_format}))
-    supervisor._say("the cleaner ended")
+    settings = {"log_format": log_format, "node_id": "n1", "cluster_id": "shop"}
+    log = PlainLog({**settings, "log_level": "warning"})
+    log.say("settings reloaded", "info", taken=[])
+    log.say("process ended", child="cleaner", signal=None, exit_code=1)
     line = capsys.readouterr().err
     if log_format == "json":
         reported = json.loads(line)
-        assert (reported["event"], reported["process"], reported["level"]) == (
-            "the cleaner ended",
-            "node",
-            "warning",
-        )
+        assert reported.pop("timestamp").endswith("Z")
+        assert reported == {
+            "event": "process ended",
+            "level": "warning",
+            "process": "node",
+            "node": "n1",
+            "cluster": "shop",
+            "child": "cleaner",
+            "exit_code": 1,
+        }
     else:
-        assert line == "delaywheel node: the cleaner ended\n"
+        _, _, said = line.partition(" ")
+        assert said.split() == [
+            *("[warning", "]", "process", "ended", "child=cleaner", "exit_code=1", "process=node"),
+        ]
+
+
+ABSEIL = "E0000 00:00:1795658418.460123   32518 chttp2_server.cc:1053] no such port\n"
+TRACEBACK = "Traceback (most recent call last):\n  File x, line 1\nValueError: no\n"
+
+
+@pytest.mark.parametrize("log_format", ["json", "console"])
+def test_what_libraries_write_to_standard_error_is_in_the_log(
+    log_format: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    settings = {"log_format": log_format, "node_id": "n1", "cluster_id": "shop"}
+    output = ChildOutput("server", PlainLog(settings))
+    written = [f"{ABSEIL}plain\n{ABSEIL}", f"{TRACEBACK}its la", "st words"]
+    for text in written:
+        os.write(output.write_fd, text.encode())
+        output.pass_on()
+    output.pass_on(ended=True)
+    said = capfd.readouterr().err
+    if log_format == "console":
+        assert said == "".join(written)
+        return
+    events = [json.loads(line) for line in said.splitlines()]
+    assert {(e["event"], e["process"], e["node"]) for e in events} == {
+        ("standard error", "server", "n1")
+    }
+    grpc = ("warning", "no such port", "chttp2_server.cc:1053")
+    assert [(e["level"], e["text"], e.get("source")) for e in events] == [
+        grpc,
+        ("warning", "plain", None),
+        grpc,
+        ("error", TRACEBACK.rstrip(), None),
+        ("warning", "its last words", None),
+    ]
+
+
+def test_a_line_of_a_childs_log_names_its_node_and_cluster() -> None:
+    program = """
+from delaywheel_replica.process.logs import get_logger, set_up_logging
+set_up_logging("server", node="n1", cluster="shop", log_format="json", level="info")
+get_logger("x").info("serving")
+import logging; logging.getLogger("library").warning("said")
+print("not in it", file=__import__("sys").stderr)
+"""
+    read_fd, write_fd = os.pipe()
+    subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, STDERR_FD_VARIABLE: str(write_fd)},
+        pass_fds=[write_fd],
+        stderr=subprocess.DEVNULL,
+        check=True,
+    )
+    os.close(write_fd)
+    with os.fdopen(read_fd) as lines:
+        events = [json.loads(line) for line in lines]
+    assert [e["event"] for e in events] == ["serving", "said"]
+    assert {(e["process"], e["node"], e["cluster"]) for e in events} == {("server", "n1", "shop")}
+
+
+def test_a_child_that_cannot_start_says_why_in_the_log(tmp_path: Path) -> None:
+    settings = {"log_format": "json", "node_id": "n1", "cluster_id": "shop"}
+    commands = {
+        "server": [sys.executable, "-c", "import no_such_module"],
+        "cleaner": [sys.executable, "-c", "import time; time.sleep(60)"],
+    }
+    ended = subprocess.run(
+        [sys.executable, "-c", SUPERVISOR, str(tmp_path), json.dumps(commands)],
+        env={**os.environ, RESOLVED_VARIABLE: json.dumps(settings)},
+        stderr=subprocess.PIPE,
+        check=False,
+        timeout=60,
+    )
+    events = [json.loads(line) for line in ended.stderr.splitlines()]
+    assert ended.returncode == 1
+    texts = [e["text"] for e in events if e["event"] == "standard error"]
+    assert len(texts) == 5
+    assert all("no_such_module" in text for text in texts)
+    last = [e for e in events if e["event"] == "node ends"]
+    assert [(e["level"], e["child"]) for e in last] == [("error", "server")]
 
 
 def test_a_machine_that_is_short_of_something_is_tried_again(node: Node) -> None:
