@@ -34,13 +34,17 @@ AGAIN = {3, 4}
 def wait_until(
     what: str, ask: Callable[[], T | None], *, timeout_s: float = 60, every_s: float = 0.05
 ) -> T:
-    """Asks until the answer is true (and returns it); fails by name at the deadline."""
-    deadline = time.monotonic() + timeout_s
+    """Asks until the answer is true (and returns it); fails by name at the deadline.
+
+    What takes long is asked for less often: each question costs a process or a node some work.
+    """
+    began = time.monotonic()
     while True:
         if answer := ask():
             return answer
-        assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}"
-        time.sleep(every_s)
+        waited_s = time.monotonic() - began
+        assert waited_s < timeout_s, f"not within {timeout_s} s: {what}"
+        time.sleep(max(every_s, min(0.5, waited_s / 20)))
 
 
 class Service:
