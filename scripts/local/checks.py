@@ -1,14 +1,14 @@
 """Every check of the project, one named step after another, each with its time and CPU time.
 
-Steps are in two queues. Tests on real nodes and brokers mostly wait: three run at once. All others
-mostly compute: two run at once, since tests of the server wait as well, and use what the first
-leave of two cores; those of the simulation also have a lower priority. More at once take longer:
-idle clusters cost as long as they run. A free lane takes the next step of its queue, the longest
-first, and of the other queue when its own is empty, so that no step is alone at the end; the checks
-of the text come before all tests, because they take seconds. All steps
-run even if one fails: a run reports everything that is wrong. Steps' output appears as it is
-printed, each line with its step's name, and names each failed test at once. The table of steps
-comes last, followed by the numbers of passed and failed tests.
+Steps are in two queues. Tests on real processes, nodes and brokers mostly wait: three run at once.
+All others compute: two run at once, with a lower priority, and use what the first leave of two
+cores. Processes that wait cost as long as they run, so nothing that can be done later holds them
+up, and more at once take longer. A free lane takes the next step of its queue, the longest first,
+and of the other queue when its own is empty, so that no step is alone at the end; the checks of the
+text come before all tests, because they take seconds. All steps run even if one fails: a run
+reports everything that is wrong. Steps' output appears as it is printed, each line with its step's
+name, and names each failed test at once. The table of steps comes last, followed by the numbers of
+passed and failed tests.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ AUDIT = "tests/audit"
 SIMULATION = "tests/sim"
 DRILLS = f"{SIMULATION}/tests/test_sim_drills.py"
 MUTANTS = f"{SIMULATION}/tests/test_sim_mutants_short.py"
-SERVER = ("tests/server", "tests/peers")
+SERVING = ("tests/server/serving", "tests/peers")
+"""Nearly all of these start processes."""
+SERVER = "tests/server"
 CONSUMERS = ("tests/consumer", "tests/wheel")
 CORE = ("tests/core", *CONSUMERS)
 """What computes longest of all that needs neither a broker nor the simulation."""
@@ -57,6 +59,7 @@ _SUMMARY = re.compile(r"=+ .+ in \d[\d.]*s")
 _REAPER = (sys.executable, "-S", str(Path(__file__).parent / "loopback" / "reaper.py"))
 """Counts the CPU time of processes that end after those which started them, as JVMs do."""
 _PYTEST = (sys.executable, "-m", "pytest")
+_NEITHER = "not kafka and not spark"
 _COUNT = re.compile(r"(\d+) (passed|failed|error|skipped|xfailed)")
 
 
@@ -110,14 +113,16 @@ def queues(*, fast: bool, scratch: Path) -> list[Queue]:
 
 def _waiting(and_not_slow: str, *, fast: bool) -> tuple[Step, ...]:
     pytest = (*_PYTEST, "-m", "(kafka or spark)" + and_not_slow)
-    elsewhere = _ignored(NODES, SCRIPTS, AUDIT, SIMULATION, *SERVER, *CORE, *UNTIED)
+    elsewhere = _ignored(NODES, SCRIPTS, AUDIT, SIMULATION, SERVER, *SERVING, *CORE, *UNTIED)
+    without = (*_PYTEST, "-m", _NEITHER + and_not_slow)
     # All of these are slow, and pytest fails if it has nothing to do.
     slow = () if fast else (Step("pytest scripts", (*pytest, SCRIPTS)),)
     slower = () if fast else (Step("pytest outages", (*pytest, OUTAGES)),)
     return (
-        Step("pytest one node", (*pytest, ALONE)),
         Step("pytest spark", (*pytest, AUDIT)),
+        Step("pytest one node", (*pytest, ALONE)),
         Step("pytest nodes", (*pytest, NODES, *_ignored(OUTAGES, ALONE, THREE))),
+        Step("pytest serving", (*without, *SERVING)),
         Step("pytest kafka", (*pytest, *elsewhere)),
         Step("pytest consumers", (*pytest, *CONSUMERS)),
         Step("pytest 3 nodes", (*pytest, THREE)),
@@ -144,15 +149,14 @@ def _text(scratch: Path) -> tuple[Step, ...]:
 
 
 def _computing(and_not_slow: str) -> tuple[Step, ...]:
-    pytest = (*_PYTEST, "-m", "not kafka and not spark" + and_not_slow)
-    gives_way = ("nice", "-n", "5", *pytest)
+    pytest = ("nice", "-n", "5", *_PYTEST, "-m", _NEITHER + and_not_slow)
     return (
-        Step("pytest server", (*pytest, *SERVER)),
-        Step("pytest simulation", (*gives_way, SIMULATION, *_ignored(DRILLS, MUTANTS))),
-        Step("pytest drills", (*gives_way, DRILLS)),
+        Step("pytest simulation", (*pytest, SIMULATION, *_ignored(DRILLS, MUTANTS))),
+        Step("pytest drills", (*pytest, DRILLS)),
+        Step("pytest server", (*pytest, SERVER, *_ignored(*SERVING))),
+        Step("pytest", (*pytest, *_ignored(SIMULATION, SERVER, *SERVING, *CORE))),
         Step("pytest core", (*pytest, *CORE)),
-        Step("pytest", (*pytest, *_ignored(SIMULATION, *SERVER, *CORE))),
-        Step("pytest mutants", (*gives_way, MUTANTS)),
+        Step("pytest mutants", (*pytest, MUTANTS)),
     )
 
 

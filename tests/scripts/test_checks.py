@@ -208,9 +208,10 @@ def test_a_failed_test_is_reported_before_the_next_one_ends(tmp_path: Path) -> N
 def test_steps_of_the_project(tmp_path: Path) -> None:
     computing, waiting = queues(fast=False, scratch=tmp_path)
     assert [step.name for step in waiting.steps] == [
-        "pytest one node",
         "pytest spark",
+        "pytest one node",
         "pytest nodes",
+        "pytest serving",
         "pytest kafka",
         "pytest consumers",
         "pytest 3 nodes",
@@ -224,11 +225,11 @@ def test_steps_of_the_project(tmp_path: Path) -> None:
         "import-linter",
         "generated code",
         "build",
-        "pytest server",
         "pytest simulation",
         "pytest drills",
-        "pytest core",
+        "pytest server",
         "pytest",
+        "pytest core",
         "pytest mutants",
     ]
 
@@ -259,10 +260,11 @@ def test_every_test_is_in_one_step(tmp_path: Path, asked: str) -> None:
     assert not [path for path in left_out if re.search(r"mark\.(kafka|spark)", path.read_text())]
 
 
-def test_the_simulation_gives_way(tmp_path: Path) -> None:
-    computing, _ = queues(fast=False, scratch=tmp_path)
+def test_tests_that_only_compute_give_way(tmp_path: Path) -> None:
+    computing, waiting = queues(fast=False, scratch=tmp_path)
     nice = {step.name for step in computing.steps if step.command[:3] == ("nice", "-n", "5")}
-    assert nice == {"pytest simulation", "pytest drills", "pytest mutants"}
+    assert nice == {step.name for step in computing.steps if step.name.startswith("pytest")}
+    assert not any("nice" in step.command for step in waiting.steps)
 
 
 def test_fast_leaves_out_what_is_slow(tmp_path: Path) -> None:
