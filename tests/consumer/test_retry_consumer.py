@@ -380,6 +380,37 @@ def test_what_cannot_be_is_refused_by_name(kafka: KafkaBroker, cluster: str, ord
     assert reason_of(orders, cluster="another") is ConsumerReason.INGRESS_MISSING
     missing = reason_of(orders, cluster=cluster, create_topics=False)
     assert missing is ConsumerReason.TOPICS_NOT_MADE
+    setting = reason_of(orders, cluster=cluster, kafka={"sessions.timeout": 1})
+    assert setting is ConsumerReason.SETTING_INVALID
+    # The leader says what it takes.
+    beyond = reason_of(orders, cluster=cluster, retry=("5s", "300d"))
+    assert beyond is ConsumerReason.DELAY_BEYOND_SPAN
+    small, dead = f"small-{orders}", f"small-{orders}-dead-{GROUP}"
+    create_topic(kafka.address, small)
+    create_topic(kafka.address, dead, config={"max.message.bytes": "1000"})
+    assert reason_of(small, cluster=cluster) is ConsumerReason.TOPIC_TOO_SMALL
+
+
+def test_a_group_that_shares_partitions_in_another_way_is_named(
+    kafka: KafkaBroker, orders: str, send: Send, consume: Callable[..., RetryConsumer]
+) -> None:
+    other = Consumer(
+        {
+            "bootstrap.servers": kafka.address,
+            "group.id": GROUP,
+            "partition.assignment.strategy": "cooperative-sticky",
+        }
+    )
+    other.subscribe([orders])
+    send(b"1")
+    deadline = time.monotonic() + PATIENCE_S
+    while not other.assignment():
+        other.poll(0.1)
+        assert time.monotonic() < deadline
+    with pytest.raises(ConsumerError) as reported, consume() as consumer:
+        consumer.receive(PATIENCE_S)
+    assert reported.value.reason is ConsumerReason.GROUP_DIFFERS
+    other.close()
 
 
 def test_without_an_ingress_topic_it_stops_and_says_which_is_missing(

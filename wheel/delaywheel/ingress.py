@@ -4,8 +4,9 @@ docs/INGRESS.md is the contract. A number is decimal text or a big-endian long o
 header values are UTF-8 text.
 """
 
+import json
 import re
-from typing import Final
+from typing import Final, NamedTuple
 
 TOPIC: Final = "dw-topic"
 """The topic that the message goes to. Required, except for a cancel."""
@@ -34,6 +35,12 @@ PLAUSIBLE_MS: Final = range(100_000_000_000, 100_000_000_000_000)
 
 CANCEL: Final = "dw-cancel"
 """The id, as in `ID`, of a message to cancel; `DELIVER_AT` is then that message's due."""
+
+HEADERS_MOST: Final = 10_000
+"""A record has at most so many headers: each costs, however short it is."""
+
+HEADER_BYTES: Final = 8
+"""What a header that is passed on counts besides its name and value."""
 
 DUES: Final = (DELAY_MS, DELIVER_AT, LEVEL)
 """A record has exactly one of these."""
@@ -70,3 +77,37 @@ def is_reserved_topic(name: str) -> bool:
         (True, False)
     """
     return _RESERVED.fullmatch(name) is not None
+
+
+class Limits(NamedTuple):
+    """What a cluster takes from its ingress topics.
+
+    The leader says it in the metadata of the offsets of the consumer group that has the ingress
+    topic's name: whoever sends records can know it without asking a node.
+
+    Attributes:
+        span_ms: How far ahead a due may be.
+        message_bytes: The most that key, value and passed-on headers have together; each header
+            counts `HEADER_BYTES` more than its name and value.
+    """
+
+    span_ms: int
+    message_bytes: int
+
+    def as_note(self) -> str:
+        """Returns the metadata.
+
+        Example:
+            >>> Limits.of_note(Limits(7_200_000, 1_000_000).as_note())
+            Limits(span_ms=7200000, message_bytes=1000000)
+        """
+        return json.dumps(self._asdict())
+
+    @classmethod
+    def of_note(cls, note: str | None) -> "Limits | None":
+        """Returns what such metadata says; None if it says nothing."""
+        try:
+            said = json.loads(note or "")
+            return cls(int(said["span_ms"]), int(said["message_bytes"]))
+        except (ValueError, TypeError, KeyError):
+            return None

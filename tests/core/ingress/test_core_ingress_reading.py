@@ -13,7 +13,6 @@ from delaywheel.headers import decode_headers
 from delaywheel_replica.core.ingress.place import NO_TIMESTAMP, Place, message_id
 from delaywheel_replica.core.ingress.reading import (
     ABSENT,
-    HEADERS_MOST,
     Delayed,
     Incoming,
     Rules,
@@ -158,7 +157,7 @@ REASONS = [
     (UnfitReason.HEADER_INVALID, [TO, SOON, ("cut\0off", b"5")]),
     (UnfitReason.HEADER_INVALID, [TO, SOON, ("\ud800", b"5")]),
     (UnfitReason.MESSAGE_TOO_LARGE, [TO, SOON, ("h", b"x" * 200)]),
-    (UnfitReason.MESSAGE_TOO_LARGE, [TO, SOON, *[("h", b"")] * HEADERS_MOST]),
+    (UnfitReason.MESSAGE_TOO_LARGE, [TO, SOON, *[("h", b"")] * ingress.HEADERS_MOST]),
     (UnfitReason.ID_INVALID, [(ingress.CANCEL, b"x"), (ingress.DELIVER_AT, b"5")]),
     (UnfitReason.DUE_INVALID, [(ingress.CANCEL, ID)]),
 ]

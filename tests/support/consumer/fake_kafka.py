@@ -13,6 +13,7 @@ from enum import Enum
 from delaywheel.consumer.order import Away, read_away
 from delaywheel.consumer.port import Failure, KafkaAway, OnPartitions, Start, Topic
 from delaywheel.consumer.records import Headers, Incoming, Outgoing, Partition, Passed, Place
+from delaywheel.ingress import Limits
 
 INGRESS = "delaywheel-fake-ingress"
 
@@ -38,6 +39,8 @@ class FakeKafka:
     offsets: dict[Partition, int] = field(default_factory=dict)
     passed: dict[Partition, Passed] = field(default_factory=dict)
     topic_id: str = "first"
+    limits: Limits | None = None
+    retry_partitions: int | None = None
     committed_records: list[Outgoing] = field(default_factory=list)
     generation: int = 0
     now_ms: int = 1_000_000
@@ -144,7 +147,12 @@ class FakeBroker:
 
     def start(self) -> Start:
         """See `Broker`."""
-        return Start(INGRESS, {INGRESS: 10_000, self.kafka.dead: 20_000})
+        most_bytes = {INGRESS: 10_000, self.kafka.dead: 20_000, self.kafka.retry: 10_000}
+        return Start(INGRESS, most_bytes)
+
+    def limits(self) -> Limits | None:
+        """See `Broker`."""
+        return self.kafka.limits
 
     def subscribe(
         self, *, on_assign: OnPartitions, on_revoke: OnPartitions, on_lost: OnPartitions
@@ -170,7 +178,7 @@ class FakeBroker:
         count = self.kafka.partitions
         return {
             self.kafka.source: Topic(self.kafka.topic_id, count),
-            self.kafka.retry: Topic("of retries", count),
+            self.kafka.retry: Topic("of retries", self.kafka.retry_partitions or count),
         }
 
     def committed(self, partitions: Sequence[Partition]) -> dict[Partition, Passed | None]:

@@ -297,6 +297,8 @@ class Engine:
         if start is None:
             return
         self._policy = Policy(self._settings, start)
+        limits = self._insist("the limits of ingress", lambda: (self._broker.limits(),))
+        self._policy.learn_limits(None if limits is None else limits[0])
         if not self._renewed():
             return
         self._broker.subscribe(
@@ -476,8 +478,12 @@ class Engine:
         self._look_at_s = time.monotonic() + LOOK_S
         try:
             topics = self._broker.topics()
+            limits = self._broker.limits()
         except KafkaAway:
             return
+        assert self._policy is not None
+        self._policy.learn_limits(limits)
+        self._policy.learn_partitions({name: one.partitions for name, one in topics.items()})
         if any(
             one.topic in topics and _is_another(self._topics.get(one.topic), topics[one.topic])
             for one in self._ours
@@ -545,6 +551,8 @@ class Engine:
                 positions[partition] = None
                 self._book.counts.restarts += 1
         self._topics = topics
+        assert self._policy is not None
+        self._policy.learn_partitions({name: one.partitions for name, one in topics.items()})
         if self._settings.start == "latest":
             positions |= self._begin_at_the_end([one for one in partitions if known[one] is None])
         return positions

@@ -53,6 +53,8 @@ class ConsumerReason(StrEnum):
     """Kafka refuses a topic, the group or the transactional id to these credentials."""
     TOPIC_TOO_SMALL = "TOPIC_TOO_SMALL"
     """A topic of dead letters takes less than the topic that is read: raise `max.message.bytes`."""
+    DELAY_BEYOND_SPAN = "DELAY_BEYOND_SPAN"
+    """A delay in `retry` is longer than the cluster's `span_seconds`: shorten it, or raise that."""
     OUTCOME_REFUSED = "OUTCOME_REFUSED"
     """Kafka takes neither a record's retry nor any dead letter of it; the text says why."""
     SETTING_INVALID = "SETTING_INVALID"

@@ -11,15 +11,18 @@
 | said dead | any | dead, with the reason given |
 
 A record whose time to live has passed, or would pass before it came back, has expired: it is
-skipped, or dead with EXPIRED. A retry that is too large for the ingress topic is dead,
-MESSAGE_TOO_LARGE; one that this topic refuses all the same, RETRY_REFUSED. A letter that is too
-large for its topic omits the value, or also the headers, or also the key, and `dw-dead-omitted`
+skipped, or dead with EXPIRED. A retry that is too large for the ingress topic, for what ingress
+takes or for the topic of retries is dead, MESSAGE_TOO_LARGE; one that is due later than ingress
+takes, DELAY_BEYOND_SPAN: sent all the same, it would become delaywheel's dead letter, and leave its
+group. If Kafka refuses a retry all the same, it is dead, RETRY_REFUSED. A letter that is too large
+for its topic omits the value, or also the headers, or also the key, and `dw-dead-omitted`
 names them: they stay where the letter's origin says. A record with a header whose name is not UTF-8
 is dead before it is handled, HEADER_INVALID: no client reads the headers of such a record.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Literal
 
@@ -30,7 +33,7 @@ from delaywheel.consumer.message import (
     ReceivedMessage,
     Settlement,
 )
-from delaywheel.consumer.port import Start
+from delaywheel.consumer.port import FORWARD_ROOM_BYTES, Start
 from delaywheel.consumer.records import (
     Outgoing,
     Trip,
@@ -40,6 +43,7 @@ from delaywheel.consumer.records import (
     shortened,
 )
 from delaywheel.consumer.settings import Settings
+from delaywheel.ingress import HEADER_BYTES, HEADERS_MOST, Limits
 from delaywheel.levels import Duration, length_ms
 from delaywheel.record_headers import OMISSIONS, OMITTED_HEADER
 from delaywheel.ttl import ttl_s_of
@@ -58,6 +62,7 @@ class DeadLetterReason(StrEnum):
     MESSAGE_TOO_LARGE = "MESSAGE_TOO_LARGE"
     RETRY_REFUSED = "RETRY_REFUSED"
     HEADER_INVALID = "HEADER_INVALID"
+    DELAY_BEYOND_SPAN = "DELAY_BEYOND_SPAN"
 
 
 class Policy:
@@ -68,6 +73,26 @@ class Policy:
         self._settings = settings
         self._ingress_topic = start.ingress_topic
         self._most_bytes = start.most_bytes
+        self._limits: Limits | None = None
+        self._retry_partitions: Mapping[str, int] = {}
+
+    def learn_limits(self, limits: Limits | None) -> None:
+        """Takes in what ingress takes now.
+
+        Raises:
+            ConsumerError: A level is beyond the span.
+        """
+        self._limits = limits
+        if limits is not None and max(self._settings.retry_ms, default=0) > limits.span_ms:
+            raise ConsumerError(
+                ConsumerReason.DELAY_BEYOND_SPAN,
+                f"{max(self._settings.retry_ms) / 1000:,.3f} s in retry, and the cluster takes"
+                f" {limits.span_ms / 1000:,.0f} s",
+            )
+
+    def learn_partitions(self, partitions: Mapping[str, int]) -> None:
+        """Takes in how many partitions the topics of retries have."""
+        self._retry_partitions = partitions
 
     def meaning(self, error: Exception) -> Literal["retry", "dead"] | None:
         """Returns the outcome that a handler's exception calls for; None if it must be raised."""
@@ -90,6 +115,9 @@ class Policy:
             wait_ms = levels[message.attempt - 1]
         else:
             return self.dead(message, DeadLetterReason.ATTEMPTS_EXHAUSTED, error)
+        if self._limits is not None and wait_ms > self._limits.span_ms:
+            why = error or f"a delay of {wait_ms} ms, at most {self._limits.span_ms}"
+            return self.dead(message, DeadLetterReason.DELAY_BEYOND_SPAN, why)
         due_ms = now_ms + wait_ms
         expiry_ms = expires_ms(message)
         if expiry_ms is not None and due_ms >= expiry_ms:
@@ -109,22 +137,40 @@ class Policy:
         return Settlement(Outcome.PARKED, record, due_ms)
 
     def _coming_back(self, message: ReceivedMessage, trip: Trip, due_ms: int) -> Outgoing | None:
+        names = self._settings.names_of(message.place.topic)
+        number = message.place.partition
         keeps = self._settings.keep_partition or self._settings.ordered
+        # A partition that the topic of retries lacks would take nothing.
+        keeps = keeps and number < self._retry_partitions.get(names.retry, number + 1)
         record = retry_record(
             ingress_topic=self._ingress_topic,
-            retry_topic=self._settings.names_of(message.place.topic).retry,
+            retry_topic=names.retry,
             trip=trip,
             key=message.key,
             value=message.value,
             headers=message.headers,
             due_ms=due_ms,
-            partition=message.place.partition if keeps else None,
+            partition=number if keeps else None,
         )
-        return record if self._fits(record) else None
+        return record if self._comes_back(record, names.retry) else None
+
+    def _comes_back(self, record: Outgoing, retry_topic: str) -> bool:
+        """Whether Kafka, ingress and the topic of retries take it."""
+        if len(record.headers) > HEADERS_MOST or not self._fits(record):
+            return False
+        back = record._replace(topic=retry_topic)
+        if self._whole(back) + FORWARD_ROOM_BYTES > self._most_bytes[retry_topic]:
+            return False
+        passed = record.length_bytes + HEADER_BYTES * len(record.headers)
+        return self._limits is None or passed <= self._limits.message_bytes
 
     def _fits(self, record: Outgoing) -> bool:
-        whole = record.length_bytes + _BATCH_BYTES + _HEADER_BYTES * len(record.headers)
-        return whole <= self._most_bytes[record.topic]
+        return self._whole(record) <= self._most_bytes[record.topic]
+
+    @staticmethod
+    def _whole(record: Outgoing) -> int:
+        """Returns what a record that is alone in its batch takes in Kafka, at most."""
+        return record.length_bytes + _BATCH_BYTES + _HEADER_BYTES * len(record.headers)
 
     def instead(self, message: ReceivedMessage, refused: Settlement, why: str) -> Settlement:
         """Returns what becomes of a record whose outcome Kafka does not take.

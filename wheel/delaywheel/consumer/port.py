@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from delaywheel.consumer.order import Away
 from delaywheel.consumer.records import Incoming, Outgoing, Partition, Passed
+from delaywheel.ingress import Limits
 
 _LOG = logging.getLogger("delaywheel.consumer")
 
@@ -51,11 +52,16 @@ class Start(NamedTuple):
 
     Attributes:
         ingress_topic: The cluster's ingress topic.
-        most_bytes: The largest batch that this topic and those of dead letters accept, by topic.
+        most_bytes: The largest batch that this topic, those of retries and those of dead letters
+            accept, by topic.
     """
 
     ingress_topic: str
     most_bytes: Mapping[str, int]
+
+
+FORWARD_ROOM_BYTES = 500
+"""How much larger a record may come back than it was sent: delaywheel adds headers."""
 
 
 class Topic(NamedTuple):
@@ -100,6 +106,14 @@ class Broker(Protocol):
 
         Raises:
             ConsumerError: The client has failed for good.
+        """
+        ...
+
+    def limits(self) -> Limits | None:
+        """Returns what ingress takes; None: nobody says it, or not to us.
+
+        Raises:
+            KafkaAway: Try again.
         """
         ...
 

@@ -62,6 +62,7 @@ class IngressReader:
             logger=LOGGER,
         )
         self._group = settings.names.ingress_group
+        self._limits = settings.ingress_limits
         self._is_group_refused = False
         self._positions: dict[IngressPartition, int] = {}
         self._to_look_at: set[IngressPartition] = set()
@@ -161,7 +162,8 @@ class IngressReader:
     def report_to_group(self, offsets: Mapping[IngressPartition, int]) -> None:
         """Shows progress in the consumer group's offsets; the next call makes up for a failure."""
         if offsets:
-            next_offsets = [TopicPartition(*at, offset) for at, offset in offsets.items()]
+            note = "" if self._limits is None else self._limits.as_note()
+            next_offsets = [TopicPartition(*at, offset, note) for at, offset in offsets.items()]
             with contextlib.suppress(KafkaException):
                 self._consumer.commit(offsets=next_offsets, asynchronous=True)
 

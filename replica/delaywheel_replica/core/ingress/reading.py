@@ -19,9 +19,6 @@ from delaywheel_replica.core.ingress.values import id_in, number_in
 ABSENT: Final = -1
 """No partition, or no timestamp, was requested."""
 
-HEADERS_MOST: Final = 10_000
-"""Each header costs, however short it is."""
-
 _PARTITIONS: Final = 2**31
 _TIMES: Final = 2**63
 _TOPIC = re.compile(r"(?!\.{1,2}\Z)[a-zA-Z0-9._-]{1,249}")
@@ -132,8 +129,9 @@ def read(record: Incoming, rules: Rules) -> Wish:
     """Returns the request in a record."""
     if record.headers is None:
         return Unfit(UnfitReason.HEADER_INVALID, "A header's name is not UTF-8")
-    if len(record.headers) > HEADERS_MOST:
-        return Unfit(UnfitReason.MESSAGE_TOO_LARGE, f"More than {HEADERS_MOST:,} headers")
+    if len(record.headers) > ingress.HEADERS_MOST:
+        detail = f"More than {ingress.HEADERS_MOST:,} headers"
+        return Unfit(UnfitReason.MESSAGE_TOO_LARGE, detail)
     try:
         asked, passed = _sorted(record.headers)
         if ingress.CANCEL in asked:

@@ -48,6 +48,7 @@ from delaywheel.consumer.kafka.topics import (
     check_rights,
     check_sizes,
     ends_of,
+    limits_of,
     make_topics,
     partitions_of,
     topics_now,
@@ -65,7 +66,7 @@ from delaywheel.consumer.records import (
     Place,
 )
 from delaywheel.consumer.settings import Settings, transactional_id
-from delaywheel.ingress import ingress_topic
+from delaywheel.ingress import Limits, ingress_topic
 from delaywheel.record_headers import headers_of
 from delaywheel.transactional import transactional
 
@@ -184,6 +185,11 @@ class KafkaBroker:
             else:
                 _LOG.warning("Kafka: %s", error.str())
         return records
+
+    def limits(self) -> Limits | None:
+        """See `Broker`."""
+        assert self._ingress is not None
+        return limits_of(self._asking, self._ingress)
 
     def topics(self) -> dict[str, Topic]:
         """See `Broker`."""

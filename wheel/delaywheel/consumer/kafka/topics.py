@@ -5,7 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from confluent_kafka import KafkaError, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka import (
+    ConsumerGroupTopicPartitions,
+    KafkaError,
+    KafkaException,
+    TopicCollection,
+    TopicPartition,
+)
 from confluent_kafka.admin import (  # type: ignore[attr-defined] # its stubs re-export without saying so
     AclOperation,
     AdminClient,
@@ -20,6 +26,7 @@ from delaywheel.consumer.message import ConsumerError, ConsumerReason
 from delaywheel.consumer.port import KafkaAway, Topic
 from delaywheel.consumer.records import Partition
 from delaywheel.consumer.settings import Settings
+from delaywheel.ingress import Limits
 
 ASK_S = 5.0
 TOPICS_S = 30.0
@@ -56,6 +63,19 @@ def topics_now(admin: AdminClient, names: Sequence[str]) -> dict[str, Topic]:
             topic_id = str(described.topic_id)
             found[name] = Topic("" if topic_id == _NO_ID else topic_id, len(described.partitions))
     return found
+
+
+def limits_of(admin: AdminClient, ingress: str) -> Limits | None:
+    """Returns what ingress takes: its group says it beside the offset of partition 0."""
+    wanted = ConsumerGroupTopicPartitions(ingress, [TopicPartition(ingress, 0)])
+    try:
+        answer = admin.list_consumer_group_offsets([wanted], request_timeout=ASK_S)[
+            ingress
+        ].result()
+    except KafkaException:  # we may lack the permission
+        return None
+    partitions = answer.topic_partitions or []
+    return Limits.of_note(partitions[0].metadata) if partitions else None
 
 
 def ends_of(admin: AdminClient, partitions: Sequence[Partition]) -> dict[Partition, int]:
@@ -115,21 +135,22 @@ def check_rights(admin: AdminClient, settings: Settings, ingress: str) -> None:
 
 
 def check_sizes(admin: AdminClient, settings: Settings, ingress: str) -> dict[str, int]:
-    """Returns the largest batch that the ingress topic and the topics of dead letters take.
+    """Returns the largest batch that the ingress topic and those of retries and letters take.
 
     Raises:
-        ConsumerError: Dead letters may be smaller than the records that become some.
+        ConsumerError: One of these takes less than the topic whose records go there.
     """
     most_bytes = {ingress: _largest_batch(admin, ingress)}
     for names in settings.topics:
         source_bytes = _largest_batch(admin, names.source)
-        dead_bytes = most_bytes[names.dead] = _largest_batch(admin, names.dead)
-        if dead_bytes < source_bytes:
-            raise ConsumerError(
-                ConsumerReason.TOPIC_TOO_SMALL,
-                f"max.message.bytes of {names.dead} is {dead_bytes:,},"
-                f" that of {names.source} {source_bytes:,}",
-            )
+        for name in (names.dead, names.retry):
+            most_bytes[name] = _largest_batch(admin, name)
+            if most_bytes[name] < source_bytes:
+                raise ConsumerError(
+                    ConsumerReason.TOPIC_TOO_SMALL,
+                    f"max.message.bytes of {name} is {most_bytes[name]:,},"
+                    f" that of {names.source} {source_bytes:,}",
+                )
     return most_bytes
 
 

@@ -1,0 +1,100 @@
+"""What ingress would refuse is not sent there: it is a dead letter of the group's own, whole."""
+
+from __future__ import annotations
+
+import pytest
+
+from delaywheel.consumer import ConsumerError, ConsumerReason, ReceivedMessage
+from delaywheel.consumer import records as consumed
+from delaywheel.consumer.message import Outcome
+from delaywheel.consumer.records import Headers, Outgoing, Partition
+from delaywheel.ingress import HEADERS_MOST, Limits
+from delaywheel_replica.core.ingress.place import Place
+from delaywheel_replica.core.ingress.reading import Delayed, Incoming, Rules, read
+from support.consumer.driven import DrivenConsumer
+from support.consumer.fake_kafka import INGRESS, FakeKafka
+
+NOW_MS = 1_700_000_000_000
+LIMITS = Limits(span_ms=60_000, message_bytes=1_000)
+
+
+def start(kafka: FakeKafka, **options: object) -> DrivenConsumer:
+    consumer = DrivenConsumer(kafka, **options)
+    topics = (kafka.source, kafka.retry)
+    kafka.rebalance(
+        {consumer.broker: [Partition(t, n) for t in topics for n in range(kafka.partitions)]}
+    )
+    consumer.turn()
+    return consumer
+
+
+def sent(kafka: FakeKafka, consumer: DrivenConsumer, after: str = "5s") -> Outgoing:
+    """Retries one record; returns what was written for it."""
+    consumer.turn()
+    [message] = consumer.take()
+    message.retry(after)
+    consumer.turn()
+    return kafka.committed_records[-1]
+
+
+@pytest.mark.parametrize("headers", [[], [("a", b"1"), ("bb", None)], [("h" * 20, b"x" * 30)] * 9])
+def test_sizes_are_judged_as_ingress_does(headers: Headers) -> None:
+    rules = Rules({}, LIMITS.message_bytes, frozenset())
+    kafka = FakeKafka(partitions=1, limits=LIMITS)
+    engine = start(kafka).engine
+    policy = engine._policy
+    assert policy is not None
+    judged = set()
+    for size in range(LIMITS.message_bytes):
+        place = consumed.Place(kafka.source, 0, 0, NOW_MS)
+        record = consumed.Incoming(place, b"k", b"v" * size, headers)
+        message = ReceivedMessage(engine, record, consumed.Trip(1, place), headers)
+        settled = policy.retry(message, "5s", None, NOW_MS)
+        # A retry that is made whatever the limits.
+        policy.learn_limits(None)
+        asked = policy.retry(message, "5s", None, NOW_MS).record
+        policy.learn_limits(LIMITS)
+        assert asked is not None
+        given = Incoming(Place(INGRESS, 0, 0), 5, asked.key, asked.value, asked.headers)
+        is_taken = isinstance(read(given, rules), Delayed)
+        # It may be on the safe side by the three headers that ingress does not pass on.
+        if settled.outcome is Outcome.RETRIED:
+            assert is_taken, size
+        judged.add((settled.outcome, is_taken))
+    assert {(Outcome.RETRIED, True), (Outcome.DEAD, False)} <= judged
+
+
+def test_delays_beyond_the_span_are_dead_letters_or_stop_the_start() -> None:
+    kafka = FakeKafka(partitions=1, limits=LIMITS)
+    consumer = start(kafka)
+    for after, reason in (("60s", None), ("61s", b"DELAY_BEYOND_SPAN")):
+        kafka.send(b"v", key=b"k")
+        assert dict(sent(kafka, consumer, after).headers).get("dw-dead-reason") == reason
+        kafka.logs.pop(Partition(kafka.retry, 0), None)
+    with pytest.raises(ConsumerError) as reported:
+        DrivenConsumer(kafka, retry=("5s", "2m"))
+    assert reported.value.reason is ConsumerReason.DELAY_BEYOND_SPAN
+
+
+def test_too_many_headers_are_a_dead_letter() -> None:
+    kafka = FakeKafka(partitions=1)
+    consumer = start(kafka)
+    consumer.engine._policy._most_bytes = dict.fromkeys(  # type: ignore[union-attr]
+        (INGRESS, kafka.dead, kafka.retry), 1 << 30
+    )
+    kafka.send(b"v", headers=[("a", None)] * HEADERS_MOST)
+    assert sent(kafka, consumer).topic == kafka.dead
+
+
+def test_a_partition_that_the_topic_of_retries_lacks_is_not_asked_for() -> None:
+    kafka = FakeKafka(partitions=2, retry_partitions=1)
+    consumer = start(kafka, keep_partition=True)
+    for number, asked in ((0, b"0"), (1, None)):
+        kafka._append(Partition(kafka.source, number), b"k", b"v", [])
+        consumer.turn()
+        [message] = consumer.take()
+        message.retry()
+        consumer.turn()
+        assert dict(kafka.committed_records[-1].headers).get("dw-partition") == asked
+        kafka.logs.pop(Partition(kafka.retry, 0), None)
+        kafka.logs.pop(Partition(kafka.retry, 1), None)
