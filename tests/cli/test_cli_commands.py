@@ -33,6 +33,7 @@ COMMANDS = {
     "search",
     "get",
     "cancel",
+    "export",
     "reschedule",
     "status",
     "verify",
@@ -132,7 +133,8 @@ def test_examples_are_command_lines_that_can_be_read(name: str, asked: cli.Comma
     for line in lines:
         said = line.partition(f"delaywheel {name}")[2]
         words = shlex.split(re.split(r"\)$|[|<>]", said)[0].replace('"$handle"', "h"))
-        there = {"/var/lib/delaywheel": str(ROOT), "orders.txt": str(ROOT / "LICENSE")}
+        files = dict.fromkeys(("orders.txt", "pending.jsonl", "moved.jsonl"), str(ROOT / "LICENSE"))
+        there = {"/var/lib/delaywheel": str(ROOT), **files}
         words = [there.get(word, word) for word in words]
         cli.Parser(name, asked).read(words)
 

@@ -24,10 +24,12 @@ PARSERS = {
     "sim": sim.argument_parser,
 }
 
+FILES = {"node.toml", "pending.jsonl", "moved.jsonl"}
+
 _COMMAND = re.compile(r"`delaywheel ([a-z][^`]*)`")
 _BLOCK = re.compile(r"^```(?:sh)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINE = re.compile(
-    r"^(?:[\d*]+ [\d* ]+  )?(?:handle=\$\()?delaywheel ([a-z][^|\n)]*)", re.MULTILINE
+    r"^(?:[\d*]+ [\d* ]+  )?(?:handle=\$\()?delaywheel ([a-z][^|>#\n)]*)", re.MULTILINE
 )
 _DATE = re.compile(r"\$\(date [^()]*\)")
 _SCRIPT = re.compile(r"(?:`|^)scripts/([a-z]+)(?![a-z_/])( [^`\n]*)?", re.MULTILINE)
@@ -50,7 +52,7 @@ def test_commands_can_be_read(document: Path) -> None:
             command = command.commands.get(words.pop(0))
         assert isinstance(command, Command), text
         if readable(words):
-            there = [str(ROOT / "README.md") if word == "node.toml" else word for word in words]
+            there = [str(ROOT / "README.md") if word in FILES else word for word in words]
             Parser(name, command).read([str(ROOT) if word == "DIR" else word for word in there])
 
 

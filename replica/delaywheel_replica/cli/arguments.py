@@ -26,7 +26,13 @@ def serve(parser: Parser) -> None:
 
 def produce(parser: Parser) -> None:
     """Adds the arguments of `produce`."""
-    parser.argument("topic", metavar="TOPIC", complete=options.topics, help="the Kafka topic")
+    parser.argument(
+        "topic",
+        nargs="?",
+        metavar="TOPIC",
+        complete=options.topics,
+        help="the Kafka topic; with --jsonl it may be absent, if each line names its own",
+    )
     what = parser.add_argument_group("what is sent")
     parser.argument(
         "value",
@@ -160,6 +166,19 @@ def search(parser: Parser) -> None:
     )
     options.limit(parser, 100, "messages")
     options.as_rows(parser)
+    options.asking(parser)
+
+
+def export(parser: Parser) -> None:
+    """Adds the arguments of `export`."""
+    options.wanted(parser)
+    parser.argument(
+        "--cancel",
+        type=options.input_path,
+        metavar="FILE",
+        help="cancel the messages of this earlier export, and print those that are never "
+        "delivered here; - reads standard input",
+    )
     options.asking(parser)
 
 

@@ -120,6 +120,24 @@ COMMANDS: Final[Mapping[str, Command | Group]] = {
             delaywheel get "$handle" --json | jq -r .value | base64 -d
         """,
     ),
+    "export": Command(
+        "Print pending messages as lines for `produce --jsonl`, to move them to another cluster.",
+        f"{_DOING}.pending.export:export",
+        arguments.export,
+        "Ids and dues stay. The first run changes nothing; the second one cancels here what the "
+        "first has listed, and prints the messages that are never delivered here: exactly those "
+        "are sent elsewhere. It may be repeated, into a new file. What falls due meanwhile is "
+        "delivered here.",
+        """
+            # A look, or a copy that can be read
+            delaywheel export --topic orders > pending.jsonl
+
+            # Each message once: what is due in the next ten minutes stays here
+            delaywheel export --from now+10m > pending.jsonl
+            delaywheel export --cancel pending.jsonl > moved.jsonl
+            delaywheel produce --jsonl moved.jsonl --server 10.0.1.1:7420
+        """,
+    ),
     "cancel": Command(
         "Cancel a pending message, or many; exit code 0 only if none is delivered.",
         f"{_DOING}.pending.cancel:cancel",

@@ -15,16 +15,19 @@ from argparse import ArgumentTypeError
 from base64 import b64decode
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from delaywheel import Client, DelaywheelError, Handle, Message
 from delaywheel_replica.cli.asking.sdk_failures import failure_of
 from delaywheel_replica.cli.failures import ExitCode, Failure, discard_output
+from delaywheel_replica.cli.options import STANDARD_INPUT
 from delaywheel_replica.cli.printing.tables import print_ndjson
 from delaywheel_replica.cli.printing.text import note
-from delaywheel_replica.cli.values import counted, parse_duration, parse_id, parse_time
+from delaywheel_replica.cli.values import counted, from_ms, parse_duration, parse_id, parse_time
 
 MOST_MESSAGES: Final = 5_000
 MOST_BYTES: Final = 8 * 1024 * 1024
@@ -60,6 +63,16 @@ class _Sent:
         return {"line": self.line, **accepted, "due_ms": self.message.due_ms}
 
 
+@contextmanager
+def opened(source: Path) -> Iterator[int]:
+    """Opens line-by-line input for reading, and yields its descriptor."""
+    if source == STANDARD_INPUT:
+        yield sys.stdin.fileno()
+        return
+    with source.open("rb") as file:
+        yield file.fileno()
+
+
 def send(client: Client, source: int, make: Make, *, as_ndjson: bool) -> None:
     """Sends all lines of a file or pipe, and reports on each in order.
 
@@ -73,7 +86,7 @@ def send(client: Client, source: int, make: Make, *, as_ndjson: bool) -> None:
         Failure: Something was not accepted; standard error says what.
     """
     accepted, codes, is_read = 0, set[ExitCode](), True
-    for first, lines in _batches(source):
+    for first, lines in batches(source):
         sent = _send(client, first, lines, make)
         is_read = is_read and _print(sent, as_ndjson=as_ndjson)
         for one in sent:
@@ -108,9 +121,13 @@ def message_of_json(line: bytes, **common: Any) -> Message | None:
     for name, value in read.items():
         if value is not None:
             field, take = _FIELDS[name]
+            if field is None:
+                continue
             if field in own:
                 raise ValueError(f"{field} is given twice")
             own[field] = take(value)
+    if "topic" not in own and common["topic"] is None:
+        raise ValueError("it names no topic, and the command none for all")
     if own.keys() & _DUES:
         common = {name: value for name, value in common.items() if name not in _DUES}
     return Message(**{"value": None, **common, **own})
@@ -161,13 +178,24 @@ def _decoded(value: object) -> bytes:
 
 
 def _headers(value: object) -> list[tuple[str, bytes | None]]:
-    """Parses `{"name": "text"}`, or `[["name", "text"], …]` for repeated names; null is null."""
+    """Parses `{"name": "text"}`, or `[["name", "text"], …]` for repeated names; null is null.
+
+    Instead of a text there may be `{"base64": "…"}`.
+    """
     pairs = list(value.items()) if isinstance(value, dict) else value
     if not isinstance(pairs, list) or not all(
         isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs
     ):
         raise TypeError(f"headers are an object or a list of pairs, not {_shown(value)}")
-    return [(_text(name), None if text is None else _encoded(text)) for name, text in pairs]
+    return [(_text(name), None if text is None else _header_value(text)) for name, text in pairs]
+
+
+def _header_value(value: object) -> bytes:
+    if isinstance(value, dict):
+        if value.keys() != {"base64"}:
+            raise ValueError(f"{_shown(value)} is neither a text nor an object with base64")
+        return _decoded(value["base64"])
+    return _encoded(value)
 
 
 def _number(value: object) -> int:
@@ -182,7 +210,11 @@ def _time(value: object) -> datetime:
     raise TypeError(f"{_shown(value)} is no time: a text, or Unix milliseconds")
 
 
-_FIELDS: Final[Mapping[str, tuple[str, Callable[[Any], object]]]] = {
+def _moment(value: object) -> datetime:
+    return from_ms(_number(value))
+
+
+_FIELDS: Final[Mapping[str, tuple[str | None, Callable[[Any], object]]]] = {
     "topic": ("topic", _text),
     "value": ("value", _encoded),
     "value_base64": ("value", _decoded),
@@ -195,6 +227,8 @@ _FIELDS: Final[Mapping[str, tuple[str, Callable[[Any], object]]]] = {
     "id": ("id", lambda value: parse_id(_text(value))),
     "partition": ("partition", _number),
     "timestamp": ("timestamp", _time),
+    "timestamp_ms": ("timestamp", _moment),
+    "handle": (None, _text),  # of an export: where it came from
 }
 _DUES: Final = frozenset({"delay", "deliver_at", "level"})
 
@@ -246,7 +280,7 @@ def _failed(accepted: int, codes: set[ExitCode], more: str) -> Failure:
     return Failure("NOT_ALL_ACCEPTED", f"{counted(accepted, 'message')} accepted{more}", code)
 
 
-def _batches(source: int) -> Iterator[tuple[int, list[bytes]]]:
+def batches(source: int) -> Iterator[tuple[int, list[bytes]]]:
     """Yields the available whole lines in batches, each with the number of its first line."""
     number, rest, at_end = 1, b"", False
     while not at_end:

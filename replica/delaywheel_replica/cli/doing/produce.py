@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -12,9 +11,8 @@ from typing import Any
 
 from delaywheel import Client, Handle, Message, Reason, RefusedError
 from delaywheel_replica.cli import seen_names
-from delaywheel_replica.cli.doing.many import message_of_json, send, value_of_line
+from delaywheel_replica.cli.doing.many import message_of_json, opened, send, value_of_line
 from delaywheel_replica.cli.failures import ExitCode, Failure
-from delaywheel_replica.cli.options import STANDARD_INPUT
 from delaywheel_replica.cli.parsing import usage
 from delaywheel_replica.cli.printing.tables import print_json, print_ndjson
 from delaywheel_replica.cli.printing.text import note, say
@@ -22,7 +20,7 @@ from delaywheel_replica.cli.values import bytes_given, iso
 
 
 def produce(  # noqa: PLR0913 - as many as the command has
-    topic: str,
+    topic: str | None,
     value: str | None,
     *,
     value_file: Path | None,
@@ -56,17 +54,20 @@ def produce(  # noqa: PLR0913 - as many as the command has
     }
     client = Client(server, timeout=timeout_s, past_due="deliver" if past_ok else "reject")
     source = lines or jsonl
+    topics = [] if topic is None else [topic]
+    if not topics and jsonl is None:
+        raise usage("say which TOPIC")
     if source is not None:
         _check_many(value, value_file, message_id, both=lines and jsonl, as_json=as_json)
         make = partial(value_of_line if lines else message_of_json, **common)
-        with client, _opened(source) as descriptor:
+        with client, opened(source) as descriptor:
             send(client, descriptor, make, as_ndjson=as_ndjson)
-        seen_names.note(server, topics=[topic])
+        seen_names.note(server, topics=topics)
         return
     message = Message(value=_value_bytes(value, value_file), **common)
     with client:
         handle = _sent(client, message)
-    seen_names.note(server, topics=[topic])
+    seen_names.note(server, topics=topics)
     due_ms = message.due_ms
     assert due_ms is not None  # fixed at the sending
     if as_json or as_ndjson:
@@ -91,15 +92,6 @@ def _check_many(
         raise usage("of many messages, each line says its own value and id")
     if as_json:
         raise usage("of many messages, write --ndjson instead of --json")
-
-
-@contextmanager
-def _opened(source: Path) -> Iterator[int]:
-    if source == STANDARD_INPUT:
-        yield sys.stdin.fileno()
-        return
-    with source.open("rb") as file:
-        yield file.fileno()
 
 
 def _sent(client: Client, message: Message) -> Handle:

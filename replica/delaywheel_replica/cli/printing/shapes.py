@@ -263,6 +263,44 @@ def stored_message(row: pb.StoredMessage, *, with_content: bool) -> dict[str, An
     return document
 
 
+def message_line(row: pb.StoredMessage) -> dict[str, Any]:
+    """Returns one line of `delaywheel export`, which `produce --jsonl` takes; no field is null."""
+    line: dict[str, Any] = {
+        "handle": row.handle,
+        "topic": row.topic,
+        "id": row.id.hex(),
+        "at": row.due_ms,
+        **_text_or_base64("key", _if_set(row, "key", row.key)),
+        **_text_or_base64("value", _if_set(row, "value", row.value)),
+        "partition": _if_set(row, "partition", row.partition),
+        "timestamp_ms": _if_set(row, "timestamp_ms", row.timestamp_ms),
+    }
+    if row.headers:
+        line["headers"] = [
+            (header.name, _header_text(_if_set(header, "value", header.value)))
+            for header in row.headers
+        ]
+    return {name: value for name, value in line.items() if value is not None}
+
+
+def _text_or_base64(name: str, content: bytes | None) -> dict[str, str]:
+    if content is None:
+        return {}
+    try:
+        return {name: content.decode()}
+    except UnicodeDecodeError:
+        return {f"{name}_base64": _base64(content)}
+
+
+def _header_text(content: bytes | None) -> Any:
+    if content is None:
+        return None
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        return {"base64": _base64(content)}
+
+
 def cancelled_many(row: pb.CancelManyResponse, *, dry_run: bool) -> dict[str, Any]:
     """Returns the document of `delaywheel cancel --json` for many messages."""
     unspecified = "pending" if dry_run else "unknown"

@@ -67,6 +67,11 @@ class Looking:
             if not page.next_page_token:
                 return
 
+    @property
+    def is_incomplete(self) -> bool:
+        """Whether the node was missing frames, so that there may be more."""
+        return self._looked.incomplete
+
     def shape(self) -> dict[str, Any]:
         """Returns the summary as JSON."""
         return shapes.looked(self._looked)

@@ -1,0 +1,151 @@
+"""`delaywheel export`: pending messages as lines that `delaywheel produce --jsonl` takes.
+
+To move messages to another cluster takes two runs, and a file between them:
+
+| run | does | if it is repeated |
+|---|---|---|
+| `export`, to pending.jsonl | lists, and changes nothing | lists what is pending by then |
+| `export --cancel pending.jsonl`, | cancels each of these, and prints the lines | prints the same |
+| to moved.jsonl | of those that are never delivered here | |
+
+So each line of the second file is of a message that this cluster will not deliver, and it delivers
+every other one of the first. Nothing is cancelled before its content lies in a file.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Final
+
+from delaywheel import Client, Handle
+from delaywheel.client.searching import ManyCancelled
+from delaywheel.errors import DelaywheelError
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_replica.cli.doing.many import batches, opened
+from delaywheel_replica.cli.doing.pending.search import Looking, wanted_of
+from delaywheel_replica.cli.failures import ExitCode, Failure
+from delaywheel_replica.cli.parsing import usage
+from delaywheel_replica.cli.printing.shapes import message_line
+from delaywheel_replica.cli.printing.tables import print_ndjson
+from delaywheel_replica.cli.printing.text import note
+from delaywheel_replica.cli.values import counted
+
+_PAUSE_S: Final = 0.2
+
+
+def export(  # noqa: PLR0913 - as many as the command has
+    *,
+    topic: str | None,
+    key: str | None,
+    header: tuple[str, bytes | None] | None,
+    message_id: bytes | None,
+    due_from: datetime | None,
+    due_to: datetime | None,
+    cancel: Path | None,
+    server: str,
+    timeout_s: float,
+) -> None:
+    """Prints pending messages, or cancels those of an earlier export."""
+    wanted = wanted_of(
+        topic=topic,
+        key=key,
+        header=header,
+        message_id=message_id,
+        due_from=due_from,
+        due_to=due_to,
+    )
+    if cancel is None:
+        _list(wanted, server, timeout_s)
+        return
+    if wanted != pb.Filter():
+        raise usage("--cancel takes the messages of the file: give no conditions")
+    _cancel(cancel, server, timeout_s)
+
+
+def _list(wanted: pb.Filter, server: str, timeout_s: float) -> None:
+    """Prints page after page: no more than one is in memory."""
+    looking = Looking(pb.SearchRequest(filter=wanted, with_content=True), server, timeout_s)
+    number = 0
+
+    def lines() -> Iterator[dict[str, object]]:
+        nonlocal number
+        for message in _patiently(looking, timeout_s):
+            number += 1
+            yield message_line(message)
+
+    print_ndjson(lines())
+    note(f"{counted(number, 'message')} exported")
+    if looking.is_incomplete:
+        raise Failure("NOT_ALL_EXAMINED", "a node is missing frames: there may be more, ask again")
+
+
+def _patiently(looking: Looking, patience_s: float) -> Iterator[pb.StoredMessage]:
+    """Yields all messages; a page that no node has now is asked for again for a while."""
+    until_s = time.monotonic() + patience_s
+    while True:
+        try:
+            for message in looking.messages(sys.maxsize):
+                yield message
+                until_s = time.monotonic() + patience_s
+        except Failure as failure:
+            if failure.exit_code is not ExitCode.UNAVAILABLE or time.monotonic() > until_s:
+                raise
+            time.sleep(_PAUSE_S)
+        else:
+            return
+
+
+def _cancel(file: Path, server: str, timeout_s: float) -> None:
+    """Cancels the messages of the lines, in batches, and prints those that can be moved."""
+    outcomes = Counter[str]()
+    with Client(server, timeout=timeout_s) as client, opened(file) as source:
+        for first, lines in batches(source):
+            handles = _handles(first, lines)
+            answer = client.cancel_many(handles=handles.values())
+            cancelled = set(answer.cancelled)
+            moved = (lines[place] for place, handle in handles.items() if handle in cancelled)
+            sys.stdout.buffer.writelines(line + b"\n" for line in moved)
+            sys.stdout.buffer.flush()
+            outcomes.update(_counts(answer))
+    note(f"{counted(outcomes.pop('cancelled'), 'message')} cancelled: they can be moved")
+    unknown = outcomes.pop("not known")
+    for outcome, number in outcomes.items():
+        if number:
+            note(f"{counted(number, 'message')} {outcome}")
+    if unknown:
+        text = f"of {counted(unknown, 'message')} it is not known: run it again, into a new file"
+        raise Failure("OUTCOME_UNKNOWN", text, ExitCode.UNKNOWN_OUTCOME)
+
+
+def _counts(answer: ManyCancelled) -> dict[str, int]:
+    stay = len(answer.too_late) + len(answer.already_delivered)
+    return {
+        "cancelled": len(answer.cancelled),
+        "not known": len(answer.unknown),
+        "delivered here, or about to be": stay,
+        "with another due by now: export again": len(answer.rescheduled),
+        "of which this cluster knows nothing": len(answer.not_found),
+    }
+
+
+def _handles(first: int, lines: Sequence[bytes]) -> dict[int, Handle]:
+    """Returns the handle of each line that is not blank, by its place.
+
+    Raises:
+        Failure: A line is not one of an export; nothing of the batch was done.
+    """
+    handles = {}
+    for place, line in enumerate(lines):
+        if line.strip():
+            try:
+                handles[place] = Handle.parse(json.loads(line)["handle"])
+            except (ValueError, TypeError, KeyError, DelaywheelError) as error:
+                text = f"line {first + place} names no message of an export"
+                raise Failure("LINE_INVALID", text, ExitCode.USAGE) from error
+    return handles

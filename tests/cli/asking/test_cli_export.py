@@ -1,0 +1,89 @@
+"""`delaywheel export`: `produce --jsonl` takes its lines, and nothing of a message is lost.
+
+How messages are moved between clusters: tests/e2e/one_node/test_moving.py.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_replica.cli.doing.many import message_of_json
+from delaywheel_replica.cli.printing.shapes import message_line
+from support.clients.command import Command
+from support.clients.scripted_node import ScriptedNode
+
+DUE_MS = 1_900_000_000_123
+CONTENT = st.none() | st.binary(max_size=20) | st.text(max_size=9).map(str.encode)
+NAMES = st.text(
+    st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=9
+).filter(lambda name: not name.startswith("dw-"))
+
+
+@given(
+    key=CONTENT,
+    value=CONTENT,
+    headers=st.lists(st.tuples(NAMES, CONTENT), max_size=3),
+    partition=st.none() | st.integers(0, 2**31 - 1),
+    timestamp_ms=st.none() | st.integers(1, 4_000_000_000_000),
+    id_=st.binary(min_size=16, max_size=16),
+)
+def test_nothing_of_a_message_is_lost(
+    key: bytes | None,
+    value: bytes | None,
+    headers: list[tuple[str, bytes | None]],
+    partition: int | None,
+    timestamp_ms: int | None,
+    id_: bytes,
+) -> None:
+    stored = pb.StoredMessage(
+        handle=f"n1.7:{DUE_MS // 1000}:{id_.hex()}",
+        id=id_,
+        due_ms=DUE_MS,
+        topic="orders",
+        key=key,
+        value=value,
+        partition=partition,
+        timestamp_ms=timestamp_ms,
+        headers=[pb.Header(name=name, value=content) for name, content in headers],
+    )
+    line = json.dumps(message_line(stored)).encode()
+    message = message_of_json(line, topic=None)
+    assert message is not None
+    assert (message.topic, message.id, message.due_ms) == ("orders", id_, DUE_MS)
+    assert (message.key, message.value, list(message.headers)) == (key, value, headers)
+    assert (message.partition, message.timestamp_ms) == (partition, timestamp_ms)
+
+
+def test_a_line_that_is_of_no_export_cancels_nothing(command: Command, tmp_path: Path) -> None:
+    file = tmp_path / "lines"
+    good = {"handle": f"n1.7:1900000000:{'00' * 16}"}
+    for bad in ("{}", "[]", "no json", '{"handle": "x"}'):
+        file.write_text(f"{json.dumps(good)}\n{bad}\n")
+        ended = command("export", "--cancel", str(file), "--server", "127.0.0.1:1")
+        assert (ended.code, ended.out) == (2, "")
+        assert "line 2 names no message of an export" in ended.err
+
+
+def test_conditions_and_a_file_are_one_too_many(command: Command, tmp_path: Path) -> None:
+    file = tmp_path / "lines"
+    file.touch()
+    ended = command("export", "--cancel", str(file), "--topic", "orders")
+    assert (ended.code, "give no conditions" in ended.err) == (2, True)
+
+
+@pytest.mark.parametrize("line", ["{}", '{"value": "x"}'])
+def test_a_line_without_a_topic_is_refused_where_the_command_has_none(
+    command: Command, node: ScriptedNode, tmp_path: Path, line: str
+) -> None:
+    file = tmp_path / "lines"
+    file.write_text(line)
+    ended = command("produce", "--jsonl", str(file), "--delay", "5s")
+    assert (ended.code, "it names no topic" in ended.err) == (1, True)
+    assert command("produce", "--delay", "5s").code == 2
+    assert not node.sent

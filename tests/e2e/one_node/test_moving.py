@@ -1,0 +1,131 @@
+"""Pending messages are moved to another cluster while callers send: each arrives once."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Self
+
+import pytest
+
+from delaywheel import Client, Message
+from delaywheel_replica.kafka_settings import KafkaNames
+from local.loopback.kafka import KafkaBroker
+from support.clients.command import Command
+from support.kafka.read_committed import create_topic, headers_of, read_all
+from support.services.service import Service
+
+pytestmark = pytest.mark.kafka
+
+LATER_S = 14
+"""How far ahead those are due that are moved; others are due in a second or two."""
+
+
+class Callers:
+    """Sends messages, of which every second one is due soon, until it is stopped."""
+
+    def __init__(self, server: str, topic: str, *, batch: int = 20, every_s: float = 0.1) -> None:
+        self.dues: dict[bytes, int] = {}
+        self._client = Client(server)
+        self._topic = topic
+        self._batch, self._every_s = batch, every_s
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        self._client.close()
+
+    def send(self, count: int) -> None:
+        """Sends some, with all that a message may have."""
+        messages = [
+            Message(
+                self._topic,
+                None if number % 7 == 0 else b"\xff%d" % number,
+                key=None if number % 5 == 0 else b"k%d" % number,
+                headers=[("a", b"1"), ("a", None), ("b", b"\xfe\0")],
+                delay=timedelta(seconds=1.5 if number % 2 else LATER_S, milliseconds=number % 900),
+                partition=0 if number % 3 == 0 else None,
+                timestamp=None,
+            )
+            for number in range(count)
+        ]
+        for message, result in zip(messages, self._client.produce_many(messages), strict=True):
+            result.unwrap()
+            assert message.due_ms is not None
+            self.dues[message.id] = message.due_ms
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._every_s):
+            self.send(self._batch)
+
+
+@pytest.fixture
+def other(kafka: KafkaBroker, tmp_path: Path, cluster_id: str) -> Iterator[Service]:
+    with Service(kafka.address, tmp_path / "other", cluster_id) as running:
+        yield running
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Command:
+    return Command(capsys)
+
+
+def test_each_message_arrives_once_when_it_is_moved_under_load(
+    service: Service,
+    other: Service,
+    command: Command,
+    kafka: KafkaBroker,
+    cluster_id: str,
+    tmp_path: Path,
+) -> None:
+    topic, pending, moved = f"{cluster_id}-moved", tmp_path / "pending", tmp_path / "moved"
+    create_topic(kafka.address, topic)
+    here, there = ("--server", service.node()["address"]), ("--server", other.node()["address"])
+    with Callers(service.node()["address"], topic) as callers:
+        callers.send(1_000)
+        listed = command("export", "--topic", topic, "--from", "now+4s", *here)
+        assert listed.code == 0, listed.err
+        pending.write_text(listed.out)
+        cancelled = command("export", "--cancel", str(pending), *here)
+        assert cancelled.code == 0, cancelled.err
+        # A run that was killed is repeated: it answers the same.
+        again = command("export", "--cancel", str(pending), *here)
+        assert again.out == cancelled.out
+        moved.write_text(cancelled.out)
+        for _ in range(2):
+            assert command("produce", "--jsonl", str(moved), *there).code == 0
+    number = len(cancelled.out.splitlines())
+    assert 500 <= number <= len(listed.out.splitlines())
+    for cluster in (service, other):
+        cluster.wait_done(max(callers.dues.values()))
+    records = read_all(kafka.address, topic)
+    told = [dict(headers_of(record)) for record in records]
+    assert Counter(each["dw-id"] for each in told) == Counter(_hex(id_) for id_ in callers.dues)
+    assert {each["dw-id"]: int(each["dw-due"] or 0) for each in told} == {
+        _hex(id_): due_ms for id_, due_ms in callers.dues.items()
+    }
+    # Both books: what was moved is cancelled in one, and was accepted twice by the other.
+    ids = {json.loads(line)["id"] for line in cancelled.out.splitlines()}
+    assert outcomes(kafka, service, "cancelled", ids) == Counter(ids)
+    assert outcomes(kafka, other, "duplicate", ids) == Counter(ids)
+
+
+def outcomes(kafka: KafkaBroker, of: Service, kind: str, ids: set[str]) -> Counter[str]:
+    """How often each of these messages has such an outcome in a cluster."""
+    records = read_all(kafka.address, KafkaNames(of.cluster_id).outcomes)
+    found = [json.loads(record.value() or b"{}") for record in records]
+    return Counter(each["id"] for each in found if each["outcome"] == kind and each["id"] in ids)
+
+
+def _hex(id_: bytes) -> bytes:
+    return id_.hex().encode()
