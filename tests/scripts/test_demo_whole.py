@@ -1,24 +1,18 @@
-"""The demo as a newcomer runs it, on a real broker, with the kill; and its end by a signal.
+"""The demo as a newcomer runs it, on a real broker, with the kill.
 
-The first takes about 40 s on an idle machine, half of it for Spark.
+It takes about 40 s on an idle machine, half of it for Spark. What a signal leaves behind, the chaos
+test and test_cluster.py show: the nodes, the broker and the folder are of one class.
 """
 
 from __future__ import annotations
 
 import re
-import signal
 from pathlib import Path
 
 import pytest
 
 from delaywheel_audit.matching.summary import Summary
 from support.process.script_run import (
-    END_S,
-    ROOT,
-    assert_nothing_is_left,
-    cluster_folders,
-    processes_below,
-    read_until,
     start_script,
 )
 
@@ -51,22 +45,3 @@ def test_everything_arrives_once_across_a_kill(tmp_path: Path) -> None:
     # A retry that two nodes took is two rows, and forwarded once.
     rows = summary.counts["forwarded"] + summary.counts["duplicates_dropped"]
     assert summary.counts["accepted"] == rows >= 2_000
-
-
-def test_nothing_is_left_after_a_signal() -> None:
-    """SIGTERM here; the chaos test shows the same for Ctrl-C."""
-    before, books_before = cluster_folders(), books_folders()
-    demo = start_script("demo", "--plain", "--seconds", "60")
-    read_until(demo, "accepted")
-    [folder] = cluster_folders() - before
-    assert processes_below(folder)
-    demo.send_signal(signal.SIGTERM)
-    demo.communicate(timeout=END_S)
-    assert demo.returncode == 130
-    assert_nothing_is_left(folder)
-    assert books_folders() == books_before
-
-
-def books_folders() -> set[Path]:
-    """Folders that demos have left, or use now."""
-    return set((ROOT / ".run").glob("demo-*"))

@@ -89,8 +89,13 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
-def test_the_client_alone_has_no_broken_command(wheel: Path, tmp_path: Path) -> None:
-    base = Installed(wheel, tmp_path / "base", "")
+@pytest.fixture(scope="module")
+def base(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    """The client alone."""
+    return Installed(wheel, tmp_path_factory.mktemp("base"), "")
+
+
+def test_the_client_alone_has_no_broken_command(base: Installed) -> None:
     code = "import delaywheel; delaywheel.Client, delaywheel.AsyncClient, delaywheel.Message"
     run(str(base.programs / "python"), "-c", code)
     assert "produce" in run(*base.command("--help")).stdout
@@ -103,9 +108,8 @@ def test_the_client_alone_has_no_broken_command(wheel: Path, tmp_path: Path) -> 
         assert "pip install 'delaywheel[cli]'" in reported.stderr
 
 
-def test_consumers_need_their_extra(wheel: Path, tmp_path: Path) -> None:
+def test_consumers_need_their_extra(wheel: Path, base: Installed, tmp_path: Path) -> None:
     code = "from delaywheel.consumer import RetryConsumer, AsyncRetryConsumer"
-    base = Installed(wheel, tmp_path / "base", "")
     reported = run(str(base.programs / "python"), "-c", code, check=False)
     assert "pip install 'delaywheel[consumer]'" in reported.stderr
     consumer = Installed(wheel, tmp_path / "consumer", "consumer")
