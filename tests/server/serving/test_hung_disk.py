@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -15,15 +16,14 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-from delaywheel_replica.core.protocol.status_files import ServerStatus
 from delaywheel_replica.server.node.node_view import monotonic_ms
 from support.server.server_process import ServerProcess, wait_until
 
 MEMORY = Path("/dev/shm")
 TOOLS = ("mkfs.ext4", "mount", "umount", "fsfreeze")
 SERVING = health_pb2.HealthCheckResponse.SERVING
-REPORTED_WITHIN_S = 3
-THAWED_AFTER_S = 60
+THAWED_AFTER_S = 90
+ANSWERED_WITHIN_S = 30
 
 
 def run(*command: object) -> None:
@@ -47,12 +47,14 @@ def mount(tmp_path: Path) -> Iterator[Path]:
             pytest.skip(f"no loop device: {error.stderr!r}")
         # Whatever becomes of this process: nothing stays frozen.
         thaw = f"sleep {THAWED_AFTER_S}; fsfreeze -u {place}"
-        guard = subprocess.Popen(["sh", "-c", thaw], stderr=subprocess.DEVNULL)
+        guard = subprocess.Popen(
+            ["sh", "-c", thaw], stderr=subprocess.DEVNULL, start_new_session=True
+        )
         try:
             yield place
         finally:
             subprocess.run(["fsfreeze", "-u", str(place)], check=False, capture_output=True)
-            guard.kill()
+            os.killpg(guard.pid, signal.SIGKILL)
             guard.wait()
             run("umount", "-l", place)
 
@@ -80,7 +82,7 @@ class Caller:
 
     def is_serving(self) -> bool:
         """What health says."""
-        asked = self._health.Check(health_pb2.HealthCheckRequest(), timeout=REPORTED_WITHIN_S)
+        asked = self._health.Check(health_pb2.HealthCheckRequest(), timeout=ANSWERED_WITHIN_S)
         return bool(asked.status == SERVING)
 
     def produce(self) -> str:
@@ -89,18 +91,24 @@ class Caller:
         message = pb.DelayedMessage(topic="orders", value=b"x", delay_ms=3_600_000)
         try:
             asked = pb.DelayProduceRequest(messages=[message])
-            return str(self._stub.DelayProduce(asked, timeout=30).results[0].handle)
+            return str(self._stub.DelayProduce(asked, timeout=ANSWERED_WITHIN_S).results[0].handle)
         except grpc.RpcError as error:
             return str(error.details())
         finally:
             self.waited_s = time.monotonic() - began
 
 
-def row_of(server: ServerProcess) -> ServerStatus:
-    """The server's report to its cleaner."""
+def is_refused_at_once(caller: Caller) -> bool:
+    """Whether a message was refused without waiting for the disk."""
+    assert "The node's disk does not respond" in caller.produce()
+    return caller.waited_s < 1
+
+
+def row_age_ms(server: ServerProcess) -> int:
+    """How old the server's report to its cleaner is."""
     row = server.cleaner._server_row.read()
     assert row is not None
-    return row
+    return monotonic_ms() - row.monotonic_ms
 
 
 def test_a_node_whose_disk_hangs_says_so_and_goes_on_when_it_does(
@@ -112,14 +120,10 @@ def test_a_node_whose_disk_hangs_says_so_and_goes_on_when_it_does(
     run("fsfreeze", "-f", mount)
     waited = caller.produce()
     assert "disk" in waited, waited
-    assert 1 < caller.waited_s < 2 + REPORTED_WITHIN_S
+    assert caller.waited_s > 1
     wait_until("health says so", lambda: not caller.is_serving())
-    assert "The node's disk does not respond" in caller.produce()
-    assert caller.waited_s < 1
-    row = row_of(server)
-    assert monotonic_ms() - row.monotonic_ms < REPORTED_WITHIN_S * 1_000, (
-        "it is written all the same"
-    )
+    wait_until("it is refused at once", lambda: is_refused_at_once(caller))
+    wait_until("the row is written all the same", lambda: row_age_ms(server) < 500)
     run("fsfreeze", "-u", mount)
     wait_until("it goes on", lambda: caller.produce().startswith("n1."))
     wait_until("health says so", caller.is_serving)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import grpc
@@ -18,8 +20,10 @@ from support.server.server_process import CHANNEL_OPTIONS, ServerProcess
 PRODUCE = "/delaywheel.v1.DelayWheel/DelayProduce"
 PRODUCE_STREAM = "/delaywheel.v1.DelayWheel/DelayProduceStream"
 CHECK = "/grpc.health.v1.Health/Check"
-TIMEOUT_S = 4.0
-"""Below the 5 s for which those who sent nothing kept everybody waiting."""
+PATIENCE_S = 60.0
+"""A busy machine takes seconds to accept thousands of calls."""
+USUALLY_S = 4.0
+"""Below the 5 s for which those who sent nothing kept everybody waiting, again and again."""
 
 
 @pytest.fixture
@@ -57,19 +61,23 @@ def request() -> bytes:
 
 async def produce(beside: grpc.aio.Channel) -> None:
     call: Any = beside.unary_unary(PRODUCE)
-    assert b"orders" not in await call(request(), timeout=TIMEOUT_S)
+    assert b"orders" not in await call(request(), timeout=PATIENCE_S)
 
 
 async def produce_on_stream(beside: grpc.aio.Channel) -> None:
     """As callers do whom BACKPRESSURE tells to try again."""
     streams: Any = beside.stream_stream(PRODUCE_STREAM)
-    async with asyncio.timeout(TIMEOUT_S):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             stream = streams(iter([request()]))
             try:
                 answer = pb.DelayProduceResponse.FromString(await stream.read())
             except grpc.aio.AioRpcError as error:
-                assert "BACKPRESSURE" in str(error.trailing_metadata())  # noqa: PT017 - while refused
+                # A refusal may come before the request has left: then grpc.aio puts an error of its
+                # own in the place of what the server said. Callers try again after either.
+                is_unsent = error.code() is grpc.StatusCode.INTERNAL
+                if not is_unsent and "BACKPRESSURE" not in str(error.trailing_metadata()):
+                    raise
                 await asyncio.sleep(0.1)
                 continue
             assert not answer.results[0].HasField("error")
@@ -78,8 +86,19 @@ async def produce_on_stream(beside: grpc.aio.Channel) -> None:
 
 async def check(beside: grpc.aio.Channel) -> None:
     call: Any = beside.unary_unary(CHECK)
-    answer = health_pb2.HealthCheckResponse.FromString(await call(b"", timeout=TIMEOUT_S))
+    answer = health_pb2.HealthCheckResponse.FromString(await call(b"", timeout=PATIENCE_S))
     assert answer.status == health_pb2.HealthCheckResponse.SERVING
+
+
+async def assert_served(beside: grpc.aio.Channel) -> None:
+    """A caller is answered again and again, and usually soon."""
+    waited_s = []
+    for _ in range(10):
+        began_s = time.monotonic()
+        await produce(beside)
+        await check(beside)
+        waited_s.append(time.monotonic() - began_s)
+    assert median(waited_s) < USUALLY_S, waited_s
 
 
 @pytest.mark.parametrize(
@@ -90,17 +109,13 @@ async def test_callers_that_send_nothing_keep_nobody_waiting(
     server: ServerProcess, method: str, connections: int, calls: int
 ) -> None:
     async with idle_calls(server, method, connections=connections, calls=calls) as beside:
-        for _ in range(10):
-            await produce(beside)
-            await check(beside)
+        await assert_served(beside)
 
 
 async def test_open_calls_give_way_to_those_of_callers_with_fewer(server: ServerProcess) -> None:
     """17 connections with all that one may open are more calls than a node takes."""
     async with idle_calls(server, PRODUCE, connections=17, calls=256) as beside:
-        for _ in range(10):
-            await produce(beside)
-            await check(beside)
+        await assert_served(beside)
 
 
 async def test_streams_on_which_nothing_is_sent_give_way(server: ServerProcess) -> None:

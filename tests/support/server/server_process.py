@@ -42,13 +42,21 @@ CHANNEL_OPTIONS = (
 
 
 def wait_until(what: str, ask: Callable[[], T | None], *, timeout_s: float = 60) -> T:
-    """Asks until the answer is true, and returns it; fails by name at the deadline."""
-    deadline = time.monotonic() + timeout_s
+    """Asks until the answer is true, and returns it; fails by name at the deadline.
+
+    What takes long is asked for less often: each question costs the server some work.
+    """
+    began_s = time.monotonic()
     while True:
         if answer := ask():
             return answer
-        assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}"
-        time.sleep(0.01)
+        waited_s = time.monotonic() - began_s
+        assert waited_s < timeout_s, f"not within {timeout_s} s: {what}"
+        time.sleep(_pause_s(waited_s))
+
+
+def _pause_s(waited_s: float) -> float:
+    return min(0.3, max(0.01, waited_s / 20))
 
 
 def wait_to_hold(check: Callable[[], T], *, timeout_s: float = 60) -> T:
@@ -56,14 +64,15 @@ def wait_to_hold(check: Callable[[], T], *, timeout_s: float = 60) -> T:
 
     For what several nodes say of each other: each hears the others some time later.
     """
-    deadline = time.monotonic() + timeout_s
+    began_s = time.monotonic()
     while True:
         try:
             return check()
         except AssertionError:
-            if time.monotonic() >= deadline:
+            waited_s = time.monotonic() - began_s
+            if waited_s >= timeout_s:
                 raise
-        time.sleep(0.01)
+        time.sleep(_pause_s(waited_s))
 
 
 def config_for(data: Path, **settings: Any) -> Config:
