@@ -26,7 +26,7 @@ from delaywheel_replica.cleaner.ingress.term import Ingress
 from delaywheel_replica.cleaner.kafka.follower import ControlFollower
 from delaywheel_replica.cleaner.node_states import is_older, uses_of
 from delaywheel_replica.cleaner.outside.clocks import Clock, SystemClock
-from delaywheel_replica.cleaner.outside.ports import ProducersPort
+from delaywheel_replica.cleaner.outside.ports import ANSWER_MS, ProducersPort
 from delaywheel_replica.cleaner.row_keeper import QUIET_ROW_S, READING_MS, Waiting
 from delaywheel_replica.cleaner.tallies import Tallies
 from delaywheel_replica.cleaner.term_log import TermLog
@@ -165,8 +165,17 @@ class Leadership:
 
     @property
     def waiting(self) -> Waiting | None:
-        """The transaction or read that the main thread waits for; for any thread."""
-        return self._waiting
+        """The transaction or read that the main thread waits for; for any thread.
+
+        While brokers answer its records, a transaction lasts longer, and so does the leader.
+        """
+        waiting, producers = self._waiting, self._candidacy.producers
+        if waiting is None or waiting.since_ms is None or producers is None:
+            return waiting
+        answered_ms = producers.answered_ms
+        if answered_ms is None:
+            return waiting
+        return replace(waiting, until_ms=max(waiting.until_ms, answered_ms + ANSWER_MS))
 
     @property
     def phase(self) -> Phase:

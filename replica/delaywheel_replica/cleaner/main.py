@@ -31,7 +31,11 @@ from delaywheel_replica.cleaner.kafka.clients import KafkaClients
 from delaywheel_replica.cleaner.kafka.follower import ControlFollower
 from delaywheel_replica.cleaner.kafka.ingress_finding import IngressTopics
 from delaywheel_replica.cleaner.kafka.places import Places
-from delaywheel_replica.cleaner.kafka.producers import TransactionalProducer
+from delaywheel_replica.cleaner.kafka.producers import (
+    CLOSE_S,
+    TransactionalProducer,
+    wait_closed,
+)
 from delaywheel_replica.cleaner.kafka.topic_admin import KafkaTopicAdmin
 from delaywheel_replica.cleaner.leadership import Leadership
 from delaywheel_replica.cleaner.outside.clocks import SystemClock
@@ -204,6 +208,7 @@ class Cleaner:
         self._topics.close()
         self._reader.close()
         self._wakeups.close()
+        wait_closed(CLOSE_S)
 
     def _stamp(self) -> None:
         while not self._ends.wait(STAMP_S):

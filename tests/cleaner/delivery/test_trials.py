@@ -47,6 +47,7 @@ class Brokers:
         lost_answers: how many answers of each topic are lost.
         aborts: whether aborts get an answer.
         inited: the ids that were inited, in order.
+        closed: those whose producers were closed, in order.
         written: what producers wrote.
     """
 
@@ -56,6 +57,7 @@ class Brokers:
         self.lost_answers: dict[str, int] = {}
         self.aborts = True
         self.inited: list[int] = []
+        self.closed: list[int] = []
         self.written: list[Record] = []
 
     def producer(self, number: int) -> Producer:
@@ -117,6 +119,9 @@ class Producer:
     def warm(self, topics: Iterable[str], timeout_ms: int) -> bool:
         return bool(topics) and timeout_ms > 0
 
+    def close(self) -> None:
+        self._brokers.closed.append(self._number)
+
 
 def test_all_topics_that_do_not_answer_are_found_in_one_search() -> None:
     brokers = Brokers()
@@ -133,6 +138,7 @@ def test_what_a_stuck_trial_wrote_is_let_go_at_once() -> None:
     brokers.silent = {"bad"}
     brokers.search("bad")
     assert brokers.inited == [0, 4, 0, 4], "the next init of an id ends its transaction"
+    assert brokers.closed == [0, 4], "no client goes with records that have no answer"
 
 
 def test_one_lost_answer_does_not_make_a_topic_silent() -> None:

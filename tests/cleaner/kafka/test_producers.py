@@ -211,6 +211,29 @@ def test_topics_that_are_reported_as_present_take_messages_at_once(
     leader.destroy()
 
 
+def test_records_that_are_being_answered_are_waited_for(
+    kafka: KafkaBroker, settings: KafkaSettings, cluster_id: str, proxy: KafkaProxy
+) -> None:
+    """A broker that is busy takes its time for each partition, and so would the next leader's."""
+    topic = f"many-{cluster_id}"
+    create_topic(kafka.address, topic, partitions=40)
+    producers = inited(through_proxy(settings, kafka))
+    assert producers.warm([topic, settings.names.control], PATIENT_MS)
+    proxy.delay_produces(0.1)
+    producers.begin(0)
+    producers.write(0, [message(topic, b"v", partition=number) for number in range(40)])
+    began_s = time.monotonic()
+    ended = producers.commit(0, progress(settings, b"1"), 1_000)
+    assert ended.verdict is Verdict.COMMITTED
+    assert time.monotonic() - began_s > 3
+    answered_ms = producers.answered_ms
+    assert answered_ms is not None
+    assert answered_ms > (began_s + 3) * 1000
+    producers.begin(0)
+    assert producers.answered_ms is None
+    producers.destroy()
+
+
 def test_a_lost_reply_is_an_unknown_outcome_and_what_was_committed_stays(
     kafka: KafkaBroker, settings: KafkaSettings, topic: str, proxy: KafkaProxy
 ) -> None:

@@ -164,6 +164,8 @@ class AtOnce:
 class Producers:
     """Commits all records to the topic, which shows them later."""
 
+    answered_ms: int | None = None
+
     def __init__(self, topic: LateTopic) -> None:
         self._topic = topic
 

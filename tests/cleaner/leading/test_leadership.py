@@ -16,7 +16,7 @@ import pytest
 from delaywheel.identity import WheelId
 from delaywheel_replica.cleaner import candidacy
 from delaywheel_replica.cleaner.leadership import LED_TICK_S, TICK_S
-from delaywheel_replica.cleaner.outside.ports import IDS, Record, Refusal
+from delaywheel_replica.cleaner.outside.ports import ANSWER_MS, IDS, Record, Refusal
 from delaywheel_replica.core.election.machine import MIN_SILENCE_MS, PATIENCE
 from delaywheel_replica.core.leader.failure_detector import SILENT_MS
 from delaywheel_replica.core.protocol.control import (
@@ -30,6 +30,7 @@ from delaywheel_replica.core.protocol.status_files import Role
 from delaywheel_replica.core.protocol.transaction_outcomes import Verdict
 from sim.kafka.log import TOMBSTONE_US
 from sim.kafka.ports import SimKafkaClient
+from sim.kafka.producers import SimProducers
 from support.cleaner.place import NAMES, Place
 from support.core.values import heartbeat, wheel_heartbeat
 
@@ -158,6 +159,21 @@ def test_while_it_waits_for_kafka_it_says_so_and_until_when_it_counts(place: Pla
     # The last commit was just before, and took as long.
     assert 1_500 * PATIENCE - 400 <= waiting.until_ms - waiting.since_ms <= 1_600 * PATIENCE
     place.never(lambda: not place.in_term(), for_s=20)
+
+
+def test_a_leader_whose_records_are_being_answered_counts_for_longer(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.lead()
+    place.kafka.faults.commit_us = (900_000, 900_000)
+    place.until(lambda: place.leadership.waiting is not None)
+    waiting = place.leadership.waiting
+    assert waiting is not None
+    monkeypatch.setattr(SimProducers, "answered_ms", waiting.until_ms - 300)
+    longer = place.leadership.waiting
+    assert longer == replace(waiting, until_ms=waiting.until_ms - 300 + ANSWER_MS)
+    monkeypatch.setattr(SimProducers, "answered_ms", waiting.until_ms - ANSWER_MS - 1)
+    assert place.leadership.waiting == waiting
 
 
 def test_a_leader_that_reads_for_long_is_heard_and_stays(place: Place) -> None:

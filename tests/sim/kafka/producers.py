@@ -27,7 +27,13 @@ BUSY_RETRY_S = 0.02
 
 
 class SimProducers:
-    """The producers of all transactional ids, as `ProducersPort` wants them."""
+    """The producers of all transactional ids, as `ProducersPort` wants them.
+
+    Attributes:
+        answered_ms: None: simulated brokers answer all records of a transaction at once.
+    """
+
+    answered_ms: int | None = None
 
     def __init__(self, line: KafkaLine) -> None:
         self._line = line

@@ -79,6 +79,9 @@ class SimTrialProducer(SimProducer):
         del topics
         return self._line.ask(lambda: True, timeout_ms / 1000) is not None
 
+    def close(self) -> None:
+        """Says nothing to the brokers."""
+
 
 def _described(kafka: SimKafka, name: str) -> Described:
     trouble = kafka.troubles.of(name)

@@ -12,6 +12,8 @@ from delaywheel_replica.core.protocol.transaction_outcomes import Verdict
 class CommittingProducers:
     """Commits everything."""
 
+    answered_ms: int | None = None
+
     def __init__(self) -> None:
         self.committed: list[Record] = []
         self._open: list[Record] = []

@@ -11,6 +11,7 @@ import contextlib
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -125,6 +126,18 @@ class KafkaProxy:
     def swallow_produces(self, topic: str) -> Callable[[], None]:
         """Loses everything that is produced to the topic, until the returned function is called."""
         rule = _Rule(_is(PRODUCE, topic), _swallow, once=False)
+        self._add(rule)
+        return lambda: self._drop(rule)
+
+    def delay_produces(self, seconds: float) -> Callable[[], None]:
+        """Lets each produce wait for this long, until the returned function is called."""
+
+        def delay(connection: _Connection, correlation: int, frame: bytes) -> None:
+            del correlation
+            time.sleep(seconds)
+            connection.broker.sendall(frame)
+
+        rule = _Rule(_is(PRODUCE), delay, once=False)
         self._add(rule)
         return lambda: self._drop(rule)
 

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from crc32c import crc32c
@@ -8,7 +10,7 @@ from delaywheel.identity import WheelId
 from delaywheel.storage.frames import encode as encode_module
 from delaywheel.storage.frames import rows as rows_module
 from delaywheel.storage.frames.columns import Columns
-from delaywheel.storage.frames.encode import encode_group
+from delaywheel.storage.frames.encode import FRAME_TOPICS, encode_group
 from delaywheel.storage.frames.format import (
     HEADER_LENGTH_BYTES,
     DamageReason,
@@ -179,6 +181,14 @@ def test_a_frame_has_only_its_own_topics() -> None:
         for number, topic in enumerate(topics)
     ]
     assert [decode(frame).columns.topics for frame in encode(messages)] == [("a", "b"), ("a", "c")]
+
+
+def test_frames_of_a_group_with_many_topics_have_few_messages() -> None:
+    """Or those that come late would be forwarded to all of its topics in one transaction."""
+    many = [replace(message(n), topic=f"topic-{n % (FRAME_TOPICS + 1)}") for n in range(450)]
+    assert [frame.messages for frame in encode(many)] == [100, 100, 100, 100, 50]
+    few = [replace(message(n), topic=f"topic-{n % FRAME_TOPICS}") for n in range(450)]
+    assert [frame.messages for frame in encode(few)] == [450]
 
 
 def test_cancels_come_back_the_same() -> None:

@@ -153,6 +153,9 @@ class TrialProducer(Protocol):
     def warm(self, topics: Iterable[str], timeout_ms: int) -> bool:
         """Has the client look up topics, so that it knows their current partitions."""
 
+    def close(self) -> None:
+        """Drops what has no answer: nothing else follows."""
+
 
 MakeProducer = Callable[[int], TrialProducer]
 """A new producer of the trials' id with this number."""
@@ -286,7 +289,7 @@ class _Lane:
             mine = rows.take(np.isin(rows.topic_numbers, numbers))
             samples = spread(mine, everywhere[name]) if name in everywhere else None
             _TopicSearch(self._try, findings, name, self._clock, now + SEARCH_S).run(mine, samples)
-        self._producer = None
+        self._close()
         return findings
 
     def _try(self, topic: str, rows: DueRows, samples: DueRows | None) -> Trial:
@@ -345,10 +348,15 @@ class _Lane:
         Args:
             stuck: Its transaction could not be aborted.
         """
-        self._producer = None
+        self._close()
         if stuck:
             self._stuck.add(self._numbers[self._turn])
         self._turn = (self._turn + 1) % len(self._numbers)
+
+    def _close(self) -> None:
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            producer.close()
 
     def _init(self, number: int) -> TrialProducer | None:
         """Makes an id ready, and ends what it left behind; None: Kafka does not answer."""

@@ -21,19 +21,27 @@ they show:
 So it is always known whether an EndTxn may be under way; core/protocol/transaction_outcomes.py
 decides what that means. The clients retry nothing within a call (kafka_settings.py), so no success
 is that of a retry.
+
+Records for many partitions take their time: the client sends a request for each, and a broker that
+is busy, or was just started, takes milliseconds for each. So a flush does not end while answers
+come: after its time it goes on until none has come for `ANSWER_MS`. A candidacy would only make the
+next leader begin with the same records.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
+import time
 from collections.abc import Iterable
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from delaywheel.headers import is_cut_off
-from delaywheel.transactional import fatal_errors_as_they_are
+from delaywheel.transactional import MAX_CALL_MS, fatal_errors_as_they_are
 from delaywheel_replica.cleaner.kafka.client_log import LOGGER
 from delaywheel_replica.cleaner.outside.ports import (
+    ANSWER_MS,
     HEADER_CUT_OFF,
     IDS,
     Ended,
@@ -54,6 +62,12 @@ ROOM_S = 2.0
 
 ABORT_MS = 2_000
 
+CLOSE_S = 1.0
+"""How long a client that is closed may take to report what became of its records."""
+
+_LOOK_S = 0.1
+"""How often a flush looks whether answers have come."""
+
 # Their names in the library begin with an underscore: they are its own, not the broker's.
 _ABORTABLE = KafkaError._STATE  # noqa: SLF001
 _DELIVERY_FAILED = KafkaError._INCONSISTENT  # noqa: SLF001
@@ -66,6 +80,10 @@ class TransactionalProducer:
     """One transactional id from init to end, with one transaction at a time.
 
     Once a call of a transaction fails, what follows is skipped, up to its `commit` or `abort`.
+
+    Attributes:
+        answered_ms: When records of the running transaction were last answered, as far as a flush
+            has seen it, by the monotonic clock. For any thread.
     """
 
     def __init__(self, settings: KafkaSettings, transactional_id: str, *, log_level: int) -> None:
@@ -74,6 +92,9 @@ class TransactionalProducer:
         )
         self._failed: Ended | None = None
         self._abortable = False
+        self._latest_s = 0.0
+        # Read by another thread, so it is only set.
+        self.answered_ms: int | None = None
 
     @property
     def failed(self) -> bool:
@@ -95,7 +116,8 @@ class TransactionalProducer:
 
     def begin(self) -> None:
         """Opens a transaction."""
-        self._failed, self._abortable = None, False
+        self._failed, self._abortable, self.answered_ms = None, False, None
+        self._latest_s = time.monotonic() + MAX_CALL_MS / 1000
         try:
             self._producer.begin_transaction()
         except KafkaException as exception:
@@ -133,12 +155,15 @@ class TransactionalProducer:
             self._failed = Ended(Verdict.ABORT, refused.reason)
 
     def flush(self, timeout_ms: int) -> bool:
-        """Waits for the brokers to answer every record; returns whether all answers came."""
+        """Waits for the brokers to answer every record; returns whether all answers came.
+
+        Waits longer while answers come, but for `MAX_CALL_MS` of the transaction at most.
+        """
         if self.failed:
             return False
         try:
             with fatal_errors_as_they_are():
-                unanswered = self._producer.flush(timeout_ms / 1000)
+                unanswered = self._wait_for_answers(timeout_ms / 1000)
         except KafkaException as exception:
             self._failed = _ended(Call.FLUSH, _error(exception))
             return False
@@ -146,6 +171,20 @@ class TransactionalProducer:
             verdict = VERDICTS[Call.FLUSH, Answer.TIMED_OUT]
             self._failed = Ended(verdict, f"no answer to {unanswered} records")
         return unanswered == 0
+
+    def _wait_for_answers(self, timeout_s: float) -> int:
+        """Returns how many records have no answer."""
+        now_s = time.monotonic()
+        until_s, before = now_s + timeout_s, None
+        while True:
+            unanswered = self._producer.flush(max(0.0, min(_LOOK_S, until_s - now_s)))
+            now_s = time.monotonic()
+            if before is not None and unanswered < before:
+                self.answered_ms = round(now_s * 1000)
+                until_s = max(until_s, min(now_s + ANSWER_MS / 1000, self._latest_s))
+            if not unanswered or now_s >= until_s:
+                return unanswered
+            before = unanswered
 
     def commit(self, last: Record, timeout_ms: int) -> Ended:
         """Ends the transaction with `last` as its last record."""
@@ -176,6 +215,16 @@ class TransactionalProducer:
         except KafkaException as exception:
             return _ended(Call.ABORT, _error(exception))
         return Ended(VERDICTS[Call.ABORT, Answer.OK])
+
+    def close(self) -> None:
+        """Drops what has no answer, and hears what the client still has to say.
+
+        No record, and nothing that it would report, is left when the client itself goes. For any
+        thread, also while another call is under way: that ends soon.
+        """
+        with contextlib.suppress(KafkaException), fatal_errors_as_they_are():
+            self._producer.purge()
+            self._producer.flush(CLOSE_S)
 
     def warm(self, topics: Iterable[str], timeout_ms: int) -> bool:
         """Has the client look up topics, so that it knows their current partitions."""
@@ -231,6 +280,12 @@ class LeaderProducers:
         self._settings = settings
         self._producers: dict[int, TransactionalProducer] = {}
 
+    @property
+    def answered_ms(self) -> int | None:
+        """When records of a running transaction were last answered. For any thread."""
+        times_ms = [producer.answered_ms for producer in [*self._producers.values()]]
+        return max((at_ms for at_ms in times_ms if at_ms is not None), default=None)
+
     def init(self, number: int, timeout_ms: int) -> Ended:
         """Makes a new producer of this id, which fences the older ones."""
         assert 0 <= number < IDS
@@ -267,12 +322,39 @@ class LeaderProducers:
     def destroy(self) -> None:
         """Closes all producers.
 
-        On another thread: librdkafka joins its own threads at the end, and they may be waiting
-        for a broker.
+        On another thread: the client joins its own threads at the end, and they may be waiting for
+        a broker. `wait_closed` waits for it.
         """
         producers = list(self._producers.values())
         self._producers.clear()
-        threading.Thread(target=producers.clear, name="destroy producers", daemon=True).start()
+        closing = threading.Thread(target=_close, args=[producers], name="close", daemon=True)
+        with _closing_guard:
+            _closing.append(closing)
+            closing.start()
+
+
+_closing: list[threading.Thread] = []
+_closing_guard = threading.Lock()
+
+
+def _close(producers: list[TransactionalProducer]) -> None:
+    while producers:
+        producers.pop().close()  # and destroyed, unless another call is still under way
+    with _closing_guard:
+        _closing.remove(threading.current_thread())
+
+
+def wait_closed(timeout_s: float) -> bool:
+    """Waits until all producers are closed that are to be: a process must not end before.
+
+    Otherwise it takes its memory from under the client's threads.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    with _closing_guard:
+        closing = [*_closing]
+    for thread in closing:
+        thread.join(max(0.0, deadline_s - time.monotonic()))
+    return not any(thread.is_alive() for thread in closing)
 
 
 def _has_cut_off(headers: list[tuple[str, bytes | None]]) -> bool:

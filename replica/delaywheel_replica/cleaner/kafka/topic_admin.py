@@ -47,7 +47,8 @@ class KafkaTopicAdmin:
     def __init__(self, settings: KafkaSettings) -> None:
         """Connects when first asked."""
         self._admin = AdminClient(settings.admin(), logger=LOGGER)
-        self._served: set[str] = set()
+        # How many partitions of each topic were seen to be led.
+        self._served: dict[str, int] = {}
 
     def describe(self, names: Sequence[str]) -> Mapping[str, Described]:
         """Returns Kafka's present description of each topic; unanswered ones are absent."""
@@ -80,14 +81,18 @@ class KafkaTopicAdmin:
 
         Metadata names the leader of a new partition before that has made its log. A producer that
         comes earlier is refused, and repeats nothing within a call: the transaction would time out.
-        So each topic is asked for once until its leaders answer.
+        So each topic is asked for until its leaders answer once; and again if it has got
+        partitions since, or was missing.
         """
         if len(self._served) > SERVED_MOST:
             self._served.clear()
+        for name, answer in answers.items():
+            if answer.state is TopicState.MISSING:
+                self._served.pop(name, None)
         new = {
             name: answer
             for name, answer in answers.items()
-            if answer.state is TopicState.PRESENT and name not in self._served
+            if answer.state is TopicState.PRESENT and self._served.get(name) != answer.partitions
         }
         if not new:
             return {}
@@ -101,7 +106,7 @@ class KafkaTopicAdmin:
             request_timeout=CALL_S,
         )
         unserved = {at.topic for at, future in asked.items() if _is_not_led(future)}
-        self._served |= new.keys() - unserved
+        self._served |= {name: new[name].partitions for name in new.keys() - unserved}
         return {name: replace(new[name], state=TopicState.LEADERLESS) for name in unserved}
 
     def limits(self, names: Sequence[str]) -> Mapping[str, Limits | None]:

@@ -21,6 +21,9 @@ from delaywheel_replica.core.protocol.transaction_outcomes import Verdict
 IDS = 2
 """How many transactional ids take turns. Never changes on a cluster: a leader inits all of them."""
 
+ANSWER_MS = 1_000
+"""A transaction whose records are being answered is waited for until none was for so long."""
+
 HEADER_CUT_OFF = "HEADER_CUT_OFF"
 """Why a record is refused if a header's name would not arrive whole."""
 
@@ -77,6 +80,13 @@ class Ended:
 
 class ProducersPort(Protocol):
     """The transactional producers of one candidacy."""
+
+    @property
+    def answered_ms(self) -> int | None:
+        """When records of a running transaction were last answered, by the monotonic clock.
+
+        For any thread, while another one waits in `flush` or `commit`.
+        """
 
     def init(self, number: int, timeout_ms: int) -> Ended:
         """Makes a new producer of this id, which fences the older ones.

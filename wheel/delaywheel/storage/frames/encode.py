@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate, groupby, pairwise
 from struct import pack
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from crc32c import crc32c
@@ -48,6 +48,9 @@ from delaywheel.storage.frames.rows import FEW_FRAMES, FRAME_MESSAGES_LIMIT
 
 _DUE_BYTES = 2
 _ZEROS = [bytes(count) for count in range(8)]
+
+FRAME_TOPICS: Final = 100
+"""In a group with more topics than this, each frame has at most so many messages."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,7 +92,8 @@ def encode_group(
 
     Messages of one slot keep their order. Frames are ordered by slot and have seqs from
     ``first_seq`` on. A single message may exceed ``max_frame_bytes``: it then has a frame of its
-    own.
+    own. A frame of a group with many topics has few messages: what came late is forwarded frame by
+    frame, each whole, and Kafka takes its time for each topic.
 
     Raises:
         ValueError: A due is before 1970 or after 2106, which the caller should have refused.
@@ -107,7 +111,10 @@ def encode_group(
     firsts = frame_firsts(
         slots,
         lengths + LONGEST_ROW_BYTES,
-        max_messages=min(max_frame_messages, FRAME_MESSAGES_LIMIT),
+        max_messages=min(
+            max_frame_messages,
+            FRAME_MESSAGES_LIMIT if len(columns.topics) <= FRAME_TOPICS else FRAME_TOPICS,
+        ),
         max_bytes=max_frame_bytes,
     )
     frames = _Frames(columns, slots, lengths, firsts, kind)

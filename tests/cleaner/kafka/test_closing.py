@@ -1,0 +1,58 @@
+"""A leader's clients are closed with nothing left in them, and before the process ends.
+
+Their brokers are librdkafka's own, in this process, and slow to answer: they prove nothing about
+transactions, but nothing here depends on what they answer.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from delaywheel_replica.cleaner.kafka.producers import (
+    LeaderProducers,
+    TransactionalProducer,
+    wait_closed,
+)
+from delaywheel_replica.cleaner.outside.ports import IDS, Record
+from delaywheel_replica.core.protocol.transaction_outcomes import Verdict
+from delaywheel_replica.kafka_settings import KafkaNames, KafkaSettings
+
+RECORDS = 2_000
+INIT_MS = 9_000
+SETTINGS = KafkaSettings(
+    KafkaNames("closing"),
+    {"bootstrap.servers": "none", "test.mock.num.brokers": 1, "test.mock.broker.rtt": 200},
+)
+
+
+def records() -> list[Record]:
+    return [Record(f"t{n % 50}", None, bytes(100), [("h", b"v")]) for n in range(RECORDS)]
+
+
+def test_a_client_that_is_closed_has_no_record_left() -> None:
+    producer = TransactionalProducer(SETTINGS, "a", log_level=2)
+    assert producer.init(INIT_MS).verdict is Verdict.CONTINUE
+    producer.begin()
+    assert producer.write(records()) == []
+    producer.close()
+    assert producer.flush(0), "nothing is left to answer"
+    producer.close()
+
+
+def test_an_end_waits_for_clients_that_are_being_closed() -> None:
+    threads_before = set(threading.enumerate())
+    producers = LeaderProducers(SETTINGS)
+    for number in range(IDS):
+        assert producers.init(number, INIT_MS).verdict is Verdict.CONTINUE
+        producers.begin(number)
+        assert producers.write(number, records()) == []
+    waits = threading.Thread(target=producers.commit, args=[0, records()[0], 500])
+    waits.start()  # as when a candidacy ends while one of its calls is under way
+    producers.destroy()
+    assert wait_closed(30)
+    waits.join()
+    assert set(threading.enumerate()) <= threads_before
+    began_s = time.monotonic()
+    assert wait_closed(30)
+    assert time.monotonic() - began_s < 5
