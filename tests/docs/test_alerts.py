@@ -1,0 +1,87 @@
+"""docs/alerts.yaml: its rules name metrics that there are, and promtool takes them where it is."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from delaywheel_replica.config_sources import load_config
+from delaywheel_replica.server.metrics.catalogue import METRICS
+from delaywheel_replica.server.metrics.metric import Kind
+
+DOCS = Path(__file__).parents[2] / "docs"
+RULES = (DOCS / "alerts.yaml").read_text(encoding="utf-8")
+TESTS = (DOCS / "alerts.test.yaml").read_text(encoding="utf-8")
+HEADINGS = {
+    name: re.findall(r"^#+ (.*)$", (DOCS / f"{name}.md").read_text(encoding="utf-8"), re.MULTILINE)
+    for name in ("RUNBOOK", "OPERATIONS")
+}
+
+
+def rules() -> list[str]:
+    """The text of each rule."""
+    return re.split(r"^      - alert: ", RULES, flags=re.MULTILINE)[1:]
+
+
+@pytest.mark.parametrize("text", [RULES, TESTS], ids=["rules", "tests"])
+def test_rules_name_metrics_that_there_are(text: str) -> None:
+    known = {spec.name for spec in METRICS} | {
+        f"{spec.name}_bucket" for spec in METRICS if spec.kind is Kind.HISTOGRAM
+    }
+    named = set(re.findall(r"\bdelaywheel_[a-z_]+", text))
+    assert named
+    assert named <= known
+
+
+def test_labels_are_those_of_the_metrics() -> None:
+    labels = {spec.name: {*spec.labels, "job", "le", "instance"} for spec in METRICS}
+    for rule in rules():
+        of_rule = {
+            label
+            for name in re.findall(r"\bdelaywheel_[a-z_]+", rule)
+            for label in labels[name.removesuffix("_bucket")]
+        }
+        used = {
+            label.strip() for by in re.findall(r"by \(([^)]*)\)", rule) for label in by.split(",")
+        }
+        used |= set(re.findall(r"\$labels\.(\w+)", rule))
+        assert used <= of_rule, rule
+
+
+def test_each_rule_says_what_to_do() -> None:
+    names = [rule.partition("\n")[0] for rule in rules()]
+    assert len(names) == len(set(names)) > 20
+    for rule in rules():
+        assert re.search(r"^ +labels: \{severity: (page|ticket)\}$", rule, re.MULTILINE), rule
+        for name in ("summary", "action"):
+            assert re.search(rf'^ +{name}: ".+"$', rule, re.MULTILINE), rule
+        for document, heading in re.findall(r"(RUNBOOK|OPERATIONS)[:,] ([^.,;]+)", rule):
+            assert any(known.startswith(heading.strip('"')) for known in HEADINGS[document]), rule
+
+
+def test_every_rule_that_is_tried_exists() -> None:
+    tried = set(re.findall(r"alertname: (\w+)", TESTS))
+    assert tried
+    assert tried <= {rule.partition("\n")[0] for rule in rules()}
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="there is no promtool")
+def test_promtool_takes_them() -> None:
+    for kind, name in (("check", "alerts.yaml"), ("test", "alerts.test.yaml")):
+        subprocess.run(["promtool", kind, "rules", name], cwd=DOCS, check=True)
+
+
+def test_the_three_nodes_to_copy_can_run(tmp_path: Path) -> None:
+    text = (DOCS / "OPERATIONS.md").read_text(encoding="utf-8")
+    section = text.partition("### Three nodes, to copy\n")[2].partition("\n### ")[0]
+    example = section.partition("```toml\n")[2].partition("```")[0]
+    for node in ("n1", "n2", "n3"):
+        file = tmp_path / f"{node}.toml"
+        file.write_text(example.replace('node_id = "n1"', f'node_id = "{node}"'))
+        config = load_config(file=file)
+        assert config.node_id == node
+        assert len(config.members) == 3
