@@ -75,8 +75,24 @@ def test_slots_of_a_folder(command: Command, data: Path) -> None:
     lengths = [row.pop("length_bytes") for row in document["slots"]]
     assert all(length > 0 for length in lengths)
     assert document["slots"] == [
-        {"slot": SLOT, "messages": 4, "frames": 3, "cancels": 1, "wheels": 2, "copies": 1},
-        {"slot": SLOT + 1, "messages": 2, "frames": 1, "cancels": 0, "wheels": 1, "copies": 1},
+        {
+            "slot": SLOT,
+            "pending": 3,
+            "messages": 4,
+            "frames": 3,
+            "cancels": 1,
+            "wheels": 2,
+            "copies": 1,
+        },
+        {
+            "slot": SLOT + 1,
+            "pending": 2,
+            "messages": 2,
+            "frames": 1,
+            "cancels": 0,
+            "wheels": 1,
+            "copies": 1,
+        },
     ]
     assert (document["node"], document["progress"]) == ("node-1", None)
     assert [(row["wheel"], row["applied_seq"]) for row in document["wheels"]] == [

@@ -48,7 +48,7 @@ def test_replace_does_what_was_shown_and_confirmed(
     for part in ("storage new instead of old", "b.1: 1,234 frames", "a.1: others hold all", "lost"):
         assert part in ended.err
     shown = " ".join(ended.err.split())
-    assert "1,204 pending messages will be on 1 node only, n1, until they are copied" in shown
+    assert "1,204 pending messages will be on 1 node only, n1, until copied" in shown
     assert "Touch no other disk before `delaywheel node wait` says that you may." in shown
     assert scripted.asked == [
         pb.ReplaceNodeRequest(node="b", dry_run=True),
@@ -203,9 +203,9 @@ def test_what_is_not_known_is_not_safe() -> None:
     silent.members[2].silent, silent.members[2].accepting = "no answer", False
     silent.ClearField("leader")
     assert list(unsafe(silent)) == [
-        "no node leads", "n3 is silent: no answer", "2 of 3 nodes take messages",
+        "no node leads", "n3 is silent: no answer", "messages are taken by 2 of 3 nodes",
     ]  # fmt: skip
-    assert list(unsafe(silent, "n1"))[-1] == "1 of 2 nodes take messages besides n1"
+    assert list(unsafe(silent, "n1"))[-1] == "messages are taken by 1 of 2 nodes besides n1"
 
 
 def test_a_wheel_that_counts_on_a_disk_that_is_gone_has_to_be_closed_first() -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from delaywheel.ingress import PLAUSIBLE_MS
 from delaywheel.message import unix_ms
+from delaywheel_replica import quantities
 from delaywheel_replica.cli import values
 
 
@@ -83,7 +84,39 @@ def test_times_on_the_clocks_of_a_zone() -> None:
     ],
 )
 def test_roughly_how_long(ms: int, text: str) -> None:
-    assert values.about(ms) == text
+    assert quantities.about(ms) == text
+
+
+@pytest.mark.parametrize(
+    ("length_bytes", "text"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1_000, "1.00 kB"),
+        (9_996, "10.0 kB"),
+        (248_397_824, "248 MB"),
+        (999_499, "999 kB"),
+        (999_600, "1.00 MB"),
+        (6_128_044_100, "6.13 GB"),
+    ],
+)
+def test_sizes_have_three_digits(length_bytes: int, text: str) -> None:
+    assert quantities.size(length_bytes) == text
+
+
+@pytest.mark.parametrize(
+    ("number", "noun", "text"),
+    [
+        (0, "message", "0 messages"),
+        (1, "frame", "1 frame"),
+        (2_000, "frame", "2,000 frames"),
+        (2, "copy", "2 copies"),
+        (1, "copy", "1 copy"),
+        (2, "day", "2 days"),
+    ],
+)
+def test_counts_agree_with_their_nouns(number: int, noun: str, text: str) -> None:
+    assert quantities.counted(number, noun) == text
 
 
 @pytest.mark.parametrize(

@@ -206,7 +206,7 @@ class Message:
                 if past_due == "reject" and self._absolute:
                     raise RefusedError(
                         Reason.DUE_PASSED,
-                        f"due {now_ms - due_ms:,} ms ago when first sent",
+                        f"it was due at {_iso(due_ms)}, before it was first sent",
                         failed=self,
                     )
                 due_ms = now_ms
@@ -413,3 +413,12 @@ def _delay_ns(delay: Duration) -> int:
         return length_ms(delay) * 1_000_000
     except ValueError as error:
         raise MessageInvalidError(Reason.DELAY_INVALID, str(error)) from None
+
+
+def _iso(unix_ms: int) -> str:
+    """Returns a time for people; its number if no calendar has it."""
+    try:
+        moment = datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=unix_ms)
+    except OverflowError:
+        return f"{unix_ms} ms"
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1019,6 +1019,7 @@ class CancelResult(_message.Message):
     DUE_MS_FIELD_NUMBER: _builtins.int
     TOPIC_FIELD_NUMBER: _builtins.int
     OUTCOME_FIELD_NUMBER: _builtins.int
+    CANCELLED_BEFORE_FIELD_NUMBER: _builtins.int
     handle: _builtins.str
     due_ms: _builtins.int
     topic: _builtins.str
@@ -1026,6 +1027,8 @@ class CancelResult(_message.Message):
     """CANCELLED: it will never be delivered. TOO_LATE, RESCHEDULED: nothing was done. UNSPECIFIED: it
     is unknown whether the message was cancelled: repeat the call; in a dry run: it is pending.
     """
+    cancelled_before: _builtins.bool
+    """CANCELLED, and it was so before this call."""
     def __init__(
         self,
         *,
@@ -1033,10 +1036,11 @@ class CancelResult(_message.Message):
         due_ms: _builtins.int = ...,
         topic: _builtins.str = ...,
         outcome: Global___CancelOutcome.ValueType = ...,
+        cancelled_before: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["due_ms", b"due_ms", "handle", b"handle", "outcome", b"outcome", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancelled_before", b"cancelled_before", "due_ms", b"due_ms", "handle", b"handle", "outcome", b"outcome", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

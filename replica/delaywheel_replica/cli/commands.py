@@ -68,15 +68,15 @@ COMMANDS: Final[Mapping[str, Command | Group]] = {
         "List the seconds that hold messages, of all nodes: each message once.",
         f"{_DOING}.pending.slots:slots",
         arguments.slots,
-        "Counts are as written: forwarded messages stay listed until their second is deleted, "
-        "shortly after the due, and a message sent twice counts twice until its due. Copies: "
-        "how many nodes hold as many messages of the second as shown.",
+        "Pending are messages that are neither delivered nor cancelled. Written counts those too, "
+        "until the second's file is deleted, shortly after the due; a message that was sent twice "
+        "counts twice until its due. Copies: how many nodes hold as much of the second as shown.",
         """
             # What is due in the next hour
             delaywheel slots --from now --to now+1h
 
             # The fullest seconds
-            delaywheel slots --ndjson | jq -r '[.messages, .slot] | @tsv' | sort -rn | head
+            delaywheel slots --ndjson | jq -r '[.pending, .slot] | @tsv' | sort -rn | head
 
             # Of a node that does not run
             delaywheel slots --data /var/lib/delaywheel

@@ -143,24 +143,6 @@ def to_ms(moment: datetime) -> int:
     return (moment - _EPOCH) // timedelta(milliseconds=1)
 
 
-def about(ms: int) -> str:
-    """Formats a rough duration: `850 ms`, `12 s`, `3 min`, `5 h`, `2 d`."""
-    for unit, of_ms, least in (
-        ("d", 86_400_000, 2),
-        ("h", 3_600_000, 2),
-        ("min", 60_000, 2),
-        ("s", 1_000, 1),
-    ):
-        if ms >= least * of_ms:
-            return f"{ms // of_ms:,} {unit}"
-    return f"{ms} ms"
-
-
-def counted(number: int, noun: str) -> str:
-    """Formats a count: `1 message`, `2,000 messages`."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
 def iso(ms: int) -> str:
     """Formats Unix milliseconds as ISO 8601 in UTC."""
     return from_ms(ms).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -19,6 +19,25 @@ def slots_of(*slots: int) -> list[pb.SlotRow]:
     ]
 
 
+def test_what_is_pending_comes_first_and_ends_with_its_second(
+    command: Command, node: ScriptedNode
+) -> None:
+    """Messages that were cancelled or delivered are no pending ones, though still on the disk."""
+    node.list_slots = answer(
+        pb.ListSlotsResponse(
+            slots=slots_of(1_900_000_000, 1_900_000_001, 1_900_000_002),
+            counted_by=["n1"],
+            progress=pb.Progress(due_ms=1_900_000_001_998),
+        )
+    )
+    out = command("slots").out.splitlines()
+    assert out[0].split()[:4] == ["second", "due", "pending", "written"]
+    assert [line.split()[2:4] for line in out[1:4]] == [["0", "3"], ["2", "3"], ["2", "3"]]
+    assert out[5] == "pending: 4 messages in 2 seconds, each counted once, by n1"
+    node.list_slots = answer(pb.ListSlotsResponse(counted_by=["n1"]))
+    assert command("slots").out.startswith("no second holds messages\n\npending: 0 messages")
+
+
 def test_slots_as_json(command: Command, node: ScriptedNode) -> None:
     node.list_slots = answer(
         pb.ListSlotsResponse(
@@ -40,6 +59,7 @@ def test_slots_as_json(command: Command, node: ScriptedNode) -> None:
         "slots": [
             {
                 "slot": 1_900_000_000,
+                "pending": 2,
                 "messages": 3,
                 "length_bytes": 500,
                 "frames": 2,
@@ -51,7 +71,7 @@ def test_slots_as_json(command: Command, node: ScriptedNode) -> None:
         "next_slot": None,
     }
     ended = command("slots")
-    assert "3 messages in 1 second, each counted once, by n1, n2\n" in ended.out
+    assert "pending: 2 messages in 1 second, each counted once, by n1, n2\n" in ended.out
     assert ended.err == "not counted by n3: no answer\n"
     assert node.asked[-1].all_members
 
@@ -160,7 +180,7 @@ def test_search_reports_what_was_not_looked_at(command: Command, node: ScriptedN
     node.search = answer(pb.SearchResponse(messages=[stored()], looked=looked, next_page_token="x"))
     ended = command("search", "--limit", "1")
     assert HANDLE in ended.out
-    assert "examined 1 message, 1 byte, on n1" in ended.err
+    assert "examined 1 message, 1 B, on n1" in ended.err
     assert "not examined: messages due from 2030-03-17T17:46:40Z on" in ended.err
     assert "n1 is missing frames" in ended.err
 

@@ -246,12 +246,11 @@ def test_status_of_all_nodes_for_people(command: Command, node: ScriptedNode) ->
     node.describe = answer(three_nodes())
     reported = command("status").out
     for part in (
-        "at least 123,456 messages, 7 bytes, each once, by n1",
+        "at least 123,456 messages, 7 B, each once, by n1",
         "2 in 90 s",
         "1,234 in 2 h",
         "1,017 since 2030-03-17T17:45:10.250Z",
-        "n3 is silent: no answer from n3:7420 within 2.0 s",
-        "n3 is not heard by n1",
+        "n3 is away: no answer from n3:7420 within 2.0 s",
         "n2 has other settings: min_insync is 2 at n1, 3 at n2",
         "n2 takes no messages: DISK_FULL: why",
         "n1 and Kafka: topic orders takes nothing",
@@ -268,6 +267,24 @@ def test_status_of_all_nodes_for_people(command: Command, node: ScriptedNode) ->
     ):
         assert part in reported
     assert node.described[-1].all_members
+
+
+def test_one_fact_is_told_once(command: Command, node: ScriptedNode) -> None:
+    """A node that is away does not answer, is not heard, and its copies are behind."""
+    node.describe = answer(
+        healthy(
+            members=[pb.Member(node="n2", silent="no node is reached at n2:7420")],
+            wheels=[LAGGING],
+        )
+    )
+    line, *rest = command("status").out.splitlines()
+    assert line == "DEGRADED: n2 is away: no node is reached at n2:7420"
+    assert not any("n2 is" in each for each in rest)
+
+
+def test_an_only_node_is_one_node(command: Command, node: ScriptedNode) -> None:
+    node.describe = answer(healthy(min_insync=1))
+    assert "acknowledged    when the node has the message\n" in command("status").out
 
 
 @pytest.mark.usefixtures("node")
@@ -310,7 +327,7 @@ CUT_OFF = pb.MemberReport(ingress_faults=["in/0 ends before it began"])
         (healthy(wheels=[LAGGING]), "DEGRADED: the copy of n1.1 on n2 is behind", 1),
         (
             healthy(members=[pb.Member(node="n2", silent="why")]),
-            "DEGRADED: n2 is silent: why; n2 is not heard by n1",
+            "DEGRADED: n2 is away: why",
             1,
         ),
         (
@@ -321,7 +338,7 @@ CUT_OFF = pb.MemberReport(ingress_faults=["in/0 ends before it began"])
         (healthy(members=[pb.Member(node="n2", reachable=True, report=LETTERS)]), "OK", 0),
         (
             healthy(members=[pb.Member(node="n2", reachable=True, report=TROUBLED)]),
-            "DEGRADED: messages for a, b and 1 more topics become dead letters",
+            "DEGRADED: messages for a, b and 1 more topic become dead letters",
             1,
         ),
         (

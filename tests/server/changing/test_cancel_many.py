@@ -69,9 +69,12 @@ def test_what_is_found_is_cancelled_once_progress_says_so(server: ServerProcess)
     take_everything(server)
     cancelled = dict.fromkeys(handles, pb.CANCEL_OUTCOME_CANCELLED)
     assert outcomes(waiting.result()) == cancelled
+    assert not any(row.cancelled_before for row in waiting.result().results)
     # A caller that did not get the answer retries: the same, and nothing more is written.
     seqs = {wheel.wheel: wheel.applied_seq for wheel in server.describe().wheels}
-    assert outcomes(server.stub.CancelMany(asked(b"all"), timeout=20)) == cancelled
+    again = server.stub.CancelMany(asked(b"all"), timeout=20)
+    assert outcomes(again) == cancelled
+    assert all(row.cancelled_before for row in again.results)
     assert outcomes(server.stub.CancelMany(asked(b"all", dry_run=True), timeout=20)) == cancelled
     assert {wheel.wheel: wheel.applied_seq for wheel in server.describe().wheels} == seqs
     state = pb.GetMessageRequest(message=pb.MessageRef(handle=others[0]))

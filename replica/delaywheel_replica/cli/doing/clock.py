@@ -13,7 +13,8 @@ from delaywheel_replica.cli.asking.connection import ask_admin
 from delaywheel_replica.cli.printing import shapes
 from delaywheel_replica.cli.printing.tables import print_json
 from delaywheel_replica.cli.printing.text import say
-from delaywheel_replica.cli.values import about, clock, iso
+from delaywheel_replica.cli.values import clock, iso
+from delaywheel_replica.quantities import about
 
 DIFFERS_MS = 2_000
 """Machines whose clocks differ by more should be checked first."""

@@ -16,7 +16,7 @@ from delaywheel_replica.cli.printing import shapes
 from delaywheel_replica.cli.printing.copies import in_short
 from delaywheel_replica.cli.printing.tables import print_json
 from delaywheel_replica.cli.printing.text import say
-from delaywheel_replica.cli.values import counted
+from delaywheel_replica.quantities import counted
 
 
 def replace(
@@ -96,7 +96,7 @@ def wait(
     elif causes:
         raise _not_copied(causes, up_to_s)
     else:
-        print(f"node {node} may be stopped" if node else "any node may be stopped")
+        say(f"node {node} may be stopped" if node else "any node may be stopped")
     return ExitCode.REFUSED if causes else ExitCode.DONE
 
 
@@ -117,7 +117,7 @@ def _not_copied(causes: list[str], waited_s: float) -> Failure:
 def _show(change: pb.NodeChange, what: str, warning: str) -> None:
     show([what, f"wheels that count on the folder before: {len(change.wheels)}"])
     for row in change.wheels:
-        risk = f"{row.frames:,} frames that no other member is known to hold"
+        risk = f"{counted(row.frames, 'frame')} that no other member is known to hold"
         show([f"  {row.wheel}: {risk if row.frames else 'others hold all'}"])
     alone = {row.alone_on: 0 for row in change.wheels if row.alone_messages}
     for row in change.wheels:
@@ -125,7 +125,7 @@ def _show(change: pb.NodeChange, what: str, warning: str) -> None:
             alone[row.alone_on] += row.alone_messages
     for node, messages in sorted(alone.items()):
         pending = counted(messages, "pending message")
-        show([f"{pending} will be on 1 node only, {node}, until they are copied."])
+        show([f"{pending} will be on 1 node only, {node}, until copied."])
     if alone:
         show(["Touch no other disk before `delaywheel node wait` says that you may."])
     if any(row.frames for row in change.wheels):

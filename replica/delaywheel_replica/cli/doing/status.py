@@ -12,7 +12,8 @@ from delaywheel_replica.cli.printing import shapes
 from delaywheel_replica.cli.printing.tables import print_facts, print_json, print_prose, print_table
 from delaywheel_replica.cli.printing.text import say
 from delaywheel_replica.cli.printing.verdict import State, Verdict, verdict
-from delaywheel_replica.cli.values import about, clock, counted, iso
+from delaywheel_replica.cli.values import clock, iso
+from delaywheel_replica.quantities import about, counted, size
 
 _WHEEL_STATES = {
     "spare": "spare: an empty wheel for the node's next start",
@@ -87,8 +88,11 @@ def _facts(answer: pb.DescribeClusterResponse) -> list[tuple[str, object]]:
 
 
 def _acknowledged(answer: pb.DescribeClusterResponse) -> str:
+    if len(answer.members) == 1:
+        return "when the node has the message"
     nodes = counted(len(answer.members), "node")
-    return f"when {answer.min_insync} of {nodes} have the message, and all that are in sync"
+    of_all = f"{answer.min_insync} of {nodes} {'has' if answer.min_insync == 1 else 'have'} it"
+    return f"when {of_all}, and all that are in sync"
 
 
 def _forwarded_to(progress: pb.Progress) -> str:
@@ -101,7 +105,7 @@ def _forwarded_to(progress: pb.Progress) -> str:
 def _lateness(answer: pb.DescribeClusterResponse) -> str:
     if not answer.HasField("lateness_ms"):
         return "unknown: nothing was forwarded yet"
-    shown = f"{answer.lateness_ms:,} ms"
+    shown = about(answer.lateness_ms)
     return shown if answer.HasField("leader") else f"up to {shown}: no node leads"
 
 
@@ -122,7 +126,7 @@ def _ingress(answer: pb.DescribeClusterResponse) -> Iterator[tuple[str, object]]
 
 
 def _pending(pending: pb.Pending) -> str:
-    messages = f"{counted(pending.messages, 'message')}, {pending.length_bytes:,} bytes"
+    messages = f"{counted(pending.messages, 'message')}, {size(pending.length_bytes)}"
     least = "at least " if pending.at_least else ""
     return f"{least}{messages}, each once, by {pending.node}"
 
@@ -174,11 +178,13 @@ def _print_wheels(answer: pb.DescribeClusterResponse) -> None:
 
 
 def _copy(replica: pb.Replica) -> str:
-    """Returns the state of a copy, and how far it lags."""
+    """Returns the state of a copy, and how far it lags; one in sync is only under way."""
     state = shapes.replica_state(replica).replace("_", " ")
-    shown = [f"{state} {replica.lag_frames:,}" if replica.lag_frames else state]
-    if replica.lag_ms:
-        shown.append(about(replica.lag_ms))
+    shown = [state]
+    if replica.lag_frames and replica.state != pb.REPLICA_STATE_IN_SYNC:
+        shown = [f"{state} {replica.lag_frames:,}"]
+        if replica.lag_ms:
+            shown.append(about(replica.lag_ms))
     if replica.state == pb.REPLICA_STATE_AWAY and replica.HasField("told_ago_ms"):
         shown.append(f"reported {about(replica.told_ago_ms)} ago")
     return ", ".join(shown)

@@ -7,7 +7,7 @@ from typing import Final
 
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.cli.printing import shapes
-from delaywheel_replica.cli.values import about, counted
+from delaywheel_replica.quantities import about, counted
 
 _NAMED: Final = 3
 
@@ -37,7 +37,7 @@ def unsafe(answer: pb.DescribeClusterResponse, node: str = "") -> Iterator[str]:
     wanted = len(others) if not node else answer.min_insync if others else 0
     if taking < wanted:
         besides = f" besides {node}" if node else ""
-        yield f"{taking} of {wanted} nodes take messages{besides}"
+        yield f"messages are taken by {taking} of {counted(wanted, 'node')}{besides}"
 
 
 def _unknown(member: pb.Member) -> Iterator[str]:

@@ -12,11 +12,12 @@ from delaywheel_replica.cli.printing.text import bytes_text
 _COLUMNS = ("handle", "due", "state", "bytes", "topic")
 
 
-def print_messages(messages: Iterable[pb.StoredMessage], *, with_content: bool) -> None:
-    """Prints a row for each message, with key and value if requested."""
+def print_messages(messages: Iterable[pb.StoredMessage], *, with_content: bool, none: str) -> None:
+    """Prints a row for each message, with key and value if requested; or that there is none."""
     print_table(
         [*_COLUMNS, "key", "value"] if with_content else _COLUMNS,
         [_cells(message, with_content=with_content) for message in messages],
+        none=none,
     )
 
 

@@ -10,7 +10,8 @@ from confluent_kafka import Message
 
 from delaywheel.record_headers import headers_of
 from delaywheel_replica.cli.printing.text import bytes_text
-from delaywheel_replica.cli.values import about, iso
+from delaywheel_replica.cli.values import iso
+from delaywheel_replica.quantities import about
 
 _OWN: Final = frozenset({"dw-id", "dw-due", "dw-accepted", "dw-wheel", "dw-forwarded"})
 

@@ -214,15 +214,26 @@ def slot_list(answer: pb.ListSlotsResponse) -> dict[str, Any]:
         "silent": [{"node": row.node, "why": row.why} for row in answer.silent],
         "progress": progress(answer),
         "wheels": wheels(answer.wheels),
-        "slots": [slot_row(row) for row in answer.slots],
+        "slots": [slot_row(row, answer.progress) for row in answer.slots],
         "next_slot": _if_set(answer, "next_slot", answer.next_slot),
     }
 
 
-def slot_row(row: pb.SlotRow) -> dict[str, Any]:
+def pending(row: pb.SlotRow, progress: pb.Progress) -> int:
+    """Returns how many messages of a second are pending, as the status counts them.
+
+    A second is pending as a whole, until all of it is done. A cancel takes one message away; a
+    message that was sent or cancelled twice is counted as two until its due.
+    """
+    done_slot = (progress.due_ms + 1) // 1000
+    return 0 if row.slot < done_slot else max(0, row.messages - row.cancels)
+
+
+def slot_row(row: pb.SlotRow, progress: pb.Progress) -> dict[str, Any]:
     """Returns one second of `delaywheel slots --json`, or one line of `--ndjson`."""
     return {
         "slot": row.slot,
+        "pending": pending(row, progress),
         "messages": row.messages,
         "length_bytes": row.length_bytes,
         "frames": row.frames,
@@ -314,6 +325,7 @@ def cancelled_many(row: pb.CancelManyResponse, *, dry_run: bool) -> dict[str, An
                 "outcome": _state(pb.CancelOutcome.Name(each.outcome), "CANCEL_OUTCOME_")
                 if each.outcome
                 else unspecified,
+                "cancelled_before": each.cancelled_before,
             }
             for each in row.results
         ],

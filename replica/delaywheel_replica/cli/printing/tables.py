@@ -35,12 +35,26 @@ def print_ndjson(documents: Iterable[Any]) -> None:
 
 
 def print_table(
-    columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None
+    columns: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    *,
+    title: str | None = None,
+    none: str = "none",
 ) -> None:
-    """Prints rows below their column names; numbers are right-aligned."""
+    """Prints rows below their column names; numbers are right-aligned.
+
+    Args:
+        columns: Their names.
+        rows: The cells of each row.
+        title: What stands above them.
+        none: What is said instead where there are no rows.
+    """
     if title is not None:
         print(title)
     cells = [[_cell(value) for value in row] for row in rows]
+    if not cells:
+        print_prose(none)
+        return
     lines = _lines(columns, cells)
     width = terminal_columns()
     if width is None or all(_width(line) <= width for line in lines):

@@ -18,7 +18,8 @@ from typing import Final
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.cli.failures import ExitCode
 from delaywheel_replica.cli.printing import shapes
-from delaywheel_replica.cli.values import about, iso
+from delaywheel_replica.cli.values import iso
+from delaywheel_replica.quantities import about, counted
 
 LATE_MS: Final = 1_000
 """A message that is overdue for longer is worth a look."""
@@ -118,18 +119,20 @@ def _troubles(answer: pb.DescribeClusterResponse) -> Iterator[str]:
         yield f"messages are late by up to {about(answer.lateness_ms)}"
     for member in answer.members:
         yield from _troubles_of(answer, member)
+    # That the copies of a node that is away are behind is no news.
+    away = {m.node for m in answer.members if m.silent or not m.reachable}
     for wheel in answer.wheels:
         for copy in wheel.replicas if wheel.state == pb.WHEEL_STATE_OPEN else ():
-            if copy.state != pb.REPLICA_STATE_IN_SYNC:
+            if copy.state != pb.REPLICA_STATE_IN_SYNC and copy.node not in away:
                 yield f"the copy of {wheel.wheel} on {copy.node} is {shapes.replica_state(copy)}"
 
 
 def _troubles_of(answer: pb.DescribeClusterResponse, member: pb.Member) -> Iterator[str]:
     node, report = member.node, member.report
-    if member.silent:
-        yield f"{node} is silent: {member.silent}"
     if not member.reachable:
-        yield f"{node} is not heard by {answer.node}"
+        yield f"{node} is away: {member.silent or f'{answer.node} does not hear it'}"
+    elif member.silent:
+        yield f"{node} does not answer: {member.silent}"
     if member.storage_replaced:
         yield f"{node} runs on another folder than the registered one, or was taken out"
     if member.settings_differ:
@@ -142,8 +145,7 @@ def _troubles_of(answer: pb.DescribeClusterResponse, member: pb.Member) -> Itera
     if report.unavailable_topics:
         yield f"messages for {_named(report.unavailable_topics)} become dead letters"
     if report.unreadable_frames:
-        frames = report.unreadable_frames
-        yield f"{node} waits for {frames} frame{'s' if frames > 1 else ''} that it cannot read"
+        yield f"{node} waits for {counted(report.unreadable_frames, 'frame')} that it cannot read"
     for fault in report.ingress_faults:
         yield f"ingress: {fault}"
     yield from _about_disks(node, report)
@@ -152,8 +154,9 @@ def _troubles_of(answer: pb.DescribeClusterResponse, member: pb.Member) -> Itera
 def _about_disks(node: str, report: pb.MemberReport) -> Iterator[str]:
     """Yields what has too few copies, and what keeps finished messages on the disks."""
     if report.alone_messages:
-        are = "message is" if report.alone_messages == 1 else "messages are"
-        yield f"{report.alone_messages:,} {are} on 1 node only, {node}: wait until they are copied"
+        one = report.alone_messages == 1
+        are = f"{counted(report.alone_messages, 'message')} {'is' if one else 'are'}"
+        yield f"{are} on 1 node only, {node}: wait until {'it is' if one else 'they are'} copied"
     if report.HasField("floor_wait"):
         wait = report.floor_wait
         behind = about(wait.behind_seconds * 1000)
@@ -171,4 +174,4 @@ def _named(topics: Sequence[str]) -> str:
     """Returns the names of the first topics that accept nothing."""
     more = len(topics) - _NAMED
     named = ", ".join(topics[:_NAMED])
-    return f"{named}{f' and {more} more topics' if more > 0 else ''}"
+    return f"{named} and {counted(more, 'more topic')}" if more > 0 else named

@@ -77,8 +77,13 @@ class CancelMany:
             looked=page.looked(self._view.status().heartbeat.node),
         )
         for message, outcome in zip(page.messages, results, strict=True):
+            was_cancelled = message.state == pb.MESSAGE_STATE_CANCELLED
             answer.results.add(
-                handle=message.handle, due_ms=message.due_ms, topic=message.topic, outcome=outcome
+                handle=message.handle,
+                due_ms=message.due_ms,
+                topic=message.topic,
+                outcome=outcome,
+                cancelled_before=was_cancelled and outcome == pb.CANCEL_OUTCOME_CANCELLED,
             )
         return answer
 

@@ -10,6 +10,7 @@ from typing import Final
 from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.leader.cancel import CancelDecision
+from delaywheel_replica.quantities import counted
 from delaywheel_replica.server.changing.gathering import WAIT_S, Answered, CancelGroups
 from delaywheel_replica.server.changing.sights import Sights
 from delaywheel_replica.server.lookup.references import Reference, reference_of
@@ -85,7 +86,7 @@ def _references(request: pb.CancelRequest) -> list[Reference | Refusal]:
     if len(request.messages) > MESSAGES_AT_MOST:
         count = len(request.messages)
         raise RefusedError(
-            Reason.TOO_MANY_MESSAGES, f"{count} messages, {MESSAGES_AT_MOST} at most"
+            Reason.TOO_MANY_MESSAGES, f"{counted(count, 'message')}, {MESSAGES_AT_MOST:,} at most"
         )
     return list(_each(request.messages))
 

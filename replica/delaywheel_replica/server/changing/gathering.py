@@ -35,6 +35,7 @@ from delaywheel_replica.core.leader.cancel import CancelDecision
 from delaywheel_replica.core.protocol.progress import Position
 from delaywheel_replica.core.protocol.reschedules import MessageKey
 from delaywheel_replica.link import CommitSoon
+from delaywheel_replica.quantities import counted
 from delaywheel_replica.server.changing.sights import Moment, Sights
 from delaywheel_replica.server.changing.waiting import (
     Decided,
@@ -241,7 +242,7 @@ class CancelGroups:
         least_ms, most_ms = _RETRY_MS
         return Refusal(
             Reason.BACKPRESSURE,
-            f"{self.kept:,} messages are being cancelled",
+            f"{counted(self.kept, 'message')} being cancelled",
             after_ms=max(least_ms, min(waits_ms, most_ms)),
         )
 

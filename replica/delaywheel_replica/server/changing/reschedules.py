@@ -30,6 +30,7 @@ from delaywheel_replica.core.protocol.control import ControlState
 from delaywheel_replica.core.protocol.progress import Position
 from delaywheel_replica.core.protocol.reschedules import MessageKey, Reschedule, RescheduleWish
 from delaywheel_replica.process.logs import get_logger
+from delaywheel_replica.quantities import about
 from delaywheel_replica.server.changing.decided import Decisions
 from delaywheel_replica.server.changing.sights import Sights
 from delaywheel_replica.server.changing.waiting import Decided, Subject
@@ -78,7 +79,9 @@ class Span:
         if due_ms <= 0:
             raise RefusedError(Reason.DUE_INVALID, f"Due {due_ms}")
         if due_ms > now_ms + self.span_seconds * 1000 + self.clock_skew_ms:
-            raise RefusedError(Reason.DUE_BEYOND_SPAN, f"More than {self.span_seconds} s ahead")
+            raise RefusedError(
+                Reason.DUE_BEYOND_SPAN, f"More than {about(self.span_seconds * 1000)} ahead"
+            )
         return max(due_ms, now_ms + _NEAREST_MS)
 
 

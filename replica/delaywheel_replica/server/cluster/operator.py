@@ -20,6 +20,7 @@ from delaywheel_replica.core.protocol.control import REMOVED, ControlState
 from delaywheel_replica.core.protocol.progress import Progress, SetBackRefusal
 from delaywheel_replica.core.protocol.status_files import CleanerStatus
 from delaywheel_replica.link import NodeStorage, SetBack
+from delaywheel_replica.quantities import counted
 from delaywheel_replica.server.node.answering import Context
 from delaywheel_replica.server.node.calls_to_nodes import AS_PASSED, Passing, was_passed
 from delaywheel_replica.server.node.node_view import (
@@ -70,8 +71,8 @@ def wheel_refusal(
         if count < wheels_of_a_node(len(members)):
             return ""
         return (
-            f"TOO_MANY_WHEELS: node {node} has {count} wheels with messages that are pending: it"
-            " started very often. It gets another one when one of these is done with"
+            f"TOO_MANY_WHEELS: node {node} has {counted(count, 'wheel')} with messages that are"
+            " pending: it started very often. It gets another one when one of these is done with"
         )
     known = cleaner.nodes[node].storage
     what = "taken out" if known == REMOVED else f"registered with storage {known}"

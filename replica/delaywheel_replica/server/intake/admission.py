@@ -20,6 +20,7 @@ from typing import Any, Final, Self
 
 from delaywheel.reasons import Reason
 from delaywheel_replica.process.logs import get_logger
+from delaywheel_replica.quantities import size
 from delaywheel_replica.server.node.refusals import RefusedError
 
 _log = get_logger(__name__)
@@ -100,12 +101,12 @@ class Admission:
         if not self.caller_has_room(caller, length_bytes):
             raise RefusedError(
                 Reason.BACKPRESSURE,
-                f"{self._callers[caller]} bytes of this caller are in flight",
+                f"{size(self._callers[caller])} of this caller are in flight",
             )
         if self.in_flight_bytes and self.in_flight_bytes + length_bytes > self._max_bytes:
             self._full_looks = 2 * _UNREAD_LOOKS_FULL
             raise RefusedError(
-                Reason.BACKPRESSURE, f"{self.in_flight_bytes} bytes are in flight on this node"
+                Reason.BACKPRESSURE, f"{size(self.in_flight_bytes)} are in flight on this node"
             )
         self._count(caller, length_bytes)
         self._requests += 1

@@ -238,7 +238,7 @@ def _conversation(
 def _parsed(request_class: type[Message], content: bytes) -> Message:
     if len(content) > _QUESTION_BYTES:
         raise RefusedError(
-            Reason.REQUEST_TOO_LARGE, f"{len(content)} bytes, at most {_QUESTION_BYTES}"
+            Reason.REQUEST_TOO_LARGE, f"{len(content):,} bytes, at most {_QUESTION_BYTES:,}"
         )
     try:
         return request_class.FromString(content)

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from delaywheel.reasons import Reason
 from delaywheel.storage.frames.columns import ID_LENGTH_BYTES, Columns, content_starts
+from delaywheel_replica.quantities import counted
 from delaywheel_replica.server.intake.unpacking import Outline, Span
 from delaywheel_replica.server.node.refusals import RefusedError
 
@@ -58,7 +59,7 @@ def decode_columns(request: bytes, outline: Outline) -> Columns:
     end = int(starts[-1] + lengths_bytes[-1])
     if end != len(blob):
         raise RefusedError(
-            Reason.REQUEST_MALFORMED, f"A blob of {len(blob)} bytes for lengths of {end} bytes"
+            Reason.REQUEST_MALFORMED, f"A blob of {len(blob):,} bytes for lengths of {end:,}"
         )
     return Columns(
         due_ms=packed.column("due_ms", np.int64),
@@ -90,7 +91,8 @@ class _Packed:
         expected = items * np.dtype(dtype).itemsize
         if end - begin != expected:
             raise RefusedError(
-                Reason.REQUEST_MALFORMED, f"Column {name} has {end - begin} bytes, not {expected}"
+                Reason.REQUEST_MALFORMED,
+                f"Column {name} has {counted(end - begin, 'byte')}, not {expected:,}",
             )
         little = np.dtype(dtype).newbyteorder("<")
         return np.frombuffer(self._request, little, items, begin).astype(dtype)

@@ -32,6 +32,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final, NamedTuple, TypeVar
 
 from delaywheel.reasons import Reason
+from delaywheel_replica.quantities import counted
 from delaywheel_replica.server.intake.arrivals import Arrival, ArrivalBounds, Arrivals
 from delaywheel_replica.server.node.refusals import RefusedError
 
@@ -132,7 +133,9 @@ class Reception:
             RefusedError: BACKPRESSURE.
         """
         if self.calls >= self._bounds.calls and not self._arrivals.make_room_for(caller):
-            raise RefusedError(Reason.BACKPRESSURE, f"{self.calls} calls are open on this node")
+            raise RefusedError(
+                Reason.BACKPRESSURE, f"{counted(self.calls, 'call')} open on this node"
+            )
         self.calls += 1
         return self._end_call
 

@@ -11,6 +11,7 @@ from typing import Final, TypeAlias
 
 from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_replica.quantities import counted
 from delaywheel_replica.server.node.refusals import Refusal, RefusedError
 
 Span: TypeAlias = tuple[int, int]
@@ -102,13 +103,15 @@ def _add_columns(outline: Outline, request: bytes, batch: Span, max_messages: in
     if len(outline.topics) > outline.messages:
         raise RefusedError(
             Reason.REQUEST_MALFORMED,
-            f"{len(outline.topics)} topics for {outline.messages} messages",
+            f"{counted(len(outline.topics), 'topic')} for {counted(outline.messages, 'message')}",
         )
 
 
 def _refuse_too_many(messages: int, max_messages: int) -> None:
     if messages > max_messages:
-        raise RefusedError(Reason.TOO_MANY_MESSAGES, f"More than {max_messages} messages")
+        raise RefusedError(
+            Reason.TOO_MANY_MESSAGES, f"More than {counted(max_messages, 'message')}"
+        )
 
 
 def fields_of(content: bytes, span: Span, most: int) -> Iterator[tuple[int, int, int]]:

@@ -26,6 +26,7 @@ from delaywheel.ingress import is_reserved_topic
 from delaywheel.reasons import Reason
 from delaywheel.storage.frames.columns import ID_LENGTH_BYTES, Columns, content_starts
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_replica.quantities import about, counted
 from delaywheel_replica.server.intake.columnar import content_lengths, decode_columns
 from delaywheel_replica.server.intake.unpacking import Outline, Span, has_more_fields, outline_of
 from delaywheel_replica.server.node.refusals import Refusal, RefusedError, quoted
@@ -153,7 +154,7 @@ def decode_outlined(request: bytes, outline: Outline, rules: Rules, *, now_ms: i
         raise RefusedError.of(outline.refusal)
     if len(request) > rules.max_request_bytes:
         raise RefusedError(
-            Reason.REQUEST_TOO_LARGE, f"{len(request)} bytes, at most {rules.max_request_bytes}"
+            Reason.REQUEST_TOO_LARGE, f"{len(request):,} bytes, at most {rules.max_request_bytes:,}"
         )
     if outline.columns is not None:
         batch = Batch(decode_columns(request, outline))
@@ -200,7 +201,7 @@ def _check_dues(batch: Batch, due_ms: NDArray[np.int64], rules: Rules, *, now_ms
     batch.refuse(np.flatnonzero(due_ms < 1), Refusal(Reason.DUE_INVALID))
     batch.refuse(
         np.flatnonzero(due_ms < oldest_ms),
-        Refusal(Reason.DUE_TOO_OLD, f"Older than {rules.late_window_seconds} s"),
+        Refusal(Reason.DUE_TOO_OLD, f"Older than {about(rules.late_window_seconds * 1000)}"),
     )
     batch.refuse(
         np.flatnonzero(due_ms > newest_ms),
@@ -367,7 +368,7 @@ def _id_of(message: pb.DelayedMessage) -> bytes:
     if not message.HasField("id"):
         return uuid_utils.uuid7().bytes
     if len(message.id) != ID_LENGTH_BYTES:
-        raise RefusedError(Reason.ID_INVALID, f"An id of {len(message.id)} bytes")
+        raise RefusedError(Reason.ID_INVALID, f"An id of {counted(len(message.id), 'byte')}")
     return message.id
 
 

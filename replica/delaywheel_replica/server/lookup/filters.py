@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from delaywheel.reasons import Reason
 from delaywheel.storage.frames.columns import ID_LENGTH_BYTES, Columns
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_replica.quantities import counted
 from delaywheel_replica.server.node.refusals import RefusedError
 
 # How many bytes of keys are gathered at a time.
@@ -91,7 +92,7 @@ def wanted_of(asked: pb.Filter) -> Wanted:
         RefusedError: ID_INVALID, DUE_INVALID, HEADER_INVALID.
     """
     if asked.HasField("id") and len(asked.id) != ID_LENGTH_BYTES:
-        raise RefusedError(Reason.ID_INVALID, f"An id of {len(asked.id)} bytes")
+        raise RefusedError(Reason.ID_INVALID, f"An id of {counted(len(asked.id), 'byte')}")
     from_ms = asked.from_ms if asked.HasField("from_ms") else 0
     to_ms = asked.to_ms if asked.HasField("to_ms") else _MS_BEYOND
     if not 0 <= from_ms < to_ms <= _MS_BEYOND:

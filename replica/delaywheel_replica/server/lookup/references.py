@@ -8,6 +8,7 @@ from delaywheel.message import Handle
 from delaywheel.reasons import Reason
 from delaywheel.storage.frames.columns import ID_LENGTH_BYTES
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_replica.quantities import counted
 from delaywheel_replica.server.node.refusals import RefusedError, quoted
 
 _SLOT_BEYOND = 1 << 32
@@ -47,7 +48,7 @@ def reference_of(message: pb.MessageRef) -> Reference:
         case "id_and_due":
             both = message.id_and_due
             if len(both.id) != ID_LENGTH_BYTES:
-                raise RefusedError(Reason.ID_INVALID, f"An id of {len(both.id)} bytes")
+                raise RefusedError(Reason.ID_INVALID, f"An id of {counted(len(both.id), 'byte')}")
             return Reference(_slot(both.due_ms // 1000, Reason.DUE_INVALID), both.id, both.due_ms)
         case _:
             raise RefusedError(Reason.HANDLE_AMBIGUOUS, "No message is named")

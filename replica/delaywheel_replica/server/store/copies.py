@@ -36,6 +36,7 @@ from delaywheel.storage.recovery.recover import recovering
 from delaywheel.storage.writing.dial import Dial
 from delaywheel.storage.writing.mirror import MirrorWheel
 from delaywheel_replica.process.logs import get_logger
+from delaywheel_replica.quantities import size
 
 _NAMED: Final = 10
 
@@ -186,7 +187,7 @@ class Copies:
                 "wheel recovered",
                 wheel=str(wheel),
                 last_seq=recovered.last_seq,
-                cut=[f"{cut.path.name}: {cut.length_bytes} bytes" for cut in recovered.cut],
+                cut=[f"{cut.path.name}: {size(cut.length_bytes)}" for cut in recovered.cut],
                 damaged=len(recovered.damaged),
                 first_damaged=str(recovered.damaged.head(_NAMED)),
             )

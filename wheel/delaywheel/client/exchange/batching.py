@@ -106,7 +106,7 @@ class Accumulator:
     def full(self, message: Message) -> TimedOutError:
         """Returns the error to raise when there was no room for a message in time."""
         return TimedOutError(
-            f"no room: {self._messages:,} messages, {self._length_bytes:,} bytes are on their way",
+            f"no room: messages on their way: {self._messages:,}, bytes: {self._length_bytes:,}",
             outcome_known=True,
             failed=message,
         )

@@ -28,9 +28,9 @@ from delaywheel_replica.cleaner.kafka.brokers import (
     topic_objections,
 )
 from delaywheel_replica.cli.doing.checking.items import CheckedItem, fault, fault_of, ok, warning
-from delaywheel_replica.cli.values import counted
 from delaywheel_replica.config import Config
 from delaywheel_replica.kafka_settings import FORWARD_ROOM_BYTES
+from delaywheel_replica.quantities import counted
 
 CALL_S: Final = 15.0
 

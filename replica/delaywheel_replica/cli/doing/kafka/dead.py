@@ -33,7 +33,8 @@ from delaywheel_replica.cli.printing.tables import (
     print_table,
 )
 from delaywheel_replica.cli.printing.text import note, say
-from delaywheel_replica.cli.values import bytes_given, counted, to_ms
+from delaywheel_replica.cli.values import bytes_given, to_ms
+from delaywheel_replica.quantities import counted
 
 
 class Where(KafkaOptions):

@@ -37,6 +37,7 @@ def create(
         for topic in topics
     ]
     made = client.create_topics(wanted, request_timeout=timeout_s, operation_timeout=timeout_s)
+    new = 0
     for topic, future in made.items():
         try:
             future.result()
@@ -44,7 +45,9 @@ def create(
             _print_answer(topic, exception.args[0])
         else:
             say(f"made: {topic}")
-    note("Nodes that refused messages for them accept them within 2 s.")
+            new += 1
+    if new:
+        note("All nodes accept messages for them within 2 s.")
     seen_names.note(asked_server(), topics=topics)
 
 

@@ -16,7 +16,8 @@ from delaywheel_replica.cli.failures import ExitCode, Failure
 from delaywheel_replica.cli.printing import shapes
 from delaywheel_replica.cli.printing.tables import print_json
 from delaywheel_replica.cli.printing.text import note, say
-from delaywheel_replica.cli.values import clock, counted, iso
+from delaywheel_replica.cli.values import clock, iso
+from delaywheel_replica.quantities import counted
 
 _MESSAGES_PER_CALL = 1_000
 _SHOWN = 20
@@ -171,14 +172,19 @@ def _print(answer: pb.CancelManyResponse, *, as_json: bool, dry_run: bool) -> No
     if as_json:
         print_json(shapes.cancelled_many(answer, dry_run=dry_run))
         return
+    before = sum(row.cancelled_before for row in answer.results)
+    cancelled = sum(row.outcome == pb.CANCEL_OUTCOME_CANCELLED for row in answer.results)
+    if not dry_run:
+        say(f"{cancelled - before:,} CANCELLED")
+    if before:
+        say(f"{before:,} cancelled before")
     for outcome, words in (
-        (pb.CANCEL_OUTCOME_CANCELLED, "cancelled before" if dry_run else "CANCELLED"),
         (pb.CANCEL_OUTCOME_TOO_LATE, "too late: nothing was done"),
         (pb.CANCEL_OUTCOME_ALREADY_DELIVERED, "delivered before"),
         (pb.CANCEL_OUTCOME_UNSPECIFIED, "pending" if dry_run else "not known: ask again"),
     ):
         number = sum(row.outcome == outcome for row in answer.results)
-        if number or words in {"CANCELLED", "pending"}:
+        if number or words == "pending":
             say(f"{number:,} {words}")
     if elsewhere := len(_gone_elsewhere(answer)):
         say(f"{elsewhere:,} with another due by now: look again")

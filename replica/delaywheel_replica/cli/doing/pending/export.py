@@ -34,7 +34,7 @@ from delaywheel_replica.cli.parsing import usage
 from delaywheel_replica.cli.printing.shapes import message_line
 from delaywheel_replica.cli.printing.tables import print_ndjson
 from delaywheel_replica.cli.printing.text import note
-from delaywheel_replica.cli.values import counted
+from delaywheel_replica.quantities import counted
 
 _PAUSE_S: Final = 0.2
 

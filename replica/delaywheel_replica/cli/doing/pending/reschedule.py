@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Final
 
 from delaywheel import Client, RescheduleOutcome
 from delaywheel_replica.cli.failures import Failure
 from delaywheel_replica.cli.printing.tables import print_json
 from delaywheel_replica.cli.printing.text import note, say
 from delaywheel_replica.cli.values import iso
+
+_WHY_NOT: Final = {
+    RescheduleOutcome.RESCHEDULED: "its new due is not known: repeat the command",
+    RescheduleOutcome.ALREADY_DELIVERED: "it is in its topic already, or a dead letter",
+    RescheduleOutcome.TOO_LATE: "nothing was done: it is about to be delivered, or was",
+    RescheduleOutcome.NOT_FOUND: "no such message was accepted",
+    RescheduleOutcome.CANCELLED: "it was cancelled, and stays cancelled",
+}
 
 
 def reschedule(
@@ -33,7 +42,7 @@ def reschedule(
             }
         )
     if answer.outcome is not RescheduleOutcome.RESCHEDULED or answer.due_ms is None:
-        raise Failure(answer.outcome.value, "the message was not rescheduled")
+        raise Failure(answer.outcome.value, _WHY_NOT[answer.outcome])
     if not as_json:
         say(str(answer.handle))
         note(f"due {iso(answer.due_ms)}")

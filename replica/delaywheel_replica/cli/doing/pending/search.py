@@ -15,7 +15,8 @@ from delaywheel_replica.cli.printing import shapes
 from delaywheel_replica.cli.printing.messages import print_messages
 from delaywheel_replica.cli.printing.tables import print_json, print_ndjson
 from delaywheel_replica.cli.printing.text import note
-from delaywheel_replica.cli.values import bytes_given, clock, counted
+from delaywheel_replica.cli.values import bytes_given, clock
+from delaywheel_replica.quantities import counted, size
 
 _MESSAGES_PER_CALL = 1_000
 
@@ -79,7 +80,7 @@ class Looking:
     def print_looked(self) -> None:
         """Prints the summary, and where to continue."""
         looked = self._looked
-        read = f"{counted(looked.messages, 'message')}, {counted(looked.length_bytes, 'byte')}"
+        read = f"{counted(looked.messages, 'message')}, {size(looked.length_bytes)}"
         note(f"examined {read}, on {looked.node}")
         if looked.HasField("to_slot"):
             since = clock(looked.to_slot)
@@ -144,5 +145,5 @@ def search(  # noqa: PLR0913 - as many as the command has
             }
         )
         return
-    print_messages(messages, with_content=with_content)
+    print_messages(messages, with_content=with_content, none="no such message is pending")
     looking.print_looked()

@@ -19,7 +19,8 @@ from delaywheel_replica.cli.printing.tables import (
     print_table,
 )
 from delaywheel_replica.cli.printing.text import note, say
-from delaywheel_replica.cli.values import clock, counted, iso
+from delaywheel_replica.cli.values import clock, iso
+from delaywheel_replica.quantities import counted
 
 SLOTS_PER_CALL = 10_000
 MESSAGES_PER_CALL = 1_000
@@ -46,7 +47,7 @@ def slots(
         print_json(shapes.slot_list(answer))
         return
     if as_ndjson:
-        print_ndjson(map(shapes.slot_row, answer.slots))
+        print_ndjson(shapes.slot_row(row, answer.progress) for row in answer.slots)
     else:
         _print_slots(answer)
     for row in answer.silent:
@@ -56,20 +57,23 @@ def slots(
 
 
 def _print_slots(answer: pb.ListSlotsResponse) -> None:
+    pending = [shapes.pending(row, answer.progress) for row in answer.slots]
     print_table(
-        ["second", "due", "messages", "bytes", "cancels", "copies"],
+        ["second", "due", "pending", "written", "bytes", "copies"],
         [
             (
-                *(str(row.slot), clock(row.slot), row.messages, row.length_bytes),
-                *(row.cancels, row.copies),
+                *(str(row.slot), clock(row.slot), left, row.messages),
+                *(row.length_bytes, row.copies),
             )
-            for row in answer.slots
+            for row, left in zip(answer.slots, pending, strict=True)
         ],
+        none="no second holds messages",
     )
     print()
-    messages = counted(sum(row.messages for row in answer.slots), "message")
-    seconds = counted(len(answer.slots), "second")
-    print_prose(f"{messages} in {seconds}, each counted once, by {', '.join(answer.counted_by)}")
+    messages = counted(sum(pending), "message")
+    seconds = counted(sum(map(bool, pending)), "second")
+    nodes = ", ".join(answer.counted_by)
+    print_prose(f"pending: {messages} in {seconds}, each counted once, by {nodes}")
     if answer.HasField("progress"):
         say(f"forwarded to {iso(answer.progress.due_ms)}")
 
@@ -152,7 +156,7 @@ def slot(
             }
         )
         return
-    print_messages(messages, with_content=with_content)
+    print_messages(messages, with_content=with_content, none=f"no messages in {clock(second)}")
     _print_if_more(stored, limit)
 
 
