@@ -1,8 +1,11 @@
-"""Writes the tables of settings, errors and metrics in docs/OPERATIONS.md from the code's own.
+"""Writes the lists of settings, errors and metrics in docs/OPERATIONS.md from the code's own.
 
 Names, defaults, codes and kinds, and what each one means, are taken from where they are declared:
 `Config`, `Reason` and the table of metrics. What only this document can say, such as where to read
 on, is below. A test compares the document with what this would write.
+
+A list is what a table with long cells would be: its columns are named in a line above it, an item
+has them in the same order, between middle dots. So any pager can show it.
 """
 
 from __future__ import annotations
@@ -11,14 +14,22 @@ import argparse
 import json
 import re
 import sys
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Final
 
 from delaywheel.reasons import Reason
 from delaywheel_replica.config import Config
 from delaywheel_replica.server.metrics.catalogue import METRICS
+
+WIDEST: Final = 100
+"""Columns of the document's longest line."""
+
+_EMPTY: Final = "\N{EN DASH}"
+_BETWEEN: Final = " \N{MIDDLE DOT} "
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "OPERATIONS.md"
 
@@ -137,27 +148,65 @@ MORE_OF_METRICS: Final[Mapping[str, str]] = {
 """What goes beyond a metric's help text."""
 
 
+GROUPS: Final[Mapping[str, Sequence[str]]] = {
+    "Must": ("cluster_id", "node_id", "data_dir", "kafka", "members"),
+    "Ports": ("listen", "advertised", "peer_listen", "metrics_listen"),
+    "Limits": (
+        *("span_seconds", "late_window_seconds", "levels", "max_message_bytes"),
+        *("max_request_messages", "max_request_bytes", "disk_reserve_bytes"),
+    ),
+    "Topics, ledger, log": (
+        *("create_topics", "topic_partitions", "topic_replication_factor", "ingress"),
+        *("ingress_topics", "ingress_partitions", "ledger_uri", "ledger_seal_seconds"),
+        *("ledger_retention_hours", "log_format", "log_level"),
+    ),
+}
+"""Settings by what they are for; all others are for experts."""
+
+
 def written(document: str) -> str:
-    """Returns the document with its tables updated."""
-    for table in (settings(), errors(), metrics()):
-        header, lines = table[0], "\n".join(table) + "\n"
-        before, found, after = document.partition(f"{header}\n")
-        if not found:
-            raise ValueError(f"no table begins with {header}")
-        rest = re.sub(r"\A(?:\|.*\n)+", "", after)
-        document = f"{before}{lines}{rest}"
+    """Returns the document with its lists updated."""
+    for name, lines in (("settings", settings()), ("errors", errors()), ("metrics", metrics())):
+        begin, end = f"<!-- {name}: scripts/reference -->\n", f"<!-- end of {name} -->"
+        before, found, after = document.partition(begin)
+        _, ends, rest = after.partition(end)
+        if not found or not ends:
+            raise ValueError(f"there is no place for {name}")
+        document = f"{before}{begin}\n{''.join(f'{line}{chr(10)}' for line in lines)}\n{end}{rest}"
     return document
 
 
+def rows_of(document: str, header: str) -> list[list[str]]:
+    """Returns the cells of the table or list whose columns begin with these, `|` between them."""
+    lines = document.splitlines()
+    listed = f"*{header.replace(' | ', _BETWEEN)}"
+    (start,) = (n for n, line in enumerate(lines) if line.startswith((f"| {header} |", listed)))
+    rest = lines[start + 2 :]
+    if lines[start].startswith("|"):
+        table = takewhile(lambda line: line.startswith("|"), rest)
+        return [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
+    items = "\n".join(takewhile(bool, rest)).removeprefix("- ").split("\n- ")
+    return [
+        [cell.replace(_EMPTY, "") for cell in " ".join(item.split()).split(_BETWEEN)]
+        for item in items
+    ]
+
+
 def settings() -> list[str]:
-    """Returns one row for each setting: name, default, and meaning."""
+    """Returns one item for each setting, in groups: name, default, and meaning."""
     meanings = _attributes(Config)
-    rows = [(f"`{field.name}`", _default(field), meanings[field.name]) for field in fields(Config)]
-    return _table(("setting", "default", "meaning"), rows)
+    known = {field.name: field for field in fields(Config)}
+    grouped = [name for names in GROUPS.values() for name in names]
+    groups = {**GROUPS, "Expert": [name for name in known if name not in grouped]}
+    lines = []
+    for group, names in groups.items():
+        rows = [(f"`{name}`", _default(known[name]), meanings[name]) for name in names]
+        lines += [f"#### {group}", "", *_list(("setting", "default", "meaning"), rows), ""]
+    return lines[:-1]
 
 
 def errors() -> list[str]:
-    """Returns one row for each reason."""
+    """Returns one item for each reason."""
     said = {True: "yes", False: "no"}
     rows = [
         (
@@ -169,21 +218,21 @@ def errors() -> list[str]:
         )
         for reason in Reason
     ]
-    return _table(("reason", "code", "again", "known", "what to do"), rows)
+    return _list(("reason", "code", "again", "known", "what to do"), rows)
 
 
 def metrics() -> list[str]:
-    """Returns one row for each metric."""
+    """Returns one item for each metric."""
     rows = [
         (
             f"`{spec.name}`",
             spec.kind.value,
-            " ".join(f"`{label}`" for label in spec.labels),
+            " ".join(f"`{label}`" for label in spec.labels) or _EMPTY,
             _joined(spec.text, MORE_OF_METRICS.get(spec.name)),
         )
         for spec in METRICS
     ]
-    return _table(("metric", "type", "labels", "meaning"), rows)
+    return _list(("metric", "type", "labels", "meaning"), rows)
 
 
 def _attributes(of: type) -> dict[str, str]:
@@ -196,7 +245,7 @@ def _attributes(of: type) -> dict[str, str]:
 def _default(field: Field[Any]) -> str:
     value = field.default if field.default_factory is MISSING else field.default_factory()
     if field.name == "levels":
-        return "see below"  # too long for a table
+        return "see below"  # too long for an item
     if value is MISSING:
         return "required"
     return "none" if value is None else f"`{json.dumps(value)}`"
@@ -207,17 +256,24 @@ def _joined(text: str, more: str | None) -> str:
     return text if more is None else f"{text} {more}"
 
 
-def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    rule = "|---" * len(header) + "|"
-    lines = (f"| {' | '.join(cells)} |".replace("|  |", "| |") for cells in (header, *rows))
-    first, *others = lines
-    return [first, rule, *others]
+def _list(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    lines = [f"*{_BETWEEN.join(header)}*", ""]
+    for cells in rows:
+        lines += textwrap.wrap(
+            _BETWEEN.join(cells),
+            WIDEST,
+            initial_indent="- ",
+            subsequent_indent="  ",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+    return lines
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Writes the tables, or with `--check` compares; returns 1 if they are out of date."""
+    """Writes the lists, or with `--check` compares; returns 1 if they are out of date."""
     parser = argparse.ArgumentParser(
-        prog="scripts/reference", description="Write the tables of docs/OPERATIONS.md."
+        prog="scripts/reference", description="Write the lists of docs/OPERATIONS.md."
     )
     parser.add_argument("--check", action="store_true", help="change nothing, compare")
     check = parser.parse_args(arguments).check

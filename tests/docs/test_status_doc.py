@@ -8,15 +8,15 @@ from pathlib import Path
 from google.protobuf.descriptor import Descriptor
 
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from local.reference import rows_of
 
 DOC = (Path(__file__).parents[2] / "docs" / "OPERATIONS.md").read_text(encoding="utf-8")
 STATUS = DOC.partition("\n## Status\n")[2].partition("\n## ")[0]
 
 
 def reported(header: str) -> set[str]:
-    """The names in the first column of a table of this part."""
-    table = STATUS.partition(f"| {header} |")[2].partition("\n\n")[0]
-    cells = [line.split("|")[1] for line in table.splitlines()[2:]]
+    """The names in the first column of a table or list of this part."""
+    cells = [row[0] for row in rows_of(STATUS, header)]
     return {name for cell in cells for name in re.findall(r"`([a-z_.]+)`", cell)}
 
 

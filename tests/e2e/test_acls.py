@@ -17,6 +17,7 @@ from delaywheel_replica.cli.printing.verdict import State, Verdict, verdict
 from delaywheel_replica.kafka_settings import KafkaNames
 from local.loopback.cluster import LocalCluster, described
 from local.loopback.node import Node
+from local.reference import rows_of
 from support.clients.command import Command
 from support.kafka.authorized import AuthorizingBroker
 from support.kafka.read_committed import (
@@ -49,9 +50,9 @@ SOON = (ingress.DELAY_MS, b"300")
 
 def listed() -> list[tuple[ResourceType, str, bool, list[str]]]:
     """The document's table: kind and name of a resource, whether it is a prefix, operations."""
-    text = DOCUMENT.read_text(encoding="utf-8").partition("ACLs of the node's principal")[2]
-    table = text.partition("| resource | operations |")[2].partition("\n\n")[0]
-    rows = [[cell.strip() for cell in row.split("|")[1:3]] for row in table.splitlines()[2:]]
+    rows = [
+        row[:2] for row in rows_of(DOCUMENT.read_text(encoding="utf-8"), "resource | operations")
+    ]
     found = []
     for resource, operations in rows:
         kind = next(kind for word, kind in KINDS.items() if resource.startswith(word))

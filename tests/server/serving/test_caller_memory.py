@@ -26,7 +26,8 @@ import pytest
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from support.server.server_process import CHANNEL_OPTIONS, ServerProcess
 
-DOC = (Path(__file__).parents[3] / "docs" / "OPERATIONS.md").read_text(encoding="utf-8")
+_DOCUMENT = Path(__file__).parents[3] / "docs" / "OPERATIONS.md"
+DOC = " ".join(_DOCUMENT.read_text(encoding="utf-8").split())
 STATED = re.compile(r"no more than ([\d,]+) MiB \(seen: .*?no more than ([\d,]+) MiB")
 STREAMS, CALLS = 2, 8
 REQUESTS = 4
