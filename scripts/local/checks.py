@@ -39,7 +39,7 @@ THREE = f"{NODES}/three_nodes"
 OUTAGES = f"{NODES}/test_outages.py"
 SCRIPTS = "tests/scripts"
 """What runs here starts brokers of its own."""
-AUDIT = "tests/audit"
+SPARK = ("tests/audit/reconcile", "tests/audit/kafka/test_kafka_source.py")
 """All tests that need Spark: it is started once, for these."""
 SIMULATION = "tests/sim"
 DRILLS = f"{SIMULATION}/tests/test_sim_drills.py"
@@ -113,13 +113,13 @@ def queues(*, fast: bool, scratch: Path) -> list[Queue]:
 
 def _waiting(and_not_slow: str, *, fast: bool) -> tuple[Step, ...]:
     pytest = (*_PYTEST, "-m", "(kafka or spark)" + and_not_slow)
-    elsewhere = _ignored(NODES, SCRIPTS, AUDIT, SIMULATION, SERVER, *SERVING, *CORE, *UNTIED)
+    elsewhere = _ignored(NODES, SCRIPTS, SIMULATION, *SPARK, SERVER, *SERVING, *CORE, *UNTIED)
     without = (*_PYTEST, "-m", _NEITHER + and_not_slow)
     # All of these are slow, and pytest fails if it has nothing to do.
     slow = () if fast else (Step("pytest scripts", (*pytest, SCRIPTS)),)
     slower = () if fast else (Step("pytest outages", (*pytest, OUTAGES)),)
     return (
-        Step("pytest spark", (*pytest, AUDIT)),
+        Step("pytest spark", (*pytest, *SPARK)),
         Step("pytest one node", (*pytest, ALONE)),
         Step("pytest nodes", (*pytest, NODES, *_ignored(OUTAGES, ALONE, THREE))),
         Step("pytest serving", (*without, *SERVING)),

@@ -1,4 +1,4 @@
-"""Nodes are added and taken out by a rolling restart, under load: nobody who sends notices.
+"""Nodes are added and taken out by rolling restarts: nobody who sends or cancels notices.
 
 Takes about a minute.
 """
@@ -15,6 +15,7 @@ from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from local.loopback.kafka import KafkaBroker
 from local.loopback.node import Node
 from support.kafka.read_committed import CommittedReader
+from support.services.cancelling import Cancelling
 from support.services.load import Load, assert_arrived
 from support.services.trio import Trio, name_members, row, run_cli, seen_by, send, slot_file
 
@@ -34,11 +35,16 @@ def test_a_fourth_node_joins_and_leaves_under_load(
 ) -> None:
     """As docs/RUNBOOK.md says: who joins starts first, who leaves stops last."""
     three = list(trio.nodes)
-    with Load(trio.client(timeout=30.0), topic) as load:
-        load.wait_for_more()
+    first = three[0]  # all know one address alone, of the first that goes
+    with (
+        Load(trio.client_of(first, timeout=30.0), topic) as load,
+        Cancelling(trio.client_of(first, timeout=30.0), topic) as cancelling,
+    ):
+        callers = (load, cancelling)
+        wait_for_more(callers)
         fourth = trio.add("n4")
         assert "NOT_A_MEMBER" in trio.wait("it is refused", lambda: refusals(fourth))
-        roll(trio, load, three, members=trio.nodes)
+        roll(trio, callers, three, members=trio.nodes)
         trio.wait_accepting()
         trio.wait_in_sync()
         (handle,) = send(fourth, row(topic, b"stays", delay_s=600))
@@ -46,28 +52,40 @@ def test_a_fourth_node_joins_and_leaves_under_load(
         content = trio.wait_same(handle)
         assert content
 
-        roll(trio, load, three, members=three)
+        roll(trio, callers, three, members=three)
         trio.stop(fourth)
         trio.nodes.remove(fourth)
-        load.wait_for_more()
+        wait_for_more(callers)
         done = run_cli(three[0], "node", "remove", fourth.id, "--yes", "--json")
         assert done.returncode == 0, done.stderr
         assert at_risk(done.stdout) == 0
         trio.wait("its wheels are closed", lambda: all(is_rid_of(node, fourth) for node in three))
         trio.wait_accepting()
         trio.wait_in_sync()
-        load.wait_for_more()
+        wait_for_more(callers)
     assert not load.errors
+    assert not cancelling.errors
     # Where a node waits for one that restarts, callers are told after 2 s, and go elsewhere. Three
     # attempts that nobody answered, of 5 s each, would be an error; all below is a busy machine.
     assert load.longest_s < 15
     trio.wait("all copies are the same", trio.same_bytes)
     assert slot_file(three[0], handle) == content
     with CommittedReader(kafka.address, topic) as reader:
+        reader.wait_for(len(load.acknowledged) + len(cancelling.not_cancelled), timeout_s=60)
         assert_arrived(reader, load.acknowledged)
+        cancelling.assert_true(reader.messages)
 
 
-def roll(trio: Trio, load: Load, nodes: list[Node], *, members: list[Node]) -> None:
+Callers = tuple[Load, Cancelling]
+
+
+def wait_for_more(callers: Callers) -> None:
+    """Waits until each of them is served some more."""
+    for caller in callers:
+        caller.wait_for_more()
+
+
+def roll(trio: Trio, callers: Callers, nodes: list[Node], *, members: list[Node]) -> None:
     """Gives nodes another list one by one; those that have it and those that do not work together.
 
     Both tell that they differ, until they do no more.
@@ -83,7 +101,7 @@ def roll(trio: Trio, load: Load, nodes: list[Node], *, members: list[Node]) -> N
         if node is first:
             text = trio.wait("both tell the same", lambda: difference(trio, first, last))
             assert f"{','.join(sorted(node.id for node in members))} at {first.id}" in text
-        load.wait_for_more()
+        wait_for_more(callers)
     trio.wait("they agree", lambda: not any_differ(trio, nodes))
     for node in (first, last):
         assert text in node.log.read_text()[told[node.id] :]

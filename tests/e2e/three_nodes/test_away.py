@@ -14,8 +14,6 @@ from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from local.loopback.kafka import KafkaBroker
 from local.loopback.node import Node
 from support.kafka.read_committed import CommittedReader
-from support.services.cancelling import Cancelling
-from support.services.load import Load, assert_once
 from support.services.trio import Trio, row, seen_by, send, send_once, slot_file, stub_of
 
 pytestmark = pytest.mark.kafka
@@ -192,30 +190,3 @@ def test_the_origin_is_killed_between_write_and_ack(
         send(origin, row(topic, b"marker", delay_s=0.5))
         reader.wait_for(2, timeout_s=60)
         assert [m.value() for m in reader.read_to_end()] == [b"once", b"marker"]
-
-
-def test_rolling_restart_under_load(trio: Trio, kafka: KafkaBroker, topic: str) -> None:
-    """Nobody who sends or cancels notices; all know one address alone, of the first that goes."""
-    first = trio.nodes[0]
-    with (
-        Load(trio.client_of(first, timeout=30.0), topic) as load,
-        Cancelling(trio.client_of(first, timeout=30.0), topic) as cancelling,
-    ):
-        for node in trio.nodes:
-            load.wait_for_more()
-            cancelling.wait_for_more()
-            trio.stop(node)
-            load.wait_for_more()
-            cancelling.wait_for_more()
-            trio.start(node)
-            trio.wait_accepting()
-            trio.wait_in_sync()
-        load.wait_for_more()
-        cancelling.wait_for_more()
-    assert not load.errors
-    assert not cancelling.errors
-    with CommittedReader(kafka.address, topic) as reader:
-        reader.wait_for(len(load.acknowledged) + len(cancelling.not_cancelled), timeout_s=60)
-        arrived = reader.read_to_end()
-        assert_once(arrived, load.acknowledged)
-        cancelling.assert_true(arrived)
