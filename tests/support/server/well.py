@@ -107,6 +107,7 @@ def counts() -> Counts:
     made.answered(41, {0: Refusal(Reason.DUE_TOO_OLD)}, 4_000)
     made.topics.add_one("orders", 40)
     made.cancelled("CANCELLED", 40)
+    made.cancel_stages["queued"] = 7
     made.rescheduled("RESCHEDULED", 90)
     made.lookups["get", "PENDING"] = 3
     made.refused_request(5, Reason.NO_WHEEL)
