@@ -24,6 +24,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined]
 from confluent_kafka.cimpl import NewTopic
 
+from delaywheel_replica.cleaner.kafka.topic_admin import release_leaked_id
 from delaywheel_replica.cleaner.outside.ports import IngressFound, KafkaAway, TopicPartitions
 
 CALL_S: Final = 5.0
@@ -123,6 +124,7 @@ def _described(
                 raise
         else:
             found[name] = TopicPartitions(str(topic.topic_id), len(topic.partitions))
+            release_leaked_id(topic)
     return found, faults
 
 
