@@ -1,0 +1,97 @@
+"""What became of a message that a cancel names, looked for among the outcomes on a real broker."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+from confluent_kafka import Producer
+
+from delaywheel.identity import WheelId
+from delaywheel_replica.cleaner.delivery.outcomes import dropped
+from delaywheel_replica.cleaner.due.rows import Dropped, Outcome
+from delaywheel_replica.cleaner.kafka import places
+from delaywheel_replica.cleaner.kafka.places import Places
+from delaywheel_replica.kafka_settings import KafkaNames, KafkaSettings
+from delaywheel_replica.link import AskPlace, Place, PlaceFound
+from local.loopback.kafka import KafkaBroker
+from support.kafka.read_committed import create_topic
+from support.services.service import wait_until
+
+pytestmark = pytest.mark.kafka
+
+CANCELLED, DELIVERED = bytes(15) + b"c", bytes(15) + b"d"
+NOW_MS = time.time_ns() // 1_000_000
+DUE_MS = NOW_MS - 2_000
+
+
+def outcome(id_: bytes, what: Outcome, due_ms: int = DUE_MS) -> Dropped:
+    return Dropped(
+        what,
+        content_differs=False,
+        topic="orders",
+        due_ms=due_ms,
+        id=id_,
+        accepted_at_ms=NOW_MS - 9_000,
+        wheel=WheelId("a", 1),
+        seq=3,
+        row=0,
+    )
+
+
+class Looking:
+    """A search's thread, asked until it has found something."""
+
+    def __init__(self, settings: KafkaSettings) -> None:
+        self._found: list[PlaceFound] = []
+        self._reported = threading.Event()
+        self._places = Places(settings, send=self._send, on_found=self._reported.set)
+        threading.Thread(target=self._places.run, daemon=True).start()
+
+    def _send(self, found: PlaceFound) -> bool:
+        self._found.append(found)
+        return True
+
+    def find(self, asked: AskPlace) -> PlaceFound:
+        def look() -> PlaceFound | None:
+            self._reported.clear()
+            self._places.ask(asked)
+            assert self._reported.wait(60)
+            self._places.report()
+            found = self._found.pop()
+            return None if found.place is None else found
+
+        return wait_until("it is found", look)
+
+
+def test_whether_a_cancel_took_effect_is_read_from_the_outcomes(
+    kafka: KafkaBroker, cluster_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(places, "SEARCH_S", 30.0)  # for a busy machine
+    names = KafkaNames(cluster_id)
+    topic = f"orders-{cluster_id}"
+    for name in (names.outcomes, names.dead, topic):
+        create_topic(kafka.address, name)
+    producer = Producer({"bootstrap.servers": kafka.address})
+    reported = [
+        outcome(CANCELLED, Outcome.CANCELLED, DUE_MS + 1),
+        outcome(CANCELLED, Outcome.DUPLICATE),
+        outcome(DELIVERED, Outcome.CANCELLED, DUE_MS - 1),
+        outcome(CANCELLED, Outcome.CANCELLED),
+    ]
+    for record in dropped(names, reported):
+        producer.produce(record.topic, record.value, record.key)
+    headers: list[tuple[str, str | bytes | None]] = [
+        ("dw-id", DELIVERED.hex()),
+        ("dw-due", str(DUE_MS)),
+    ]
+    producer.produce(topic, b"it came", headers=headers)
+    assert producer.flush(60) == 0
+
+    looking = Looking(KafkaSettings(names, {"bootstrap.servers": kafka.address}))
+    asked = AskPlace(1, CANCELLED, DUE_MS, topic, is_dead=False, is_named_by_cancel=True)
+    found = looking.find(asked)
+    assert found == PlaceFound(1, Place(names.outcomes, 0, 3), was_withdrawn=True)
+    asked = AskPlace(2, DELIVERED, DUE_MS, topic, is_dead=False, is_named_by_cancel=True)
+    assert looking.find(asked) == PlaceFound(2, Place(topic, 0, 0))
