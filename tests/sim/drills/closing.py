@@ -246,6 +246,25 @@ def exchanged_in_turn(script: Script) -> None:
     script.until_ms = 80_000
 
 
+@CLOSING(r"operator +replaces c", r"closes c\.1 at", r"fault +\d+\.\d+ kill_all", r"a +starts")
+def stopped_after_a_replacement(script: Script) -> None:
+    """A node is replaced, its leader publishes its wheel, and all nodes are started anew.
+
+    The first frames of that wheel are deleted by then, and the last ones pending; the leader that
+    published it has another disk.
+    """
+    script.cluster("abc", 2, late_window_s=2)
+    for node in "bc":
+        script.do(1, "pause", node=node, part="cleaner", ms=2_400)
+    script.flow(2_500, 3_500, 100, "c", delay_ms=1_000)
+    script.flow(3_600, 4_400, 100, "c", delay_ms=script.about(22_000))
+    script.do(script.about(5_000), "wipe", node="c", ms=400, replaced_ms=900)
+    at_ms = script.about(15_000)
+    script.do(at_ms, "wipe", node="a", ms=400, replaced_ms=900)
+    script.do(at_ms, "kill_all")
+    script.until_ms = 20_000
+
+
 @CLOSING(r"init .* epoch 1", r"operator +takes out a", r"closes b\.1 at")
 def taken_out(script: Script) -> None:
     """With W = 1 every wheel waits for all members; one is removed from the leader's list."""

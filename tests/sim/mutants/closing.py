@@ -15,7 +15,9 @@ from delaywheel_replica.core.protocol.control import ControlRecord, ControlState
 from delaywheel_replica.core.protocol.frames import FrameRange
 from delaywheel_replica.core.protocol.heartbeat import FenceAnswer, Heartbeat
 from delaywheel_replica.core.protocol.quorum import required_answers
+from delaywheel_replica.server.ledger.source import Source
 from sim.mutants.mutant import Mutant, Patch, everywhere, instead
+from sim.nodes.books import SimBooks
 
 
 def least_answer() -> list[Patch]:
@@ -129,6 +131,13 @@ def records_a_range_too_short() -> list[Patch]:
     return [everywhere(real, without_the_last)]
 
 
+def published_is_forgotten() -> list[Patch]:
+    return [
+        instead(Source, "finished_to", lambda *_: 0),
+        instead(SimBooks, "noted", lambda _: {}),
+    ]
+
+
 CLOSING = {
     "recovers to the least answer": Mutant(
         "T is the least of the answers",
@@ -189,6 +198,12 @@ CLOSING = {
         end_before_v,
         "taken were",
         ("lone",),
+    ),
+    "what was published is forgotten": Mutant(
+        "no node notes what was published, and nothing proves it once all were started anew",
+        published_is_forgotten,
+        "committed to be lost|not drained|are reported lost",
+        ("stopped_after_a_replacement",),
     ),
     "a lost range is one too long": Mutant(
         "the frame behind those that are lost is recorded with them",

@@ -43,6 +43,16 @@ def dedup_among_new_ones() -> list[Patch]:
     return [instead(Second, "_originals", originals)]
 
 
+def each_copy_repeats_another() -> list[Patch]:
+    real = Second._originals
+
+    def originals(self: Second, rows: Rows, bounds: Bounds) -> Rows:
+        found, other = real(self, rows, bounds), np.where(rows == 0, len(self) - 1, 0)
+        return np.where(found == rows, other, found)
+
+    return [instead(Second, "_originals", originals)]
+
+
 def cancels_beyond_v() -> list[Patch]:
     real = Second._cancelled
 
@@ -215,6 +225,12 @@ FORWARDING = {
         "delivered twice",
         ("answers",),
     ),
+    "each copy repeats another": Mutant(
+        "of a message with several copies none is forwarded",
+        each_copy_repeats_another,
+        "counts as a duplicate, and nothing has become of it",
+        ("answers",),
+    ),
     "dedup does not look at older frames": Mutant(
         "a late frame is compared with frames that come with it, not with those done before",
         dedup_among_new_ones,
@@ -291,7 +307,7 @@ FORWARDING = {
         "what cannot be read is not taken for the mark of another due",
         cancelled_with_unreadable_marks,
         "after it was (cancelled|delivered)",
-        ("unreadable_marks",),
+        ("unreadable_marks_elsewhere",),
     ),
     "cancelled is answered before the commit": Mutant(
         "a cancel frame that is written counts as a cancel that is done",

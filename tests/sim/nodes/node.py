@@ -16,6 +16,7 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING
 
+from delaywheel.identity import WheelId
 from delaywheel_replica.core.protocol.reschedules import RescheduleWish, RescheduleWritten
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, ServerStatus
 from sim.checking.truth import DATA
@@ -52,6 +53,8 @@ class SimNode:
         old_row: the last server's status: its file outlives the server and the machine's boot.
         recovered: the folder was recovered since the machine last crashed.
         damaged: files in which its disk flipped a bit, or that lost their names.
+        published: up to where each wheel is in its disk's own place for ledgers.
+        reported_published: up to where any node reported each as published, as noted on its disk.
         sync_groups: frames are on the medium before they are acknowledged.
         has_lost: a frame that it had reported, and that its machine's last crash took; None: none.
     """
@@ -75,6 +78,8 @@ class SimNode:
         self.old_row: ServerStatus | None = None
         self.recovered = True
         self.damaged: set[Path] = set()
+        self.published: dict[WheelId, int] = {}
+        self.reported_published: dict[WheelId, int] = {}
         self.sync_groups = world.settings.sync_groups
         self.has_lost: str | None = None
         self._disk_waits: list[tuple[int, str, int]] = []  # when each ends, and how long it takes
@@ -192,6 +197,7 @@ class SimNode:
         self.has_lost = None  # its next storage has reported nothing
         self.old_row = None
         self.damaged.clear()
+        self.published, self.reported_published = {}, {}
         self.world.checks.disturbed()
 
     def pause(self, *, server: bool, cleaner: bool) -> Callable[[], None]:

@@ -49,6 +49,7 @@ from delaywheel_replica.server.store.store import Store
 from sim.checking.book import Entry, columns_of
 from sim.machine.disk import Crash
 from sim.machine.scheduler import US_PER_MS
+from sim.nodes.books import SimBooks
 from sim.nodes.cancels import Cancels
 from sim.nodes.clients import Verdicts
 from sim.nodes.reschedules import Reschedules
@@ -63,7 +64,6 @@ CHECKPOINT_US = 1_000 * US_PER_MS
 LOOK_US = 1_000 * US_PER_MS
 # Few messages, so that slots have entries in the table, and rows behind it.
 TABLE_ROWS = 16
-LEDGER_US = 300 * US_PER_MS
 MESSAGE_BYTES = 1 << 16
 TURN_AT_MOST = 2
 RESERVE_BYTES = 4_000
@@ -102,7 +102,6 @@ class SimServer:
         self._jobs: deque[Job] = deque()
         self._working = False
         self._checkpointing = False
-        self._published: dict[WheelId, int] = {}
         self._dead = False
         self.store = self._open_store()
         self.store.undeletable = Undeletable(self.now_ms, self._undeleted)
@@ -117,6 +116,7 @@ class SimServer:
             held_up=lambda us: self.world.checks.held_up(node, us),
         )
         self._cancels = Cancels(self)
+        self._books = SimBooks(self)
         self._reschedules = Reschedules(self, self._cancels)
 
     def start(self) -> None:
@@ -242,7 +242,7 @@ class SimServer:
     def _tick(self) -> None:
         self.process.call_later(TICK_US, self.run, self._tick)
         self.driver.tick()
-        self._tell_published()
+        self._books.publish(leads=self._cancels.leading() is not None)
         self._write_row()
         self._cancels.look()
         self._reschedules.look()
@@ -310,13 +310,11 @@ class SimServer:
         self._write_row()
 
     def acknowledged(self, effect: Acknowledge, answers: Answers) -> None:
-        """Answers callers, and publishes the ledger later."""
+        """Answers callers."""
         self._live_on(effect)
         self.trace("does", effect)
         self.world.checks.acknowledged(self.node, effect.wheel, effect.high_watermark)
         self.answer(answers)
-        arguments = effect.wheel, effect.high_watermark
-        self.process.call_later(LEDGER_US, self.run, self._publish, *arguments)
 
     def answer(self, answers: Answers) -> None:
         """Answers callers."""
@@ -428,31 +426,6 @@ class SimServer:
             if self.effects_left < 0:
                 self.trace("dies before", effect)
                 raise Crash
-
-    # --- the books, as far as the floor waits for them
-
-    def _publish(self, wheel: WheelId, seq: int) -> None:
-        ledger = self.world.ledger
-        if not self.world.ledger_away:
-            ledger[wheel] = max(seq, ledger.get(wheel, 0))
-
-    def _tell_published(self) -> None:
-        """Publishes the open wheel, and closed ones if this node leads; notes what is published."""
-        row = self.row
-        if row is None:
-            return
-        cleaner = self._cancels.leading()
-        for wheel, heartbeat in sorted(row.heartbeat.wheels.items()):
-            if wheel == row.heartbeat.open:
-                self._publish(wheel, heartbeat.high_watermark)
-            elif cleaner is not None and wheel in cleaner.wheels:
-                closed_at = cleaner.wheels[wheel].closed_at
-                if closed_at is not None:
-                    self._publish(wheel, min(heartbeat.prefix, closed_at))
-            published = self.world.ledger.get(wheel, 0)
-            if published > self._published.get(wheel, 0):
-                self._published[wheel] = published
-                self.driver.published(wheel, published)
 
     def _undeleted(self, error: OSError, pause_ms: int) -> None:
         self.trace("cannot delete", Path(error.filename).name, f"again after {pause_ms}")

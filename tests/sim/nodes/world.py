@@ -18,7 +18,6 @@ from zlib import crc32
 
 import structlog
 
-from delaywheel.identity import WheelId
 from delaywheel_replica.core.leader.cancel import CancelDecision
 from delaywheel_replica.core.node.events import MemberConfig
 from delaywheel_replica.core.protocol.control import IngressPartition
@@ -61,6 +60,8 @@ HANDOVER_US = (50, 400)
 DRAIN_S = 240
 LOOK_S = 0.5
 LOOK_US = 3 * US_PER_S
+RESOLVED_US = 25 * US_PER_S
+"""Once everything is healed, whoever asks again and again is told what became of a message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +99,6 @@ class World:
         self.kafka = SimKafka(self.scheduler, dict.fromkeys(TOPICS + MORE_TOPICS, PARTITIONS))
         self.kafka.create(self.names.ingress, INGRESS_PARTITIONS)
         self.kafka.trace = lambda what: self.trace.add("kafka", what)
-        self.ledger: dict[WheelId, int] = {}
         self.ledger_away = False
         self.replacements: dict[str, str] = {}
         self.removals: set[str] = set()
@@ -106,6 +106,7 @@ class World:
         self.cut_off: set[IngressPartition] = set()
         self.handover_us = HANDOVER_US
         self.moments = Moments()
+        self.healed_us = 0
         self._last_lists: dict[str, tuple[tuple[str, ...], int]] = {}
         self.members = plan.settings.nodes
         self.min_insync = plan.settings.min_insync
@@ -230,6 +231,12 @@ class World:
         """Notes the outcome of a cancel."""
         self.checks.cancel_answered(entry, decision)
 
+    def never_answered(self, entries: list[Entry], patience_us: int) -> None:
+        """Checks that nobody has asked in vain for long although everything is healed."""
+        healed_us = self.scheduler.now_us - self.healed_us if self.healed_us else 0
+        if min(patience_us, healed_us) > RESOLVED_US:
+            self.violation(f"nobody knows what became of {entries[0]}, whoever asks again")
+
     # --- the run
 
     def _run(self) -> None:
@@ -300,6 +307,7 @@ class World:
     def _heal(self) -> None:
         """Repairs everything, and starts every node."""
         self.trace.add("fault", "everything heals")
+        self.healed_us = self.scheduler.now_us
         # Ending one fault may begin to end another (a drained node starts).
         while self._undos:
             self._undo(min(self._undos))
