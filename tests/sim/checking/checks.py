@@ -345,6 +345,13 @@ class Checks:
                 self._fail(f"{entry} is reported delivered and is not")
         elif decision is CancelDecision.NOT_FOUND and self._is_known(entry):
             self._fail(f"{entry} is reported not found")
+        elif decision is CancelDecision.TOO_LATE and self._is_known_cancelled(entry):
+            self._fail(f"{entry} is cancelled, and reported too late")
+
+    def _is_known_cancelled(self, entry: Entry) -> bool:
+        """Whether nodes can say that it was cancelled: below the floor none knows any more."""
+        was_cancelled = "cancelled" in self.outcomes[entry.key]
+        return was_cancelled and entry.slot >= self.floor and not self._any_is_gone(entry)
 
     def reschedule_answered(self, entry: Entry, decision: CancelDecision) -> None:
         """Checks the outcome of a reschedule."""

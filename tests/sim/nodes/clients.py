@@ -61,6 +61,9 @@ class Ears(Protocol):
     def reschedule_answered(self, entry: Entry, decision: CancelDecision) -> None:
         """A reschedule has this outcome."""
 
+    def never_answered(self, entries: list[Entry], patience_us: int) -> None:
+        """A caller has asked for so long, and was not told what became of these messages."""
+
 
 class Clients:
     """All callers of a run."""
@@ -112,6 +115,7 @@ class _Caller:
         self.scheduler = clients.scheduler
         self.attempt = 0
         self._nodes = nodes
+        self._patience_us = patience_ms * US_PER_MS
         self._until_us = self.scheduler.now_us + patience_ms * US_PER_MS
 
     @property
@@ -234,6 +238,9 @@ class _Canceller(_Caller):
         self.clients.frontend.cancel(self.node, self._entry.key, on_answer)
         self.scheduler.call_later(2_500 * US_PER_MS, self._timed_out, attempt)
 
+    def give_up(self) -> None:
+        self.clients.ears.never_answered([self._entry], self._patience_us)
+
     def _answered(self, decision: CancelDecision) -> None:
         entry = self._entry
         self.clients.trace.add("client", f"hears of m{entry.number}:", decision.value)
@@ -266,6 +273,9 @@ class _ManyCanceller(_Caller):
         self.clients.trace.add("client", "cancels many at", self.node, *numbers)
         self.clients.frontend.cancel_many(self.node, list(self._waiting), on_answer)
         self.scheduler.call_later(2_500 * US_PER_MS, self._timed_out, attempt)
+
+    def give_up(self) -> None:
+        self.clients.ears.never_answered(list(self._waiting.values()), self._patience_us)
 
     def _answered(self, decisions: Decisions) -> None:
         heard = (f"m{self._waiting[key].number}:{d.value}" for key, d in decisions.items())
@@ -303,6 +313,9 @@ class _Rescheduler(_Caller):
         self.clients.trace.add("client", f"reschedules m{number} at", self.node)
         self.clients.frontend.reschedule(self.node, self._entry.key, self._to_ms, on_answer)
         self.scheduler.call_later(2_500 * US_PER_MS, self._timed_out, attempt)
+
+    def give_up(self) -> None:
+        self.clients.ears.never_answered([self._entry], self._patience_us)
 
     def _answered(self, decision: CancelDecision) -> None:
         entry = self._entry

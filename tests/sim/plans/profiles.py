@@ -14,6 +14,7 @@ from sim.checking.book import TOPICS
 from sim.kafka.topic_troubles import TopicTrouble
 from sim.machine.network import Quality
 from sim.plans import ingress
+from sim.plans.changes import changes
 from sim.plans.plan import (
     Action,
     CancelManyOrder,
@@ -373,6 +374,7 @@ class Profile:
         faults: the least and the greatest number of faults.
         nodes: numbers of nodes to draw from.
         changes_members: the operator changes the list of nodes.
+        changes_messages: callers cancel and reschedule many messages, again and again.
         ingress: the probability of records for the ingress topic.
         ingress_faults: the probability of ingress faults in that case.
     """
@@ -381,6 +383,7 @@ class Profile:
     faults: tuple[int, int] = (3, 10)
     nodes: tuple[int, ...] = (3,)
     changes_members: bool = False
+    changes_messages: bool = False
     ingress: float = 0.0
     ingress_faults: bool = True
 
@@ -421,6 +424,12 @@ PROFILES: dict[str, Profile] = {
         (_own_topic_trouble, _own_topic_trouble, *TROUBLED, _kill_cleaner), (2, 8)
     ),
     "wipes": Profile((_wipe, _wipe, _kill_server, _cut, _crash_machine), (2, 6)),
+    "changes": Profile(
+        (*DEATHS, _kill_cleaner, _kill_server, _isolate, _lost_answers, _lost_answers, _kafka_slow),
+        (3, 9),
+        (3, 3, 3, 1, 2),
+        changes_messages=True,
+    ),
     "members": Profile((*DEATHS, *LINKS), (2, 6), (3,), changes_members=True),
 }
 
@@ -447,6 +456,8 @@ def draw(seed: int, *, profile: str | None = None, nodes: int | None = None) -> 
         steps += ingress.sent(own, settings, until_ms, steps)
         if kind.ingress_faults:
             steps += ingress.faults(own, settings, until_ms)
+    if kind.changes_messages:
+        steps += changes(Random(f"changes {seed}"), settings, until_ms, steps)
     if kind.changes_members:
         steps += _member_changes(random, settings, until_ms)
     return Plan(seed, name, settings, in_order(steps), until_ms)
