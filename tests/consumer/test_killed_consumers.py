@@ -15,10 +15,8 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-from delaywheel.consumer import Partition
-from delaywheel.consumer.kafka.order_topic import read_order
 from local.loopback.kafka import KafkaBroker
-from support.consumer.killed import Consumers, check_histories
+from support.consumer.killed import Consumers, check_histories, still_away
 from support.consumer.plan import Plan
 from support.kafka.read_committed import CommittedReader, create_topic
 
@@ -112,12 +110,8 @@ def test_keys_keep_their_order(kafka: KafkaBroker, cluster: str, tmp_path: Path)
     died = sorted(int(message.value() or b"") for message in dead)
     assert died == [number for number in range(sent) if plan.dies(number)]
     assert ended_in_order(plan) == set(range(sent))
-    order = {
-        Partition(plan.topic, number): TopicPartition(f"{plan.topic}-order-{plan.group}", number)
-        for number in range(PARTITIONS)
-    }
-    away = read_order({"bootstrap.servers": kafka.address}, "reader", order)
-    assert away == {lane: [] for lane in order}
+    order = f"{plan.topic}-order-{plan.group}"
+    assert still_away(kafka.address, order, partitions=PARTITIONS) == []
 
 
 def ended_in_order(plan: Plan) -> set[int]:

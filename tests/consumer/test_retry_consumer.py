@@ -13,12 +13,11 @@ from confluent_kafka import Consumer, Message, Producer, TopicPartition
 from delaywheel.consumer import (
     ConsumerError,
     ConsumerReason,
-    Partition,
     ReceivedMessage,
     RetryConsumer,
 )
-from delaywheel.consumer.kafka.order_topic import read_order
 from local.loopback.kafka import KafkaBroker
+from support.consumer.killed import still_away
 from support.kafka.read_committed import CommittedReader, create_topic, delete_topic, headers_of
 
 pytestmark = pytest.mark.kafka
@@ -312,12 +311,7 @@ def test_the_order_of_keys_is_kept_over_retries_and_consumers(
     assert first.counts.parked + second.counts.parked > 0
     assert first.counts.dead + second.counts.dead == 0
     # Nothing is known to be away any more.
-    order = {
-        Partition(orders, number): TopicPartition(f"{orders}-order-{GROUP}", number)
-        for number in range(2)
-    }
-    away = read_order({"bootstrap.servers": kafka.address}, "reader", order)
-    assert away == {lane: [] for lane in order}
+    assert still_away(kafka.address, f"{orders}-order-{GROUP}", partitions=2) == []
 
 
 def test_a_consumer_without_partitions_waits_for_its_turn(

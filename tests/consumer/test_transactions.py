@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from confluent_kafka import Consumer, KafkaError, Producer
+from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from delaywheel.consumer import Partition, RetryConsumer, book
 from delaywheel.consumer.kafka import KafkaBroker as ConsumersKafka
+from delaywheel.consumer.kafka.order_topic import OrderTopics
+from delaywheel.consumer.kafka.topics import ends_of
+from delaywheel.consumer.order import Away
 from delaywheel.consumer.records import Outgoing, Passed
 from delaywheel.consumer.settings import read_settings
 from local.loopback.kafka import KafkaBroker
@@ -99,3 +103,28 @@ def test_a_record_that_its_topic_does_not_take_is_known_as_the_cause(
     assert consumers.commit([fits], {where: Passed(1)}, membership) is None
     consumers.close()
     group.close()
+
+
+def test_an_order_topic_is_read_from_what_is_left_of_it_and_then_on(
+    kafka: KafkaBroker, cluster_id: str
+) -> None:
+    topic = f"order-{cluster_id}"
+    create_topic(kafka.address, topic)
+    client = {"bootstrap.servers": kafka.address}
+    admin, where = AdminClient({**client}), Partition(topic, 0)
+    producer = Producer(client)
+
+    def write(offset: int, value: bytes | None) -> None:
+        producer.produce(topic, value, offset.to_bytes(8, "big"), partition=0)
+        assert producer.flush(PATIENCE_S) == 0
+
+    for offset in range(4):
+        write(offset, (7).to_bytes(8, "big") + b"k")
+    write(1, None)
+    for future in admin.delete_records([TopicPartition(topic, 0, 2)]).values():
+        future.result()
+    topics = OrderTopics(client, "reader", lambda wanted: ends_of(admin, wanted))
+    assert topics.read([where]) == {where: [Away(2, 7, b"k"), Away(3, 7, b"k")]}
+    write(2, None)
+    assert topics.read([where]) == {where: [Away(3, 7, b"k")]}
+    assert topics.read([where]) == {where: [Away(3, 7, b"k")]}

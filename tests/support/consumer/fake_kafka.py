@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from delaywheel.consumer.order import Away, read_away
+from delaywheel.consumer.order import Away, fold
 from delaywheel.consumer.port import Failure, KafkaAway, OnPartitions, Start, Topic
 from delaywheel.consumer.records import Headers, Incoming, Outgoing, Partition, Passed, Place
 from delaywheel.ingress import Limits
@@ -194,15 +194,13 @@ class FakeBroker:
 
     def away(self, lanes: Sequence[Partition]) -> dict[Partition, list[Away]]:
         """See `Broker`."""
-        written: dict[Partition, list[tuple[bytes | None, bytes | None]]] = {
-            lane: [] for lane in lanes
-        }
+        away: dict[Partition, dict[int, Away]] = {lane: {} for lane in lanes}
         for record in self.kafka.committed_records:
             if record.topic == self.kafka.order:
                 lane = Partition(self.kafka.source, record.partition)
-                if lane in written:
-                    written[lane].append((record.key, record.value))
-        return {lane: read_away(records) for lane, records in written.items()}
+                if lane in away:
+                    fold(away[lane], record.key, record.value)
+        return {lane: list(known.values()) for lane, known in away.items()}
 
     def assign(self, positions: Mapping[Partition, int | None]) -> None:
         """See `Broker`."""

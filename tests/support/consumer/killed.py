@@ -10,7 +10,12 @@ from pathlib import Path
 from typing import Self
 
 from confluent_kafka import Message
+from confluent_kafka.admin import AdminClient
 
+from delaywheel.consumer import Partition
+from delaywheel.consumer.kafka.order_topic import OrderTopics
+from delaywheel.consumer.kafka.topics import ends_of
+from delaywheel.consumer.order import Away
 from support.consumer.plan import LEVELS_MS, Plan
 from support.kafka.read_committed import headers_of
 
@@ -39,6 +44,15 @@ def check_histories(plan: Plan, sent: int, back: list[Message], dead: list[Messa
     died = sorted(int(message.value() or b"") for message in dead)
     assert died == [number for number in range(sent) if plan.dies(number)]
     return latest_ms
+
+
+def still_away(address: str, order_topic: str, *, partitions: int) -> list[Away]:
+    """Returns what an order topic says is to come back."""
+    client = {"bootstrap.servers": address}
+    admin = AdminClient({**client})
+    topics = OrderTopics(client, "reader", lambda wanted: ends_of(admin, wanted))
+    read = topics.read([Partition(order_topic, number) for number in range(partitions)])
+    return [one for away in read.values() for one in away]
 
 
 def _due_ms(message: Message) -> int:

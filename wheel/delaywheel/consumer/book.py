@@ -290,10 +290,12 @@ class Book:
                 assert message.settlement is not None
                 cut.messages.append(message)
                 cut.offsets[partition] = message.place.offset + 1
-                for record in (message.settlement.record, message.settlement.order):
-                    if record is not None:
-                        cut.records.append(record)
-                        cut.length_bytes += record.length_bytes
+                written = message.settlement.order
+                if message.settlement.record is not None:
+                    written = (message.settlement.record, *written)
+                for record in written:
+                    cut.records.append(record)
+                    cut.length_bytes += record.length_bytes
         return cut if cut.messages else None
 
     def committed(self, cut: Cut) -> None:

@@ -78,7 +78,7 @@ class Engine:
         self._clock_ms = clock_ms
         self._retry_topics = frozenset(names.retry for names in settings.topics)
         self._book = Book(max_held=settings.max_held, max_held_bytes=settings.max_held_bytes)
-        self._order = KeyOrder() if settings.ordered else None
+        self._order = KeyOrder(lost_after_ms=settings.lost_after_ms) if settings.ordered else None
         self._changed = threading.Condition()
         self._policy: Policy | None = None
         self._membership: bytes | None = None

@@ -55,6 +55,8 @@ class ConsumerReason(StrEnum):
     """A topic of dead letters takes less than the topic that is read: raise `max.message.bytes`."""
     DELAY_BEYOND_SPAN = "DELAY_BEYOND_SPAN"
     """A delay in `retry` is longer than the cluster's `span_seconds`: shorten it, or raise that."""
+    TOPIC_COMPACTED = "TOPIC_COMPACTED"
+    """A topic of retries or dead letters is compacted: it would keep only the last of each key."""
     OUTCOME_REFUSED = "OUTCOME_REFUSED"
     """Kafka takes neither a record's retry nor any dead letter of it; the text says why."""
     SETTING_INVALID = "SETTING_INVALID"
@@ -89,13 +91,13 @@ class Settlement(NamedTuple):
         outcome: How the record was settled.
         record: A record for the ingress or the dead-letter topic.
         due_ms: When it comes back, if it does.
-        order: A record for the order topic.
+        order: Records for the order topic.
     """
 
     outcome: Outcome
     record: Outgoing | None = None
     due_ms: int = 0
-    order: Outgoing | None = None
+    order: tuple[Outgoing, ...] = ()
 
 
 class Desk(Protocol):

@@ -8,7 +8,10 @@ its key's records.
 | a record of a key that | is |
 |---|---|
 | has one in hand | after that one: examined again once it is settled |
-| has an earlier one away | parked: sent to come back after it, its attempt not counted |
+| has an earlier one away | parked: sent to come back after it, its attempt not counted; if that |
+|   | one is overdue, after half as long again as it has been overdue, 10 min at most |
+| has an earlier one away that is overdue by `lost_after` | handed out: that one is lost, and no |
+|   | longer waited for |
 | has neither | handed out |
 
 | a record is | then it is |
@@ -48,6 +51,9 @@ _LOG = logging.getLogger("delaywheel.consumer")
 AGAIN_MS = 200
 """A record that came back before the one it waits for comes again after at least this long."""
 
+LONGEST_AGAIN_MS = 600_000
+"""And after at most this long."""
+
 ENTRY_BYTES = 200
 """What one record that is away takes in memory, besides its key."""
 
@@ -67,16 +73,26 @@ class Away(NamedTuple):
 class _Lane:
     order_topic: str
     away: dict[bytes, dict[int, int]] = field(default_factory=dict)
-    # For each key the record in hand, and the waiting ones.
+    # For each key the record in hand or to be examined next, and the waiting ones.
     here: dict[bytes, deque[ReceivedMessage]] = field(default_factory=dict)
+    # For each key what was lost: the next record of the key writes it.
+    lost: dict[bytes, list[int]] = field(default_factory=dict)
 
 
 class KeyOrder:
     """All lanes of one consumer."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, lost_after_ms: int) -> None:
+        """Begins without lanes.
+
+        Args:
+            lost_after_ms: How long a record is waited for that is away and overdue.
+        """
+        self._lost_after_ms = lost_after_ms
         self._lanes: dict[Partition, _Lane] = {}
         self._away_bytes = 0
+        self.lost = 0
+        """How many records are lost: nobody knows what became of them."""
 
     @property
     def away_bytes(self) -> int:
@@ -110,22 +126,43 @@ class KeyOrder:
         if lane is None or key is None:
             return True
         queue = lane.here.get(key)
-        if queue is not None:
+        if queue is not None and queue[0] is not message:
             queue.append(message)
             return False
+        self._give_up(lane, message, key, now_ms)
         earlier = [
             due_ms
             for offset, due_ms in lane.away.get(key, {}).items()
             if offset < message.origin.offset
         ]
         if earlier:
-            return max(max(earlier) + 1, now_ms + AGAIN_MS)
-        lane.here[key] = deque((message,))
+            last_ms = max(earlier)
+            again_ms = min(max(AGAIN_MS, (now_ms - last_ms) // 2), LONGEST_AGAIN_MS)
+            return max(last_ms + 1, now_ms + again_ms)
+        if queue is None:
+            lane.here[key] = deque((message,))
         return True
+
+    def _give_up(self, lane: _Lane, message: ReceivedMessage, key: bytes, now_ms: int) -> None:
+        """Waits no longer for earlier records of the key that will not come any more."""
+        gone = [
+            offset
+            for offset, due_ms in lane.away.get(key, {}).items()
+            if offset < message.origin.offset and now_ms - due_ms > self._lost_after_ms
+        ]
+        for offset in gone:
+            topic, partition = message.origin.topic, message.origin.partition
+            _LOG.error(
+                "%s/%d/%d was retried and never came back: the next record of its key, %r, goes on",
+                *(topic, partition, offset, message),
+            )
+            self._remove(lane, key, offset)
+            lane.lost.setdefault(key, []).append(offset)
+        self.lost += len(gone)
 
     def settled(
         self, message: ReceivedMessage, settlement: Settlement
-    ) -> tuple[Outgoing | None, list[ReceivedMessage]]:
+    ) -> tuple[tuple[Outgoing, ...], list[ReceivedMessage]]:
         """Notes that a record has its outcome.
 
         Returns:
@@ -133,26 +170,36 @@ class KeyOrder:
         """
         lane, key = self._lane(message), message.key
         if lane is None or key is None:
-            return None, []
-        offset = message.origin.offset
+            return (), []
+        offset, number = message.origin.offset, message.origin.partition
         freed: list[ReceivedMessage] = []
         queue = lane.here.get(key)
         if queue is not None and queue[0] is message:
-            del lane.here[key]
             queue.popleft()
-            freed = list(queue)
+            if queue:
+                freed.append(queue[0])
+            else:
+                del lane.here[key]
+        lost = lane.lost.pop(key, ())
+        written = [self._record(lane, number, gone, None) for gone in lost]
         if settlement.outcome in (Outcome.RETRIED, Outcome.PARKED):
             self._add(lane, Away(offset, settlement.due_ms, key))
             value = _DUE.pack(settlement.due_ms) + key
-            return self._record(lane, message, value), freed
+            written.append(self._record(lane, number, offset, value))
+        elif self._remove(lane, key, offset):
+            written.append(self._record(lane, number, offset, None))
+        return tuple(written), freed
+
+    def _remove(self, lane: _Lane, key: bytes, offset: int) -> bool:
+        """Notes that a record is no longer away; returns whether it was."""
         offsets = lane.away.get(key, {})
         if offset not in offsets:
-            return None, freed
+            return False
         del offsets[offset]
         if not offsets:
             del lane.away[key]
         self._away_bytes -= ENTRY_BYTES + len(key)
-        return self._record(lane, message, None), freed
+        return True
 
     def _add(self, lane: _Lane, one: Away) -> None:
         offsets = lane.away.setdefault(one.key, {})
@@ -168,24 +215,20 @@ class KeyOrder:
         return self._lanes.get(Partition(origin.topic, origin.partition))
 
     @staticmethod
-    def _record(lane: _Lane, message: ReceivedMessage, value: bytes | None) -> Outgoing:
-        key = _OFFSET.pack(message.origin.offset)
-        return Outgoing(lane.order_topic, key, value, [], message.origin.partition)
+    def _record(lane: _Lane, partition: int, offset: int, value: bytes | None) -> Outgoing:
+        return Outgoing(lane.order_topic, _OFFSET.pack(offset), value, [], partition)
 
 
-def read_away(records: Iterable[tuple[bytes | None, bytes | None]]) -> list[Away]:
-    """Returns the records sent to return later, from all keys and values of an order partition."""
-    away: dict[int, Away] = {}
-    for key, value in records:
-        if key is None or len(key) != _OFFSET.size:
-            continue
-        (offset,) = _OFFSET.unpack(key)
-        if value is None or len(value) < _DUE.size:
-            away.pop(offset, None)
-        else:
-            (due_ms,) = _DUE.unpack_from(value)
-            away[offset] = Away(offset, due_ms, value[_DUE.size :])
-    return list(away.values())
+def fold(away: dict[int, Away], key: bytes | None, value: bytes | None) -> None:
+    """Takes in one record of an order partition, by offset: what is away after it."""
+    if key is None or len(key) != _OFFSET.size:
+        return
+    (offset,) = _OFFSET.unpack(key)
+    if value is None or len(value) < _DUE.size:
+        away.pop(offset, None)
+    else:
+        (due_ms,) = _DUE.unpack_from(value)
+        away[offset] = Away(offset, due_ms, value[_DUE.size :])
 
 
 def check_partitions(topics: Sequence[TopicNames], known: Mapping[str, int]) -> None:

@@ -57,6 +57,8 @@ class Options(TypedDict, total=False):
             after it. `order.py` says how, docs/CONSUMERS.md what it costs.
         max_away_bytes: With `ordered`, how much may be held about records that are to come back
             before reading of the source topics pauses.
+        lost_after: With `ordered`, how long after its due a retried record is waited for that does
+            not come back. Then its key goes on without it.
         start: Where a group begins that has never committed anything.
         commit_every: How long settled records may wait for their transaction.
         drain: How long a rebalance, or the end, waits for records in hand to be settled.
@@ -79,6 +81,7 @@ class Options(TypedDict, total=False):
     keep_partition: bool
     ordered: bool
     max_away_bytes: int
+    lost_after: Duration
     start: Literal["earliest", "latest"]
     commit_every: Duration
     drain: Duration
@@ -115,6 +118,7 @@ class Settings:
     keep_partition: bool = False
     ordered: bool = False
     max_away_bytes: int = 64_000_000
+    lost_after_ms: int = 21_600_000
     start: Literal["earliest", "latest"] = "earliest"
     commit_every_ms: int = 200
     drain_ms: int = 10_000
@@ -186,6 +190,7 @@ def read_settings(
         ordered=options.get("ordered", False),
         max_away_bytes=_positive("max_away_bytes", options.get("max_away_bytes", 64_000_000)),
         start=start,
+        lost_after_ms=length_ms(options.get("lost_after", "6h")),
         commit_every_ms=length_ms(options.get("commit_every", "200ms")),
         drain_ms=length_ms(options.get("drain", "10s")),
         max_held_bytes=_positive("max_held_bytes", options.get("max_held_bytes", 16_000_000)),

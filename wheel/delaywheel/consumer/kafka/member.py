@@ -42,9 +42,10 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from delaywheel.consumer.kafka.failures import REFUSALS, away
-from delaywheel.consumer.kafka.order_topic import read_order
+from delaywheel.consumer.kafka.order_topic import TRACE_MS, OrderTopics
 from delaywheel.consumer.kafka.topics import (
     ASK_S,
+    check_policies,
     check_rights,
     check_sizes,
     ends_of,
@@ -93,6 +94,7 @@ class KafkaBroker:
         self._is_copy_loose = False
         self._ingress: str | None = None
         self._admin: AdminClient | None = None
+        self._order: OrderTopics | None = None
 
     def start(self) -> Start:
         """See `Broker`."""
@@ -109,6 +111,7 @@ class KafkaBroker:
             self._check_made(known)
             if self._settings.ordered:
                 check_partitions(self._settings.topics, known)
+            check_policies(admin, self._settings)
             check_rights(admin, self._settings, ingress)
             return Start(ingress, check_sizes(admin, self._settings, ingress))
         except KafkaException as exception:
@@ -219,12 +222,17 @@ class KafkaBroker:
         """See `Broker`."""
         if not lanes:
             return {}
-        topics = {lane: self._settings.names_of(lane.topic).order for lane in lanes}
-        wanted = {lane: TopicPartition(topic, lane.number) for lane, topic in topics.items()}
+        if self._order is None:
+            self._order = OrderTopics(self._client(), self._settings.group, self.ends)
+        where = {
+            lane: Partition(self._settings.names_of(lane.topic).order, lane.number)
+            for lane in lanes
+        }
         try:
-            return read_order(self._client(), self._settings.group, wanted)
+            found = self._order.read(list(where.values()))
         except KafkaException as exception:
             raise away(exception) from exception
+        return {lane: found[at] for lane, at in where.items()}
 
     def ends(self, partitions: Sequence[Partition]) -> dict[Partition, int]:
         """See `Broker`."""
@@ -357,7 +365,12 @@ class KafkaBroker:
     def _create(self, admin: AdminClient, known: Mapping[str, int]) -> None:
         """Creates missing topics."""
         large = {"max.message.bytes": str(LARGEST_BATCH_BYTES)}
-        compacted = {"cleanup.policy": "compact", "segment.ms": "600000"}
+        compacted = {
+            "cleanup.policy": "compact",
+            "segment.ms": "600000",
+            "min.cleanable.dirty.ratio": "0.1",
+            "delete.retention.ms": str(TRACE_MS),
+        }
         make_topics(
             admin,
             [

@@ -1,69 +1,120 @@
-"""Reads the order topics: which records of each lane are away."""
+"""Reads the order topics: which records of each lane are away.
+
+They are folded while they are read, so memory holds only what is away. What was read stays known
+for some minutes: a partition that comes back soon is read on from there. Not for longer: then
+records that ended meanwhile may have been compacted away without a trace.
+"""
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
 
-from delaywheel.consumer.order import Away, read_away
+from delaywheel.consumer.order import Away, fold
 from delaywheel.consumer.port import KafkaAway
 from delaywheel.consumer.records import Partition
 
-_LOG = logging.getLogger("delaywheel.consumer")
-
-ASK_S = 5.0
-AWAY_S = 30.0
-FETCH_AWAY = 5_000
+STANDSTILL_S = 30.0
+"""Reading is given up, and begun again, after this time without any progress."""
+FETCH_RECORDS = 5_000
+FETCH_S = 0.05
+TRACE_MS = 600_000
+"""How long compaction keeps the trace of what is no longer away, in topics that we make."""
+KEPT_S = TRACE_MS / 1000 / 2
 
 _PARTITION_EOF = KafkaError._PARTITION_EOF  # noqa: SLF001 - its name in the library
 
 
-def read_order(
-    client: Mapping[str, Any], group: str, wanted: Mapping[Partition, TopicPartition]
-) -> dict[Partition, list[Away]]:
-    """Reads partitions of order topics up to their present ends, open transactions included."""
-    settings = {**client, "group.id": group, "enable.auto.commit": False}
-    dirty = Consumer({**settings, "isolation.level": "read_uncommitted"}, logger=_LOG)
-    reader = Consumer(
-        {
-            **settings,
-            "isolation.level": "read_committed",
-            "enable.partition.eof": True,
-            "fetch.wait.max.ms": 50,
-        },
-        logger=_LOG,
-    )
-    try:
-        ends: dict[tuple[str, int], int] = {}
-        for where in wanted.values():
-            answer = dirty.get_watermark_offsets(where, timeout=ASK_S)
-            if answer is None:
-                raise KafkaAway("the end of an order topic is unknown")
-            ends[where.topic, where.partition] = answer[1]
-        reader.assign([TopicPartition(topic, number, 0) for topic, number in ends])
-        read: dict[tuple[str, int], list[tuple[bytes | None, bytes | None]]]
-        read = {where: [] for where in ends}
-        deadline = time.monotonic() + AWAY_S
-        while any(ends.values()):
-            if time.monotonic() > deadline:
-                raise KafkaAway("the end of an order topic was not reached in time")
-            for message in reader.consume(FETCH_AWAY, 0.05):
-                topic, partition, offset = message.topic(), message.partition(), message.offset()
-                assert topic is not None
-                assert partition is not None
-                assert offset is not None
-                error = message.error()
-                if error is None:
-                    read[topic, partition].append((message.key(), message.value()))
-                # The end of committed records would come too early: a transaction may be open
-                # there.
-                elif error.code() == _PARTITION_EOF and offset >= ends[topic, partition]:
-                    ends[topic, partition] = 0
-    finally:
-        dirty.close()
-        reader.close()
-    return {lane: read_away(read[where.topic, where.partition]) for lane, where in wanted.items()}
+@dataclass(slots=True)
+class _Known:
+    """What is known of one partition of an order topic."""
+
+    position: int = 0
+    away: dict[int, Away] = field(default_factory=dict)
+    read_s: float = 0.0
+
+
+class OrderTopics:
+    """The order topics of one consumer."""
+
+    def __init__(
+        self,
+        client: Mapping[str, Any],
+        group: str,
+        ends_of: Callable[[list[Partition]], Mapping[Partition, int]],
+    ) -> None:
+        """Connects when it reads.
+
+        Args:
+            client: Settings of the Kafka client.
+            group: The group, whose rights count; nothing is committed.
+            ends_of: Asks for the offsets after the last records, open transactions included.
+        """
+        self._client = {**client, "group.id": group, "enable.auto.commit": False}
+        self._ends_of = ends_of
+        self._known: dict[Partition, _Known] = {}
+
+    def read(self, partitions: list[Partition]) -> dict[Partition, list[Away]]:
+        """Returns what is away now, by partition of an order topic.
+
+        Raises:
+            KafkaAway: Kafka does not answer, or a transaction stays open.
+            KafkaException: Kafka refuses.
+        """
+        ends = self._ends_of(partitions)
+        now_s = time.monotonic()
+        for at in partitions:
+            known = self._known.get(at)
+            if known is None or now_s - known.read_s > KEPT_S or known.position > ends[at]:
+                self._known[at] = _Known(read_s=now_s)
+        left = {at: end for at, end in ends.items() if self._known[at].position < end}
+        if left:
+            self._read(left)
+        for at in partitions:
+            self._known[at].read_s = time.monotonic()
+        return {at: list(self._known[at].away.values()) for at in partitions}
+
+    def _read(self, left: dict[Partition, int]) -> None:
+        reader = Consumer(
+            {
+                **self._client,
+                "isolation.level": "read_committed",
+                "auto.offset.reset": "earliest",
+                "enable.partition.eof": True,
+                "fetch.wait.max.ms": 50,
+            }
+        )
+        try:
+            reader.assign(
+                [TopicPartition(*at, self._known[at].position or OFFSET_BEGINNING) for at in left]
+            )
+            deadline = time.monotonic() + STANDSTILL_S
+            while left:
+                for message in reader.consume(FETCH_RECORDS, FETCH_S):
+                    if self._take(message, left):
+                        deadline = time.monotonic() + STANDSTILL_S
+                if time.monotonic() > deadline:
+                    raise KafkaAway(f"{next(iter(left))} cannot be read to its end")
+        finally:
+            reader.close()
+
+    def _take(self, message: Any, left: dict[Partition, int]) -> bool:
+        """Takes in one record, or the end of a partition; returns whether that is progress."""
+        at, error = Partition(message.topic(), message.partition()), message.error()
+        if at not in left:
+            return False
+        known = self._known[at]
+        if error is None:
+            fold(known.away, message.key(), message.value())
+            known.position = message.offset() + 1
+            return True
+        # The end of committed records would come too early: a transaction may be open there.
+        if error.code() == _PARTITION_EOF and message.offset() >= left[at]:
+            known.position = message.offset()
+            del left[at]
+            return True
+        return False

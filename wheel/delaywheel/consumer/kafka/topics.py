@@ -134,6 +134,27 @@ def check_rights(admin: AdminClient, settings: Settings, ingress: str) -> None:
             )
 
 
+def check_policies(admin: AdminClient, settings: Settings) -> None:
+    """Checks that the topics of retries and letters keep all records, and those of orders the last.
+
+    Raises:
+        ConsumerError: One of them does not.
+    """
+    for names in settings.topics:
+        for name in (names.retry, names.dead):
+            if "compact" in _config(admin, name).get("cleanup.policy", "delete"):
+                raise ConsumerError(
+                    ConsumerReason.TOPIC_COMPACTED, f"cleanup.policy of {name} must be delete"
+                )
+        if settings.ordered:
+            policy = _config(admin, names.order).get("cleanup.policy", "compact")
+            if policy != "compact":
+                raise ConsumerError(
+                    ConsumerReason.ORDER_IMPOSSIBLE,
+                    f"cleanup.policy of {names.order} is {policy}, and must be compact",
+                )
+
+
 def check_sizes(admin: AdminClient, settings: Settings, ingress: str) -> dict[str, int]:
     """Returns the largest batch that the ingress topic and those of retries and letters take.
 
@@ -155,9 +176,14 @@ def check_sizes(admin: AdminClient, settings: Settings, ingress: str) -> dict[st
 
 
 def _largest_batch(admin: AdminClient, topic: str) -> int:
+    return int(_config(admin, topic).get("max.message.bytes", DEFAULT_BATCH_BYTES))
+
+
+def _config(admin: AdminClient, topic: str) -> dict[str, str]:
+    """Returns the settings of a topic; empty if we lack the permission."""
     resource = ConfigResource(ResourceType.TOPIC, topic)
     try:
         answer = admin.describe_configs([resource], request_timeout=ASK_S)[resource].result()
-        return int(answer["max.message.bytes"].value)
-    except KafkaException:  # we may lack the permission
-        return DEFAULT_BATCH_BYTES
+    except KafkaException:
+        return {}
+    return {name: str(entry.value) for name, entry in answer.items()}
