@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 import time
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from struct import Struct
@@ -44,9 +44,22 @@ _HEADER_LENGTHS = Struct("<Ii")
 _FIXING_DUE = Lock()
 
 
+_clock: Callable[[], int] = time.time_ns
+
+
 def clock_ns() -> int:
     """The wall clock in Unix nanoseconds."""
-    return time.time_ns()
+    return _clock()
+
+
+def use_clock(clock: Callable[[], int] | None) -> None:
+    """Has all messages and clients of this process take another clock, for tests; None: their own.
+
+    Args:
+        clock: Returns Unix nanoseconds.
+    """
+    global _clock  # noqa: PLW0603 - there is one time for a process, as there is one time.time_ns
+    _clock = clock or time.time_ns
 
 
 def unix_ms(moment: datetime, reason: Reason = Reason.DUE_INVALID) -> int:

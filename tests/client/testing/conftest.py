@@ -1,0 +1,54 @@
+"""Each test runs over a real node and over the service in memory, with both clients."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from client.testing.worlds import MemoryWorld, RealWorld, World, client_at
+from delaywheel.testing import MemoryService
+from local.loopback.kafka import KafkaBroker
+from support.kafka.read_committed import CommittedReader, create_topic
+from support.services.service import Service
+
+WORLDS = [pytest.param("real", marks=pytest.mark.kafka), "memory"]
+
+
+@pytest.fixture(scope="package")
+def node(kafka: KafkaBroker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    folder = tmp_path_factory.mktemp("service") / "cluster"
+    with Service(kafka.address, folder, f"t{uuid.uuid4().hex[:12]}") as running:
+        yield running
+
+
+@pytest.fixture(params=WORLDS)
+def place(request: pytest.FixtureRequest) -> Iterator[tuple[World, str]]:
+    """A world, and the address of its node."""
+    if request.param == "memory":
+        with MemoryService(topics=["orders"]) as service:
+            yield MemoryWorld(service), service.address
+        return
+    broker: KafkaBroker = request.getfixturevalue("kafka")
+    running: Service = request.getfixturevalue("node")
+    running.wait_accepting()
+    topic = f"orders-{uuid.uuid4().hex[:8]}"
+    create_topic(broker.address, topic)
+    with CommittedReader(broker.address, topic) as reader:
+        yield RealWorld(reader, topic), running.address
+
+
+@pytest.fixture
+def world(place: tuple[World, str]) -> World:
+    return place[0]
+
+
+@pytest.fixture(params=["sync", "asyncio"])
+def client(request: pytest.FixtureRequest, place: tuple[World, str]) -> Iterator[Any]:
+    with asyncio.Runner() as runner:
+        made = client_at(place[1], request.param, runner)
+        yield made
+        made.close()

@@ -1,0 +1,96 @@
+"""The clock of the service in memory, and the example that docs/CLIENTS.md gives for it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import grpc
+import pytest
+
+from delaywheel import CancelOutcome, RefusedError, RescheduleOutcome
+from delaywheel.message import clock_ns
+from delaywheel.testing import MemoryService
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_proto.v1.delaywheel_pb2_grpc import DelayWheelStub
+
+DOC = Path(__file__).parents[3] / "docs" / "CLIENTS.md"
+
+
+def test_the_example_of_the_document(tmp_path: Path) -> None:
+    code = re.findall(
+        r"^```python\n# (\w+\.py)\n(.*?)^```$", DOC.read_text(), re.DOTALL | re.MULTILINE
+    )
+    for name, text in code:
+        (tmp_path / name).write_text(text)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "3 passed" in done.stdout, done.stdout
+
+
+def test_the_clock_is_the_tests_own() -> None:
+    start = datetime(2031, 1, 1, tzinfo=UTC)
+    before = clock_ns()
+    with MemoryService(start=start) as service, service.client() as client:
+        client.produce("b", b"2", delay="2s")
+        client.produce("a", b"1", delay="1s")
+        client.produce("a", b"at once", deliver_at=start)
+        assert service.now == start
+        (now,) = service.delivered()
+        assert (now.value, now.offset) == (b"at once", 0)
+        arrived = service.advance(timedelta(seconds=3))
+        assert [(each.value, each.offset) for each in arrived] == [(b"1", 1), (b"2", 0)]
+        assert [each.delivered_ms for each in arrived] == [each.due_ms for each in arrived]
+        assert arrived[0].due_ms == start.timestamp() * 1000 + 1000
+        assert service.now == start + timedelta(seconds=3)
+        assert service.advance_to(start) == []
+        assert service.now == start + timedelta(seconds=3), "time does not go back"
+    assert before <= clock_ns() < before + 600 * 10**9
+
+
+def test_what_is_due_in_a_tenth_of_a_second_is_too_late() -> None:
+    with MemoryService() as service, service.client() as client:
+        handle = client.produce("t", b"v", delay="99ms")
+        assert client.cancel(handle).outcome is CancelOutcome.TOO_LATE
+        moved = client.reschedule(handle, to=service.now + timedelta(hours=1))
+        assert moved.outcome is RescheduleOutcome.TOO_LATE
+        service.advance("10m")
+        assert client.cancel(handle).outcome is CancelOutcome.TOO_LATE, "its second is deleted"
+        assert client.get(handle) is None
+        strict = service.client(past_due="reject")
+        with strict, pytest.raises(RefusedError, match="DUE_PASSED"):
+            strict.produce("t", b"v", deliver_at=service.now - timedelta(minutes=5))
+        soon = client.produce("t", b"v", delay="5m")
+        moved = client.reschedule(soon, to=service.now)
+        assert moved.due_ms == service.now.timestamp() * 1000 + 500
+        with pytest.raises(RefusedError, match="DUE_BEYOND_SPAN"):
+            client.reschedule(moved.handle, to=service.now + timedelta(days=8))
+
+
+def test_other_languages_may_call_it() -> None:
+    with (
+        MemoryService(levels={"soon": "5s"}) as service,
+        grpc.insecure_channel(service.address) as c,
+    ):
+        stub = DelayWheelStub(c)
+        sent = [
+            pb.DelayedMessage(topic="t", value=b"1", delay_ms=1_000),
+            pb.DelayedMessage(topic="t", value=b"2", level="soon", headers=[pb.Header(name="a")]),
+            pb.DelayedMessage(topic="t", level="never"),
+        ]
+        results = stub.DelayProduce(pb.DelayProduceRequest(messages=sent)).results
+        assert [result.error.reason for result in results] == ["", "", "LEVEL_UNKNOWN"]
+        listed = stub.ListSlots(pb.ListSlotsRequest())
+        assert [row.messages for row in listed.slots] == [1, 1]
+        page = stub.GetSlot(pb.GetSlotRequest(slot=listed.slots[1].slot, with_content=True))
+        assert [message.value for message in page.messages] == [b"2"]
+        (streamed,) = stub.DelayProduceStream(iter([pb.DelayProduceRequest(messages=sent[:1])]))
+        assert not streamed.results[0].error.reason
+        ref = pb.MessageRef(handle=results[0].handle)
+        outcome = stub.Cancel(pb.CancelRequest(message=ref)).outcome
+        assert outcome == pb.CANCEL_OUTCOME_CANCELLED
+        service.advance("10s")
+        assert sorted(each.value or b"" for each in service.delivered("t")) == [b"1", b"2"]

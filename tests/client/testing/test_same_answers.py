@@ -1,0 +1,149 @@
+"""What a client is told is the same by a real node with Kafka and by the service in memory."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from client.testing.worlds import Arrived, World, repeated_until
+from delaywheel import (
+    CancelOutcome,
+    Message,
+    MessageState,
+    Reason,
+    RefusedError,
+    RescheduleOutcome,
+)
+
+LATER = timedelta(hours=1)
+
+
+def test_a_message_appears_as_it_was_sent(world: World, client: Any) -> None:
+    headers = [("trace", b"7"), ("trace", None), ("empty", b"")]
+    handle = client.produce(world.topic, b"v", key=b"k", headers=headers, delay="2s")
+    stored = client.get(handle)
+    assert (stored.state, stored.key, stored.value) == (MessageState.PENDING, b"k", b"v")
+    assert (stored.headers, stored.topic, stored.handle) == (tuple(headers), world.topic, handle)
+    assert stored.due_ms // 1000 == handle.slot
+    client.produce(world.topic, None, delay="2500ms")
+    assert world.arrived(2) == [
+        Arrived(b"k", b"v", tuple(headers)),
+        Arrived(None, None, ()),
+    ]
+    done = repeated_until(
+        lambda answer: answer.state is MessageState.DELIVERED, lambda: client.get(handle)
+    )
+    assert done.dead_reason is None
+    cancelled = repeated_until(
+        lambda answer: answer.outcome is not CancelOutcome.TOO_LATE, lambda: client.cancel(handle)
+    )
+    assert (cancelled.outcome, cancelled.due_ms) == (CancelOutcome.ALREADY_DELIVERED, None)
+    moved = client.reschedule(handle, to=world.now() + LATER)
+    assert moved.outcome is RescheduleOutcome.ALREADY_DELIVERED
+
+
+def test_a_cancelled_message_never_appears(world: World, client: Any) -> None:
+    handle = client.produce(world.topic, b"gone", delay="10s")
+    client.produce(world.topic, b"stays", delay="11s")
+    for _ in range(2):
+        assert client.cancel(handle).outcome is CancelOutcome.CANCELLED
+    assert client.get(handle).state is MessageState.CANCELLED
+    moved = client.reschedule(handle, to=world.now() + LATER)
+    assert moved == type(moved)(RescheduleOutcome.CANCELLED, None, None)
+    assert [record.value for record in world.arrived(1)] == [b"stays"]
+
+
+def test_the_same_id_and_due_are_one_message(world: World, client: Any) -> None:
+    message = Message(world.topic, b"once", id=uuid.uuid4(), deliver_at=world.now() + LATER / 900)
+    first, second = client.produce_many([message, message])
+    assert first.unwrap() == second.unwrap()
+    assert client.produce_many([message])[0].handle == first.handle
+    client.produce(world.topic, b"after", delay="5s")
+    assert [record.value for record in world.arrived(2)] == [b"once", b"after"]
+
+
+def test_another_due(world: World, client: Any) -> None:
+    handle = client.produce(world.topic, b"v", delay=LATER)
+    to = world.now() + 2 * LATER
+    moved = client.reschedule(handle, to=to)
+    assert moved.outcome is RescheduleOutcome.RESCHEDULED
+    assert moved.handle.slot == moved.due_ms // 1000
+    assert moved.handle.id == handle.id
+    assert client.reschedule(handle, to=to + LATER) == moved
+    old = client.get(handle)
+    assert (old.state, old.rescheduled_to_ms) == (MessageState.CANCELLED, moved.due_ms)
+    assert client.get(moved.handle).state is MessageState.PENDING
+    cancelled = client.cancel(handle)
+    assert (cancelled.outcome, cancelled.due_ms) == (CancelOutcome.RESCHEDULED, moved.due_ms)
+    assert client.cancel(moved.handle).outcome is CancelOutcome.CANCELLED
+
+
+def test_what_was_never_accepted(world: World, client: Any) -> None:
+    named = {"id": uuid.uuid4(), "deliver_at": world.now() + LATER}
+    assert client.get(**named) is None
+    assert client.cancel(**named).outcome is CancelOutcome.NOT_FOUND
+    moved = client.reschedule(**named, to=world.now() + 2 * LATER)
+    assert moved.outcome is RescheduleOutcome.NOT_FOUND
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"delay": "300d"}, Reason.DUE_BEYOND_SPAN),
+        ({"level": "3y"}, Reason.LEVEL_UNKNOWN),
+        ({"delay": "1h", "value": b"x" * 1_000_001}, Reason.MESSAGE_TOO_LARGE),
+        ({"delay": "1h", "topic": "no-such-topic"}, Reason.TOPIC_UNKNOWN),
+    ],
+    ids=["span", "level", "size", "topic"],
+)
+def test_refusals(world: World, client: Any, options: dict[str, Any], reason: Reason) -> None:
+    sent = {"topic": world.topic, "value": b"v", **options}
+
+    def answer() -> Any:
+        (result,) = client.produce_many([Message(**sent)])
+        return result.error
+
+    # In doubt, until Kafka has said that a topic is missing, a node accepts its messages.
+    error = repeated_until(lambda answer: answer is not None, answer)
+    assert isinstance(error, RefusedError)
+    assert (error.reason, error.outcome_known) == (reason, True)
+    assert error.retry_helps == reason.retry_helps
+    with pytest.raises(RefusedError, match=f"^{reason}: "):
+        client.produce(**sent)
+
+
+def test_of_many_each_is_answered(world: World, client: Any) -> None:
+    messages = [Message(world.topic, b"%d" % n, delay="1h" if n % 3 else "300d") for n in range(9)]
+    results = client.produce_many(messages)
+    assert [result.message for result in results] == messages
+    assert [result.error is None for result in results] == [n % 3 != 0 for n in range(9)]
+    handle = client.produce_async(world.topic, b"v", delay="1h")
+    client.flush()
+    handle = handle if isinstance(handle, tuple) else handle.result()
+    assert client.get(handle).value == b"v"
+
+
+def test_search_and_cancels_of_many(world: World, client: Any) -> None:
+    trip = uuid.uuid4().bytes
+    messages = [
+        Message(world.topic, b"%d" % n, key=b"k%d" % (n % 2), headers=[("trip", trip)], delay="1h")
+        for n in range(6)
+    ]
+    handles = [result.unwrap() for result in client.produce_many(messages)]
+    found = client.search(world.topic, key=b"k1", header=("trip", trip))
+    assert {message.handle for message in found.messages} == {handles[n] for n in (1, 3, 5)}
+    assert found.complete
+    assert not client.search(world.topic, due_from=world.now() + 2 * LATER).messages
+    assert len(client.search(world.topic, header="trip", limit=2).messages) == 2
+    dry = client.cancel_many(world.topic, header=("trip", trip), dry_run=True)
+    assert (len(dry.cancelled), len(dry.unknown)) == (0, 6)
+    done = client.cancel_many(world.topic, key=b"k0", header=("trip", trip))
+    assert set(done.cancelled) == {handles[n] for n in (0, 2, 4)}
+    named = client.cancel_many(handles=handles)
+    assert set(named.cancelled) == set(handles)
+    assert not client.search(world.topic, header=("trip", trip)).messages
+    with pytest.raises(RefusedError, match=r"^FILTER_MISSING: "):
+        client.cancel_many(due_to=world.now())

@@ -1,0 +1,369 @@
+"""The service in memory: a gRPC server in this process whose clock the test moves."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from threading import RLock
+from types import TracebackType
+from typing import Any, Final, NoReturn, Self
+
+import grpc
+from google.protobuf.any_pb2 import Any as AnyMessage
+from google.rpc.error_details_pb2 import ErrorInfo
+from google.rpc.status_pb2 import Status
+
+from delaywheel.client.aio import AsyncClient
+from delaywheel.client.sync import Client
+from delaywheel.levels import DEFAULT_LEVELS, Duration, length_ms
+from delaywheel.message import unix_ms, use_clock
+from delaywheel.reasons import DOMAIN, Reason
+from delaywheel.testing.rows import SentMessage, rows_of_columns
+from delaywheel.testing.store import (
+    WHEEL,
+    DeliveredRecord,
+    Kept,
+    MemoryLimits,
+    MemoryStore,
+    Standing,
+)
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_proto.v1 import delaywheel_pb2_grpc as pb_grpc
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_START: Final = datetime(2030, 1, 1, tzinfo=UTC)
+_PAGE: Final = 100
+_MOST: Final = 1_000
+
+
+class MemoryService:
+    """A delaywheel for unit tests, with a clock of its own. A context manager.
+
+    Within the `with` block the clock also is that of this process's clients: `delay` and `level`
+    count from it. It stands still until the test moves it. The rest of the program still has the
+    real time: give `deliver_at` as `service.now + …`, or let the program take its clock.
+
+    Args:
+        topics: The topics that Kafka would have; another one is refused, TOPIC_UNKNOWN. None: any.
+        start: The time at first.
+        span: The greatest delay.
+        levels: The delays by name; None: the default ones.
+        max_message_bytes: The largest message.
+
+    Attributes:
+        address: Where it listens, on loopback: for code that makes its own client.
+
+    Example:
+        ::
+
+            with MemoryService(topics=["reminders"]) as service, service.client() as client:
+                handle = client.produce("reminders", b"call back", key=b"42", delay="2h")
+                service.advance("1h")
+                assert client.cancel(handle).outcome is CancelOutcome.CANCELLED
+                service.advance("1h")
+                assert service.delivered() == []
+    """
+
+    def __init__(
+        self,
+        *,
+        topics: Iterable[str] | None = None,
+        start: datetime = _START,
+        span: Duration = timedelta(days=7),
+        levels: Mapping[str, Duration] | None = None,
+        max_message_bytes: int = 1_000_000,
+    ) -> None:
+        limits = MemoryLimits(
+            length_ms(span),
+            120_000,
+            max_message_bytes,
+            None if topics is None else frozenset(topics),
+        )
+        self._store: Final = MemoryStore(limits, unix_ms(start))
+        self._levels: Final = (
+            dict(DEFAULT_LEVELS)
+            if levels is None
+            else {name: length_ms(length) for name, length in levels.items()}
+        )
+        self._lock: Final = RLock()
+        self._server: Final = grpc.server(ThreadPoolExecutor(8))
+        pb_grpc.add_DelayWheelServicer_to_server(_Servicer(self), self._server)
+        self.address: Final = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+
+    def __enter__(self) -> Self:
+        self._server.start()
+        use_clock(lambda: self._store.now_ms * 1_000_000)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        use_clock(None)
+        self._server.stop(None).wait()
+
+    @property
+    def now(self) -> datetime:
+        """The time by the service's clock."""
+        return _EPOCH + timedelta(milliseconds=self._store.now_ms)
+
+    def client(self, **options: Any) -> Client:
+        """Returns a client of this service; the options are those of `Client`."""
+        return Client(self.address, **options)
+
+    def async_client(self, **options: Any) -> AsyncClient:
+        """Returns a client for asyncio; the options are those of `AsyncClient`."""
+        return AsyncClient(self.address, **options)
+
+    def advance(self, length: Duration) -> list[DeliveredRecord]:
+        """Moves the clock on, and returns what appeared meanwhile, in the order of dues."""
+        return self.advance_to(self.now + timedelta(milliseconds=length_ms(length)))
+
+    def advance_to(self, moment: datetime) -> list[DeliveredRecord]:
+        """Moves the clock to a moment, unless that has passed; see `advance`."""
+        with self._lock:
+            before = len(self._store.delivered)
+            self._store.advance_to(unix_ms(moment))
+            return self._store.delivered[before:]
+
+    def delivered(self, topic: str | None = None) -> list[DeliveredRecord]:
+        """Returns what appeared in a topic, or in all of them, in that order."""
+        with self._lock:
+            return [each for each in self._store.delivered if topic in (None, each.topic)]
+
+
+class _Servicer(pb_grpc.DelayWheelServicer):
+    """Answers calls as a node does."""
+
+    def __init__(self, service: MemoryService) -> None:
+        self._service = service
+        self._store = service._store  # noqa: SLF001 - they are two halves of one thing
+        self._lock = service._lock  # noqa: SLF001
+
+    def DelayProduce(  # noqa: N802
+        self, request: pb.DelayProduceRequest, _context: Any
+    ) -> pb.DelayProduceResponse:
+        with self._lock:
+            if request.HasField("columns"):
+                columns = pb.ColumnResults(wheel=WHEEL)
+                for row, sent in enumerate(rows_of_columns(request.columns)):
+                    refusal = self._store.accept(sent)
+                    if refusal is not None:
+                        columns.errors.add(row=row, error=_error(*refusal))
+                return pb.DelayProduceResponse(columns=columns)
+            return pb.DelayProduceResponse(
+                results=[self._result(message) for message in request.messages]
+            )
+
+    def DelayProduceStream(  # noqa: N802
+        self, request_iterator: Iterator[pb.DelayProduceRequest], context: Any
+    ) -> Iterator[pb.DelayProduceResponse]:
+        for request in request_iterator:
+            yield self.DelayProduce(request, context)
+
+    def ListSlots(  # noqa: N802
+        self, request: pb.ListSlotsRequest, _context: Any
+    ) -> pb.ListSlotsResponse:
+        with self._lock:
+            last = request.to_slot if request.HasField("to_slot") else 2**62
+            slots = [slot for slot in self._store.slots() if request.from_slot <= slot < last]
+            limit = min(request.limit or 10_000, 10_000)
+            answer = pb.ListSlotsResponse(
+                node="memory",
+                counted_by=["memory"],
+                progress=pb.Progress(due_ms=self._store.now_ms),
+                next_slot=slots[limit] if len(slots) > limit else None,
+            )
+            for slot in slots[:limit]:
+                kept = self._store.in_slot(slot)
+                answer.slots.add(
+                    slot=slot,
+                    messages=len(kept),
+                    length_bytes=sum(each.sent.length_bytes for each in kept),
+                    cancels=sum(each.standing is Standing.CANCELLED for each in kept),
+                    wheels=1,
+                    copies=1,
+                )
+            return answer
+
+    def GetSlot(  # noqa: N802
+        self, request: pb.GetSlotRequest, _context: Any
+    ) -> pb.GetSlotResponse:
+        with self._lock:
+            found = iter(self._store.in_slot(request.slot))
+            page, token = _page(found, request.page_token, request.page_size)
+            messages = [_stored(kept, with_content=request.with_content) for kept in page]
+            return pb.GetSlotResponse(messages=messages, next_page_token=token)
+
+    def Cancel(self, request: pb.CancelRequest, _context: Any) -> pb.CancelResponse:  # noqa: N802
+        with self._lock:
+            if request.messages:
+                found = map(self._store.cancel, request.messages)
+                results = [
+                    pb.MessageCancelled(outcome=outcome, due_ms=due_ms) for outcome, due_ms in found
+                ]
+                return pb.CancelResponse(results=results)
+            outcome, due_ms = self._store.cancel(request.message)
+            return pb.CancelResponse(outcome=outcome, due_ms=due_ms)
+
+    def Reschedule(  # noqa: N802
+        self, request: pb.RescheduleRequest, context: Any
+    ) -> pb.RescheduleResponse:
+        with self._lock:
+            late_ms = max(request.deliver_at_ms, self._store.now_ms)
+            refusal = self._store.due_refusal(late_ms)
+            if refusal is not None:
+                _abort(context, *refusal)
+            return self._store.reschedule(request.message, request.deliver_at_ms)
+
+    def GetMessage(  # noqa: N802
+        self, request: pb.GetMessageRequest, context: Any
+    ) -> pb.GetMessageResponse:
+        with self._lock:
+            kept = self._store.find(request.message)
+            if kept is None:
+                _abort(context, Reason.MESSAGE_NOT_FOUND, "")
+            stored = _stored(kept, with_content=True)
+            if request.find_place and kept.offset is not None:
+                stored.place.topic, stored.place.offset = kept.sent.topic, kept.offset
+                stored.place.partition = kept.sent.partition or 0
+            return pb.GetMessageResponse(message=stored)
+
+    def Search(self, request: pb.SearchRequest, _context: Any) -> pb.SearchResponse:  # noqa: N802
+        with self._lock:
+            found = self._store.matching(request.filter, with_cancelled=False)
+            page, token = _page(found, request.page_token, request.page_size)
+            messages = [_stored(kept, with_content=request.with_content) for kept in page]
+            return pb.SearchResponse(
+                messages=messages, next_page_token=token, looked=pb.Looked(node="memory")
+            )
+
+    def CancelMany(  # noqa: N802
+        self, request: pb.CancelManyRequest, context: Any
+    ) -> pb.CancelManyResponse:
+        wanted = request.filter
+        if not any(wanted.HasField(name) for name in ("topic", "key", "id", "header")):
+            _abort(context, Reason.FILTER_MISSING, "")
+        with self._lock:
+            found = self._store.matching(wanted, with_cancelled=True)
+            page, token = _page(found, request.page_token, request.limit)
+            answer = pb.CancelManyResponse(next_page_token=token, looked=pb.Looked(node="memory"))
+            for kept in page:
+                was_pending = kept.standing is Standing.PENDING
+                outcome = pb.CANCEL_OUTCOME_UNSPECIFIED
+                if not (request.dry_run and was_pending):
+                    outcome = self._store.cancel_kept(kept)
+                answer.results.add(
+                    handle=kept.handle,
+                    due_ms=kept.sent.due_ms,
+                    topic=kept.sent.topic,
+                    outcome=outcome,
+                    cancelled_before=outcome == pb.CANCEL_OUTCOME_CANCELLED and not was_pending,
+                )
+            return answer
+
+    def DescribeCluster(  # noqa: N802
+        self, _request: pb.DescribeClusterRequest, _context: Any
+    ) -> pb.DescribeClusterResponse:
+        limits, address = self._store.limits, self._service.address
+        member = pb.Member(node="memory", address=address, reachable=True, accepting=True)
+        return pb.DescribeClusterResponse(
+            cluster_id="memory",
+            node="memory",
+            version="memory",
+            leader=pb.Leader(node="memory", epoch=1),
+            members=[member],
+            min_insync=1,
+            levels=[
+                pb.Level(name=name, delay_ms=ms)
+                for name, ms in self._service._levels.items()  # noqa: SLF001
+            ],
+            limits=pb.Limits(
+                span_seconds=limits.span_ms // 1000,
+                late_window_seconds=limits.late_window_ms // 1000,
+                max_message_bytes=limits.max_message_bytes,
+                max_request_messages=_MOST,
+                max_request_bytes=16_777_216,
+            ),
+            now_ms=self._store.now_ms,
+        )
+
+    def _result(self, message: pb.DelayedMessage) -> pb.ProduceResult:
+        """Takes a message of another language's client."""
+        due_ms = message.deliver_at_ms
+        if message.HasField("level"):
+            delay_ms = self._service._levels.get(message.level)  # noqa: SLF001
+            if delay_ms is None:
+                return pb.ProduceResult(error=_error(Reason.LEVEL_UNKNOWN, message.level))
+            due_ms = (message.sent_at_ms or self._store.now_ms) + delay_ms
+        elif message.HasField("delay_ms"):
+            due_ms = (message.sent_at_ms or self._store.now_ms) + message.delay_ms
+        sent = SentMessage(
+            message.id if message.HasField("id") else uuid.uuid4().bytes,
+            due_ms,
+            message.topic,
+            message.key if message.HasField("key") else None,
+            message.value if message.HasField("value") else None,
+            tuple((h.name, h.value if h.HasField("value") else None) for h in message.headers),
+            message.partition if message.HasField("partition") else None,
+            message.timestamp_ms if message.HasField("timestamp_ms") else None,
+        )
+        refusal = self._store.accept(sent)
+        if refusal is not None:
+            return pb.ProduceResult(error=_error(*refusal))
+        return pb.ProduceResult(handle=f"{WHEEL}:{due_ms // 1000}:{sent.id.hex()}", due_ms=due_ms)
+
+
+def _stored(kept: Kept, *, with_content: bool) -> pb.StoredMessage:
+    sent = kept.sent
+    stored = pb.StoredMessage(
+        handle=kept.handle,
+        id=sent.id,
+        due_ms=sent.due_ms,
+        topic=sent.topic,
+        partition=sent.partition,
+        timestamp_ms=sent.timestamp_ms,
+        accepted_at_ms=kept.accepted_ms,
+        wheel=WHEEL,
+        seq=kept.seq,
+        state=pb.MessageState.ValueType(kept.standing),
+        key_length_bytes=-1 if sent.key is None else len(sent.key),
+        value_length_bytes=-1 if sent.value is None else len(sent.value),
+        rescheduled_to_ms=kept.moved_to_ms,
+    )
+    if with_content:
+        if sent.key is not None:
+            stored.key = sent.key
+        if sent.value is not None:
+            stored.value = sent.value
+        stored.headers.extend(pb.Header(name=name, value=value) for name, value in sent.headers)
+    return stored
+
+
+def _page(found: Iterator[Kept], token: str, most: int) -> tuple[list[Kept], str]:
+    """Returns what follows a token, and the token of the next page."""
+    due_ms, seq = map(int, token.split(":")) if token else (0, 0)
+    ordered = sorted(found, key=lambda kept: (kept.sent.due_ms, kept.seq))
+    rest = [kept for kept in ordered if (kept.sent.due_ms, kept.seq) > (due_ms, seq)]
+    page = rest[: min(most or _PAGE, _MOST)]
+    return page, f"{page[-1].sent.due_ms}:{page[-1].seq}" if len(page) < len(rest) else ""
+
+
+def _error(reason: Reason, detail: str) -> pb.Error:
+    text = f"{detail}. {reason.advice}" if detail else reason.advice
+    return pb.Error(code=reason.code.value[0], reason=reason, message=text)
+
+
+def _abort(context: Any, reason: Reason, detail: str) -> NoReturn:
+    """Ends a call as a node does: with a status that names the reason."""
+    error = _error(reason, detail)
+    info = AnyMessage()
+    info.Pack(ErrorInfo(reason=reason, domain=DOMAIN))
+    status = Status(code=error.code, message=error.message, details=[info])
+    context.set_trailing_metadata((("grpc-status-details-bin", status.SerializeToString()),))
+    context.abort(reason.code, error.message)
+    raise AssertionError("abort always raises")

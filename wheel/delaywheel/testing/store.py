@@ -1,0 +1,271 @@
+"""What the service in memory knows: each message by id and due, and what became of it.
+
+| state | a cancel answers | a reschedule answers | next |
+|---|---|---|---|
+| pending | CANCELLED; TOO_LATE within 100 ms | RESCHEDULED; TOO_LATE as well | any other |
+| cancelled | CANCELLED | CANCELLED | |
+| moved | RESCHEDULED, and the new due | RESCHEDULED, and the new due | |
+| delivered | ALREADY_DELIVERED | ALREADY_DELIVERED | |
+| deleted, `late_window_ms` after its due | TOO_LATE | TOO_LATE | |
+| never accepted | NOT_FOUND | NOT_FOUND | |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final, NamedTuple
+
+from delaywheel.reasons import Reason
+from delaywheel.testing.rows import SentMessage
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
+
+WHEEL: Final = "memory.1"
+TOO_LATE_MS: Final = 100
+NEAREST_MS: Final = 500
+
+
+class Standing(IntEnum):
+    """What became of a message, with the protocol's numbers."""
+
+    PENDING = pb.MESSAGE_STATE_PENDING
+    CANCELLED = pb.MESSAGE_STATE_CANCELLED
+    DELIVERED = pb.MESSAGE_STATE_DELIVERED
+
+
+class DeliveredRecord(NamedTuple):
+    """A message that appeared in its topic.
+
+    Attributes:
+        headers: The sender's own.
+        due_ms: When it was due, in Unix milliseconds.
+        delivered_ms: When it appeared: the due, or when it was sent, if that was later.
+        offset: The how manieth of its topic, from 0.
+        partition: As the sender asked for; None: its key would decide.
+    """
+
+    topic: str
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...]
+    id: bytes
+    due_ms: int
+    delivered_ms: int
+    timestamp_ms: int
+    partition: int | None
+    offset: int
+
+
+@dataclass(slots=True)
+class Kept:
+    """One accepted message."""
+
+    sent: SentMessage
+    seq: int
+    accepted_ms: int
+    standing: Standing = Standing.PENDING
+    moved_to_ms: int | None = None
+    offset: int | None = None
+
+    @property
+    def handle(self) -> str:
+        """The text of its handle."""
+        return f"{WHEEL}:{self.sent.due_ms // 1000}:{self.sent.id.hex()}"
+
+
+class MemoryLimits(NamedTuple):
+    """What the service takes, in its own units."""
+
+    span_ms: int
+    late_window_ms: int
+    max_message_bytes: int
+    topics: frozenset[str] | None
+
+
+class MemoryStore:
+    """The messages, and the records that appeared. Not thread-safe."""
+
+    def __init__(self, limits: MemoryLimits, now_ms: int) -> None:
+        self.limits: Final = limits
+        self.now_ms = now_ms
+        self.delivered: Final[list[DeliveredRecord]] = []
+        self._kept: Final[dict[tuple[bytes, int], Kept]] = {}
+
+    def accept(self, sent: SentMessage) -> tuple[Reason, str] | None:
+        """Takes a message, once by id and due; returns why it is refused."""
+        refusal = self._refusal(sent)
+        if refusal is None and (sent.id, sent.due_ms) not in self._kept:
+            self._keep(sent)
+        return refusal
+
+    def advance_to(self, now_ms: int) -> None:
+        """Moves the clock, and delivers what is due, each at its due and in that order."""
+        while (due := self._next_due()) is not None and due.sent.due_ms <= now_ms:
+            self.now_ms = max(self.now_ms, due.sent.due_ms)
+            self._deliver(due)
+        self.now_ms = max(self.now_ms, now_ms)
+
+    def find(self, ref: pb.MessageRef) -> Kept | None:
+        """Returns the message that is meant, unless its second is deleted."""
+        if ref.HasField("id_and_due"):
+            found = self._kept.get((ref.id_and_due.id, ref.id_and_due.due_ms))
+            return None if found is None or self.is_deleted(found.sent.due_ms) else found
+        _, slot, id_ = ref.handle.split(":")
+        same = [
+            kept
+            for (key, due_ms), kept in self._kept.items()
+            if key.hex() == id_.lower() and due_ms // 1000 == int(slot)
+        ]
+        if not same or self.is_deleted(int(slot) * 1000):
+            return None
+        return max(same, key=lambda kept: (kept.moved_to_ms is None, kept.seq))
+
+    def is_deleted(self, due_ms: int) -> bool:
+        """Whether the second of this due is finished and deleted."""
+        return due_ms // 1000 < (self.now_ms - self.limits.late_window_ms) // 1000
+
+    def cancel(self, ref: pb.MessageRef) -> tuple[pb.CancelOutcome.ValueType, int | None]:
+        """Cancels a message; returns the outcome, and the due of one that was rescheduled."""
+        kept = self.find(ref)
+        if kept is None:
+            late = self.is_deleted(_due_ms(ref))
+            return (pb.CANCEL_OUTCOME_TOO_LATE if late else pb.CANCEL_OUTCOME_NOT_FOUND), None
+        return self.cancel_kept(kept), kept.moved_to_ms
+
+    def cancel_kept(self, kept: Kept) -> pb.CancelOutcome.ValueType:
+        """Cancels a message that was found."""
+        if kept.moved_to_ms is not None:
+            return pb.CANCEL_OUTCOME_RESCHEDULED
+        if kept.standing is Standing.DELIVERED:
+            return pb.CANCEL_OUTCOME_ALREADY_DELIVERED
+        if kept.standing is Standing.PENDING and self._is_too_late(kept):
+            return pb.CANCEL_OUTCOME_TOO_LATE
+        kept.standing = Standing.CANCELLED
+        return pb.CANCEL_OUTCOME_CANCELLED
+
+    def reschedule(self, ref: pb.MessageRef, to_ms: int) -> pb.RescheduleResponse:
+        """Gives a message another due."""
+        kept = self.find(ref)
+        if kept is None:
+            late = self.is_deleted(_due_ms(ref))
+            outcome = pb.RESCHEDULE_OUTCOME_TOO_LATE if late else pb.RESCHEDULE_OUTCOME_NOT_FOUND
+            return pb.RescheduleResponse(outcome=outcome)
+        if kept.moved_to_ms is None:
+            if kept.standing is Standing.CANCELLED:
+                return pb.RescheduleResponse(outcome=pb.RESCHEDULE_OUTCOME_CANCELLED)
+            if kept.standing is Standing.DELIVERED:
+                return pb.RescheduleResponse(outcome=pb.RESCHEDULE_OUTCOME_ALREADY_DELIVERED)
+            if self._is_too_late(kept):
+                return pb.RescheduleResponse(outcome=pb.RESCHEDULE_OUTCOME_TOO_LATE)
+            kept = self._moved(kept, max(to_ms, self.now_ms + NEAREST_MS))
+        else:
+            kept = self._kept[kept.sent.id, kept.moved_to_ms]
+        return pb.RescheduleResponse(
+            outcome=pb.RESCHEDULE_OUTCOME_RESCHEDULED, due_ms=kept.sent.due_ms, handle=kept.handle
+        )
+
+    def in_slot(self, slot: int) -> list[Kept]:
+        """Returns the messages of a second, in the order in which they were accepted."""
+        return [
+            kept
+            for kept in self._kept.values()
+            if kept.sent.due_ms // 1000 == slot and not self.is_deleted(kept.sent.due_ms)
+        ]
+
+    def slots(self) -> list[int]:
+        """Returns the seconds that hold messages, ascending."""
+        dues_ms = (kept.sent.due_ms for kept in self._kept.values())
+        return sorted({due_ms // 1000 for due_ms in dues_ms if not self.is_deleted(due_ms)})
+
+    def matching(self, wanted: pb.Filter, *, with_cancelled: bool) -> Iterator[Kept]:
+        """Yields messages that are not done and meet all conditions, by due."""
+        for kept in sorted(self._kept.values(), key=lambda each: (each.sent.due_ms, each.seq)):
+            is_wanted = kept.standing is Standing.PENDING or (
+                with_cancelled and kept.standing is Standing.CANCELLED
+            )
+            if is_wanted and kept.sent.due_ms > self.now_ms and _meets(kept.sent, wanted):
+                yield kept
+
+    def _refusal(self, sent: SentMessage) -> tuple[Reason, str] | None:
+        limits = self.limits
+        if limits.topics is not None and sent.topic not in limits.topics:
+            return Reason.TOPIC_UNKNOWN, sent.topic
+        if sent.length_bytes > limits.max_message_bytes:
+            sizes = f"{sent.length_bytes:,} bytes, at most {limits.max_message_bytes:,}"
+            return Reason.MESSAGE_TOO_LARGE, f"{sizes} (max_message_bytes)"
+        return self.due_refusal(sent.due_ms)
+
+    def due_refusal(self, due_ms: int) -> tuple[Reason, str] | None:
+        """Returns why a due is refused; None: it is not."""
+        if due_ms < 1:
+            return Reason.DUE_INVALID, f"Due {due_ms}"
+        if due_ms < self.now_ms - self.limits.late_window_ms:
+            return Reason.DUE_TOO_OLD, f"Older than {self.limits.late_window_ms // 1000} s"
+        if due_ms > self.now_ms + self.limits.span_ms:
+            return Reason.DUE_BEYOND_SPAN, f"More than {self.limits.span_ms // 1000} s ahead"
+        return None
+
+    def _keep(self, sent: SentMessage) -> Kept:
+        kept = self._kept[sent.id, sent.due_ms] = Kept(sent, len(self._kept) + 1, self.now_ms)
+        if sent.due_ms <= self.now_ms:
+            self._deliver(kept)
+        return kept
+
+    def _moved(self, kept: Kept, to_ms: int) -> Kept:
+        if to_ms == kept.sent.due_ms:
+            return kept
+        kept.standing, kept.moved_to_ms = Standing.CANCELLED, to_ms
+        return self._keep(kept.sent._replace(due_ms=to_ms))
+
+    def _is_too_late(self, kept: Kept) -> bool:
+        return kept.sent.due_ms < self.now_ms + TOO_LATE_MS
+
+    def _next_due(self) -> Kept | None:
+        pending = (kept for kept in self._kept.values() if kept.standing is Standing.PENDING)
+        return min(pending, key=lambda kept: (kept.sent.due_ms, kept.seq), default=None)
+
+    def _deliver(self, kept: Kept) -> None:
+        sent = kept.sent
+        kept.standing = Standing.DELIVERED
+        kept.offset = sum(record.topic == sent.topic for record in self.delivered)
+        self.delivered.append(
+            DeliveredRecord(
+                sent.topic,
+                sent.key,
+                sent.value,
+                sent.headers,
+                sent.id,
+                sent.due_ms,
+                self.now_ms,
+                self.now_ms if sent.timestamp_ms is None else sent.timestamp_ms,
+                sent.partition,
+                kept.offset,
+            )
+        )
+
+
+def _due_ms(ref: pb.MessageRef) -> int:
+    """Returns the due of a reference; of a handle, its second."""
+    if ref.HasField("id_and_due"):
+        return ref.id_and_due.due_ms
+    return int(ref.handle.split(":")[1]) * 1000
+
+
+def _meets(sent: SentMessage, wanted: pb.Filter) -> bool:
+    header = (wanted.header.name, wanted.header.value)
+    return (
+        (not wanted.HasField("topic") or sent.topic == wanted.topic)
+        and (not wanted.HasField("key") or sent.key == wanted.key)
+        and (not wanted.HasField("id") or sent.id == wanted.id)
+        and (not wanted.HasField("from_ms") or sent.due_ms >= wanted.from_ms)
+        and (not wanted.HasField("to_ms") or sent.due_ms < wanted.to_ms)
+        and (
+            not wanted.HasField("header")
+            or (header in sent.headers)
+            or (
+                not wanted.header.HasField("value")
+                and any(name == wanted.header.name for name, _ in sent.headers)
+            )
+        )
+    )
