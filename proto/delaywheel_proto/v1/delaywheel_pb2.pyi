@@ -595,6 +595,11 @@ class CancelRequest(_message.Message):
 
     MESSAGE_FIELD_NUMBER: _builtins.int
     MESSAGES_FIELD_NUMBER: _builtins.int
+    PARTLY_FIELD_NUMBER: _builtins.int
+    partly: _builtins.bool
+    """Of many: answer soon after some are decided. The others have neither outcome nor error, and are
+    still being cancelled: asking again joins that.
+    """
     @_builtins.property
     def message(self) -> Global___MessageRef:
         """Either one message, or many."""
@@ -608,10 +613,11 @@ class CancelRequest(_message.Message):
         *,
         message: Global___MessageRef | None = ...,
         messages: _abc.Iterable[Global___MessageRef] | None = ...,
+        partly: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "messages", b"messages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "messages", b"messages", "partly", b"partly"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -659,7 +665,7 @@ class MessageCancelled(_message.Message):
     DUE_MS_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     outcome: Global___CancelOutcome.ValueType
-    """UNSPECIFIED when error is set."""
+    """UNSPECIFIED when error is set, and, if `partly` was asked for, when it is not decided."""
     due_ms: _builtins.int
     """Only if the message was rescheduled: its present due."""
     @_builtins.property
@@ -1532,6 +1538,7 @@ class MemberReport(_message.Message):
     ALONE_MESSAGES_FIELD_NUMBER: _builtins.int
     UNDELETABLE_FILES_FIELD_NUMBER: _builtins.int
     UNDELETABLE_FILE_FIELD_NUMBER: _builtins.int
+    WAITING_CALLS_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     now_ms: _builtins.int
     """The node's wall clock."""
@@ -1600,6 +1607,10 @@ class MemberReport(_message.Message):
         some seconds.
         """
 
+    @_builtins.property
+    def waiting_calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___WaitingCalls]:
+        """Calls that wait for their answer at this node now, by kind."""
+
     def __init__(
         self,
         *,
@@ -1627,10 +1638,11 @@ class MemberReport(_message.Message):
         alone_messages: _builtins.int = ...,
         undeletable_files: _builtins.int = ...,
         undeletable_file: _builtins.str = ...,
+        waiting_calls: _abc.Iterable[Global___WaitingCalls] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_cleaner_started_ms", b"_cleaner_started_ms", "_ingress_lag", b"_ingress_lag", "cleaner_started_ms", b"cleaner_started_ms", "floor_wait", b"floor_wait", "ingress_lag", b"ingress_lag", "ledger", b"ledger", "refusing", b"refusing", "standstill", b"standstill"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cleaner_started_ms", b"_cleaner_started_ms", "_ingress_lag", b"_ingress_lag", "alone_messages", b"alone_messages", "cleaner_started_ms", b"cleaner_started_ms", "dead_letters", b"dead_letters", "elections", b"elections", "floor_wait", b"floor_wait", "in_sync_changes", b"in_sync_changes", "ingress_faults", b"ingress_faults", "ingress_lag", b"ingress_lag", "kafka_error", b"kafka_error", "ledger", b"ledger", "now_ms", b"now_ms", "pending_bytes", b"pending_bytes", "pending_messages", b"pending_messages", "refusing", b"refusing", "role", b"role", "server_started_ms", b"server_started_ms", "standstill", b"standstill", "unavailable_topics", b"unavailable_topics", "undeletable_file", b"undeletable_file", "undeletable_files", b"undeletable_files", "unreadable_frames", b"unreadable_frames", "verifying_wheels", b"verifying_wheels", "version", b"version", "wheels", b"wheels"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cleaner_started_ms", b"_cleaner_started_ms", "_ingress_lag", b"_ingress_lag", "alone_messages", b"alone_messages", "cleaner_started_ms", b"cleaner_started_ms", "dead_letters", b"dead_letters", "elections", b"elections", "floor_wait", b"floor_wait", "in_sync_changes", b"in_sync_changes", "ingress_faults", b"ingress_faults", "ingress_lag", b"ingress_lag", "kafka_error", b"kafka_error", "ledger", b"ledger", "now_ms", b"now_ms", "pending_bytes", b"pending_bytes", "pending_messages", b"pending_messages", "refusing", b"refusing", "role", b"role", "server_started_ms", b"server_started_ms", "standstill", b"standstill", "unavailable_topics", b"unavailable_topics", "undeletable_file", b"undeletable_file", "undeletable_files", b"undeletable_files", "unreadable_frames", b"unreadable_frames", "verifying_wheels", b"verifying_wheels", "version", b"version", "waiting_calls", b"waiting_calls", "wheels", b"wheels"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__cleaner_started_ms: _TypeAlias = _typing.Literal["cleaner_started_ms"]  # noqa: Y015
     _WhichOneofArgType__cleaner_started_ms: _TypeAlias = _typing.Literal["_cleaner_started_ms", b"_cleaner_started_ms"]  # noqa: Y015
@@ -1642,6 +1654,34 @@ class MemberReport(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__ingress_lag) -> _WhichOneofReturnType__ingress_lag | None: ...
 
 Global___MemberReport: _TypeAlias = MemberReport  # noqa: Y015
+
+@_typing.final
+class WaitingCalls(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CALL_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    LONGEST_MS_FIELD_NUMBER: _builtins.int
+    call: _builtins.str
+    """"cancel", "reschedule", "get" or "search"."""
+    count: _builtins.int
+    """How many: of cancels, messages."""
+    longest_ms: _builtins.int
+    """How long the first of them has waited."""
+    def __init__(
+        self,
+        *,
+        call: _builtins.str = ...,
+        count: _builtins.int = ...,
+        longest_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "count", b"count", "longest_ms", b"longest_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WaitingCalls: _TypeAlias = WaitingCalls  # noqa: Y015
 
 @_typing.final
 class Standstill(_message.Message):

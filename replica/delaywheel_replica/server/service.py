@@ -3,9 +3,6 @@
 producing.py accepts messages. Refusals become the status of a call in calls.py.
 """
 
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
@@ -13,7 +10,6 @@ from google.protobuf.message import Message
 
 from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-from delaywheel_replica.core.protocol.histogram import Tally
 from delaywheel_replica.server.changing.cancel_many import CancelMany
 from delaywheel_replica.server.changing.cancels import Cancels
 from delaywheel_replica.server.changing.reschedules import Reschedules
@@ -107,7 +103,7 @@ class DelayWheelService:
         self, request: pb.GetMessageRequest, context: Context
     ) -> pb.GetMessageResponse:
         """See the protocol."""
-        with self._counted("get", self._counts.get_times) as outcome:
+        with self._counts.calls.timed("get") as outcome:
             message = await self._get(request, context)
             outcome.append(pb.MessageState.Name(message.state).removeprefix("MESSAGE_STATE_"))
         return pb.GetMessageResponse(message=message)
@@ -141,19 +137,6 @@ class DelayWheelService:
             await self._places.add_place(message)
         return message
 
-    @contextmanager
-    def _counted(self, call: str, times: Tally) -> Iterator[list[str]]:
-        """Counts a call by the outcome that is put into the list, or by the reason of a refusal."""
-        began_s, outcome = time.monotonic(), list[str]()
-        try:
-            yield outcome
-        except RefusedError as error:
-            outcome.append(error.refusal.reason.value)
-            raise
-        finally:
-            times.add(int((time.monotonic() - began_s) * 1e6))
-            self._counts.lookups[call, outcome[-1] if outcome else "FAILED"] += 1
-
     async def _ask_leader(self, named: pb.MessageRef, context: Context) -> pb.StoredMessage | None:
         address = self._passing.leader_address()
         if address is None or was_passed(context.invocation_metadata()):
@@ -164,7 +147,7 @@ class DelayWheelService:
         self, request: pb.SearchRequest, _context: Context
     ) -> pb.SearchResponse:
         """See the protocol."""
-        with self._counted("search", self._counts.search_times) as outcome:
+        with self._counts.calls.timed("search") as outcome:
             answer = await self._search.search(request, wanted_of(request.filter))
             outcome.append("INCOMPLETE" if answer.looked.incomplete else "COMPLETE")
         return answer

@@ -31,6 +31,7 @@ from delaywheel_replica.server.changing.cancel_many import CancelMany
 from delaywheel_replica.server.changing.cancels import Cancels
 from delaywheel_replica.server.changing.decided import Decisions
 from delaywheel_replica.server.changing.gathering import CancelGroups
+from delaywheel_replica.server.changing.passed_on import PassedCancels
 from delaywheel_replica.server.changing.reschedules import Reschedules, Span
 from delaywheel_replica.server.changing.sights import Sights
 from delaywheel_replica.server.cluster.details import Details, OwnReport
@@ -248,7 +249,7 @@ class Server:
             next_change=self._hearing.next_change,
             counts=self._counts,
         )
-        cancels = Cancels(sights, self._cancel_groups, self._passing)
+        cancels = Cancels(sights, self._cancel_groups, PassedCancels(self._passing))
         cancel_many = CancelMany(self._view, self._search, self._cancel_groups, self._passing)
         self._decisions = Decisions(
             self._view,
@@ -297,6 +298,7 @@ class Server:
             pulse=self._pulse,
             books=self._books,
             undeletable=self._store.undeletable,
+            waiting=self._counts.waiting,
         )
         return FanOut(
             self._config,

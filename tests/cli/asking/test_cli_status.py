@@ -146,6 +146,10 @@ def three_nodes() -> pb.DescribeClusterResponse:
             unreadable_frames=2,
             undeletable_files=1_205,
             undeletable_file="/data/1763700001.slot",
+            waiting_calls=[
+                pb.WaitingCalls(call="cancel", count=1_700, longest_ms=2_500),
+                pb.WaitingCalls(call="search", count=1, longest_ms=2_500),
+            ],
         ),
         "n2": pb.MemberReport(now_ms=DUE_MS, refusing=pb.Error(reason="DISK_FULL", message="why")),
     }
@@ -210,6 +214,10 @@ def test_status_of_all_nodes_as_json(command: Command, node: ScriptedNode) -> No
         "unreadable_frames": 2,
         "undeletable_files": 1_205,
         "undeletable_file": "/data/1763700001.slot",
+        "waiting_calls": {
+            "cancel": {"count": 1_700, "longest_ms": 2_500},
+            "search": {"count": 1, "longest_ms": 2_500},
+        },
     }
     assert reports[1]["refusing"] == {"reason": "DISK_FULL", "message": "why"}
     assert (reports[1]["role"], reports[1]["cleaner_started_ms"], reports[2]) == (None, None, None)
@@ -256,6 +264,7 @@ def test_status_of_all_nodes_for_people(command: Command, node: ScriptedNode) ->
         "n1 and Kafka: topic orders takes nothing",
         "n1 is verifying its wheels: 4 of 7 are done",
         "n1 waits for 2 frames that it cannot read",
+        "n1 answers cancel slowly: 1,700 wait for up to 2 s",
         "1,204 messages are on 1 node only, n1: wait until they are copied",
         "the disk of n1 does not delete /data/1763700001.slot and 1,204 more",
         "deleting is 25 min behind: the floor waits for the ledger of n1.1, n2.3",

@@ -19,6 +19,7 @@ from delaywheel_replica.core.protocol.progress import Position, Progress
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role, ServerStatus
 from delaywheel_replica.server.changing.cancels import Cancels
 from delaywheel_replica.server.changing.gathering import CancelGroups
+from delaywheel_replica.server.changing.passed_on import PassedCancels
 from delaywheel_replica.server.changing.sights import Sights
 from delaywheel_replica.server.commit.writing import Writing
 from delaywheel_replica.server.lookup.places import Places
@@ -139,7 +140,7 @@ class Site:
         )
         running = asyncio.create_task(groups.run())
         try:
-            yield Cancels(sights, groups, cast("Passing", self))
+            yield Cancels(sights, groups, PassedCancels(cast("Passing", self)))
         finally:
             running.cancel()
 

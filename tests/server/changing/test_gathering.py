@@ -122,10 +122,31 @@ async def test_what_arrives_during_a_look_is_the_next_batch_and_one_group() -> N
         site.reach(100)
         assert [await call for call in calls] == [cancelled()] * 40
     assert sum(site.confirmed) == 40
-    assert site.counts.changes == {("cancel", "CANCELLED"): 40}
-    assert sum(site.counts.cancel_times.read().counts) == 40
-    assert site.counts.cancel_load() == (0, 0)
+    ((names, times),) = site.counts.calls.read().items()
+    assert (names, sum(times.counts)) == (("cancel", "CANCELLED"), 40)
+    assert site.counts.cancel_load() == (0, 0, 0)
+    assert site.counts.waiting() == {}
     assert len(site.confirmed) <= 2
+
+
+async def test_who_asks_for_a_part_hears_soon_of_what_is_decided() -> None:
+    """The rest goes on, and asking again joins it."""
+    site = Site()
+    site.goes_on.set()
+    later = named(2, DUE_MS + 60_000)
+    async with site.serving() as groups:
+        alone = asyncio.create_task(groups.cancel([named(1)], 9))
+        await site.until(lambda: site.written == [1])
+        rest = [asyncio.create_task(groups.cancel_partly([named(1), later], 9))]
+        await site.until(lambda: site.written == [1, 1])
+        site.reach(2)  # the first cancel, and not the second one
+        assert await alone == cancelled()
+        assert await rest[0] == [*cancelled(), None]
+        rest.append(asyncio.create_task(groups.cancel_partly([later], 9)))
+        await asyncio.sleep(0)
+        site.reach(100)
+        assert await rest[1] == cancelled()
+    assert sum(site.written) == 2
 
 
 async def test_who_asks_again_joins_the_first_attempt() -> None:
@@ -175,7 +196,7 @@ async def test_too_many_are_refused_and_told_when_to_come_again(
         site.reach(100)
         await first
         results = await more
-    assert site.counts.changes["cancel", "BACKPRESSURE"] == 2
+    assert sum(site.counts.calls.read()["cancel", "BACKPRESSURE"].counts) == 2
     refused = [each for each in results if isinstance(each, Refusal)]
     assert results[:3] == cancelled(3)
     assert [each.reason for each in refused] == [Reason.BACKPRESSURE] * 2

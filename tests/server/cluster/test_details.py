@@ -63,7 +63,13 @@ def own_report(state: BooksState, undeletable: Undeletable | None = None) -> Own
     pulse = Pulse(frozenset)
     pulse.in_sync_changes = 4
     undeletable = undeletable or Undeletable()
-    return OwnReport(started_ms=5, pulse=pulse, books=FakeBooks(state), undeletable=undeletable)
+    return OwnReport(
+        started_ms=5,
+        pulse=pulse,
+        books=FakeBooks(state),
+        undeletable=undeletable,
+        waiting=lambda: {"cancel": (7, 1_500)},
+    )
 
 
 def described(
@@ -100,6 +106,8 @@ def test_what_its_processes_have_counted(data: Path) -> None:
     report = described(data, cleaner).members[0].report
     assert (report.elections, report.cleaner_started_ms) == (1, cleaner.started_ms)
     assert (report.in_sync_changes, report.server_started_ms) == (4, 5)
+    waiting = pb.WaitingCalls(call="cancel", count=7, longest_ms=1_500)
+    assert list(report.waiting_calls) == [waiting]
     assert (report.role, report.kafka_error) == ("leading", "Timed out")
     assert list(report.unavailable_topics) == ["orders"]
     assert (report.standstill.since_ms, report.standstill.cause) == (17, "a cause")

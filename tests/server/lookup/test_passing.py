@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 
 import grpc
@@ -24,6 +24,7 @@ from delaywheel_replica.peers.states import (
 )
 from delaywheel_replica.server.changing.cancels import Cancels
 from delaywheel_replica.server.changing.gathering import CancelGroups
+from delaywheel_replica.server.changing.passed_on import CALLS_AT_ONCE, PassedCancels
 from delaywheel_replica.server.changing.sights import Sights
 from delaywheel_replica.server.lookup.places import Places
 from delaywheel_replica.server.lookup.queries import Queries
@@ -44,12 +45,19 @@ class LeadersNode(rpc.DelayWheelServicer):
         answer: what it says; None: it ends the call without a reason.
         passed: of each call, whether it said that it was passed on.
         delay_s: so long it thinks before it describes itself.
+        asked: which messages each call named.
+        undecided: those that are not decided yet.
+        goes_on: cancels wait for it.
     """
 
     def __init__(self) -> None:
         self.answer: pb.CancelOutcome.ValueType | Refusal | None = pb.CANCEL_OUTCOME_CANCELLED
         self.passed: list[bool] = []
         self.delay_s = 0.0
+        self.asked: list[list[str]] = []
+        self.undecided: set[str] = set()
+        self.goes_on = asyncio.Event()
+        self.goes_on.set()
 
     async def Cancel(  # noqa: N802 - gRPC's names
         self,
@@ -57,13 +65,21 @@ class LeadersNode(rpc.DelayWheelServicer):
         context: grpc.aio.ServicerContext[object, object],
     ) -> pb.CancelResponse:
         """See the protocol."""
-        assert request == REQUEST
+        self.asked.append([message.handle for message in request.messages])
         self.passed.append(was_passed(context.invocation_metadata()))
         if self.answer is None:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "no details")
         if isinstance(self.answer, Refusal):
             await abort(context, self.answer)
-        return pb.CancelResponse(outcome=self.answer)
+        await self.goes_on.wait()
+        return pb.CancelResponse(
+            results=[
+                pb.MessageCancelled()
+                if message.handle in self.undecided
+                else pb.MessageCancelled(outcome=self.answer)
+                for message in request.messages
+            ]
+        )
 
     async def GetMessage(  # noqa: N802 - gRPC's names
         self,
@@ -116,7 +132,7 @@ def view_of(
 def cancels_of(view: NodeView, passing: Passing) -> Cancels:
     """The server of a node whose cleaner does not lead: it neither looks nor writes."""
     sights = Sights(view, object.__new__(Queries), passing, object.__new__(Places))
-    return Cancels(sights, object.__new__(CancelGroups), passing)
+    return Cancels(sights, object.__new__(CancelGroups), PassedCancels(passing))
 
 
 async def test_a_cancel_is_passed_on_and_says_so(leader: tuple[LeadersNode, str]) -> None:
@@ -126,6 +142,73 @@ async def test_a_cancel_is_passed_on_and_says_so(leader: tuple[LeadersNode, str]
     answer = await cancels_of(view, passing).cancel(REQUEST, passed=False, left_s=5)
     assert answer.outcome == pb.CANCEL_OUTCOME_CANCELLED
     assert node.passed == [True]
+    await passing.close()
+
+
+def cancel_of(number: int) -> pb.CancelRequest:
+    return pb.CancelRequest(message=pb.MessageRef(handle=f"n2.1:5:{number:032x}"))
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():  # noqa: ASYNC110 - nothing announces it
+            await asyncio.sleep(0.001)
+
+
+async def test_cancels_of_many_callers_are_passed_on_together(
+    leader: tuple[LeadersNode, str],
+) -> None:
+    """Those that come while as many calls are under way as may be are the next call."""
+    node, address = leader
+    node.goes_on.clear()
+    passing = Passing(view_of(address))
+    cancels = cancels_of(view_of(address), passing)
+
+    def begin(number: int) -> asyncio.Task[pb.CancelResponse]:
+        return asyncio.create_task(cancels.cancel(cancel_of(number), passed=False, left_s=20))
+
+    calls = [begin(number) for number in range(CALLS_AT_ONCE)]
+    await until(lambda: len(node.asked) == CALLS_AT_ONCE)
+    calls += [begin(number) for number in range(CALLS_AT_ONCE, 40)]
+    gave_up = begin(99)
+    await asyncio.sleep(0)
+    gave_up.cancel()
+    await asyncio.gather(gave_up, return_exceptions=True)
+    node.goes_on.set()
+    for call in calls:
+        assert (await call).outcome == pb.CANCEL_OUTCOME_CANCELLED
+    assert sorted(map(len, node.asked)) == [1] * CALLS_AT_ONCE + [40 - CALLS_AT_ONCE]
+    await passing.close()
+
+
+async def test_nobody_waits_for_what_another_caller_named(
+    leader: tuple[LeadersNode, str],
+) -> None:
+    node, address = leader
+    node.undecided.add(cancel_of(1).message.handle)
+    passing = Passing(view_of(address))
+    cancels = cancels_of(view_of(address), passing)
+    both = pb.CancelRequest(messages=[cancel_of(1).message, cancel_of(2).message])
+    slow = asyncio.create_task(cancels.cancel(both, passed=False, left_s=20))
+    quick = await cancels.cancel(cancel_of(2), passed=False, left_s=20)
+    assert quick.outcome == pb.CANCEL_OUTCOME_CANCELLED
+    assert not slow.done()
+    node.undecided.clear()
+    outcomes = [each.outcome for each in (await slow).results]
+    assert outcomes == [pb.CANCEL_OUTCOME_CANCELLED] * 2
+    await passing.close()
+
+
+async def test_a_caller_hears_when_the_leaders_node_wants_it_back(
+    leader: tuple[LeadersNode, str],
+) -> None:
+    node, address = leader
+    node.answer = Refusal(Reason.BACKPRESSURE, "busy", after_ms=777)
+    passing = Passing(view_of(address))
+    with pytest.raises(RefusedError) as caught:
+        await cancels_of(view_of(address), passing).cancel(REQUEST, passed=False, left_s=5)
+    refusal = caught.value.refusal
+    assert (refusal.reason, refusal.retry_delay_ms) == (Reason.BACKPRESSURE, 777)
     await passing.close()
 
 

@@ -97,11 +97,9 @@ def test_what_callers_do_is_counted(node: Node) -> None:
     assert reported["refused_calls_total/Cancel/HANDLE_INVALID"] == 1
     assert reported["refused_calls_total/DelayProduceStream/TOO_MANY_MESSAGES"] == 1
     assert reported["pending_messages/10m"] == reported["pending_messages/1h"] == 1
-    assert reported["lookups_total/get/PENDING"] == 1
-    assert reported["lookups_total/get/HANDLE_INVALID"] == 1
-    assert reported["lookups_total/search/COMPLETE"] == 1
-    assert reported["get_duration_seconds_count"] == 2
-    assert reported["search_duration_seconds_count"] == 1
+    assert reported["call_duration_seconds_count/get/PENDING"] == 1
+    assert reported["call_duration_seconds_count/get/HANDLE_INVALID"] == 1
+    assert reported["call_duration_seconds_count/search/COMPLETE"] == 1
     assert reported["lookup_index_slots"] == reported["lookup_index_reads_total"] == 1
     assert reported["lookup_index_bytes"] > 0
     assert reported["open_slot_files"] == 2

@@ -106,10 +106,11 @@ def counts() -> Counts:
     made = Counts(groups=3, frames=9, frame_bytes=4_096, messages=40, cancels=2)
     made.answered(41, {0: Refusal(Reason.DUE_TOO_OLD)}, 4_000)
     made.topics.add_one("orders", 40)
-    made.cancelled("CANCELLED", 40)
-    made.cancel_stages["queued"] = 7
-    made.rescheduled("RESCHEDULED", 90)
-    made.lookups["get", "PENDING"] = 3
+    made.calls.add("cancel", "CANCELLED", 40_000)
+    made.calls.add("reschedule", "RESCHEDULED", 90_000)
+    made.calls.add("get", "PENDING", 3_000)
+    made.cancel_stages["queued"] += 3
+    made.cancel_load = lambda: (2, 50, 40)
     made.refused_request(5, Reason.NO_WHEEL)
     made.refused_calls["DelayProduce", Reason.NO_WHEEL] += 1
     return made

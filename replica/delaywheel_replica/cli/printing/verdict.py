@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -23,6 +24,13 @@ from delaywheel_replica.quantities import about, counted
 
 LATE_MS: Final = 1_000
 """A message that is overdue for longer is worth a look."""
+
+SLOW_MS: Final = defaultdict(
+    lambda: 1_000, {"cancel": 1_000, "reschedule": 2_000, "get": 1_000, "search": 30_000}
+)
+"""A call that has waited for longer is worth a look: ten times what it takes if nothing is wrong.
+A page of a search may read a million messages.
+"""
 
 _NAMED: Final = 2
 """So many causes stand in the first line, the others follow below the members; and so many topics
@@ -146,9 +154,22 @@ def _troubles_of(answer: pb.DescribeClusterResponse, member: pb.Member) -> Itera
         yield f"messages for {_named(report.unavailable_topics)} become dead letters"
     if report.unreadable_frames:
         yield f"{node} waits for {counted(report.unreadable_frames, 'frame')} that it cannot read"
+    yield from _about_ingress(report)
+    yield from _about_calls(node, report)
+    yield from _about_disks(node, report)
+
+
+def _about_calls(node: str, report: pb.MemberReport) -> Iterator[str]:
+    """Yields which calls wait for long."""
+    for each in report.waiting_calls:
+        if each.longest_ms > SLOW_MS[each.call]:
+            longest = about(each.longest_ms)
+            yield f"{node} answers {each.call} slowly: {each.count:,} wait for up to {longest}"
+
+
+def _about_ingress(report: pb.MemberReport) -> Iterator[str]:
     for fault in report.ingress_faults:
         yield f"ingress: {fault}"
-    yield from _about_disks(node, report)
 
 
 def _about_disks(node: str, report: pb.MemberReport) -> Iterator[str]:

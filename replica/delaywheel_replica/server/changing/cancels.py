@@ -1,7 +1,7 @@
 """Cancel: one message, or many of them, whichever node the caller has asked.
 
-The leader's node decides (gathering.py), each message on its own; another node forwards the call as
-it is (``calls_to_nodes.py``).
+The leader's node decides (gathering.py), each message on its own; another node passes them on to it
+(passed_on.py).
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,13 +12,15 @@ from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.leader.cancel import CancelDecision
 from delaywheel_replica.quantities import counted
 from delaywheel_replica.server.changing.gathering import WAIT_S, Answered, CancelGroups
+from delaywheel_replica.server.changing.passed_on import (
+    MESSAGES_AT_MOST,
+    PassedCancels,
+    PassedOn,
+)
 from delaywheel_replica.server.changing.sights import Sights
 from delaywheel_replica.server.lookup.references import Reference, reference_of
-from delaywheel_replica.server.node.calls_to_nodes import Passing
 from delaywheel_replica.server.node.refusals import Refusal, RefusedError
 
-MESSAGES_AT_MOST: Final = 1_000
-"""How many messages one call names."""
 _ANSWERING_S: Final = 0.2
 """What is left of a caller's time for the answer's way."""
 
@@ -37,10 +39,10 @@ OUTCOMES: Final = {
 class Cancels:
     """Answers calls that name messages. For the event loop's thread."""
 
-    def __init__(self, sights: Sights, groups: CancelGroups, passing: Passing) -> None:
+    def __init__(self, sights: Sights, groups: CancelGroups, passed_on: PassedCancels) -> None:
         self._sights = sights
         self._groups = groups
-        self._passing = passing
+        self._passed_on = passed_on
 
     async def cancel(
         self, request: pb.CancelRequest, *, passed: bool, left_s: float | None
@@ -59,23 +61,30 @@ class Cancels:
         """
         references = _references(request)
         within_s = WAIT_S if left_s is None else min(WAIT_S, max(left_s - _ANSWERING_S, left_s / 2))
-        answer = await self._sights.elsewhere(
+        messages = request.messages or [request.message]
+        passed_on = await self._sights.elsewhere(
             passed=passed,
-            call=lambda address: self._passing.cancel(address, request, within_s=within_s),
+            call=lambda address: self._passed_on.cancel(address, messages, within_s),
         )
-        if answer is not None:
-            return answer
+        if passed_on is not None:
+            return _response(passed_on, is_one=not request.messages)
+        if request.partly:
+            return _response(await self._groups.cancel_partly(references, within_s), is_one=False)
         results = await self._groups.cancel(references, within_s)
-        if not request.messages:
-            (result,) = results
-            if isinstance(result, Refusal):
-                raise RefusedError.of(result)
-            return pb.CancelResponse(outcome=OUTCOMES[result.decision], due_ms=result.moved_ms)
-        reasons = {each.reason if isinstance(each, Refusal) else None for each in results}
-        if len(reasons) == 1 and reasons <= OF_ALL:
-            (*_, refusal) = (each for each in results if isinstance(each, Refusal))
-            raise RefusedError.of(refusal)
-        return pb.CancelResponse(results=map(_result, results))
+        return _response(results, is_one=not request.messages)
+
+
+def _response(results: Sequence[Answered | PassedOn | None], *, is_one: bool) -> pb.CancelResponse:
+    reasons = {each.reason if isinstance(each, Refusal) else None for each in results}
+    if len(reasons) == 1 and (is_one or reasons <= OF_ALL):
+        for each in results:
+            if isinstance(each, Refusal):
+                raise RefusedError.of(each)
+    answers = list(map(_result, results))
+    if not is_one:
+        return pb.CancelResponse(results=answers)
+    due_ms = answers[0].due_ms if answers[0].HasField("due_ms") else None
+    return pb.CancelResponse(outcome=answers[0].outcome, due_ms=due_ms)
 
 
 def _references(request: pb.CancelRequest) -> list[Reference | Refusal]:
@@ -99,7 +108,11 @@ def _each(messages: Sequence[pb.MessageRef]) -> Iterator[Reference | Refusal]:
             yield error.refusal
 
 
-def _result(answered: Answered) -> pb.MessageCancelled:
+def _result(answered: Answered | PassedOn | None) -> pb.MessageCancelled:
+    if answered is None:
+        return pb.MessageCancelled()
     if isinstance(answered, Refusal):
         return pb.MessageCancelled(error=answered.as_error())
+    if isinstance(answered, pb.MessageCancelled):
+        return answered
     return pb.MessageCancelled(outcome=OUTCOMES[answered.decision], due_ms=answered.moved_ms)

@@ -36,6 +36,7 @@ from delaywheel_replica.core.protocol.progress import Position
 from delaywheel_replica.core.protocol.reschedules import MessageKey
 from delaywheel_replica.link import CommitSoon
 from delaywheel_replica.quantities import counted
+from delaywheel_replica.server.changing.awaited import AwaitedCall
 from delaywheel_replica.server.changing.sights import Moment, Sights
 from delaywheel_replica.server.changing.waiting import (
     Decided,
@@ -63,6 +64,8 @@ _ASKED_ABOUT: Final = 64
 _RESOLVED_AT_ONCE: Final = 8
 """Messages that are looked for in Kafka at once; half of what `get` and cancels have together."""
 _RETRY_MS: Final = (50, 2_000)
+_REST_S: Final = 0.1
+"""So long others are waited for once some are decided: two or three transactions."""
 
 _UNDECIDED: Final = frozenset({CancelDecision.WAIT, CancelDecision.CONFIRM})
 _TO_CONFIRM: Final = frozenset({CancelDecision.CONFIRM, CancelDecision.ALREADY_DELIVERED})
@@ -71,20 +74,7 @@ Answered = Decided | Refusal
 """What became of one message."""
 
 
-@dataclass(slots=True, eq=False)
-class _Call:
-    """One caller's messages, and what became of each."""
-
-    results: list[Answered | None]
-    done: asyncio.Future[None]
-    left: int
-    is_over: bool = False
-
-    def settle(self, row: int, answered: Answered) -> None:
-        self.results[row] = answered
-        self.left -= 1
-        if not self.left and not self.done.done():
-            self.done.set_result(None)
+_Call = AwaitedCall[Answered]
 
 
 @dataclass(slots=True, eq=False)
@@ -127,7 +117,7 @@ class CancelGroups:
             counts: Counts what became of each message.
         """
         self._counts = counts or Counts()
-        self._counts.cancel_load = lambda: (self.kept, self.waits_ms())
+        self._counts.cancel_load = lambda: (self.kept, self.age_ms(), self.waits_ms())
         self._sights = sights
         self._writing = writing
         self._ask = ask
@@ -163,12 +153,37 @@ class CancelGroups:
             references: The messages; a refusal is returned as it is.
             within_s: How long to wait at most.
         """
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        call = _Call([None] * len(references), done, len(references))
+        call = _Call.of(len(references))
         asked = [self._begin_one(reference, call, row) for row, reference in enumerate(references)]
         try:
             async with asyncio.timeout(min(within_s, WAIT_S)):
-                await done
+                await call.done
+        except TimeoutError:
+            pass
+        finally:
+            call.is_over = True
+        return [
+            _over(each) if result is None else result
+            for result, each in zip(call.results, asked, strict=True)
+        ]
+
+    async def cancel_partly(
+        self, references: Sequence[Reference | Refusal], within_s: float
+    ) -> list[Answered | None]:
+        """Does the same, but returns soon after some are decided; None: others, which go on.
+
+        So a message whose decision takes long delays no other that is asked for in the same call.
+        """
+        call = _Call.of(len(references))
+        asked = [self._begin_one(reference, call, row) for row, reference in enumerate(references)]
+        try:
+            async with asyncio.timeout(min(within_s, WAIT_S)):
+                await call.some
+                # What is queued would be dropped with its caller.
+                while not call.done.done():
+                    await asyncio.wait([call.done], timeout=_REST_S)
+                    if all(each is None or each.is_taken for each in asked):
+                        return list(call.results)
         except TimeoutError:
             pass
         finally:
@@ -211,6 +226,11 @@ class CancelGroups:
         """How long the first of the queued messages has waited."""
         return monotonic_ms() - self._queue[0].since_ms if self._queue else 0
 
+    def age_ms(self) -> int:
+        """How long the first of the messages that are not decided is being cancelled."""
+        pending = [*self._pending.values()]  # scrapes read it on other threads
+        return monotonic_ms() - pending[0].since_ms if pending else self.waits_ms()
+
     # --- callers
 
     def _begin_one(self, reference: Reference | Refusal, call: _Call, row: int) -> _Asked | None:
@@ -238,7 +258,7 @@ class CancelGroups:
         is_full = len(self._queue) >= QUEUED_AT_MOST or self.kept >= KEPT_AT_MOST
         if not is_full and waits_ms < QUEUED_S * 1000:
             return None
-        self._counts.changes["cancel", Reason.BACKPRESSURE.value] += 1
+        self._counts.calls.add("cancel", Reason.BACKPRESSURE.value, 0)
         least_ms, most_ms = _RETRY_MS
         return Refusal(
             Reason.BACKPRESSURE,
@@ -256,7 +276,7 @@ class CancelGroups:
         if isinstance(answered, Decided) and answered.decision is CancelDecision.UNKNOWN:
             answered = Refusal(_why_unknown(pending))
         outcome = answered.decision.name if isinstance(answered, Decided) else answered.reason.value
-        self._counts.cancelled(outcome, monotonic_ms() - pending.since_ms)
+        self._counts.calls.add("cancel", outcome, (monotonic_ms() - pending.since_ms) * 1_000)
         pending.settle(answered)
 
     def _unknown(self, pending: PendingCancel) -> None:

@@ -141,17 +141,10 @@ class Reschedules:
             return answer
         if self._view.cleaner.leading() is None:
             raise RefusedError(Reason.NO_LEADER)
-        began_ms, outcome = monotonic_ms(), "GIVEN_UP"
-        try:
+        with self._counts.calls.timed("reschedule") as outcome:
             response = await self._reschedule(named, to_ms, request)
-            outcome = pb.RescheduleOutcome.Name(response.outcome)
-        except RefusedError as error:
-            outcome = error.refusal.reason.value
-            raise
-        finally:
-            self._counts.rescheduled(
-                outcome.removeprefix("RESCHEDULE_OUTCOME_"), monotonic_ms() - began_ms
-            )
+            name = pb.RescheduleOutcome.Name(response.outcome)
+            outcome.append(name.removeprefix("RESCHEDULE_OUTCOME_"))
         return response
 
     async def _reschedule(

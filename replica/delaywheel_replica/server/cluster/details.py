@@ -4,7 +4,7 @@ How much of each wheel each node holds (replicas.py), what the node reports abou
 processes started, and how many messages are pending, each counted once.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -37,12 +37,14 @@ class OwnReport:
         pulse: Counts how often the members in sync with its open wheel changed since.
         books: Publishes its ledger.
         undeletable: Knows which files its disk refuses to delete.
+        waiting: Returns, by call, how many wait for an answer, and the first of them how long (ms).
     """
 
     started_ms: int
     pulse: Pulse
     books: Publishing
     undeletable: Undeletable
+    waiting: Callable[[], Mapping[str, tuple[int, int]]] = dict
 
 
 class Details:
@@ -96,6 +98,8 @@ class Details:
             verifying_wheels=len(heartbeat.verifying),
             wheels=len(heartbeat.verifying | (heartbeat.wheels.keys() - {heartbeat.spare})),
         )
+        for call, (count, longest_ms) in self._own_report.waiting().items():
+            report.waiting_calls.add(call=call, count=count, longest_ms=longest_ms)
         if answer.HasField("refusing"):
             report.refusing.CopyFrom(answer.refusing)
         cleaner = self._view.cleaner.status

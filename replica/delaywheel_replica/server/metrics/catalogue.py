@@ -19,6 +19,7 @@ from delaywheel_replica.server.metrics.metric import (
     gauge,
     gauges,
     histogram,
+    histograms,
 )
 from delaywheel_replica.server.metrics.of_books import BOOKS_METRICS
 from delaywheel_replica.server.metrics.of_cleaner import CLEANER_METRICS
@@ -140,17 +141,12 @@ _ACCEPTING: tuple[Spec, ...] = (
         "Cancels written into this node's own wheels.",
         lambda s: s.sources.counts.cancels,
     ),
-    counters(
-        "changed_messages",
-        "Messages that callers cancelled or rescheduled here, as the leader's node, by the outcome"
-        " or the reason for none.",
+    histograms(
+        "call_duration_seconds",
+        "Time of gets, pages of searches, and cancels and reschedules of a message (as the leader's"
+        " node), by what came of it or the reason for no answer.",
         ("call", "outcome"),
-        lambda s: list(s.sources.counts.changes.copy().items()),
-    ),
-    histogram(
-        "cancel_duration_seconds",
-        "Time until the cancel of a message was decided.",
-        lambda s: s.sources.counts.cancel_times.read(),
+        lambda s: s.sources.counts.calls.read().items(),
     ),
     counters(
         "cancel_stage_seconds",
@@ -160,11 +156,6 @@ _ACCEPTING: tuple[Spec, ...] = (
         ("stage",),
         lambda s: [((stage,), ms / 1e3) for stage, ms in s.sources.counts.cancel_stages.items()],
     ),
-    histogram(
-        "reschedule_duration_seconds",
-        "Time until a reschedule was answered.",
-        lambda s: s.sources.counts.reschedule_times.read(),
-    ),
     gauge(
         "pending_cancels",
         "Messages whose cancel is not decided.",
@@ -173,23 +164,15 @@ _ACCEPTING: tuple[Spec, ...] = (
     gauge(
         "cancel_queue_age_seconds",
         "How long the first of them waits to be looked up.",
-        lambda s: s.sources.counts.cancel_load()[1] / 1e3,
+        lambda s: s.sources.counts.cancel_load()[2] / 1e3,
     ),
-    counters(
-        "lookups",
-        "Gets and searches, page by page, by what was found or the reason for no answer.",
-        ("call", "outcome"),
-        lambda s: list(s.sources.counts.lookups.copy().items()),
-    ),
-    histogram(
-        "get_duration_seconds",
-        "Time of a get, without that of its transfer.",
-        lambda s: s.sources.counts.get_times.read(),
-    ),
-    histogram(
-        "search_duration_seconds",
-        "Time of a search's page.",
-        lambda s: s.sources.counts.search_times.read(),
+    gauges(
+        "call_age_seconds",
+        "How long the first of the calls of a kind is under way; of cancels, the first message.",
+        ("call",),
+        lambda s: [
+            ((call,), age_ms / 1e3) for call, (_, age_ms) in s.sources.counts.waiting().items()
+        ],
     ),
     gauge(
         "lookup_index_slots",

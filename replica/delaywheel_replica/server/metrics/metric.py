@@ -28,6 +28,8 @@ Value: TypeAlias = float | None
 """None: unknown, or not applicable now: no sample is given."""
 Values: TypeAlias = Iterable[tuple[tuple[str, ...], float]]
 """Values of labels, and the sample."""
+Histograms: TypeAlias = Iterable[tuple[tuple[str, ...], Histogram]]
+"""Values of labels, and what was counted."""
 
 
 class Kind(StrEnum):
@@ -99,22 +101,29 @@ def counters(
 
 def histogram(name: str, text: str, value: Callable[[Scrape], Histogram | None]) -> Spec:
     """Counts in buckets; the name ends with `_seconds`."""
+
+    def values(scrape: Scrape) -> Histograms:
+        found = value(scrape)
+        return [] if found is None else [((), found)]
+
+    return histograms(name, text, (), values)
+
+
+def histograms(
+    name: str, text: str, labels: tuple[str, ...], values: Callable[[Scrape], Histograms]
+) -> Spec:
+    """Counts in buckets, by labels; the name ends with `_seconds`."""
     full = PREFIX + name
 
     def family(scrape: Scrape) -> Metric | None:
-        found = value(scrape)
-        if found is None:
-            return None
-        bounds = [str(bound / 1e6) for bound in found.bounds_us] + ["+Inf"]
-        return HistogramMetricFamily(
-            full,
-            text,
-            buckets=list(zip(bounds, accumulate(found.counts), strict=True)),
-            sum_value=found.sum_us / 1e6,
-            unit=_unit(full),
-        )
+        made = HistogramMetricFamily(full, text, labels=labels, unit=_unit(full))
+        for label_values, found in values(scrape):
+            bounds = [str(bound / 1e6) for bound in found.bounds_us] + ["+Inf"]
+            buckets = list(zip(bounds, accumulate(found.counts), strict=True))
+            made.add_metric(label_values, buckets=buckets, sum_value=found.sum_us / 1e6)
+        return made if made.samples else None
 
-    return Spec(full, Kind.HISTOGRAM, text, (), family)
+    return Spec(full, Kind.HISTOGRAM, text, labels, family)
 
 
 def one_of(values: Iterable[str], present: str | None) -> Values:

@@ -9,11 +9,12 @@ answer in time is named with the reason, and is not waited for any longer.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 import grpc
+from google.protobuf import any_pb2
 from google.rpc import error_details_pb2, status_pb2
 
 from delaywheel.reasons import Reason
@@ -22,7 +23,7 @@ from delaywheel_proto.v1 import delaywheel_pb2_grpc as rpc
 from delaywheel_replica.peers.states import PeerState
 from delaywheel_replica.process.logs import get_logger
 from delaywheel_replica.server.node.node_view import NodeView, heartbeats_heard, leader_heard
-from delaywheel_replica.server.node.refusals import DETAILS_KEY, RefusedError
+from delaywheel_replica.server.node.refusals import DETAILS_KEY, Refusal, RefusedError
 
 PASSED: Final = "dw-passed"
 """Metadata of a call that another node has forwarded."""
@@ -32,7 +33,9 @@ AS_PASSED: Final = ((PASSED, "1"),)
 _Answer = TypeVar("_Answer")
 
 # These reasons describe a cancel; other reasons that are forwarded describe the leader's node.
-_OF_A_CANCEL: Final = frozenset({Reason.NO_LEADER, Reason.NOT_UP_TO_DATE, Reason.CANCEL_UNKNOWN})
+_OF_A_CANCEL: Final = frozenset(
+    {Reason.NO_LEADER, Reason.NOT_UP_TO_DATE, Reason.CANCEL_UNKNOWN, Reason.BACKPRESSURE}
+)
 
 _TIMEOUT_S: Final = 12.0
 # How long a search may take before anything is cancelled.
@@ -143,12 +146,7 @@ class Passing:
         try:
             return await self.call(address, call, unknown=Reason.CANCEL_UNKNOWN)
         except RefusedError as error:
-            reason = error.refusal.reason
-            if reason in _OF_A_CANCEL or not reason.retry_helps:
-                raise
-            of_cancel = Reason.NO_LEADER if reason.outcome_known else Reason.CANCEL_UNKNOWN
-            detail = f"The leader's node cannot write it: {reason.value}"
-            raise RefusedError(of_cancel, detail) from error
+            raise RefusedError.of(_of_a_cancel(error.refusal)) from error
 
     async def get_message(
         self, address: str, request: pb.GetMessageRequest
@@ -219,8 +217,8 @@ class Passing:
             is_older = error.code() is grpc.StatusCode.UNIMPLEMENTED
             reason = Reason.RELEASE_TOO_OLD if is_older else _reason_of(error) or unknown
             _log.debug("passed call refused", address=address, reason=reason.value)
-            words = (error.details() or "").removesuffix(reason.advice).strip(" .")
-            raise RefusedError(reason, f"The leader's node: {words or 'no'}") from error
+            refusal = _said_by_the_leader(reason, error.details() or "", _retry_delay_ms(error))
+            raise RefusedError.of(refusal) from error
 
     async def ask_all(
         self, call: Callable[[grpc.aio.Channel, float], Awaitable[_Answer]], *, within_s: float
@@ -267,13 +265,51 @@ def _why(error: grpc.aio.AioRpcError, address: str, within_s: float) -> str:
             return f"{address} answered {code.name}: {error.details()}"
 
 
+def refusal_of_a_cancel(error: pb.Error) -> Refusal:
+    """Returns why the leader's node did not cancel one of many messages."""
+    is_known = error.reason in Reason.__members__
+    reason = Reason[error.reason] if is_known else Reason.CANCEL_UNKNOWN
+    delay_ms = error.retry_delay_ms if error.HasField("retry_delay_ms") else None
+    return _of_a_cancel(_said_by_the_leader(reason, error.message, delay_ms))
+
+
+def _said_by_the_leader(reason: Reason, text: str, delay_ms: int | None) -> Refusal:
+    words = text.removesuffix(reason.advice).strip(" .")
+    return Refusal(reason, f"The leader's node: {words or 'no'}", delay_ms)
+
+
+def _of_a_cancel(refusal: Refusal) -> Refusal:
+    """Returns the reason for a caller of this node: one that concerns only the other is NO_LEADER.
+
+    Or CANCEL_UNKNOWN, if the cancel may have been written there: this node is as well as before.
+    """
+    reason = refusal.reason
+    if reason in _OF_A_CANCEL or not reason.retry_helps:
+        return refusal
+    of_cancel = Reason.NO_LEADER if reason.outcome_known else Reason.CANCEL_UNKNOWN
+    return Refusal(of_cancel, f"The leader's node cannot write it: {reason.value}")
+
+
+def _details_of(error: grpc.aio.AioRpcError) -> Iterator[any_pb2.Any]:
+    """Yields the details of a status, if it is one of ours."""
+    for key, content in error.trailing_metadata() or ():
+        if key == DETAILS_KEY and isinstance(content, bytes):
+            yield from status_pb2.Status.FromString(content).details
+
+
 def _reason_of(error: grpc.aio.AioRpcError) -> Reason | None:
     """Returns the reason if the status is one of ours."""
-    for key, content in error.trailing_metadata() or ():
-        if key != DETAILS_KEY or not isinstance(content, bytes):
-            continue
-        info = error_details_pb2.ErrorInfo()
-        for detail in status_pb2.Status.FromString(content).details:
-            if detail.Unpack(info) and info.reason in Reason.__members__:
-                return Reason[info.reason]
+    info = error_details_pb2.ErrorInfo()
+    for detail in _details_of(error):
+        if detail.Unpack(info) and info.reason in Reason.__members__:
+            return Reason[info.reason]
+    return None
+
+
+def _retry_delay_ms(error: grpc.aio.AioRpcError) -> int | None:
+    """Returns when to come back, if the status says it."""
+    info = error_details_pb2.RetryInfo()
+    for detail in _details_of(error):
+        if detail.Unpack(info):
+            return int(info.retry_delay.ToMilliseconds())
     return None

@@ -4,8 +4,10 @@ Each number is counted by one thread: the writer's for what is accepted, the eve
 is answered. Any thread may read, without a lock: a scrape may fall between two updates.
 """
 
+import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Final
@@ -14,10 +16,10 @@ from delaywheel.reasons import Reason
 from delaywheel.storage.frames.bundle import WrittenGroup
 from delaywheel.storage.frames.columns import Columns
 from delaywheel_replica.core.ingress.underway import Answer
-from delaywheel_replica.core.protocol.histogram import Tally
+from delaywheel_replica.core.protocol.histogram import Histogram, Tally
 from delaywheel_replica.process.topic_counts import TopicCounts
 from delaywheel_replica.server.node.pending_topics import PendingTopics
-from delaywheel_replica.server.node.refusals import Refusal
+from delaywheel_replica.server.node.refusals import Refusal, RefusedError
 
 ANSWER_BOUNDS_US: Final = tuple(
     ms * 1_000 for ms in (1, 2, 5, 10, 20, 30, 50, 75, 100, 150, 250, 500, 1_000, 2_500)
@@ -39,10 +41,56 @@ _OF_MESSAGES: Final = tuple(
 """Possible refusals of a message: counted from 0, so that the first one shows as a change."""
 
 
-CHANGE_BOUNDS_US: Final = tuple(
-    ms * 1_000 for ms in (5, 10, 20, 30, 50, 75, 100, 150, 250, 500, 1_000, 2_500, 5_000, 10_000)
+CALL_BOUNDS_US: Final = tuple(
+    ms * 1_000
+    for ms in (1, 2, 5, 10, 20, 30, 50, 75, 100, 150, 250, 500, 1_000, 2_500, 5_000, 10_000)
 )
-"""Upper bounds for cancels and reschedules, which wait for a commit: for 10 s at most."""
+"""Upper bounds for gets, searches, cancels and reschedules, which wait for at most 10 s."""
+
+
+class CallTimes:
+    """How long calls took, by call and outcome, and since when others are under way."""
+
+    def __init__(self) -> None:
+        """Begins with none."""
+        self._tallies: dict[tuple[str, str], Tally] = {}
+        self._since_ms: dict[str, dict[object, int]] = {}
+
+    def add(self, call: str, outcome: str, took_us: int) -> None:
+        """Counts an answered call, or one of the messages that it named."""
+        tally = self._tallies.get((call, outcome))
+        if tally is None:
+            tally = self._tallies[call, outcome] = Tally(CALL_BOUNDS_US)
+        tally.add(took_us)
+
+    @contextmanager
+    def timed(self, call: str) -> Iterator[list[str]]:
+        """Counts a call by the outcome that is put into the list, or by the reason of a refusal."""
+        began_us, outcome = _monotonic_us(), list[str]()
+        under_way = self._since_ms.setdefault(call, {})
+        under_way[key := object()] = began_us // 1_000
+        try:
+            yield outcome
+        except RefusedError as error:
+            outcome.append(error.refusal.reason.value)
+            raise
+        finally:
+            del under_way[key]
+            self.add(call, outcome[-1] if outcome else "GIVEN_UP", _monotonic_us() - began_us)
+
+    def read(self) -> dict[tuple[str, str], Histogram]:
+        """Returns the times by call and outcome."""
+        return {names: tally.read() for names, tally in self._tallies.copy().items()}
+
+    def under_way(self) -> dict[str, tuple[int, int]]:
+        """Returns how many calls are under way, and for how many milliseconds the first one is."""
+        now_ms = _monotonic_us() // 1_000
+        since_ms = {call: [*of_call.values()] for call, of_call in self._since_ms.copy().items()}
+        return {call: (len(all_), now_ms - all_[0]) for call, all_ in since_ms.items() if all_}
+
+
+def _monotonic_us() -> int:
+    return time.monotonic_ns() // 1_000
 
 
 @dataclass(slots=True)
@@ -61,17 +109,12 @@ class Counts:
         answer_times: The times from a complete request with such messages to its answer.
         refused: Messages that were not accepted, or (WHEEL_LOST) not known to be.
         handed: Ingress records that this node's cleaner handed over, by the answer.
-        changes: (call, what became of a message) -> messages that callers cancelled or rescheduled
-            here, as the leader's node.
-        cancel_times: How long it took to decide the cancel of a message.
+        calls: How long gets, pages of searches, and cancels and reschedules of a message took;
+            the last two as the leader's node.
         cancel_stages: How many milliseconds all of them together spent in each stage: queued,
             looked up, written, taken (until progress covered the written cancel), confirmed.
-        reschedule_times: How long a reschedule took.
-        cancel_load: Returns how many messages are being cancelled, and for how many milliseconds
-            the first of them waits to be looked up.
-        lookups: (call, what it was answered) -> gets and searches.
-        get_times: How long gets took.
-        search_times: How long searches took, page by page.
+        cancel_load: Returns how many messages are being cancelled, for how many milliseconds the
+            first of them is, and the first that waits to be looked up.
         lookup_index: Returns the seconds in the index of ids, its bytes, and how many seconds were
             read for it.
         refused_calls: (method, reason) -> calls, or requests of a stream, refused as a whole.
@@ -90,14 +133,9 @@ class Counts:
         default_factory=lambda: Counter(dict.fromkeys(_OF_MESSAGES, 0))
     )
     handed: Counter[Answer] = field(default_factory=lambda: Counter(dict.fromkeys(Answer, 0)))
-    changes: Counter[tuple[str, str]] = field(default_factory=Counter)
-    cancel_times: Tally = field(default_factory=lambda: Tally(CHANGE_BOUNDS_US))
+    calls: CallTimes = field(default_factory=CallTimes)
     cancel_stages: Counter[str] = field(default_factory=Counter)
-    reschedule_times: Tally = field(default_factory=lambda: Tally(CHANGE_BOUNDS_US))
-    cancel_load: Callable[[], tuple[int, int]] = lambda: (0, 0)
-    lookups: Counter[tuple[str, str]] = field(default_factory=Counter)
-    get_times: Tally = field(default_factory=lambda: Tally(ANSWER_BOUNDS_US))
-    search_times: Tally = field(default_factory=lambda: Tally(CHANGE_BOUNDS_US))
+    cancel_load: Callable[[], tuple[int, int, int]] = lambda: (0, 0, 0)
     lookup_index: Callable[[], tuple[int, int, int]] = lambda: (0, 0, 0)
     refused_calls: Counter[tuple[str, Reason]] = field(default_factory=Counter)
 
@@ -116,15 +154,11 @@ class Counts:
             if self.pending is not None:
                 self.pending.add(columns.topics, numbers, columns.slots[group.order])
 
-    def cancelled(self, outcome: str, took_ms: int) -> None:
-        """Counts a message whose cancel is decided."""
-        self.changes["cancel", outcome] += 1
-        self.cancel_times.add(took_ms * 1_000)
-
-    def rescheduled(self, outcome: str, took_ms: int) -> None:
-        """Counts an answered reschedule."""
-        self.changes["reschedule", outcome] += 1
-        self.reschedule_times.add(took_ms * 1_000)
+    def waiting(self) -> dict[str, tuple[int, int]]:
+        """Returns, by call, how many wait for an answer, and the first of them how long (ms)."""
+        cancels, cancel_ms, _ = self.cancel_load()
+        of_cancels = {"cancel": (cancels, cancel_ms)} if cancels else {}
+        return {**of_cancels, **self.calls.under_way()}
 
     def answered(self, messages: int, refusals: Mapping[int, Refusal], took_us: int) -> None:
         """Counts an answered request of this many messages, some of which may be refused."""
