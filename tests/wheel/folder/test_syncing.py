@@ -155,6 +155,10 @@ def test_a_writer_knows_that_its_files_made_room_for_others(tmp_path: Path) -> N
     for files in (one, one):
         files.sync(files.take_unsynced())
     assert synced == [False, True, False]
+    one.mark_rewritten(3_600)
+    for files in (one, one):
+        files.sync(files.take_unsynced())
+    assert synced == [False, True, False, True, False]
 
 
 class ManyFilesNoted:

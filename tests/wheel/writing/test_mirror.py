@@ -1,7 +1,7 @@
 """A copy of a wheel: which frames it takes, refuses and repairs, and where it ends."""
 
 import errno
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from random import Random
 
@@ -29,7 +29,7 @@ from delaywheel.storage.recovery.verify import verify_wheel
 from delaywheel.storage.writing.dial import Dial, DialView
 from delaywheel.storage.writing.mirror import MirrorWheel
 from delaywheel.storage.writing.wheel import OriginWheel
-from sim.machine.disk import Fault, SimulatedDisk
+from sim.machine.disk import Fault, SimulatedDisk, SimulatedManyFiles
 from support.wheels.copies import bundled, copies_of, flipped, rows_of, slots_of
 from support.wheels.messages import BASE_SLOT, message
 from support.wheels.segments import small_segments
@@ -439,6 +439,26 @@ def test_what_is_written_again_is_synced_again_whatever_a_sync_had_covered() -> 
     pair.mirror.checkpoint()
     slots = [pair.disk._files[str(pair.slot_path(ahead))] for ahead in range(2)]
     assert not any(content.unsynced for content in slots)
+
+
+def test_what_is_written_again_was_closed_before_its_sync(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel may forget what became of it: the sync has to ask the file system."""
+    pair, closed = Pair(), list[bool]()
+    real = SimulatedManyFiles.sync
+
+    def sync(files: SimulatedManyFiles, paths: Collection[Path], *, were_closed: bool) -> None:
+        closed.append(were_closed)
+        real(files, paths, were_closed=were_closed)
+
+    monkeypatch.setattr(SimulatedManyFiles, "sync", sync)
+    pair.append(pair.copies[:2])
+    pair.disk.faults.append(Fault("sync", path_part="slot"))
+    with pytest.raises(OSError, match="Input/output"):
+        pair.mirror.sync()
+    pair.mirror.sync()
+    pair.append(pair.copies[2:3])
+    pair.mirror.sync()
+    assert closed == [False, True, False]
 
 
 def test_a_repair_that_a_crash_of_the_machine_undoes_is_missing_again() -> None:

@@ -98,7 +98,7 @@ class HandleCache:
         self._handles: dict[tuple[int, int], _Handle] = {}
         self._folders: dict[tuple[int, int], Folder] = {}  # owner and hour; oldest first
         self._bundles = 0
-        self._closed_early: set[int] = set()  # owners of files that made room for others
+        self._closed_early: set[int] = set()  # owners of files that were not synced before
         self._lock = threading.Lock()
         self._next_owner = 0
 
@@ -164,8 +164,13 @@ class HandleCache:
                     break
         return wrote
 
+    def note_closed_early(self, owner: int) -> None:
+        """Notes that a file of an owner was written and closed, and is not synced yet."""
+        with self._lock:
+            self._closed_early.add(owner)
+
     def take_closed_early(self, owner: int) -> bool:
-        """Returns whether files of an owner were closed to make room since the last call."""
+        """Returns whether files of an owner were closed before a sync since the last call."""
         with self._lock:
             was_closed = owner in self._closed_early
             self._closed_early.discard(owner)

@@ -236,9 +236,14 @@ class SlotFiles:
         """
         self._handles.close_slots(self._owner, slots)
 
-    def mark_unsynced(self, slots: Collection[int], *, new: bool) -> None:
-        """Notes slots that, with their names if ``new``, may not be on the medium yet."""
-        self._note_unsynced(slots, slots if new else ())
+    def mark_unsynced(self, slots: Collection[int]) -> None:
+        """Notes slots that, with their names, may not be on the medium yet."""
+        self._note_unsynced(slots, slots)
+
+    def mark_rewritten(self, slot: int) -> None:
+        """Notes that a slot's file was opened apart, written and closed again."""
+        self._note_unsynced([slot], ())
+        self._handles.note_closed_early(self._owner)
 
     def put_back(self, unsynced: Unsynced) -> None:
         """Takes back what a failed ``sync`` must repeat."""

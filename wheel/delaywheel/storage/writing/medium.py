@@ -84,7 +84,7 @@ class CopyMedium:
         These are all behind the checkpoint, and what was missing then and no longer is.
         """
         slots = np.unique(rows["slot"][rows["length"] > 0])
-        self._slots.mark_unsynced(slots.tolist(), new=True)
+        self._slots.mark_unsynced(slots.tolist())
         self._index.mark_unsynced([(first_seq - 1) // ROWS_PER_SEGMENT])
         last_seq = min(first_seq + len(rows) - 1, self.checkpoint.seq)
         self.rewritten(NO_SEQS.with_span(first_seq, last_seq))
@@ -201,5 +201,5 @@ class CopyMedium:
                 file.write_at((copy.content,), offset)
             finally:
                 file.close()
-            self._slots.mark_unsynced([slot], new=False)
+            self._slots.mark_rewritten(slot)
         self._index.rewrite(copy.seq, copy.row)
