@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from delaywheel.identity import WheelId
-from delaywheel_replica.cleaner.delivery.bisection import Bisection, Findings
+from delaywheel_replica.cleaner.delivery.bisection import LANES, TOGETHER, Bisection, Findings
 from delaywheel_replica.cleaner.due.rows import RECORD, DueRows
 from delaywheel_replica.cleaner.outside.clocks import SystemClock
 from delaywheel_replica.cleaner.outside.ports import Ended, Record, RefusedRecord
@@ -38,6 +38,13 @@ class AtOnce:
         """Nothing runs."""
 
 
+class Still(SystemClock):
+    """Searches take no time, however busy the machine is."""
+
+    def monotonic(self) -> float:
+        return 0.0
+
+
 class Brokers:
     """How topics answer, and which ids were inited.
 
@@ -47,6 +54,7 @@ class Brokers:
         lost_answers: how many answers of each topic are lost.
         aborts: whether aborts get an answer.
         inited: the ids that were inited, in order.
+        begun: how many trials began.
         closed: those whose producers were closed, in order.
         written: what producers wrote.
     """
@@ -57,6 +65,7 @@ class Brokers:
         self.lost_answers: dict[str, int] = {}
         self.aborts = True
         self.inited: list[int] = []
+        self.begun = 0
         self.closed: list[int] = []
         self.written: list[Record] = []
 
@@ -71,7 +80,7 @@ class Brokers:
         records["key_length"] = records["value_length"] = records["timestamp_ms"] = -1
         records["partition"] = partition
         rows = DueRows(records, topics, [WheelId("a", 1)], [memoryview(b"")])
-        trials = Bisection(self.producer, "outcomes", runner=AtOnce(), clock=SystemClock())
+        trials = Bisection(self.producer, "outcomes", runner=AtOnce(), clock=Still())
         return trials.search(rows, everywhere).result(0)
 
 
@@ -94,6 +103,7 @@ class Producer:
 
     def begin(self) -> None:
         self._topics = set()
+        self._brokers.begun += 1
 
     def write(self, records: Iterable[Record]) -> list[RefusedRecord]:
         written = [*records]
@@ -130,6 +140,30 @@ def test_all_topics_that_do_not_answer_are_found_in_one_search() -> None:
     assert findings.complete
     assert findings.unavailable.keys() == brokers.silent
     assert findings.tried == brokers.silent | {"good"}
+    assert not findings.refused
+
+
+def test_many_topics_that_are_well_are_tried_together() -> None:
+    """One by one they would take longer than a search may last, and nothing is forwarded then."""
+    brokers = Brokers()
+    topics = [f"topic{number:03}" for number in range(1_000)]
+    everywhere = dict.fromkeys(topics, 1) | {"topic500": 3}
+    findings = brokers.search(*topics, everywhere=everywhere)
+    assert findings.complete
+    assert not findings
+    assert findings.tried == set(topics)
+    assert brokers.begun <= 1_000 / TOGETHER + LANES
+    spread = {record.partition for record in brokers.written if record.topic == "topic500"}
+    assert {0, 1, 2} <= spread
+
+
+def test_what_is_wrong_is_found_among_many_topics() -> None:
+    brokers = Brokers()
+    topics = [f"topic{number:03}" for number in range(200)]
+    brokers.silent, brokers.causes = {"topic020"}, {"topic100": DENIED}
+    findings = brokers.search(*topics)
+    assert findings.unavailable.keys() == {"topic020", "topic100"}
+    assert findings.tried == set(topics)
     assert not findings.refused
 
 

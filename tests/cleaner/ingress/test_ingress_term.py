@@ -11,12 +11,13 @@ from structlog.testing import capture_logs
 from delaywheel import ingress
 from delaywheel.identity import WheelId
 from delaywheel.seqset import SeqSet
+from delaywheel_replica.cleaner.delivery.dead_letters import Hold
 from delaywheel_replica.core.ingress.place import message_id
 from delaywheel_replica.core.ingress.underway import Answer
 from delaywheel_replica.core.protocol.control import NEEDS_KEY, IngressRecord, ingress_record
 from delaywheel_replica.core.protocol.seal import REST
 from delaywheel_replica.core.protocol.transaction_outcomes import Verdict
-from support.cleaner.ingress_site import AT, NAMES, NOW_MS, TOPIC, Site, asked
+from support.cleaner.ingress_site import AT, NAMES, NOW_MS, TOPIC, AllGoes, Site, asked
 from support.due.wheels import Sent, Wheels
 
 NOW = NOW_MS // 1000
@@ -235,6 +236,19 @@ def test_what_is_handed_over_is_left_out_of_what_was_planned_before(site: Site) 
     planned = site.plan()
     assert planned is not None
     assert len(planned.rows) == 0
+
+
+def test_a_transaction_without_room_is_not_a_full_one(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While messages are held back, idle commits would double the next transaction each time."""
+    monkeypatch.setattr(AllGoes, "plan", lambda *_: Hold("not yet"))
+    site.turn()
+    planned = site.plan()
+    assert site.forwarder.held == "not yet"
+    assert planned is not None
+    assert planned.step is None
+    assert not planned.taken.is_full
 
 
 def test_a_broken_hand_over_is_made_anew_and_nothing_of_it_goes_directly(site: Site) -> None:

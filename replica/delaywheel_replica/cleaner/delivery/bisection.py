@@ -6,7 +6,8 @@ waits for an unresponsive topic must not delay the leader's idle commits.
 
 Topics are tried side by side, in `LANES` lanes with two ids each: if several accept nothing, each
 costs its lane `TRIAL_MS` twice, and delays no other lane. A topic is tried twice before it counts
-as silent, since one lost answer looks the same.
+as silent, since one lost answer looks the same. A lane that has many topics tries `TOGETHER` of
+them in one trial first, and one by one only if that does not pass.
 
 Each trial writes a *guard* to the outcomes topic first. A transaction to which no partition could
 be added cannot be aborted (the coordinator does not know of it). A guard that is not taken says
@@ -27,7 +28,7 @@ import numpy as np
 
 from delaywheel_replica.cleaner.delivery.outcomes import forwarded
 from delaywheel_replica.cleaner.delivery.troubles import spread
-from delaywheel_replica.cleaner.due.rows import DueMessage, DueRows
+from delaywheel_replica.cleaner.due.rows import DueMessage, DueRows, join_rows
 from delaywheel_replica.cleaner.outside.clocks import Clock
 from delaywheel_replica.cleaner.outside.ports import Ended, Record, RefusedRecord
 from delaywheel_replica.cleaner.outside.runner import Runner
@@ -48,6 +49,12 @@ SEARCH_S = 5.0
 unavailable."""
 
 TRIAL_IDS = 8
+
+TOGETHER = 32
+"""How many topics are tried together, where a lane has more than `FEW` of them: most are well, and
+so many cost little more than one. The price is a trial more for a topic that is not."""
+
+FEW = 8
 
 log = get_logger(__name__)
 
@@ -280,30 +287,61 @@ class _Lane:
     ) -> Findings:
         """Finds what these topics refuse."""
         findings = Findings()
+        size = TOGETHER if len(names) > FEW else 1
+        for group in (names[at : at + size] for at in range(0, len(names), size)):
+            if self._clock.monotonic() > deadline or not findings.complete:
+                break
+            if len(group) > 1 and self._pass_together(rows, group, everywhere):
+                findings.tried.update(group)
+            else:
+                self._search_each(rows, group, everywhere, deadline, findings)
+        self._close()
+        return findings
+
+    def _pass_together(
+        self, rows: DueRows, names: Sequence[str], everywhere: Mapping[str, int]
+    ) -> bool:
+        """Whether nothing is wrong with these topics and their messages."""
+        spreads = [
+            spread(_of_topics(rows, [name]), everywhere[name])
+            for name in names
+            if everywhere.get(name, 1) > 1
+        ]
+        samples = join_rows(spreads, rows.wheels) if spreads else None
+        trial = self._try(names, _of_topics(rows, names), samples)
+        return trial.answer is Answer.PASSED and not trial.refused
+
+    def _search_each(
+        self,
+        rows: DueRows,
+        names: Sequence[str],
+        everywhere: Mapping[str, int],
+        deadline: float,
+        findings: Findings,
+    ) -> None:
+        """Adds what each of these topics refuses to the findings."""
         for name in names:
             now = self._clock.monotonic()
             if now > deadline or not findings.complete:
                 break
             findings.tried.add(name)
-            numbers = [number for number, topic in enumerate(rows.topics) if topic == name]
-            mine = rows.take(np.isin(rows.topic_numbers, numbers))
+            mine = _of_topics(rows, [name])
             samples = spread(mine, everywhere[name]) if name in everywhere else None
             _TopicSearch(self._try, findings, name, self._clock, now + SEARCH_S).run(mine, samples)
-        self._close()
-        return findings
 
-    def _try(self, topic: str, rows: DueRows, samples: DueRows | None) -> Trial:
-        """Runs one trial with messages of one topic, and perhaps samples beside them."""
+    def _try(self, topics: Sequence[str], rows: DueRows, samples: DueRows | None) -> Trial:
+        """Runs one trial with messages of some topics, and perhaps samples beside them."""
         began = self._clock.monotonic()
         if self._producer is None:
             self._producer = self._init(self._numbers[self._turn])
         producer = self._producer
         trial = Trial(Answer.UNGUARDED)
         if producer is not None:
-            trial = self._try_with(producer, topic, rows, samples)
+            trial = self._try_with(producer, topics, rows, samples)
         log.debug(
             "trial",
-            topic=topic,
+            topic=topics[0],
+            topics=len(topics),
             messages=len(rows),
             answer=trial.answer.value,
             cause=trial.cause,
@@ -312,14 +350,18 @@ class _Lane:
         return trial
 
     def _try_with(
-        self, producer: TrialProducer, topic: str, rows: DueRows, samples: DueRows | None
+        self,
+        producer: TrialProducer,
+        topics: Sequence[str],
+        rows: DueRows,
+        samples: DueRows | None,
     ) -> Trial:
         producer.begin()
         producer.write([self._guard])
         answered = producer.flush(TRIAL_MS)
         producer.write([self._guard])  # shows whether the first one was refused
         cause = producer.cause()
-        if not answered or cause is not None or not producer.warm([topic], TRIAL_MS):
+        if not answered or cause is not None or not producer.warm(topics, TRIAL_MS):
             is_aborted = answered and producer.abort().verdict is Verdict.ABORTED
             self._drop(stuck=not is_aborted)
             return Trial(Answer.UNGUARDED, cause or "")
@@ -369,7 +411,7 @@ class _Lane:
 class _TopicSearch:
     """Searches among the messages of one topic by halving."""
 
-    attempt: Callable[[str, DueRows, DueRows | None], Trial]
+    attempt: Callable[[Sequence[str], DueRows, DueRows | None], Trial]
     findings: Findings
     topic: str
     clock: Clock
@@ -380,9 +422,9 @@ class _TopicSearch:
 
         Samples are tried with them at first: what refuses them refuses one of the messages, too.
         """
-        trial = self.attempt(self.topic, rows, samples)
+        trial = self.attempt([self.topic], rows, samples)
         if trial.answer is Answer.SILENT:
-            trial = self.attempt(self.topic, rows, samples)
+            trial = self.attempt([self.topic], rows, samples)
         if trial.refused:
             numbers = np.array([refused.number for refused in trial.refused])
             for refused, message in zip(trial.refused, rows.take(numbers), strict=True):
@@ -416,6 +458,11 @@ class _TopicSearch:
             size = max(sent_bytes(half) for half in halves)
             known = self.findings.batch_bytes.get(self.topic, size)
             self.findings.batch_bytes[self.topic] = min(known, size)
+
+
+def _of_topics(rows: DueRows, names: Sequence[str]) -> DueRows:
+    numbers = [number for number, topic in enumerate(rows.topics) if topic in names]
+    return rows.take(np.isin(rows.topic_numbers, numbers))
 
 
 def place_of(message: DueMessage) -> Place:

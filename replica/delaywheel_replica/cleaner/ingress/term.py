@@ -299,7 +299,7 @@ class Ingress:
             direct_rows(goes, now_ms),
             is_urgent=bool(step.settled or step.abandoned or announces)
             or not self._full.isdisjoint(step.steps),
-            is_full=len(step.settled) >= room.messages,
+            is_full=0 < room.messages <= len(step.settled),
         )
         self._planned, self._planned_for = taken, room
         self._look_at = now_s + LOOK_S
