@@ -222,6 +222,13 @@ def status(parser: Parser) -> None:
         action="store_true",
         help="exit with 0 if OK, 1 if DEGRADED, 3 if DOWN or no node answers",
     )
+    parser.argument("--short", action="store_true", help="one line")
+    parser.argument("--watch", action="store_true", help="again every 2 s, until Ctrl-C")
+    parser.argument(
+        "--wait",
+        choices=("ok", "degraded"),
+        help="first wait until the verdict is this, or better, for up to --timeout",
+    )
     options.as_json(parser)
     options.asking(parser)
 

@@ -175,7 +175,13 @@ COMMANDS: Final[Mapping[str, Command | Group]] = {
         "counted since the node's processes started.",
         """
             delaywheel status
-            delaywheel status --check >/dev/null || alert
+            delaywheel status --check --short || alert
+
+            # After a start or a change
+            delaywheel status --wait ok --timeout 2m --short
+
+            # While something is done to it
+            delaywheel status --watch
             delaywheel status --json | jq .lateness_ms
         """,
     ),

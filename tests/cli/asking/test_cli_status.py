@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -289,6 +290,53 @@ def test_one_fact_is_told_once(command: Command, node: ScriptedNode) -> None:
     line, *rest = command("status").out.splitlines()
     assert line == "DEGRADED: n2 is away: no node is reached at n2:7420"
     assert not any("n2 is" in each for each in rest)
+
+
+def test_one_line(command: Command, node: ScriptedNode) -> None:
+    node.describe = answer(healthy(cluster_id="shop", pending=pb.Pending(messages=2_000)))
+    line = "OK (cluster shop, led by n1, 2,000 pending, 12 ms late)\n"
+    assert command("status", "--short") == (0, line, "")
+
+
+def test_waiting_until_all_is_well(command: Command, node: ScriptedNode) -> None:
+    """The first answers are worse; what never gets better ends with the last verdict's code."""
+    worse = [pb.DescribeClusterResponse(node="n1"), healthy(wheels=[LAGGING])]
+    answers = iter([*worse, healthy(), *worse, *worse, *worse])
+    node.describe = lambda *_: next(answers)
+    ended = command("status", "--wait", "ok", "--timeout", "30", "--short")
+    assert (ended.code, ended.out[:2]) == (0, "OK")
+    assert len(node.described) == 3
+    ended = command("status", "--wait", "degraded", "--timeout", "30", "--short")
+    assert (ended.code, ended.out[:8]) == (0, "DEGRADED")
+    node.describe = answer(healthy(wheels=[LAGGING]))
+    ended = command("status", "--wait", "ok", "--timeout", "1")
+    assert (ended.code, ended.out) == (1, "")
+    assert ended.err == (
+        "error: NOT_REACHED: after 1 s: DEGRADED: the copy of n1.1 on n2 is behind\n"
+    )
+    ended = command("status", "--wait", "ok", "--timeout", "1", "--server", "127.0.0.1:1")
+    assert ended.code == 3
+    assert command("status", "--watch", "--check").code == 2
+
+
+def test_watching_goes_on_until_it_is_interrupted(
+    command: Command, node: ScriptedNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It outlives a cluster that does not answer for a while."""
+    naps = iter([0, None])
+
+    def sleep(_: float) -> None:
+        if next(naps) is None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("delaywheel_replica.cli.doing.status.time.sleep", sleep)
+    node.describe = answer(healthy())
+    ended = command("status", "--watch", "--json")
+    assert (ended.code, ended.err) == (0, "")
+    assert [json.loads(line)["verdict"] for line in ended.out.splitlines()] == ["OK", "OK"]
+    naps = iter([0, None])
+    down = command("status", "--watch", "--short", "--server", "127.0.0.1:1", "--timeout", "1")
+    assert down.out == 2 * "DOWN: no node that was asked answers\n"
 
 
 def test_an_only_node_is_one_node(command: Command, node: ScriptedNode) -> None:

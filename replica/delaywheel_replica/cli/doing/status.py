@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Iterator
+from typing import Any
 
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.cli import seen_names
 from delaywheel_replica.cli.asking.connection import ask
 from delaywheel_replica.cli.failures import ExitCode, Failure
+from delaywheel_replica.cli.parsing import usage
 from delaywheel_replica.cli.printing import shapes
-from delaywheel_replica.cli.printing.tables import print_facts, print_json, print_prose, print_table
-from delaywheel_replica.cli.printing.text import say
+from delaywheel_replica.cli.printing.tables import (
+    print_facts,
+    print_json,
+    print_ndjson,
+    print_prose,
+    print_table,
+)
+from delaywheel_replica.cli.printing.text import clear_screen, say
 from delaywheel_replica.cli.printing.verdict import State, Verdict, verdict
 from delaywheel_replica.cli.values import clock, iso
 from delaywheel_replica.quantities import about, counted, size
@@ -22,15 +32,34 @@ _WHEEL_STATES = {
 """What is no everyday word; open and closed are."""
 
 
-def status(*, check: bool, as_json: bool, server: str, timeout_s: float) -> ExitCode:
+_WATCH_S = 2.0
+_LOOK_S = 1.0
+
+
+def status(
+    *,
+    check: bool,
+    short: bool,
+    watch: bool,
+    wait: str | None,
+    as_json: bool,
+    server: str,
+    timeout_s: float,
+) -> ExitCode:
     """Prints the verdict, then everything; exits with the verdict's code if asked to."""
-    request = pb.DescribeClusterRequest(all_members=True)
-    try:
-        answer = ask(server, lambda stub: stub.DescribeCluster(request, timeout=timeout_s))
-    except Failure as failure:
-        if not as_json and failure.exit_code is ExitCode.UNAVAILABLE:
-            say(f"{State.DOWN}: no node that was asked answers")
-        raise
+    if watch and (wait is not None or check):
+        raise usage("--watch goes on until Ctrl-C: without --wait and --check")
+    if watch:
+        return _watch(server, timeout_s, short=short, as_json=as_json)
+    if wait is not None:
+        answer = _waited_for(wait, server, timeout_s)
+    else:
+        try:
+            answer = _ask(server, timeout_s)
+        except Failure as failure:
+            if not as_json and failure.exit_code is ExitCode.UNAVAILABLE:
+                say(f"{State.DOWN}: no node that was asked answers")
+            raise
     seen_names.note(
         server,
         levels=[level.name for level in answer.levels],
@@ -38,12 +67,95 @@ def status(*, check: bool, as_json: bool, server: str, timeout_s: float) -> Exit
     )
     found = verdict(answer)
     if as_json:
-        print_json({"verdict": found.state, "causes": [*found.causes], **shapes.cluster(answer)})
+        print_json(_shape(answer, found))
     else:
-        print_prose(found.line)
-        print()
-        _print(answer, found)
+        _show(answer, found, short=short)
     return found.state.exit_code if check else ExitCode.DONE
+
+
+def _ask(server: str, timeout_s: float) -> pb.DescribeClusterResponse:
+    request = pb.DescribeClusterRequest(all_members=True)
+    return ask(server, lambda stub: stub.DescribeCluster(request, timeout=timeout_s))
+
+
+def _watch(server: str, timeout_s: float, *, short: bool, as_json: bool) -> ExitCode:
+    """Shows the status every two seconds; a cluster that does not answer is asked again."""
+    try:
+        while True:
+            answer = None
+            try:
+                answer = _ask(server, timeout_s)
+            except Failure as failure:
+                if failure.exit_code is not ExitCode.UNAVAILABLE:
+                    raise
+            found = None if answer is None else verdict(answer)
+            if as_json:
+                row = None if answer is None or found is None else _shape(answer, found)
+                print_ndjson([row or {"verdict": State.DOWN, "causes": ["no node answers"]}])
+            else:
+                if not short:
+                    clear_screen()
+                if answer is None or found is None:
+                    say(f"{State.DOWN}: no node that was asked answers")
+                else:
+                    _show(answer, found, short=short)
+                if not short:
+                    print()
+            sys.stdout.flush()
+            time.sleep(_WATCH_S)
+    except KeyboardInterrupt:
+        return ExitCode.DONE
+
+
+def _waited_for(wanted: str, server: str, timeout_s: float) -> pb.DescribeClusterResponse:
+    """Asks until the verdict is as wanted, or better.
+
+    Raises:
+        Failure: NOT_REACHED within the time, with the last verdict and its exit code; or a node
+            refused to answer.
+    """
+    least = State[wanted.upper()]
+    deadline = time.monotonic() + timeout_s
+    while True:
+        line, code = f"{State.DOWN}: no node that was asked answers", ExitCode.UNAVAILABLE
+        try:
+            answer = _ask(server, max(0.1, deadline - time.monotonic()))
+        except Failure as failure:
+            if failure.exit_code is not ExitCode.UNAVAILABLE:
+                raise
+        else:
+            found = verdict(answer)
+            if found.state in {State.OK, least}:
+                return answer
+            line, code = found.line, found.state.exit_code
+        if time.monotonic() + _LOOK_S > deadline:
+            raise Failure("NOT_REACHED", f"after {timeout_s:g} s: {line}", code)
+        time.sleep(_LOOK_S)
+
+
+def _shape(answer: pb.DescribeClusterResponse, found: Verdict) -> dict[str, Any]:
+    return {"verdict": found.state, "causes": [*found.causes], **shapes.cluster(answer)}
+
+
+def _show(answer: pb.DescribeClusterResponse, found: Verdict, *, short: bool) -> None:
+    if short:
+        say(f"{found.line}{_in_short(answer)}")
+        return
+    print_prose(found.line)
+    print()
+    _print(answer, found)
+
+
+def _in_short(answer: pb.DescribeClusterResponse) -> str:
+    """Returns what to know beside the verdict, in one line."""
+    facts = [f"cluster {answer.cluster_id}"]
+    if answer.HasField("leader"):
+        facts.append(f"led by {answer.leader.node}")
+    if answer.HasField("pending"):
+        facts.append(f"{answer.pending.messages:,} pending")
+    if answer.HasField("lateness_ms"):
+        facts.append(f"{about(answer.lateness_ms)} late")
+    return f" ({', '.join(facts)})"
 
 
 def _print(answer: pb.DescribeClusterResponse, found: Verdict) -> None:

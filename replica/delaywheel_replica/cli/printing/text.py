@@ -40,6 +40,12 @@ def note(text: str) -> None:
     print(printable(text), file=sys.stderr)
 
 
+def clear_screen() -> None:
+    """Clears the terminal, if standard output is one."""
+    if sys.stdout.isatty():
+        print("\x1b[H\x1b[2J", end="")
+
+
 def _shown(match: re.Match[str]) -> str:
     mark = match[0]
     return mark if mark.isprintable() else json.dumps(mark)[1:-1]
