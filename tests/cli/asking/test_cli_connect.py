@@ -148,8 +148,15 @@ def test_kafka_that_does_not_answer_is_another_exit_code(check: Checks) -> None:
     assert check.code == 3
     assert items["kafka"]["level"] == "away"
     assert "Connection refused" in items["kafka"]["text"]
-    items = check("kafka.bootstrap.servers=nowhere.invalid:9092")
+
+
+@pytest.mark.parametrize(
+    "wrong", ["bootstrap.servers=nowhere.invalid:9092", "security.protocol=SSL"]
+)
+def test_kafka_that_the_settings_do_not_fit_is_a_fault(check: Checks, wrong: str) -> None:
+    items = check(f"kafka.{wrong}")
     assert (check.code, items["kafka"]["level"]) == (1, "fault")
+    assert "correct the settings in [kafka]" in items["kafka"]["advice"]
 
 
 def test_people_read_what_to_do_below(command: Command, kafka: KafkaBroker, tmp_path: Path) -> None:

@@ -6,12 +6,15 @@ How messages are moved between clusters: tests/e2e/one_node/test_moving.py.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from delaywheel import Client, Handle, TimedOutError
+from delaywheel.client.searching import ManyCancelled
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.cli.doing.many import message_of_json
 from delaywheel_replica.cli.printing.shapes import message_line
@@ -68,6 +71,37 @@ def test_a_line_that_is_of_no_export_cancels_nothing(command: Command, tmp_path:
         ended = command("export", "--cancel", str(file), "--server", "127.0.0.1:1")
         assert (ended.code, ended.out) == (2, "")
         assert "line 2 names no message of an export" in ended.err
+
+
+def test_a_cluster_that_answers_late_is_asked_again(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handles = tuple(Handle("n1.7", 1_900_000_000, bytes([n]) * 16) for n in range(2))
+    whole = ManyCancelled(handles[:1], handles[1:], (), (), complete=True)
+    answers: Iterator[ManyCancelled | TimedOutError] = iter(
+        [
+            TimedOutError("no answer", outcome_known=False),
+            ManyCancelled(handles[:1], (), handles[1:], (), complete=False),
+            whole,
+        ]
+    )
+
+    def cancel_many(_: Client, *, handles: object) -> ManyCancelled:
+        del handles
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(Client, "cancel_many", cancel_many)
+    file = tmp_path / "lines"
+    lines = [json.dumps({"handle": str(handle), "topic": "orders"}) for handle in handles]
+    file.write_text("\n".join(lines))
+    ended = command("export", "--cancel", str(file))
+    assert (ended.code, ended.out) == (0, f"{lines[0]}\n")
+    assert ended.err == (
+        "1 message cancelled: they can be moved\n1 message delivered here, or about to be\n"
+    )
 
 
 def test_conditions_and_a_file_are_one_too_many(command: Command, tmp_path: Path) -> None:

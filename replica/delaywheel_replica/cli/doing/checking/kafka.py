@@ -7,6 +7,7 @@ has the prefix of the node's own, and is none of them.
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -46,6 +47,9 @@ _CLOCKS_MS: Final = 2_000
 
 # The library has these names for errors of its own.
 _REFUSED: Final = {KafkaError._AUTHENTICATION, KafkaError._SSL, KafkaError._RESOLVE}  # noqa: SLF001
+_WRONG_PROTOCOL: Final = re.compile(r"SSL handshake failed|incorrect security\.protocol")
+"""What the library says, as of a broken connection, where one side has TLS and the other none."""
+
 _NO_COORDINATOR: Final = {
     KafkaError.COORDINATOR_NOT_AVAILABLE,
     KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
@@ -80,7 +84,14 @@ class _Objections:
     @property
     def refusal(self) -> str | None:
         """What no further attempt will change."""
-        return next((text for text, code in self.texts.items() if code in _REFUSED), None)
+        return next(
+            (
+                text
+                for text, code in self.texts.items()
+                if code in _REFUSED or _WRONG_PROTOCOL.search(text)
+            ),
+            None,
+        )
 
 
 def kafka_items(config: Config, topics: Sequence[str]) -> Iterator[CheckedItem]:

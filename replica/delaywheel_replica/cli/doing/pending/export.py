@@ -27,6 +27,7 @@ from delaywheel import Client, Handle
 from delaywheel.client.searching import ManyCancelled
 from delaywheel.errors import DelaywheelError
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_replica.cli.asking.sdk_failures import failure_of
 from delaywheel_replica.cli.doing.many import batches, opened
 from delaywheel_replica.cli.doing.pending.search import Looking, wanted_of
 from delaywheel_replica.cli.failures import ExitCode, Failure
@@ -37,6 +38,8 @@ from delaywheel_replica.cli.printing.text import note
 from delaywheel_replica.quantities import counted
 
 _PAUSE_S: Final = 0.2
+_MORE_TRIES: Final = 9
+_AGAIN: Final = {ExitCode.UNAVAILABLE, ExitCode.UNKNOWN_OUTCOME}
 
 
 def export(  # noqa: PLR0913 - as many as the command has
@@ -107,7 +110,7 @@ def _cancel(file: Path, server: str, timeout_s: float) -> None:
     with Client(server, timeout=timeout_s) as client, opened(file) as source:
         for first, lines in batches(source):
             handles = _handles(first, lines)
-            answer = client.cancel_many(handles=handles.values())
+            answer = _cancelled(client, list(handles.values()))
             cancelled = set(answer.cancelled)
             moved = (lines[place] for place, handle in handles.items() if handle in cancelled)
             sys.stdout.buffer.writelines(line + b"\n" for line in moved)
@@ -121,6 +124,22 @@ def _cancel(file: Path, server: str, timeout_s: float) -> None:
     if unknown:
         text = f"of {counted(unknown, 'message')} it is not known: run it again, into a new file"
         raise Failure("OUTCOME_UNKNOWN", text, ExitCode.UNKNOWN_OUTCOME)
+
+
+def _cancelled(client: Client, handles: Sequence[Handle]) -> ManyCancelled:
+    """Cancels messages; asks again, as a cluster under load may answer late."""
+    for _ in range(_MORE_TRIES):
+        try:
+            answer = client.cancel_many(handles=handles)
+        except DelaywheelError as error:
+            failure = failure_of(error)
+            if failure is None or failure.exit_code not in _AGAIN:
+                raise
+        else:
+            if answer.complete:
+                return answer
+        time.sleep(_PAUSE_S)
+    return client.cancel_many(handles=handles)
 
 
 def _counts(answer: ManyCancelled) -> dict[str, int]:
