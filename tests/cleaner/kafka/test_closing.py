@@ -1,4 +1,4 @@
-"""A leader's clients are closed with nothing left in them, and before the process ends.
+"""A leader's clients are closed empty and before the process ends, and look topics up together.
 
 Their brokers are librdkafka's own, in this process, and slow to answer: they prove nothing about
 transactions, but nothing here depends on what they answer.
@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import threading
 import time
+from typing import ClassVar
 
+import pytest
+
+from delaywheel_replica.cleaner.kafka import producers as producers_module
 from delaywheel_replica.cleaner.kafka.producers import (
     LeaderProducers,
     TransactionalProducer,
@@ -28,6 +32,28 @@ SETTINGS = KafkaSettings(
 
 def records() -> list[Record]:
     return [Record(f"t{n % 50}", None, bytes(100), [("h", b"v")]) for n in range(RECORDS)]
+
+
+class LooksUp:
+    """A client that counts what it is asked for."""
+
+    asked: ClassVar[list[str | None]] = []
+
+    def __init__(self, *_: object, **__: object) -> None:
+        """Connects to nothing."""
+
+    def list_topics(self, topic: str | None = None, timeout: float = -1) -> None:
+        assert timeout > 0
+        self.asked.append(topic)
+
+
+def test_many_topics_are_looked_up_in_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that forwards waits for it, and a thousand calls take longer than a term."""
+    monkeypatch.setattr(producers_module, "Producer", LooksUp)
+    producer = TransactionalProducer(SETTINGS, "a", log_level=2)
+    assert producer.warm(["a", "b"], 1_000)
+    assert producer.warm([f"t{number}" for number in range(1_000)], 1_000)
+    assert LooksUp.asked == ["a", "b", None]
 
 
 def test_a_client_that_is_closed_has_no_record_left() -> None:
