@@ -11,8 +11,6 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -22,15 +20,16 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Message as KafkaMessage
+from pyspark.sql import SparkSession
 
+from delaywheel_audit import job
+from delaywheel_audit.options import Options
 from local.loopback.cluster import LocalCluster
 from local.loopback.kafka import KafkaBroker
-from local.loopback.kafka_jars import find_java
 from local.loopback.node import PROCESSES, Node, send_signal
 from support.consumer.killed import Consumers, check_histories
 from support.consumer.plan import Plan
 from support.kafka.read_committed import CommittedReader, create_topic, read_all
-from support.process.spark import environment_for_few_rows
 from support.services.ingress import IngressLoad, faults_of
 from support.services.service import wait_until
 from support.services.trio import seen_by
@@ -123,34 +122,15 @@ class Storm:
         return found[0]
 
 
-def reconciled(broker: KafkaBroker, folder: Path) -> dict[str, Any]:
-    """The report of `delaywheel reconcile`, which does not know what was sent."""
-    done = subprocess.run(
-        [
-            *(
-                sys.executable,
-                "-m",
-                "delaywheel_replica.cli.app",
-                "reconcile",
-                "--json",
-                "--no-page",
-            ),
-            *("--cluster", "storm", "--ledger", str(folder / "ledger"), "--kafka", broker.address),
-            *("--output", str(folder / "books"), "--late-tolerance", "600s"),
-        ],
-        env={
-            **environment_for_few_rows(folder),
-            "JAVA_HOME": str(Path(find_java()).resolve().parent.parent),
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=3 * PATIENCE_S,
-    )
-    assert done.returncode in {0, 1}, done.stderr
-    report = json.loads(done.stdout)
+def reconciled(broker: KafkaBroker, folder: Path, spark: SparkSession) -> dict[str, Any]:
+    """The report of the audit, which does not know what was sent."""
+    arguments = [
+        *("--cluster", "storm", "--ledger", str(folder / "ledger"), "--kafka", broker.address),
+        *("--output", str(folder / "books"), "--late-tolerance", "600s", "--no-page"),
+    ]
+    report = job.run(spark, Options.parse(arguments))
     counts = ("accepted", "acknowledged", "forwarded", "duplicates_dropped")
-    return {"findings": report["findings"], **{name: report["counts"][name] for name in counts}}
+    return {"findings": report.findings, **{name: report.counts[name] for name in counts}}
 
 
 class Work:
@@ -199,7 +179,7 @@ class Work:
 
 
 def test_everything_is_killed_at_random(
-    cluster: LocalCluster, broker: KafkaBroker, tmp_path: Path
+    cluster: LocalCluster, broker: KafkaBroker, spark: SparkSession, tmp_path: Path
 ) -> None:
     create_topic(broker.address, "orders", partitions=PARTITIONS)
     work = Work(broker, tmp_path)
@@ -207,7 +187,7 @@ def test_everything_is_killed_at_random(
         storm = Storm(cluster, broker, consumers)
         figures = blown_through(storm, work, cluster, broker)
         assert consumers.are_alive()
-    books = reconciled(broker, tmp_path)
+    books = reconciled(broker, tmp_path, spark)
     print(json.dumps(figures | {"books": books}))  # noqa: T201 - what was asked for
     sent = figures["sent"] + figures["work"] + figures["retries"]
     assert (books["findings"], books["acknowledged"]) == ({}, sent), figures
