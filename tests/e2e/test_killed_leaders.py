@@ -32,7 +32,7 @@ pytestmark = pytest.mark.kafka
 KILLS = 3
 AHEAD_S = 25
 FARTHER_S = 10
-PAUSE_S = 0.1
+PAUSE_S = 0.3
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from support.services.caller import Caller
 from support.services.service import wait_until
 
 _AHEAD_S = 6
-_PAUSE_S = 0.05
+_PAUSE_S = 0.2
 
 
 class Cancelling(Caller):
@@ -32,8 +32,8 @@ class Cancelling(Caller):
         self.took_s: dict[bytes, float] = {}
 
     def wait_for_more(self) -> None:
-        """Returns when 10 more are answered than now, or one has failed."""
-        enough = len(self.outcomes) + 10
+        """Returns when 5 more are answered than now, or one has failed."""
+        enough = len(self.outcomes) + 5
         wait_until(
             "more are answered",
             lambda: self.errors or len(self.outcomes) > enough,

@@ -16,6 +16,8 @@ from support.services.service import wait_until
 
 LATEST_S = 3
 """No due of a `Load` is further ahead when it is sent."""
+_PAUSE_S = 0.25
+"""Nearly each due is a transaction of its own, and its cost is not what is tested."""
 
 
 def key_of(message: KafkaMessage) -> tuple[str, int]:
@@ -56,15 +58,15 @@ class Load(Caller):
 
     def __init__(self, client: Client, topic: str) -> None:
         """Takes over the client."""
-        super().__init__(client, topic, pause_s=0.1)
+        super().__init__(client, topic, pause_s=_PAUSE_S)
         self.acknowledged: dict[tuple[str, int], bytes] = {}
         self.longest_s = 0.0
         self._acknowledged_at: float | None = None
         self._random = random.Random(7)
 
     def wait_for_more(self) -> None:
-        """Returns when 40 more are acknowledged than now: after a second, if all is well."""
-        enough = len(self.acknowledged) + 40
+        """Returns when 16 more are acknowledged than now: after a second, if all is well."""
+        enough = len(self.acknowledged) + 16
         wait_until("more are acknowledged", lambda: len(self.acknowledged) > enough, timeout_s=120)
 
     def _call(self) -> None:
