@@ -27,7 +27,7 @@ from support.services.load import Load, assert_arrived
 from support.services.service import wait_until
 from support.services.trio import NO_METRICS, seen_by
 
-pytestmark = pytest.mark.kafka
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600)]
 
 KILLS = 3
 AHEAD_S = 25
