@@ -471,6 +471,22 @@ def test_an_origin_leaves_its_wheel_once_however_many_frames_cannot_be_read() ->
     assert node.status().heartbeat.wheels[A1].missing == SeqSet.of([1, 3])
 
 
+def test_a_medium_that_returns_nothing_uses_up_no_wheels() -> None:
+    """The number of a node's wheels is limited."""
+    node = alone()
+    wheels = {wheel: record_of("a") for wheel in (A1, A2, A3)}
+    left = []
+    for _ in range(30):
+        node.write(1)
+        open_wheel = node.status().heartbeat.open
+        assert open_wheel is not None
+        bad = FrameSet.of({(open_wheel, 1)})
+        report = node.cleaner(wheels, role=Role.LEADING, unreadable=bad)
+        left += [each for each in node.cleaner_reports(report) if isinstance(each, LeaveWheel)]
+        node.tick(100)
+    assert [each.wheel for each in left] == [A1, A2]
+
+
 def test_what_is_acknowledged_by_the_last_tick_of_a_draining_node_is_reported() -> None:
     node = FakeNode("a", "abc", store=FakeStore(_with_spare(A1, "abc")))
     for peer in "bc":

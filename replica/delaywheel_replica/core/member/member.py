@@ -103,6 +103,9 @@ from delaywheel_replica.core.protocol.status_files import CleanerStatus, ServerS
 
 SWEEP_EVERY_MS: Final = 60_000
 SWEEP_AFTER_FAILURE_MS: Final = 10_000
+LEAVE_AGAIN_MS: Final = 2_000
+"""Between two own wheels that are left because a frame of them cannot be read: a node has a limited
+number of wheels."""
 
 
 class MemberRefusal(StrEnum):
@@ -149,6 +152,7 @@ class Member:
         self._peers = PeerMessages(parts)
         self._swept: int | None = None
         self._sweep_again_ms = 0
+        self._leave_again_ms = 0
         self._forgotten = NO_FRAMES
 
     # --- queries of the commit loop and the status
@@ -344,9 +348,16 @@ class Member:
     # --- own wheels
 
     def _unreadable_own(self, wheel: WheelId, seqs: SeqSet) -> None:
-        """Leaves an own wheel that cannot serve one of its frames; the spare takes over."""
-        writing = self._current.writing
-        if writing is not None and writing.wheel == wheel and seqs.within(1, writing.last_seq):
+        """Leaves an own wheel that cannot serve one of its frames; the spare takes over.
+
+        While the medium returns nothing, each would be left as soon as it is written: its reader
+        reports the frame again, if it is still unreadable by then.
+        """
+        writing, now_ms = self._current.writing, self._known.now_ms
+        if writing is None or writing.wheel != wheel or not seqs.within(1, writing.last_seq):
+            return
+        if now_ms >= self._leave_again_ms:
+            self._leave_again_ms = now_ms + LEAVE_AGAIN_MS
             self._node_file.must_leave(wheel)
 
     def _mirrored(self, held: Held) -> list[Effect]:
