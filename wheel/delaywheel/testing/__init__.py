@@ -11,7 +11,8 @@ The clients are the real ones, and what they talk to answers as a node does; one
 runs over both (tests/client/testing). It promises nothing about crashes, replication or lateness.
 """
 
+from delaywheel.testing.consuming import MemoryConsumer
 from delaywheel.testing.service import MemoryService
 from delaywheel.testing.store import DeliveredRecord
 
-__all__ = ["DeliveredRecord", "MemoryService"]
+__all__ = ["DeliveredRecord", "MemoryConsumer", "MemoryService"]

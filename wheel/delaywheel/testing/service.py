@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from threading import RLock
 from types import TracebackType
-from typing import Any, Final, NoReturn, Self
+from typing import Any, Final, NoReturn, Self, Unpack
 
 import grpc
 from google.protobuf.any_pb2 import Any as AnyMessage
@@ -17,9 +17,11 @@ from google.rpc.status_pb2 import Status
 
 from delaywheel.client.aio import AsyncClient
 from delaywheel.client.sync import Client
+from delaywheel.consumer.settings import Options
 from delaywheel.levels import DEFAULT_LEVELS, Duration, length_ms
 from delaywheel.message import unix_ms, use_clock
 from delaywheel.reasons import DOMAIN, Reason
+from delaywheel.testing.consuming import MemoryConsumer
 from delaywheel.testing.rows import SentMessage, rows_of_columns
 from delaywheel.testing.store import (
     WHEEL,
@@ -118,6 +120,34 @@ class MemoryService:
     def async_client(self, **options: Any) -> AsyncClient:
         """Returns a client for asyncio; the options are those of `AsyncClient`."""
         return AsyncClient(self.address, **options)
+
+    def consumer(
+        self, topics: str | Iterable[str], *, group: str, **options: Unpack[Options]
+    ) -> MemoryConsumer:
+        """Returns a consumer that retries, for handlers: the options are those of `RetryConsumer`.
+
+        Example:
+            ::
+
+                consumer = service.consumer("orders", group="billing", retry=("1s", "2s"))
+                client.produce("orders", b"unlucky", delay="5s")
+                service.advance("5s")
+                for message in consumer:
+                    with message:
+                        charge(message.value)
+                service.advance("1s")  # and the retry appears
+        """
+        return MemoryConsumer(self, topics, group, **options)
+
+    def accept(self, sent: SentMessage) -> None:
+        """Takes a message as from a client that Kafka has let write."""
+        with self._lock:
+            self._store.accept(sent)
+
+    @property
+    def now_ms(self) -> int:
+        """The time by the service's clock in Unix milliseconds."""
+        return self._store.now_ms
 
     def advance(self, length: Duration) -> list[DeliveredRecord]:
         """Moves the clock on, and returns what appeared meanwhile, in the order of dues."""
