@@ -8,7 +8,7 @@
     └── ClientClosedError       the client no longer takes messages
 
 `outcome_known` answers the question that matters after a failure. True: no attempt had any effect,
-so nothing was accepted (or withdrawn). False: an attempt may have succeeded; send the same
+so nothing was accepted (or cancelled). False: an attempt may have succeeded; send the same
 `Message` again. It keeps its id and due, so there is at most one copy.
 """
 

@@ -20,6 +20,7 @@ from delaywheel.client.exchange.question import (
 )
 from delaywheel.client.exchange.settings import DEFAULT_QUEUE, Queue, Settings
 from delaywheel.client.lifetime import Birth
+from delaywheel.client.named_cancels import CancelResult, handles_of, in_calls, many_cancelled
 from delaywheel.client.references import Id, message_ref
 from delaywheel.client.searching import (
     CancellingMany,
@@ -29,7 +30,6 @@ from delaywheel.client.searching import (
     Searching,
     filter_of,
 )
-from delaywheel.client.withdrawing import Withdrawn, handles_of, in_calls, many_cancelled
 from delaywheel.errors import ClientClosedError, RefusedError, TimedOutError
 from delaywheel.message import (
     Handle,
@@ -73,7 +73,7 @@ class AsyncClient:
         self._settings: Final = settings
         self._calls: Final = AioCalls(parse_addresses(addresses), settings)
         self._sender: Final = AioSender(queue, timeout, self._calls.deliver_all)
-        self._cancels: Final = AioCancels(self._calls.withdraw)
+        self._cancels: Final = AioCancels(self._calls.cancel)
         self._closed = False
 
     async def produce(
@@ -231,12 +231,12 @@ class AsyncClient:
     async def _cancel_handles(self, handles: list[Handle], deadline_s: float) -> ManyCancelled:
         slots = asyncio.Semaphore(self._settings.queue.in_flight)
 
-        async def withdraw(messages: Sequence[pb.MessageRef]) -> list[Withdrawn]:
+        async def cancel(messages: Sequence[pb.MessageRef]) -> list[CancelResult]:
             async with slots:
-                return await self._calls.withdraw(messages, deadline_s)
+                return await self._calls.cancel(messages, deadline_s)
 
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(withdraw(messages)) for messages in in_calls(handles)]
+            tasks = [group.create_task(cancel(messages)) for messages in in_calls(handles)]
         return many_cancelled(handles, [each for task in tasks for each in task.result()])
 
     async def flush(self, timeout: float | None = None) -> None:  # noqa: ASYNC109  as in `produce`

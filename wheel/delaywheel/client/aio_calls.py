@@ -20,7 +20,7 @@ from delaywheel.client.exchange.exchange import CLOSED, TIME_OVER, Exchange
 from delaywheel.client.exchange.retry import Failure
 from delaywheel.client.exchange.route import Route, Step
 from delaywheel.client.exchange.settings import Settings
-from delaywheel.client.withdrawing import Withdrawal, Withdrawn
+from delaywheel.client.named_cancels import CancelResult, NamedCancels
 from delaywheel.errors import DelaywheelError
 from delaywheel.message import Message, Result, clock_ns
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
@@ -116,13 +116,13 @@ class AioCalls:
         limits = await self.limits(deadline_s)
         return list(split(messages, max_messages=limits.max_messages, max_bytes=limits.max_bytes))
 
-    async def withdraw(
+    async def cancel(
         self, messages: Sequence[pb.MessageRef], deadline_s: float
-    ) -> list[Withdrawn]:
+    ) -> list[CancelResult]:
         """Cancels messages that fit one call; returns what became of each, in order."""
-        withdrawal = Withdrawal(messages)
-        await self.run(withdrawal, lambda stub: stub.Cancel, deadline_s)
-        return withdrawal.results
+        cancels = NamedCancels(messages)
+        await self.run(cancels, lambda stub: stub.Cancel, deadline_s)
+        return cancels.results
 
     async def limits(self, deadline_s: float) -> Facts:
         """Returns the limits of one request: from a node, or assumed if none answers."""

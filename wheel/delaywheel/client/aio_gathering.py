@@ -11,7 +11,7 @@ from time import monotonic
 from typing import Final
 
 from delaywheel.client.exchange.answers import Cancelled
-from delaywheel.client.withdrawing import MESSAGES_AT_MOST, Withdrawn, outcome_of
+from delaywheel.client.named_cancels import MESSAGES_AT_MOST, CancelResult, outcome_of
 from delaywheel.errors import TimedOutError
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 
@@ -19,17 +19,17 @@ LINGER_S: Final = 0.02
 CALLS_AT_ONCE: Final = 16
 """A call waits for a commit, and costs nothing meanwhile."""
 
-Withdraw = Callable[[Sequence[pb.MessageRef], float], Awaitable[Sequence[Withdrawn]]]
+Cancel = Callable[[Sequence[pb.MessageRef], float], Awaitable[Sequence[CancelResult]]]
 
-_One = tuple[pb.MessageRef, float, "asyncio.Future[Withdrawn]"]
+_One = tuple[pb.MessageRef, float, "asyncio.Future[CancelResult]"]
 
 
 class AioCancels:
     """Sends cancels together. For one event loop."""
 
-    def __init__(self, withdraw: Withdraw, calls_at_once: int = CALLS_AT_ONCE) -> None:
-        """Prepares; `withdraw` makes one call of messages, until a deadline."""
-        self._withdraw: Final = withdraw
+    def __init__(self, cancel: Cancel, calls_at_once: int = CALLS_AT_ONCE) -> None:
+        """Prepares; `cancel` makes one call of messages, until a deadline."""
+        self._cancel: Final = cancel
         self._calls_at_once: Final = calls_at_once
         self._gathered: list[_One] = []
         self._gathered_since_s = 0.0
@@ -42,7 +42,7 @@ class AioCancels:
         Raises:
             DelaywheelError: As of `Client.cancel`.
         """
-        settled: asyncio.Future[Withdrawn] = asyncio.get_running_loop().create_future()
+        settled: asyncio.Future[CancelResult] = asyncio.get_running_loop().create_future()
         one = message, deadline_s, settled
         if not self._gathered:
             self._gathered_since_s = monotonic()
@@ -51,13 +51,13 @@ class AioCancels:
         try:
             # The call gives up at the latest deadline of its messages; this is a later safeguard.
             async with asyncio.timeout(max(0.0, deadline_s - monotonic())):
-                withdrawn = await settled
+                result = await settled
         except TimeoutError:
             is_unsent = one in self._gathered
             if is_unsent:
                 self._gathered.remove(one)
             raise TimedOutError("not answered in time", outcome_known=is_unsent) from None
-        return outcome_of(withdrawn)
+        return outcome_of(result)
 
     def _pump(self) -> None:
         while self._gathered and self._may_go():
@@ -89,7 +89,7 @@ class AioCancels:
     async def _send(self, batch: Sequence[_One]) -> None:
         deadline_s = max(deadline_s for _, deadline_s, _ in batch)
         try:
-            results = await self._withdraw([message for message, _, _ in batch], deadline_s)
+            results = await self._cancel([message for message, _, _ in batch], deadline_s)
         except BaseException as error:
             for _, _, settled in batch:
                 if not settled.done():

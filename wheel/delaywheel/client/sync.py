@@ -18,6 +18,7 @@ from delaywheel.client.exchange.question import (
 )
 from delaywheel.client.exchange.settings import DEFAULT_QUEUE, Queue, Settings
 from delaywheel.client.lifetime import Birth, let_go
+from delaywheel.client.named_cancels import handles_of, in_calls, many_cancelled, outcome_of
 from delaywheel.client.references import Id, message_ref
 from delaywheel.client.searching import (
     CancellingMany,
@@ -29,7 +30,6 @@ from delaywheel.client.searching import (
 )
 from delaywheel.client.sync_calls import Calls
 from delaywheel.client.sync_sender import Sender
-from delaywheel.client.withdrawing import handles_of, in_calls, many_cancelled, outcome_of
 from delaywheel.errors import ClientClosedError, RefusedError, TimedOutError
 from delaywheel.message import (
     Handle,
@@ -203,8 +203,8 @@ class Client:
         """
         self._check_open()
         message = message_ref(handle, id, deliver_at)
-        (withdrawn,) = self._calls.withdraw([message], self._deadline_s(timeout))
-        return outcome_of(withdrawn)
+        (result,) = self._calls.cancel([message], self._deadline_s(timeout))
+        return outcome_of(result)
 
     def get(
         self,
@@ -363,7 +363,7 @@ class Client:
         if not calls:
             return many_cancelled((), ())
         with ThreadPoolExecutor(min(self._settings.queue.in_flight, len(calls))) as pool:
-            answers = pool.map(lambda messages: self._calls.withdraw(messages, deadline_s), calls)
+            answers = pool.map(lambda messages: self._calls.cancel(messages, deadline_s), calls)
             return many_cancelled(handles, [each for answer in answers for each in answer])
 
     def flush(self, timeout: float | None = None) -> None:

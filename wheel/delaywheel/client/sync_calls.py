@@ -20,7 +20,7 @@ from delaywheel.client.exchange.exchange import CLOSED, TIME_OVER, Exchange
 from delaywheel.client.exchange.retry import EndedCall, Failure
 from delaywheel.client.exchange.route import Route, Step
 from delaywheel.client.exchange.settings import Settings
-from delaywheel.client.withdrawing import Withdrawal, Withdrawn
+from delaywheel.client.named_cancels import CancelResult, NamedCancels
 from delaywheel.errors import DelaywheelError
 from delaywheel.message import Message, Result, clock_ns
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
@@ -111,11 +111,11 @@ class Calls:
         limits = self.limits(deadline_s)
         return list(split(messages, max_messages=limits.max_messages, max_bytes=limits.max_bytes))
 
-    def withdraw(self, messages: Sequence[pb.MessageRef], deadline_s: float) -> list[Withdrawn]:
+    def cancel(self, messages: Sequence[pb.MessageRef], deadline_s: float) -> list[CancelResult]:
         """Cancels messages that fit one call; returns what became of each, in order."""
-        withdrawal = Withdrawal(messages)
-        self.run(withdrawal, lambda stub: stub.Cancel, deadline_s)
-        return withdrawal.results
+        cancels = NamedCancels(messages)
+        self.run(cancels, lambda stub: stub.Cancel, deadline_s)
+        return cancels.results
 
     def limits(self, deadline_s: float) -> Facts:
         """Returns the limits of one request: asked for once, or assumed if no node answers."""

@@ -102,7 +102,7 @@ class Passing:
                 that concerns only that node (DRAINING) becomes NO_LEADER or, if the cancel may have
                 been written (WHEEL_LOST), CANCEL_UNKNOWN: this node is as well as before.
         """
-        return await self._withdraw(
+        return await self._cancel_there(
             address,
             lambda channel: rpc.DelayWheelStub(channel).Cancel(
                 request, timeout=within_s, metadata=AS_PASSED
@@ -117,7 +117,7 @@ class Passing:
         Raises:
             RefusedError: As for `cancel`.
         """
-        return await self._withdraw(
+        return await self._cancel_there(
             address,
             lambda channel: rpc.DelayWheelStub(channel).CancelMany(
                 request, timeout=_TIMEOUT_S + _SEARCHING_S, metadata=AS_PASSED
@@ -140,7 +140,7 @@ class Passing:
             unknown=Reason.RESCHEDULE_UNKNOWN,
         )
 
-    async def _withdraw(
+    async def _cancel_there(
         self, address: str, call: Callable[[grpc.aio.Channel], Awaitable[_Answer]]
     ) -> _Answer:
         try:

@@ -41,7 +41,7 @@ class Cancelled:
     """What `Client.cancel` came to.
 
     Attributes:
-        outcome: Whether it is withdrawn.
+        outcome: Whether it is cancelled.
         due_ms: The due that a message has which was rescheduled; None: it has no other one.
     """
 

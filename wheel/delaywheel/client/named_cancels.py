@@ -34,16 +34,16 @@ MESSAGES_AT_MOST: Final = 1_000
 
 _IN_DOUBT: Final = frozenset({CancelOutcome.TOO_LATE, CancelOutcome.NOT_FOUND})
 
-Withdrawn = Cancelled | DelaywheelError
+CancelResult = Cancelled | DelaywheelError
 """What became of one message."""
 
 
-class Withdrawal:
+class NamedCancels:
     """Messages to be cancelled with one call; an `Exchange`."""
 
     def __init__(self, messages: Sequence[pb.MessageRef]) -> None:
         self._messages: Final = messages
-        self._settled: Final[list[Withdrawn | None]] = [None] * len(messages)
+        self._settled: Final[list[CancelResult | None]] = [None] * len(messages)
         self._waiting = list(range(len(messages)))
         self._doubtful: Final[set[int]] = set()
         self._obstacle: Failure | None = None
@@ -54,7 +54,7 @@ class Withdrawal:
         return not self._waiting
 
     @property
-    def results(self) -> list[Withdrawn]:
+    def results(self) -> list[CancelResult]:
         """What became of each message, in order; only once done."""
         return [result for result in self._settled if result is not None]
 
@@ -144,11 +144,11 @@ class Withdrawal:
         self._waiting = [row for row in self._waiting if self._settled[row] is None]
 
 
-def outcome_of(withdrawn: Withdrawn) -> Cancelled:
+def outcome_of(result: CancelResult) -> Cancelled:
     """Returns the outcome of one message, or raises the error."""
-    if isinstance(withdrawn, DelaywheelError):
-        raise withdrawn
-    return withdrawn
+    if isinstance(result, DelaywheelError):
+        raise result
+    return result
 
 
 def handles_of(handles: Iterable[Handle | str]) -> list[Handle]:
@@ -169,7 +169,7 @@ def in_calls(handles: Sequence[Handle]) -> list[list[pb.MessageRef]]:
     ]
 
 
-def many_cancelled(handles: Sequence[Handle], results: Sequence[Withdrawn]) -> ManyCancelled:
+def many_cancelled(handles: Sequence[Handle], results: Sequence[CancelResult]) -> ManyCancelled:
     """Sums up what became of many messages.
 
     Raises:

@@ -17,7 +17,7 @@ from delaywheel import (
     TimedOutError,
 )
 from delaywheel.client.exchange.retry import Failure
-from delaywheel.client.withdrawing import Withdrawal, outcome_of
+from delaywheel.client.named_cancels import NamedCancels, outcome_of
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from support.clients.fake_service import FakeService, answer, hang
 
@@ -44,58 +44,56 @@ def refs(count: int) -> list[pb.MessageRef]:
     return [pb.MessageRef(handle=str(handle(number))) for number in range(count)]
 
 
-class TestWithdrawal:
+class TestNamedCancels:
     def test_only_what_is_not_settled_is_asked_for_again(self) -> None:
-        withdrawal = Withdrawal(refs(3))
+        cancels = NamedCancels(refs(3))
         first = [CANCELLED, error(Reason.CANCEL_UNKNOWN), error(Reason.HANDLE_AMBIGUOUS)]
-        report = withdrawal.answered(pb.CancelResponse(results=first))
+        report = cancels.answered(pb.CancelResponse(results=first))
         assert (report.healthy, report.elsewhere, report.everywhere) == (True, True, False)
-        assert list(withdrawal.request().messages) == refs(3)[1:2]
-        withdrawal.answered(pb.CancelResponse(results=[CANCELLED]))
-        assert withdrawal.done
-        one, two, three = withdrawal.results
+        assert list(cancels.request().messages) == refs(3)[1:2]
+        cancels.answered(pb.CancelResponse(results=[CANCELLED]))
+        assert cancels.done
+        one, two, three = cancels.results
         assert outcome_of(one) == outcome_of(two)
         with pytest.raises(RefusedError, match="HANDLE_AMBIGUOUS"):
             outcome_of(three)
 
     def test_what_may_have_been_cancelled_is_not_too_late(self) -> None:
-        withdrawal = Withdrawal(refs(2))
-        withdrawal.answered(
+        cancels = NamedCancels(refs(2))
+        cancels.answered(
             pb.CancelResponse(results=[error(Reason.CANCEL_UNKNOWN), error(Reason.NO_LEADER)])
         )
         late = pb.MessageCancelled(outcome=pb.CANCEL_OUTCOME_TOO_LATE)
-        withdrawal.answered(pb.CancelResponse(results=[late, late]))
-        doubtful, certain = withdrawal.results
+        cancels.answered(pb.CancelResponse(results=[late, late]))
+        doubtful, certain = cancels.results
         with pytest.raises(RefusedError, match="CANCEL_UNKNOWN"):
             outcome_of(doubtful)
         assert outcome_of(certain).outcome is CancelOutcome.TOO_LATE
 
     @pytest.mark.parametrize("whole", [True, False])
     def test_a_service_with_too_much_to_do_is_left_alone(self, *, whole: bool) -> None:
-        withdrawal = Withdrawal(refs(2))
+        cancels = NamedCancels(refs(2))
         if whole:
             failure = Failure.of_error(error(Reason.BACKPRESSURE).error)
-            report = withdrawal.failed(failure)
+            report = cancels.failed(failure)
         else:
             results = [CANCELLED, error(Reason.BACKPRESSURE)]
-            report = withdrawal.answered(pb.CancelResponse(results=results))
+            report = cancels.answered(pb.CancelResponse(results=results))
         assert report.everywhere
-        assert not withdrawal.done
+        assert not cancels.done
 
     def test_what_has_no_answer_in_time_says_whether_it_may_have_an_effect(self) -> None:
-        withdrawal = Withdrawal(refs(2))
+        cancels = NamedCancels(refs(2))
         results = [error(Reason.CANCEL_UNKNOWN), error(Reason.BACKPRESSURE)]
-        withdrawal.answered(pb.CancelResponse(results=results))
-        withdrawal.give_up("over")
-        known = [
-            each.outcome_known for each in withdrawal.results if isinstance(each, TimedOutError)
-        ]
+        cancels.answered(pb.CancelResponse(results=results))
+        cancels.give_up("over")
+        known = [each.outcome_known for each in cancels.results if isinstance(each, TimedOutError)]
         assert known == [False, True]
 
     def test_results_that_do_not_fit_settle_nothing_by_guessing(self) -> None:
-        withdrawal = Withdrawal(refs(2))
-        withdrawal.answered(pb.CancelResponse(results=[CANCELLED]))
-        assert [getattr(each, "outcome_known", True) for each in withdrawal.results] == [False] * 2
+        cancels = NamedCancels(refs(2))
+        cancels.answered(pb.CancelResponse(results=[CANCELLED]))
+        assert [getattr(each, "outcome_known", True) for each in cancels.results] == [False] * 2
 
 
 def many_of(service: FakeService) -> list[int]:
