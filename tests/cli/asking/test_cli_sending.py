@@ -150,7 +150,9 @@ def test_what_was_rescheduled_is_reported_with_its_due(
     node.script += reported[:1]
     ended = command("cancel", HANDLE)
     assert ended.code == 1
-    assert "RESCHEDULED: it is not cancelled: it is due 2030-03-17T17:47:40" in ended.err
+    assert (
+        "RESCHEDULED: it is not cancelled: it was rescheduled to 2030-03-17T17:47:40" in ended.err
+    )
     node.script += reported[:1]
     document = command("cancel", HANDLE, "--json").document
     assert document == {"outcome": "RESCHEDULED", "rescheduled_to_ms": moved.rescheduled_to_ms}

@@ -238,6 +238,8 @@ def _ingress(answer: pb.DescribeClusterResponse) -> Iterator[tuple[str, object]]
 
 
 def _pending(pending: pb.Pending) -> str:
+    if not pending.messages and not pending.at_least:
+        return f"none, by {pending.node}"
     messages = f"{counted(pending.messages, 'message')}, {size(pending.length_bytes)}"
     least = "at least " if pending.at_least else ""
     return f"{least}{messages}, each once, by {pending.node}"
