@@ -35,10 +35,12 @@ def read_ttl_s(value: bytes | None) -> int | None:
     return ttl_s if ttl_s >= 1 else None
 
 
-def ttl_s_of(headers: Iterable[tuple[str, bytes | None]]) -> int | None:
+def ttl_s_of(
+    headers: Iterable[tuple[str, bytes | None]], ttl_header: str = TTL_HEADER
+) -> int | None:
     """Returns how many seconds a message with these headers lives; None: forever."""
     ttl_s = None
     for name, value in headers:
-        if name == TTL_HEADER:
+        if name == ttl_header:
             ttl_s = read_ttl_s(value)
     return ttl_s

@@ -112,3 +112,63 @@ def test_an_empty_header_name_comes_back(kafka: FakeKafka) -> None:
     consumer.turn()
     [again] = consumer.take()
     assert (again.attempt, again.headers) == (2, [("", b"1"), ("a", b"2")])
+
+
+@pytest.mark.parametrize(("name", "expires"), [("ttl", True), ("x-life", False), (None, False)])
+def test_the_header_of_the_time_to_live_is_a_setting(
+    kafka: FakeKafka, name: str | None, expires: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    consumer = start(kafka, ttl_header=name)
+    kafka.send(b"v", headers=[("ttl", b"1"), ("x-life", b"90")])
+    kafka.now_ms += 60_000
+    consumer.turn()
+    taken = consumer.take()
+    assert len(taken) == (0 if expires else 1)
+    if expires:
+        assert "has expired: ttl of 1 s" in caplog.text
+        return
+    taken[0].retry()
+    consumer.turn()
+    [sent] = kafka.committed_records
+    assert "ttl" not in dict(sent.headers)  # the service may count it, from another timestamp
+    assert ("x-life" in dict(sent.headers)) == (name is None)
+    consumer.turn()
+    assert consumer.take()[0].headers == [("ttl", b"1"), ("x-life", b"90")]
+
+
+def test_each_retry_and_each_dead_letter_is_a_line(
+    kafka: FakeKafka, caplog: pytest.LogCaptureFixture
+) -> None:
+    consumer = start(kafka, retry=("5s",))
+    kafka.send(b"v", key=b"secret")
+    for _ in range(2):
+        consumer.turn()
+        consumer.turn()
+        with consumer.take()[0]:
+            raise OSError("down")
+    lines = [one for one in caplog.records if one.levelno >= logging.WARNING]
+    assert [one.levelno for one in lines] == [logging.WARNING, logging.ERROR]
+    assert "OSError: down" in lines[0].getMessage()
+    for part in ("orders/0/0 attempt=2", kafka.dead, "ATTEMPTS_EXHAUSTED"):
+        assert part in lines[1].getMessage()
+    assert "secret" not in caplog.text
+
+
+def test_a_record_that_is_never_settled_is_a_trouble(kafka: FakeKafka) -> None:
+    consumer = start(kafka, stuck_after="1s")
+    kafka.send(b"v")
+    consumer.turn()
+    [message] = consumer.take()
+    assert trouble_of(consumer) is None
+    message.handed_s -= 2
+    assert consumer.engine.oldest_in_hand_s >= 2
+    assert "orders/0/0" in (trouble_of(consumer) or "")
+    message.done()
+    assert (trouble_of(consumer), consumer.engine.oldest_in_hand_s) == (None, 0.0)
+
+
+def trouble_of(consumer: DrivenConsumer) -> str | None:
+    """What the consumer says after it has looked again."""
+    consumer.engine._look_at_s = 0.0
+    consumer.turn()
+    return consumer.engine.trouble

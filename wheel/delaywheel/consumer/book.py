@@ -36,7 +36,7 @@ No I/O, no clock, no lock.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
@@ -180,6 +180,12 @@ class Book:
             shelf.records and shelf.records[0].state is State.SETTLED
             for shelf in self._shelves.values()
         )
+
+    def firsts(self) -> Iterator[ReceivedMessage]:
+        """Yields the first held record of each partition: all others are committed after it."""
+        for shelf in self._shelves.values():
+            if shelf.records:
+                yield shelf.records[0]
 
     def in_hand(self, partitions: Iterable[Partition]) -> int:
         """Returns how many records of these partitions handlers have."""

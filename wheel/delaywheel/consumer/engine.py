@@ -102,6 +102,7 @@ class Engine:
         self._wants_commit = False
         self._next_commit_s = 0.0
         self._trouble: str | None = None
+        self._stuck: str | None = None
         self._error: BaseException | None = None
         self._listeners: list[Callable[[], None]] = []
         self._thread = threading.Thread(target=self._run, name="delaywheel-consumer", daemon=True)
@@ -115,8 +116,16 @@ class Engine:
 
     @property
     def trouble(self) -> str | None:
-        """Why nothing can be read or committed now; None if it can."""
-        return self._trouble
+        """What keeps records from being read or committed now; None if nothing does."""
+        return self._trouble or self._stuck
+
+    @property
+    def oldest_in_hand_s(self) -> float:
+        """How long the record has been in hand that holds up its partition longest; 0: none."""
+        now_s = time.monotonic()
+        with self._changed:
+            in_hand = [one for one in self._book.firsts() if one.state is State.IN_HAND]
+            return max((now_s - one.handed_s for one in in_hand), default=0.0)
 
     @property
     def partitions(self) -> list[Partition]:
@@ -151,6 +160,7 @@ class Engine:
                 return batch
             while len(batch) < most and (message := self._book.hand_out()) is not None:
                 if self._is_for_a_handler(message):
+                    message.handed_s = time.monotonic()
                     batch.append(message)
         return batch
 
@@ -241,6 +251,8 @@ class Engine:
             is_ours = self._note(message, settlement)
             if self._is_draining:
                 self._changed.notify_all()
+        if is_ours:
+            _log_outcome(message, settlement)
         return is_ours
 
     def _is_for_a_handler(self, message: ReceivedMessage) -> bool:
@@ -257,6 +269,7 @@ class Engine:
         settlement = self._policy.at_hand_out(message, now_ms)
         if settlement is not None:
             self._note(message, settlement)
+            _log_outcome(message, settlement)
         return settlement is None
 
     def _note(self, message: ReceivedMessage, settlement: Settlement) -> bool:
@@ -476,6 +489,9 @@ class Engine:
     def _look_at_topics(self) -> None:
         """Begins anew in topics that were made anew: the client would go on at the old offsets."""
         self._look_at_s = time.monotonic() + LOOK_S
+        self._look_at_hand()
+        if not self._ours:
+            return
         try:
             topics = self._broker.topics()
             limits = self._broker.limits()
@@ -489,6 +505,22 @@ class Engine:
             for one in self._ours
         ):
             self._assigned(self._ours)
+
+    def _look_at_hand(self) -> None:
+        """Finds a record that is never settled: later ones of its partition wait for it."""
+        long_s = time.monotonic() - self._settings.stuck_after_ms / 1000
+        with self._changed:
+            stuck = [
+                one
+                for one in self._book.firsts()
+                if one.state is State.IN_HAND and one.handed_s < long_s
+            ]
+        before, self._stuck = self._stuck, None
+        if stuck:
+            oldest = min(stuck, key=lambda one: one.handed_s)
+            self._stuck = f"{oldest!r} is not settled, and holds up the commits of its partition"
+            if before is None:
+                _LOG.error("%s", self._stuck)
 
     def _assigned(
         self, partitions: Sequence[Partition], went_back: AbstractSet[Partition] = frozenset()
@@ -666,6 +698,17 @@ class Engine:
             if isinstance(self._error, ConsumerError):
                 raise self._error
             raise RuntimeError("the consumer's thread has ended") from self._error
+
+
+def _log_outcome(message: ReceivedMessage, settlement: Settlement) -> None:
+    """Says what failed: one line for each retry and each dead letter."""
+    outcome, record = settlement.outcome, settlement.record
+    if outcome is Outcome.RETRIED:
+        _LOG.warning("%r is retried at %d ms: %s", message, settlement.due_ms, settlement.why)
+    elif outcome is Outcome.DEAD and record is not None:
+        _LOG.error("%r is a dead letter in %s: %s", message, record.topic, settlement.why)
+    elif outcome is Outcome.EXPIRED:
+        _LOG.warning("%r has expired: %s", message, settlement.why)
 
 
 def _is_another(before: Topic | None, now: Topic | None) -> bool:

@@ -92,12 +92,14 @@ class Settlement(NamedTuple):
         record: A record for the ingress or the dead-letter topic.
         due_ms: When it comes back, if it does.
         order: Records for the order topic.
+        why: What a line in the log says about it.
     """
 
     outcome: Outcome
     record: Outgoing | None = None
     due_ms: int = 0
     order: tuple[Outgoing, ...] = ()
+    why: str = ""
 
 
 class Desk(Protocol):
@@ -165,6 +167,7 @@ class ReceivedMessage:
         "are_headers_unread",
         "attempt",
         "first_error",
+        "handed_s",
         "headers",
         "key",
         "last_error",
@@ -190,6 +193,7 @@ class ReceivedMessage:
         self.last_error = trip.last_error
         self.length_bytes = content_bytes(record.key, record.value, record.headers)
         self.state = State.WAITING
+        self.handed_s = 0.0
         self.settlement: Settlement | None = None
 
     def __repr__(self) -> str:

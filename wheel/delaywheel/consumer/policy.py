@@ -39,6 +39,7 @@ from delaywheel.consumer.records import (
     Trip,
     dead_letter,
     error_text,
+    kept,
     retry_record,
     shortened,
 )
@@ -119,14 +120,14 @@ class Policy:
             why = error or f"a delay of {wait_ms} ms, at most {self._limits.span_ms}"
             return self.dead(message, DeadLetterReason.DELAY_BEYOND_SPAN, why)
         due_ms = now_ms + wait_ms
-        expiry_ms = expires_ms(message)
+        expiry_ms = self._expires_ms(message)
         if expiry_ms is not None and due_ms >= expiry_ms:
             return self.expired(message, error)
         trip = _failed(message, error)._replace(attempt=message.attempt + 1)
         record = self._coming_back(message, trip, due_ms)
         if record is None:
             return self.dead(message, DeadLetterReason.MESSAGE_TOO_LARGE, error)
-        return Settlement(Outcome.RETRIED, record, due_ms)
+        return Settlement(Outcome.RETRIED, record, due_ms, why=trip.last_error or "no error given")
 
     def park(self, message: ReceivedMessage, due_ms: int) -> Settlement:
         """Returns the settlement that brings a record back for the same attempt."""
@@ -152,6 +153,9 @@ class Policy:
             due_ms=due_ms,
             partition=number if keeps else None,
         )
+        ttl_header = self._settings.ttl_header
+        if ttl_header is not None:
+            record = kept(record, ttl_header)
         return record if self._comes_back(record, names.retry) else None
 
     def _comes_back(self, record: Outgoing, retry_topic: str) -> bool:
@@ -210,16 +214,18 @@ class Policy:
             for omitted in OMISSIONS
         )
         letter = next(filter(self._fits, letters), whole)
-        return Settlement(Outcome.DEAD, letter)
+        said = _failed(message, error).last_error
+        return Settlement(Outcome.DEAD, letter, why=f"{reason}: {said}" if said else reason)
 
     def expired(
         self, message: ReceivedMessage, error: BaseException | str | None = None
     ) -> Settlement:
         """Returns the settlement of a record whose time to live is over."""
+        why = f"{self._settings.ttl_header} of {self._ttl_s(message)} s"
         if self._settings.expired == "skip":
-            return Settlement(Outcome.EXPIRED)
+            return Settlement(Outcome.EXPIRED, why=why)
         letter = self.dead(message, DeadLetterReason.EXPIRED, error)
-        return Settlement(Outcome.EXPIRED, letter.record)
+        return Settlement(Outcome.EXPIRED, letter.record, why=why)
 
     def at_hand_out(self, message: ReceivedMessage, now_ms: int) -> Settlement | None:
         """Returns the settlement of a record before it is handled; None if it is to be handled."""
@@ -232,18 +238,21 @@ class Policy:
         is_new = message.place.topic == message.origin.topic
         if route is not None and is_new and not route.takes(message.headers):
             return Settlement(Outcome.SKIPPED)
-        expiry_ms = expires_ms(message)
+        expiry_ms = self._expires_ms(message)
         if expiry_ms is not None and now_ms >= expiry_ms:
             return self.expired(message)
         return None
 
+    def _ttl_s(self, message: ReceivedMessage) -> int | None:
+        name = self._settings.ttl_header
+        return None if name is None else ttl_s_of(message.headers, name)
 
-def expires_ms(message: ReceivedMessage) -> int | None:
-    """Returns when the time to live ends, counted from the first timestamp; None: never."""
-    ttl_s = ttl_s_of(message.headers)
-    if ttl_s is None or message.timestamp_ms < 0:
-        return None
-    return message.timestamp_ms + ttl_s * 1000
+    def _expires_ms(self, message: ReceivedMessage) -> int | None:
+        """Returns when the time to live ends, counted from the first timestamp; None: never."""
+        ttl_s = self._ttl_s(message)
+        if ttl_s is None or message.timestamp_ms < 0:
+            return None
+        return message.timestamp_ms + ttl_s * 1000
 
 
 def _failed(message: ReceivedMessage, error: BaseException | str | None) -> Trip:

@@ -222,6 +222,12 @@ def retry_record(
     return Outgoing(ingress_topic, key, value, packed)
 
 
+def kept(record: Outgoing, name: str) -> Outgoing:
+    """Returns a retry on whose way a further header means nothing, and gets its name back."""
+    headers = [(f"{RETRY_KEPT}{each}" if each == name else each, it) for each, it in record.headers]
+    return record._replace(headers=headers)
+
+
 def dead_letter(
     *,
     dead_topic: str,

@@ -10,6 +10,7 @@ from typing import Any, Final, Literal, TypedDict
 
 from delaywheel.consumer.routing import Route
 from delaywheel.levels import Duration, length_ms
+from delaywheel.ttl import TTL_HEADER
 
 DEFAULT_RETRY: Final = ("5s", "30s", "2m", "10m", "30m")
 
@@ -51,7 +52,9 @@ class Options(TypedDict, total=False):
             dead at once. Any other exception is raised out of the `with` block, and the record
             stays unsettled.
         route: Patterns for the header `routingkey`; other records are skipped.
-        expired: What becomes of records whose `ttl` has passed: skipped, or dead letters.
+        expired: What becomes of records whose time to live has passed: skipped, or dead letters.
+        ttl_header: The header that states the time to live, in seconds; None: there is none. Others
+            use the name `ttl` for hours or milliseconds.
         keep_partition: Whether a retry comes back on the partition of the same number.
         ordered: Whether records of one key keep their order: those behind a retried one come back
             after it. `order.py` says how, docs/CONSUMERS.md what it costs.
@@ -60,6 +63,8 @@ class Options(TypedDict, total=False):
         lost_after: With `ordered`, how long after its due a retried record is waited for that does
             not come back. Then its key goes on without it.
         start: Where a group begins that has never committed anything.
+        stuck_after: How long the first record of a partition may be in hand, and hold up that
+            partition's commits, before `trouble` says so.
         commit_every: How long settled records may wait for their transaction.
         drain: How long a rebalance, or the end, waits for records in hand to be settled.
         max_held_bytes: How much may be held, in hand or not, before fetching pauses.
@@ -78,11 +83,13 @@ class Options(TypedDict, total=False):
     dead_on: type[Exception] | Sequence[type[Exception]]
     route: Iterable[str] | None
     expired: Literal["skip", "dead"]
+    ttl_header: str | None
     keep_partition: bool
     ordered: bool
     max_away_bytes: int
     lost_after: Duration
     start: Literal["earliest", "latest"]
+    stuck_after: Duration
     commit_every: Duration
     drain: Duration
     max_held_bytes: int
@@ -115,11 +122,13 @@ class Settings:
     dead_on: tuple[type[Exception], ...] = ()
     route: Route | None = None
     expired: Literal["skip", "dead"] = "skip"
+    ttl_header: str | None = TTL_HEADER
     keep_partition: bool = False
     ordered: bool = False
     max_away_bytes: int = 64_000_000
     lost_after_ms: int = 21_600_000
     start: Literal["earliest", "latest"] = "earliest"
+    stuck_after_ms: int = 300_000
     commit_every_ms: int = 200
     drain_ms: int = 10_000
     max_held_bytes: int = 16_000_000
@@ -186,11 +195,13 @@ def read_settings(
         dead_on=_exceptions(options.get("dead_on", ())),
         route=None if route is None else Route(route),
         expired=expired,
+        ttl_header=options.get("ttl_header", TTL_HEADER),
         keep_partition=options.get("keep_partition", False),
         ordered=options.get("ordered", False),
         max_away_bytes=_positive("max_away_bytes", options.get("max_away_bytes", 64_000_000)),
         start=start,
         lost_after_ms=length_ms(options.get("lost_after", "6h")),
+        stuck_after_ms=length_ms(options.get("stuck_after", "5m")),
         commit_every_ms=length_ms(options.get("commit_every", "200ms")),
         drain_ms=length_ms(options.get("drain", "10s")),
         max_held_bytes=_positive("max_held_bytes", options.get("max_held_bytes", 16_000_000)),

@@ -60,8 +60,13 @@ class BaseConsumer:
         return self._engine.partitions
 
     @property
+    def oldest_in_hand_s(self) -> float:
+        """How long the record has been in hand that holds up its partition longest; 0: none."""
+        return self._engine.oldest_in_hand_s
+
+    @property
     def trouble(self) -> str | None:
-        """Why nothing can be read or committed now; None if it can."""
+        """What keeps records from being read or committed now; None if nothing does."""
         return self._engine.trouble
 
 
