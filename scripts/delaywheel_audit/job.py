@@ -13,6 +13,7 @@ import traceback
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
@@ -198,16 +199,20 @@ class _Run:
             del self._notes[notes_before:]  # those of the previous read
             if terms != setting.terms:
                 self._note("some was accepted under other settings: the whole ledger was read")
-            chosen = everything.between(*terms.accepted_range())
+            accepted = everything.between(*terms.accepted_range())
+            by_due = terms.by == "due"
+            chosen = accepted.due_between(terms.start_ms, terms.end_ms) if by_due else accepted
             self._say(
                 f"ledger: {len(chosen.files):,} of {len(everything.files):,} files, some "
                 f"{chosen.rows_guess:,} rows; done up to {moment(done.due_ms)}"
             )
             self._shape(chosen.rows_guess)
-            if everything.files and not chosen.files:
+            if everything.files and not accepted.files:
                 self._judge_emptiness(facts, terms)
             ledger = read_ledger(self._spark, folder, chosen)
-            return self._read_kafka(place, setting.cluster, ledger, terms, facts)
+            inputs = self._read_kafka(place, setting.cluster, ledger, terms, facts)
+            rest = accepted.without(chosen)
+            return replace(inputs, other_dues=lambda: read_ledger(self._spark, folder, rest))
 
         books = reconcile(read, terms, facts, self._say)
         try:

@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 MESSAGES = 40
 LATER_S = 3_600
 SEAL_S = 6
-_NAME = re.compile(r"(.+)-(\d{19})-(\d{19})\.parquet")
+_NAME = re.compile(r"(.+)-(\d{19})-(\d{19})(?:-\d{10}-\d{10})?\.parquet")
 
 
 def test_disks_are_exchanged_and_nothing_is_lost_or_waits(

@@ -102,8 +102,8 @@ class Inputs:
 
     Attributes:
         ledger: Columns of the published files; each row once. All that was accepted in
-            `Terms.accepted_range`; more does no harm. Beside them what was accepted through
-            ingress, and was in no wheel (ingress.py).
+            `Terms.accepted_range` and may be asked for; more does no harm. Beside them what was
+            accepted through ingress, and was in no wheel (ingress.py).
         kafka: Columns of the source `delaywheel_kafka`.
         outcomes: The records of the outcomes topic, `outcomes_schema`.
         all_kafka: The same as `kafka`, whatever the time; asked for only when something is
@@ -111,6 +111,8 @@ class Inputs:
         deleted: What Kafka has deleted of the topics; likewise.
         letters: Columns of the dead-letter topic, `letters.COLUMNS`; asked for only when there are
             dead letters.
+        other_dues: The rest of what was accepted in that time, with dues that nobody asked for;
+            None: there is none. Asked for only when something is missing.
     """
 
     ledger: DataFrame
@@ -119,6 +121,12 @@ class Inputs:
     all_kafka: Callable[[], DataFrame]
     deleted: Callable[[], Deleted]
     letters: Callable[[], DataFrame]
+    other_dues: Callable[[], DataFrame | None] = lambda: None
+
+    def whole_ledger(self) -> DataFrame:
+        """Returns all that was accepted in the time, whenever it is due."""
+        others = self.other_dues()
+        return self.ledger if others is None else self.ledger.unionByName(others)
 
 
 def outcomes_schema() -> str:
@@ -160,7 +168,7 @@ def reconcile(
     too_many = sums["missing"] > MAX_SOUGHT
     if sums["missing"] and not too_many:
         say(f"{sums['missing']:,} are missing: looking for them in all of Kafka")
-        pairs = pair(first, inputs.all_kafka(), inputs.ledger)
+        pairs = pair(first, inputs.all_kafka(), inputs.whole_ledger())
         sums = _keep(kept, with_findings(with_pairs(first, pairs), terms))
     if sums["missing"]:
         deleted = inputs.deleted()

@@ -33,7 +33,8 @@ END_MS: Final = (1 << 62) - 1
 
 _FILE = re.compile(
     r"(?:.*/)?date=(?P<date>\d{4}-\d{2}-\d{2})/hour=(?P<hour>\d{2})/"
-    r"(?P<wheel>[a-z0-9][a-z0-9-]*\.[1-9]\d*)-(?P<first>\d{19})-(?P<last>\d{19})\.parquet"
+    r"(?P<wheel>[a-z0-9][a-z0-9-]*\.[1-9]\d*)-(?P<first>\d{19})-(?P<last>\d{19})"
+    r"(?:-(?P<first_due>\d{10})-(?P<last_due>\d{10}))?\.parquet"
 )
 _GAP = re.compile(r"(?:.*/)?gaps/(?P<wheel>.+)-(?P<first>\d{19})-(?P<last>\d{19})\.json")
 _GLOB = re.compile(r"[\\{}\[\]*?]")
@@ -48,7 +49,18 @@ class LedgerUnreadableError(Exception):
 
 @dataclass(frozen=True, slots=True, order=True)
 class LedgerFile:
-    """A file, as described by its path."""
+    """A file, as described by its path.
+
+    Attributes:
+        wheel: The wheel of its rows.
+        first_seq: Its rows have this seq or a greater one.
+        last_seq: Or a lesser one.
+        hour_ms: They were accepted in this hour, Unix ms of its beginning.
+        path: Where it is.
+        size: In bytes.
+        first_due_ms: All are due then or later.
+        end_due_ms: And before.
+    """
 
     wheel: WheelId
     first_seq: int
@@ -56,6 +68,8 @@ class LedgerFile:
     hour_ms: int
     path: str
     size: int = 0
+    first_due_ms: int = 0
+    end_due_ms: int = END_MS
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +143,16 @@ class Listing:
         """Returns files that may have rows accepted from `from_ms` to before `to_ms`."""
         chosen = [f for f in self.files if f.hour_ms + HOUR_MS > from_ms and f.hour_ms < to_ms]
         return Listing(chosen, self.given_up)
+
+    def due_between(self, from_ms: int, to_ms: int) -> Listing:
+        """Returns files that may have rows due from `from_ms` to before `to_ms`."""
+        chosen = [f for f in self.files if f.end_due_ms > from_ms and f.first_due_ms < to_ms]
+        return Listing(chosen, self.given_up)
+
+    def without(self, other: Listing) -> Listing:
+        """Returns the files that another one does not have."""
+        known = set(other.files)
+        return Listing([file for file in self.files if file not in known], self.given_up)
 
     def ends(self) -> dict[str, int]:
         """Returns the greatest seq of each wheel's names."""
@@ -226,7 +250,15 @@ def parse_path(path: str, size: int = 0) -> LedgerFile | None:
         int(hour.timestamp()) * 1000,
         path,
         size,
+        *_dues_ms(match["first_due"], match["last_due"]),
     )
+
+
+def _dues_ms(first_s: str | None, last_s: str | None) -> tuple[int, int]:
+    """Returns between which times a file's rows are due; its name may not say that."""
+    if first_s is None or last_s is None:
+        return 0, END_MS
+    return int(first_s) * 1000, (int(last_s) + 1) * 1000
 
 
 class LedgerFolder:

@@ -86,10 +86,31 @@ def test_hours_are_chosen_as_a_whole() -> None:
     ]
 
 
+def test_files_are_chosen_by_the_dues_in_their_names() -> None:
+    folder = "/x/date=2026-01-02/hour=03"
+    names = {1: "-1800000000-1800000059", 2: "-1800000060-1800003600", 3: ""}
+    files = [
+        parse_path(f"{folder}/n1.1-{n:019}-{n:019}{dues}.parquet") for n, dues in names.items()
+    ]
+    listing = Listing(file for file in files if file is not None)
+    for from_s, to_s, wanted in (
+        (1_800_000_000, 1_800_000_060, [1, 3]),
+        (1_800_000_059.999, 1_800_000_060, [1, 3]),
+        (1_800_000_059, 1_800_000_061, [1, 2, 3]),
+        (1_800_003_601, 1_800_007_200, [3]),
+        (0, 1_800_000_000, [3]),
+    ):
+        chosen = listing.due_between(round(from_s * 1000), to_s * 1000)
+        assert [file.first_seq for file in chosen.files] == wanted
+        rest = listing.without(chosen)
+        assert sorted(file.first_seq for file in (*chosen.files, *rest.files)) == [1, 2, 3]
+
+
 @pytest.mark.parametrize(
     "path",
     [
         "/x/date=2026-01-02/hour=03/.n1.tmp",
+        f"/x/date=2026-01-02/hour=03/n1.1-{1:019}-{2:019}-1800000000.parquet",
         "/x/date=2026-01-02/hour=03/n1.1-1-2.parquet",
         "/x/n1.1-0000000000000000001-0000000000000000002.parquet",
         "/x/date=2026-02-30/hour=03/n1.1-0000000000000000001-0000000000000000002.parquet",

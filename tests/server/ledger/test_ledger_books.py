@@ -43,7 +43,7 @@ def test_what_was_accepted_is_published_once_with_all_it_says(bench: Bench) -> N
     assert bench.rows() == bench.all_written()
     assert bench.published == {WHEEL: 7}
     assert bench.local_files() == []
-    schema = pq.ParquetFile(bench.folder / file_name(1, 3)).schema_arrow
+    schema = pq.ParquetFile(bench.path(file_name(1, 3))).schema_arrow
     assert [(field.name, str(field.type)) for field in schema] == [
         ("id", "fixed_size_binary[16]"),
         ("due_ms", "int64"),
@@ -82,6 +82,20 @@ def test_cancels_are_reported_at_once_and_become_part_of_the_next_files_range(be
     assert bench.files() == [file_name(1, 1), file_name(2, 3)]
     assert bench.rows() == bench.all_written()
     assert bench.local_files() == []
+
+
+def test_names_say_between_which_seconds_their_rows_are_due(bench: Bench) -> None:
+    for slots in ((50, 3, 7), (2, 90, 1)):
+        for slot in slots:
+            bench.write(message(slot, slot=BASE_SLOT + slot))
+        bench.books.work()
+    paths = sorted(bench.folder.rglob("*.parquet"))
+    assert [path.stem.split("-")[-2:] for path in paths] == [
+        [str(BASE_SLOT + first), str(BASE_SLOT + last)] for first, last in ((3, 50), (1, 90))
+    ]
+    bench.restart()
+    bench.books.work()
+    assert bench.files() == [file_name(1, 3), file_name(4, 6)], "they are known again"
 
 
 @pytest.mark.parametrize("is_restarted", [True, False])
@@ -139,7 +153,7 @@ def test_what_is_in_memory_of_a_file_has_a_bound(
         bench.write(message(2 * number), message(2 * number + 1))
     bench.books.work()
     assert bench.files() == [file_name(1, 13), file_name(14, 20)]
-    metadata = pq.ParquetFile(bench.folder / file_name(1, 13)).metadata
+    metadata = pq.ParquetFile(bench.path(file_name(1, 13))).metadata
     groups = [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
     assert groups == [10, 10, 6]
     assert bench.rows() == bench.all_written()

@@ -31,7 +31,7 @@ from support.wheels.messages import BASE_SLOT, message
 
 LATER_MS = ACCEPTED_AT_MS + 3_600_000
 KILLS = 3
-_NAME = re.compile(r"(.+)-(\d{19})-(\d{19})\.parquet")
+_NAME = re.compile(r"(.+)-(\d{19})-(\d{19})(?:-\d{10}-\d{10})?\.parquet")
 
 LIFE: tuple[Callable[[Bench], object], ...] = (
     lambda bench: bench.write(message(1), message(2, slot=BASE_SLOT + 1)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +28,7 @@ WHEEL = WheelId("n1", 1)
 ACCEPTED_AT_MS = 1_763_699_999_000
 """21 November 2025, 04:39:59 UTC."""
 HOUR_MS = 3_600_000
+_DUES = re.compile(r"-\d{10}-\d{10}(?=\.parquet)")
 FOUR, FIVE = (f"date=2025-11-21/hour=0{hour}" for hour in (4, 5))
 
 Row = tuple[bytes, int, int, str, str, int]
@@ -223,10 +225,17 @@ class Bench:
         return self.disk.list_folder(rows_folder(self.data, self.name))
 
     def files(self) -> list[str]:
-        """The published paths inside the place, ascending."""
+        """The published paths inside the place, ascending, without the dues in their names."""
         return sorted(
-            path.relative_to(self.folder).as_posix() for path in self.folder.rglob("*.parquet")
+            _DUES.sub("", path.relative_to(self.folder).as_posix())
+            for path in self.folder.rglob("*.parquet")
         )
+
+    def path(self, name: str) -> Path:
+        """Where a file with such a name is."""
+        folder, _, base_name = name.removesuffix(".parquet").rpartition("/")
+        (path,) = (self.folder / folder).glob(f"{base_name}*.parquet")
+        return path
 
     def gaps(self) -> list[str]:
         """The published gaps."""
@@ -234,7 +243,7 @@ class Bench:
 
     def rows(self) -> list[Row]:
         """The published files, in the order of their names without folders."""
-        paths = sorted((self.folder / name for name in self.files()), key=lambda path: path.name)
+        paths = sorted(self.folder.rglob("*.parquet"), key=lambda path: path.name)
         tables = [pq.ParquetFile(path).read() for path in paths]
         return [tuple(row.values()) for table in tables for row in table.to_pylist()]
 

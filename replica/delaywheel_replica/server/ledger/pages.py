@@ -58,6 +58,7 @@ class Pages:
         self._writer: pq.ParquetWriter | None = None
         self._groups = RowGroups(wheel)
         self._rows = 0
+        self._dues_ms = 0, 0
         # Of the last messages that were seen.
         self._accepted_at_ms: int | None = None
         # The messages of the open gap; None: no gap is open.
@@ -95,6 +96,10 @@ class Pages:
         if self._writer is None:
             self._writer = self._place.begin()
             self._rows = 0
+        dues_ms = int(block.due_ms.min()), int(block.due_ms.max())
+        if self._rows:
+            dues_ms = min(dues_ms[0], self._dues_ms[0]), max(dues_ms[1], self._dues_ms[1])
+        self._dues_ms = dues_ms
         self._accepted_at_ms = block.accepted_at_ms
         self._rows += len(block)
         for table in self._groups.add(block):
@@ -108,7 +113,9 @@ class Pages:
         self._writer.close()
         self._writer = None
         assert self._accepted_at_ms is not None
-        self._place.put_file(self._wheel, self._first_seq, last_seq, self._accepted_at_ms)
+        self._place.put_file(
+            self._wheel, self._first_seq, last_seq, self._accepted_at_ms, self._dues_ms
+        )
         self._first_seq = last_seq + 1
         self._on_file(last_seq, self._rows)
 

@@ -1,9 +1,11 @@
 """The place where the ledger is published: a folder on any pyarrow file system.
 
-    date=YYYY-MM-DD/hour=HH/<wheel>-<first seq>-<last seq>.parquet     UTC, of acceptance
-    gaps/<wheel>-<first seq>-<last seq>.json                           rows that were given up
+    date=YYYY-MM-DD/hour=HH/<wheel>-<first seq>-<last seq>-<first due>-<last due>.parquet
+    gaps/<wheel>-<first seq>-<last seq>.json                      rows that were given up
 
-Seqs have 19 digits, so that names sort. Files and gaps of a wheel follow one another without hole
+Date and hour are UTC, of acceptance; dues are the seconds of the earliest and the latest due in the
+file, so that who asks for an hour of dues opens few files of a week. An empty file has none. Seqs
+have 19 digits, so that names sort. Files and gaps of a wheel follow one another without hole
 or overlap, and each exists completely or not at all: so the names show what is published.
 
 - A file is written beside its final name, synced and moved there. An object store shows a file
@@ -48,7 +50,9 @@ UNREACHED: Final = (OSError, pa.ArrowException)
 
 # Clocks may have been set back since a wheel was born.
 _SLACK_MS: Final = 24 * HOUR_MS
-_NAME = re.compile(r"([a-z0-9][a-z0-9-]*)\.([1-9]\d*)-(\d{19})-(\d{19})\.(?:parquet|json)")
+_NAME = re.compile(
+    r"([a-z0-9][a-z0-9-]*)\.([1-9]\d*)-(\d{19})-(\d{19})(?:-\d{10}-\d{10})?\.(?:parquet|json)"
+)
 _DATE = re.compile(r"date=(\d{4}-\d{2}-\d{2})")
 _HOUR = re.compile(r"hour=(\d{2})")
 _GAPS: Final = "gaps"
@@ -150,10 +154,26 @@ class Place:
             self._beside, SCHEMA, filesystem=self._beside_fs, compression="zstd"
         )
 
-    def put_file(self, wheel: WheelId, first_seq: int, last_seq: int, accepted_at_ms: int) -> None:
-        """Puts a finished file in place: completely or not at all, and durably."""
-        hour = _hour_folder(accepted_at_ms)
-        self._put(hour, f"{wheel}-{first_seq:019}-{last_seq:019}.parquet")
+    def put_file(
+        self,
+        wheel: WheelId,
+        first_seq: int,
+        last_seq: int,
+        accepted_at_ms: int,
+        dues_ms: tuple[int, int] | None = None,
+    ) -> None:
+        """Puts a finished file in place: completely or not at all, and durably.
+
+        Args:
+            wheel: The wheel of its rows.
+            first_seq: The first seq of its name.
+            last_seq: The last.
+            accepted_at_ms: When its rows were accepted; any of them, they are of one hour.
+            dues_ms: The earliest and the latest due; None: it is empty.
+        """
+        dues = "" if dues_ms is None else f"-{dues_ms[0] // 1000:010}-{dues_ms[1] // 1000:010}"
+        name = f"{wheel}-{first_seq:019}-{last_seq:019}{dues}.parquet"
+        self._put(_hour_folder(accepted_at_ms), name)
 
     def put_gap(self, gap: Gap) -> None:
         """Puts a gap in place, completely or not at all, and durably."""
