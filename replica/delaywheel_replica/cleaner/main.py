@@ -84,7 +84,7 @@ TOPICS_NAMED = 100
 FLOOR_PATIENCE_S = 300
 """A floor that is further behind is reported; the ledger's publication takes two rounds besides."""
 
-FIRST_CAP_MESSAGES = 200
+FIRST_CAP_MESSAGES = 32
 FIRST_CAP_BYTES = 1 << 20
 
 log = get_logger(__name__)

@@ -49,7 +49,7 @@ from delaywheel.storage.frames.rows import FEW_FRAMES, FRAME_MESSAGES_LIMIT
 _DUE_BYTES = 2
 _ZEROS = [bytes(count) for count in range(8)]
 
-FRAME_TOPICS: Final = 100
+FRAME_TOPICS: Final = 32
 """In a group with more topics than this, each frame has at most so many messages."""
 
 
