@@ -135,7 +135,8 @@ def test_what_was_cut_out_is_reported_with_its_place(run: SeededRun, faulty: Res
 def test_a_lost_file_of_the_ledger_is_a_gap_of_it_and_no_loss(
     run: SeededRun, faulty: Result
 ) -> None:
-    names = [re.fullmatch(r"(.+)-(\d+)-(\d+)", path.stem) for path in run.deleted]
+    form = re.compile(r"(.+)-(\d{19})-(\d{19})(?:-\d{10}-\d{10})?")
+    names = [form.fullmatch(path.stem) for path in run.deleted]
     middle, last = ((m[1], int(m[2])) for m in names if m)
     gaps = faulty.of("ledger_gap")
     assert {row["wheel"] for row in gaps} == {middle[0], last[0]}
