@@ -1,5 +1,6 @@
 import copy
 import pickle
+import re
 import uuid
 from datetime import UTC, datetime, timedelta, timezone
 
@@ -205,6 +206,7 @@ def test_a_past_due_may_be_refused() -> None:
     with pytest.raises(RefusedError) as caught:
         message.fix_due(1000, {}, "reject")
     assert caught.value.reason is Reason.DUE_PASSED
+    assert re.search(r"it was due at \d{4}-\d\d-\d\dT[\d:.]+Z, before", str(caught.value))
     assert caught.value.failed is message
 
 
