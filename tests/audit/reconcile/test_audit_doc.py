@@ -1,7 +1,8 @@
 """The commands of docs/AUDIT.md are run, cut out of the text, over made-up books.
 
 Only places are others: settings, ledger, output, and the times of the books that are there. Spark's
-master is this machine, and what is sent to executors is built without fetching anything.
+master is this machine, and what is sent to executors is built without fetching anything. A push
+runs the first command in the tests' Spark; that a process starts its own, test_demo_whole.py shows.
 """
 
 from __future__ import annotations
@@ -9,14 +10,19 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
+from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from pyspark.sql import SparkSession
 
+from delaywheel_audit import job
+from delaywheel_replica.cli.app import main
 from local.books import make
 from local.loopback.kafka import KafkaBroker
 from support.process.spark import environment_for_few_rows
@@ -34,7 +40,7 @@ MESSAGES = 400
 starts_spark_again = pytest.mark.skipif(
     os.environ.get("DELAYWHEEL_DOCS") != "long", reason="DELAYWHEEL_DOCS=long runs it: 30 s of CPU"
 )
-"""What the first command shows is shown at each push; the others before a release."""
+"""In a process of their own, which costs a Spark each, commands are run before a release."""
 
 
 @pytest.fixture
@@ -51,10 +57,10 @@ def folder(kafka: KafkaBroker, cluster_id: str, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(folder: Path, commands: str) -> str:
-    """Runs commands in the folder; returns what they printed."""
+def with_places(folder: Path, commands: str) -> str:
+    """The commands with the folder's places, and times around its books."""
     begin, end = datetime.now(UTC) - timedelta(hours=2), datetime.now(UTC) + timedelta(hours=1)
-    commands = (
+    return (
         commands.replace("/etc/delaywheel/node.toml", str(folder / "node.toml"))
         .replace("/var/lib/books", str(folder))
         .replace("s3a://books", str(folder))
@@ -64,6 +70,11 @@ def run(folder: Path, commands: str) -> str:
         .replace("--from …", f"--from {begin:%Y-%m-%dT%H:00Z}")
         .replace("--to …", f"--to {end:%Y-%m-%dT%H:00Z}")
     )
+
+
+def run(folder: Path, commands: str) -> str:
+    """Runs commands in the folder; returns what they printed."""
+    commands = with_places(folder, commands)
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     done = subprocess.run(
         ["bash", "-euc", commands],
@@ -84,9 +95,27 @@ def accepted(output: Path) -> int:
     return int(summary["counts"]["accepted"])
 
 
-def test_by_hand(folder: Path) -> None:
+def by_hand() -> str:
+    """The command that a person enters."""
     (commands,) = (block for block in BLOCKS if "pip install" in block)
-    run(folder, commands.split("\n", maxsplit=1)[1])
+    return str(commands.split("\n", maxsplit=1)[1])
+
+
+def test_by_hand(folder: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    program, *arguments = shlex.split(with_places(folder, by_hand()))
+    assert program == "delaywheel"
+    monkeypatch.setattr(job, "_session", lambda _: nullcontext(spark))
+    # Its default is a folder where the program was started: that of a Spark that runs already.
+    output = ("--output", str(folder / "reconciliation"))
+    with pytest.raises(SystemExit) as ended:
+        main([*arguments, *output])
+    assert ended.value.code == job.BALANCED
+    assert accepted(folder / "reconciliation") == MESSAGES
+
+
+@starts_spark_again
+def test_by_hand_in_a_process(folder: Path) -> None:
+    run(folder, by_hand())
     assert accepted(folder / "reconciliation") == MESSAGES
 
 
