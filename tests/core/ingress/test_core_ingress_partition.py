@@ -445,3 +445,33 @@ def test_a_malformed_control_record_is_named(value: bytes) -> None:
 
 def test_another_key_is_left_alone() -> None:
     assert ControlState().apply("ingress/t", b"", 5) == ControlState()
+
+
+def test_a_due_message_with_its_own_id_goes_through_the_wheel_while_its_second_is_open() -> None:
+    """Sent again after the due, it was delivered twice: only its second knows it from before."""
+    due_ms = SENT_MS + 1_000
+    own = (ingress.ID, bytes(16)), (ingress.DELIVER_AT, b"%d" % due_ms)
+    again = record(0, (ingress.TOPIC, b"t"), *own)
+    is_open = replace(NOW, now_ms=due_ms + 5_000)
+
+    intake = reading(again)
+    step = transact(intake, is_open)
+    assert (step.settled, step.record.next_offset) == ((), 0)
+    # Announced, it is not sent beside the wheel either.
+    assert transact(intake, is_open).settled == ()
+    assert hand(intake, Answer.HELD) == [0]
+    assert transact(intake, is_open).record.next_offset == 1
+
+    # Its second is sealed before or after it was handed over, or the server accepts nothing.
+    sealed = replace(is_open, least_slot=due_ms // 1000 + 1)
+    full = replace(is_open, most={Delayed: 1})
+    for moment in (sealed, full, replace(is_open, least_slot=None)):
+        assert reasons_of(transact(reading(again), moment).settled) == [(0, None)]
+    intake = reading(again)
+    transact(intake, is_open)
+    assert hand(intake, Answer.SEALED) == [0]
+    assert reasons_of(transact(intake, is_open).settled) == [(0, None)]
+
+    # An id that follows from the place has no copy: another record has another one.
+    placed = record(0, (ingress.TOPIC, b"t"), own[1])
+    assert reasons_of(transact(reading(placed), is_open).settled) == [(0, None)]

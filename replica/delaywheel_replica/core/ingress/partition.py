@@ -17,7 +17,8 @@ A record is settled in the transaction that moves next past it:
 |---|---|
 | held by W members | nothing for it |
 | unfit | a dead letter |
-| due, and surely on no server | the message itself |
+| due, and surely on no server | the message itself; one with an id of its sender's only once its |
+|   | second is sealed, or the server accepts nothing: the second may know it from before |
 | perhaps on a server, and below the floor | a dead letter, WHEEL_LOST |
 
 The last case can no longer be decided. It arises only after a leader of an older release, which
@@ -342,6 +343,8 @@ class Intake:
         unfit = _unfit(taken, wish, moment)
         if unfit is not None:
             return Dies(taken, unfit)
+        if _is_for_the_wheel(taken, moment):
+            return None
         if taken.perhaps_held or not isinstance(wish, Delayed) or wish.due_ms > moment.now_ms:
             return None
         return None if wish.topic in moment.blocked else Goes(taken, wish)
@@ -459,13 +462,31 @@ def _can_be_handed(taken: Taken, moment: Moment) -> bool:
     """Whether a record in stage READ may be announced; a due message need not be."""
     slot = taken.slot
     if isinstance(taken.wish, Delayed) and taken.wish.due_ms <= moment.now_ms:
-        return False
+        return _is_for_the_wheel(taken, moment)
     return (
         slot is not None
         and isinstance(taken.wish, Delayed | Withdrawn)
         and moment.least_slot is not None
         and slot >= moment.least_slot
         and taken.wish.due_ms <= moment.span_end_ms
+    )
+
+
+def _is_for_the_wheel(taken: Taken, moment: Moment) -> bool:
+    """Whether a record goes through the wheel even if it is due: one with its sender's own id.
+
+    Its second may know the same message from before. The wheel compares the two as long as the
+    second is open and the server accepts messages.
+    """
+    slot = taken.slot
+    return (
+        isinstance(taken.wish, Delayed)
+        and taken.wish.has_own_id
+        and taken.stage in (Stage.READ, Stage.ANNOUNCED)
+        and Delayed not in moment.most
+        and moment.least_slot is not None
+        and slot is not None
+        and slot >= moment.least_slot
     )
 
 

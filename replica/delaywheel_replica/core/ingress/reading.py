@@ -74,6 +74,8 @@ class Delayed(NamedTuple):
     value: bytes | None
     headers: bytes
     """Encoded headers that are passed on."""
+    has_own_id: bool = False
+    """Its sender gave the id, and may send it again."""
 
 
 class Withdrawn(NamedTuple):
@@ -193,6 +195,7 @@ def _delayed(
         record.key,
         record.value,
         headers,
+        id_ is not None,
     )
 
 
