@@ -558,6 +558,17 @@ def test_rows_are_restored_once_the_slot_files_can_be_read() -> None:
     assert rows == rows_of(pair.origin_disk, DATA, pair.wheel)
 
 
+def test_a_row_that_is_lost_after_its_frame_was_unreadable_is_restored() -> None:
+    pair = Pair()
+    pair.append(pair.copies)
+    pair.mirror.note_damaged(3)
+    pair.disk.failing_reads = ".slot", errno.EIO
+    assert finish(pair.mirror.reading_again(SeqSet.of([3]))) == NO_SEQS
+    pair.disk.failing_reads = None
+    pair.disk.zero_somewhere("index", Random(0))
+    assert finish(pair.mirror.reading_again(SeqSet.of([3]))) == SeqSet.of([3])
+
+
 def test_rows_that_are_lost_twice_are_restored_twice() -> None:
     pair = Pair()
     pair.append(pair.copies)

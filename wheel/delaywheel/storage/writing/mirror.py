@@ -298,7 +298,7 @@ class MirrorWheel:
             self._disk, self._folder, self.wheel, new, floor=self._floor
         )
         if restored.searched_all:
-            self._searched |= new
+            self._searched |= restored.holes  # others may lose their rows yet
         for slot, found in restored.by_slot.items():
             self._index.rewritten(found)
             self._table.change({slot})

@@ -28,6 +28,8 @@ class Restored(NamedTuple):
     """The seqs that were restored, by slot: their rows can be read."""
     searched_all: bool
     """Whether all files could be read, and rows written: what was not found lies in none."""
+    holes: SeqSet = NO_SEQS
+    """What was looked for."""
 
 
 def restoring(
@@ -45,7 +47,7 @@ def restoring(
     holes = _holes_among(disk, folder, seqs)
     yield
     restored: dict[int, SeqSet] = {}
-    searched_all = True
+    searched_all, sought = True, holes
     if not holes:
         return Restored(restored, searched_all)
     for slot in list_slots(disk, folder, floor):
@@ -65,7 +67,7 @@ def restoring(
             holes -= seqs
             if not holes:
                 break
-    return Restored(restored, searched_all)
+    return Restored(restored, searched_all, sought)
 
 
 def _holes_among(disk: Disk, folder: Path, seqs: SeqSet) -> SeqSet:
