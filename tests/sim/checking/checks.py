@@ -80,9 +80,6 @@ LATE_US = 5_000 * US_PER_MS
 
 LOST = "it lost its end"
 
-HEARD_US = 10 * US_PER_MS
-"""The longest time that an answer is under way."""
-
 
 class Checks:
     """Watches one run.
@@ -333,7 +330,7 @@ class Checks:
         else:
             self._unfinished[entry.slot].append(entry)
 
-    def cancel_answered(self, entry: Entry, decision: CancelDecision) -> None:
+    def cancel_answered(self, entry: Entry, decision: CancelDecision, asked_us: int) -> None:
         """Checks the outcome of a cancel."""
         if decision is CancelDecision.CANCELLED:
             entry.cancelled = True
@@ -343,7 +340,7 @@ class Checks:
         elif decision is CancelDecision.ALREADY_DELIVERED:
             if not self._delivered[entry.key] and not self._excused(entry.key):
                 self._fail(f"{entry} is reported delivered and is not")
-        elif decision is CancelDecision.NOT_FOUND and self._is_known(entry):
+        elif decision is CancelDecision.NOT_FOUND and self._was_known(entry, asked_us):
             self._fail(f"{entry} is reported not found")
         elif decision is CancelDecision.TOO_LATE and self._is_known_cancelled(entry):
             self._fail(f"{entry} is cancelled, and reported too late")
@@ -353,7 +350,7 @@ class Checks:
         was_cancelled = "cancelled" in self.outcomes[entry.key]
         return was_cancelled and entry.slot >= self.floor and not self._any_is_gone(entry)
 
-    def reschedule_answered(self, entry: Entry, decision: CancelDecision) -> None:
+    def reschedule_answered(self, entry: Entry, decision: CancelDecision, asked_us: int) -> None:
         """Checks the outcome of a reschedule."""
         if decision is CancelDecision.RESCHEDULED:
             if entry.key not in self.rescheduled:
@@ -361,7 +358,7 @@ class Checks:
             if self._delivered[entry.key] and not self._any_is_gone(entry):
                 self._fail(f"{entry} is reported rescheduled after it was delivered")
         elif decision in {CancelDecision.ALREADY_DELIVERED, CancelDecision.NOT_FOUND}:
-            self.cancel_answered(entry, decision)
+            self.cancel_answered(entry, decision, asked_us)
 
     def _check_dues(self, entry: Entry) -> None:
         """Checks that a rescheduled message is delivered at one of its dues."""
@@ -380,11 +377,11 @@ class Checks:
             for each in self._book.family(entry)
         )
 
-    def _is_known(self, entry: Entry) -> bool:
-        """Whether the message was acknowledged before that decision, and was not lost."""
+    def _was_known(self, entry: Entry, asked_us: int) -> bool:
+        """Whether the message was acknowledged before anyone asked, and was not lost."""
         return (
             entry.fate is Fate.ACKNOWLEDGED
-            and entry.acknowledged_us < self._world.scheduler.now_us - HEARD_US
+            and entry.acknowledged_us < asked_us
             and not self._excused(entry.key)
         )
 

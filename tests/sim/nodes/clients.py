@@ -55,11 +55,11 @@ class Ears(Protocol):
     def acknowledged(self, entry: Entry) -> None:
         """A message was accepted."""
 
-    def cancel_answered(self, entry: Entry, decision: CancelDecision) -> None:
-        """A cancel has this outcome."""
+    def cancel_answered(self, entry: Entry, decision: CancelDecision, asked_us: int) -> None:
+        """A cancel that was asked for at this time has this outcome."""
 
-    def reschedule_answered(self, entry: Entry, decision: CancelDecision) -> None:
-        """A reschedule has this outcome."""
+    def reschedule_answered(self, entry: Entry, decision: CancelDecision, asked_us: int) -> None:
+        """A reschedule that was asked for at this time has this outcome."""
 
     def never_answered(self, entries: list[Entry], patience_us: int) -> None:
         """A caller has asked for so long, and was not told what became of these messages."""
@@ -114,6 +114,7 @@ class _Caller:
         self.clients = clients
         self.scheduler = clients.scheduler
         self.attempt = 0
+        self._asked_us = 0
         self._nodes = nodes
         self._patience_us = patience_ms * US_PER_MS
         self._until_us = self.scheduler.now_us + patience_ms * US_PER_MS
@@ -227,6 +228,7 @@ class _Canceller(_Caller):
         self._entry = entry
 
     def try_it(self) -> None:
+        self._asked_us = self.scheduler.now_us
         self._entry.cancel_tried = True
         attempt = self.attempt
 
@@ -244,7 +246,7 @@ class _Canceller(_Caller):
     def _answered(self, decision: CancelDecision) -> None:
         entry = self._entry
         self.clients.trace.add("client", f"hears of m{entry.number}:", decision.value)
-        self.clients.ears.cancel_answered(entry, decision)
+        self.clients.ears.cancel_answered(entry, decision, self._asked_us)
         if decision in {CancelDecision.NO_LEADER, CancelDecision.UNKNOWN}:
             self.try_later()
         else:
@@ -261,6 +263,7 @@ class _ManyCanceller(_Caller):
         self._waiting = {entry.key: entry for entry in entries}
 
     def try_it(self) -> None:
+        self._asked_us = self.scheduler.now_us
         for entry in self._waiting.values():
             entry.cancel_tried = True
         attempt = self.attempt
@@ -282,7 +285,7 @@ class _ManyCanceller(_Caller):
         self.clients.trace.add("client", "hears of many:", *heard)
         unknown = {CancelDecision.NO_LEADER, CancelDecision.UNKNOWN, CancelDecision.WAIT}
         for key, decision in decisions.items():
-            self.clients.ears.cancel_answered(self._waiting[key], decision)
+            self.clients.ears.cancel_answered(self._waiting[key], decision, self._asked_us)
             if decision not in unknown:
                 del self._waiting[key]
         if self._waiting:
@@ -302,6 +305,7 @@ class _Rescheduler(_Caller):
         self._to_ms = EPOCH_MS + order.at_ms + order.delay_ms
 
     def try_it(self) -> None:
+        self._asked_us = self.scheduler.now_us
         self._entry.reschedule_tried = True
         attempt = self.attempt
 
@@ -321,7 +325,7 @@ class _Rescheduler(_Caller):
         entry = self._entry
         heard = decision.value
         self.clients.trace.add("client", f"hears of m{entry.number} rescheduled:", heard)
-        self.clients.ears.reschedule_answered(entry, decision)
+        self.clients.ears.reschedule_answered(entry, decision, self._asked_us)
         if decision in {CancelDecision.NO_LEADER, CancelDecision.UNKNOWN}:
             self.try_later()
         else:

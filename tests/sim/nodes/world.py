@@ -223,13 +223,13 @@ class World:
         """Notes that a message was accepted."""
         self.checks.caller_acknowledged(entry)
 
-    def reschedule_answered(self, entry: Entry, decision: CancelDecision) -> None:
+    def reschedule_answered(self, entry: Entry, decision: CancelDecision, asked_us: int) -> None:
         """Notes the outcome of a reschedule."""
-        self.checks.reschedule_answered(entry, decision)
+        self.checks.reschedule_answered(entry, decision, asked_us)
 
-    def cancel_answered(self, entry: Entry, decision: CancelDecision) -> None:
+    def cancel_answered(self, entry: Entry, decision: CancelDecision, asked_us: int) -> None:
         """Notes the outcome of a cancel."""
-        self.checks.cancel_answered(entry, decision)
+        self.checks.cancel_answered(entry, decision, asked_us)
 
     def never_answered(self, entries: list[Entry], patience_us: int) -> None:
         """Checks that nobody has asked in vain for long although everything is healed."""
