@@ -569,6 +569,16 @@ def test_a_row_that_is_lost_after_its_frame_was_unreadable_is_restored() -> None
     assert finish(pair.mirror.reading_again(SeqSet.of([3]))) == SeqSet.of([3])
 
 
+def test_a_row_that_is_lost_after_a_start_that_could_not_read_its_frame_is_restored() -> None:
+    pair = Pair()
+    pair.append(pair.copies)
+    pair.disk.failing_reads = ".slot", errno.EIO
+    assert 5 in pair.reopened().damaged
+    pair.disk.failing_reads = None
+    pair.disk.zero_somewhere("index", Random(0))
+    assert finish(pair.mirror.reading_again(SeqSet.of([5]))) == SeqSet.of([5])
+
+
 def test_rows_that_are_lost_twice_are_restored_twice() -> None:
     pair = Pair()
     pair.append(pair.copies)

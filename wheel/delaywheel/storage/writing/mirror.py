@@ -159,8 +159,10 @@ class MirrorWheel:
         meta = load_meta(disk, data, wheel)
         copy = cls(disk, data, meta, handles, floor=floor, dial=dial, table_rows=table_rows)
         copy._missing.add(damaged)
-        copy._searched = damaged - unsought
         yield from copy._read_index()
+        for first_seq, rows in copy._reader.rows_of(damaged - unsought):
+            copy._searched |= SeqSet.where(first_seq, is_hole(rows))  # others may lose their rows
+            yield
         return copy
 
     @property
