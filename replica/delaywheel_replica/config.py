@@ -16,7 +16,7 @@ from typing import Annotated, Any, Final, Literal, Self, TypeAlias
 
 from annotated_types import Ge, Le
 
-from delaywheel.ingress import Limits
+from delaywheel.ingress import IngressLimits
 from delaywheel.levels import DEFAULT_LEVELS
 from delaywheel_replica.hiding import HIDDEN, is_secret, shown
 from delaywheel_replica.kafka_settings import DEAD_ROOM_BYTES, KafkaNames, KafkaSettings
@@ -189,7 +189,7 @@ class Config:
             names=KafkaNames(self.cluster_id),
             client=self.kafka,
             max_record_bytes=self.max_message_bytes + DEAD_ROOM_BYTES,
-            ingress_limits=Limits(self.span_seconds * 1000, self.max_message_bytes),
+            ingress_limits=IngressLimits(self.span_seconds * 1000, self.max_message_bytes),
         )
 
     @property

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from delaywheel.ingress import Limits, ingress_topic
+from delaywheel.ingress import IngressLimits, ingress_topic
 from delaywheel.transactional import unrepeated
 
 DEFAULT_BATCH_BYTES = 1_000_000
@@ -138,7 +138,7 @@ class KafkaSettings:
     """The operator's settings, with `bootstrap.servers` among them."""
     max_record_bytes: int = field(default=1_100_000)
     """The greatest record we write: a greatest message with all our headers."""
-    ingress_limits: Limits | None = None
+    ingress_limits: IngressLimits | None = None
     """What is taken from ingress topics: said beside the offsets of their group."""
 
     @property

@@ -55,7 +55,7 @@ COMMANDS = {
 
 def commands() -> Iterator[tuple[str, cli.Command]]:
     for name, command in OURS.items():
-        if isinstance(command, cli.Group):
+        if isinstance(command, cli.CommandGroup):
             yield from ((f"{name} {inner}", one) for inner, one in command.commands.items())
         else:
             yield name, command
@@ -151,7 +151,7 @@ def test_help_has_no_broken_paragraphs(
     assert "Examples:\n  " in reported
 
 
-GROUPS = [name for name, found in OURS.items() if isinstance(found, cli.Group)]
+GROUPS = [name for name, found in OURS.items() if isinstance(found, cli.CommandGroup)]
 
 
 @pytest.mark.parametrize("asked", [(), *((name,) for name in GROUPS)], ids=" ".join)
@@ -164,7 +164,7 @@ def test_help_of_several_commands_has_examples_of_them(
     assert all(f"\n  {name}" in listed for name in named)
     if asked:
         group = OURS[asked[0]]
-        assert isinstance(group, cli.Group)
+        assert isinstance(group, cli.CommandGroup)
         assert set(named) == set(group.commands)
 
 

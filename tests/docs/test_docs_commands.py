@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from delaywheel_replica.cli.commands import find
-from delaywheel_replica.cli.parsing import Command, Group, Parser
+from delaywheel_replica.cli.parsing import Command, CommandGroup, Parser
 from local import demo, sim
 from local.bench import cli as bench
 from local.chaos import run as chaos
@@ -48,7 +48,7 @@ def test_commands_can_be_read(document: Path) -> None:
     for text in [*_COMMAND.findall(content), *lines]:
         name, *words = shlex.split(text)
         command = find(name)
-        if isinstance(command, Group):
+        if isinstance(command, CommandGroup):
             command = command.commands.get(words.pop(0))
         assert isinstance(command, Command), text
         if readable(words):

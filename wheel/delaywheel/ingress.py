@@ -79,7 +79,7 @@ def is_reserved_topic(name: str) -> bool:
     return _RESERVED.fullmatch(name) is not None
 
 
-class Limits(NamedTuple):
+class IngressLimits(NamedTuple):
     """What a cluster takes from its ingress topics.
 
     The leader says it in the metadata of the offsets of the consumer group that has the ingress
@@ -98,13 +98,13 @@ class Limits(NamedTuple):
         """Returns the metadata.
 
         Example:
-            >>> Limits.of_note(Limits(7_200_000, 1_000_000).as_note())
-            Limits(span_ms=7200000, message_bytes=1000000)
+            >>> IngressLimits.of_note(IngressLimits(7_200_000, 1_000_000).as_note())
+            IngressLimits(span_ms=7200000, message_bytes=1000000)
         """
         return json.dumps(self._asdict())
 
     @classmethod
-    def of_note(cls, note: str | None) -> "Limits | None":
+    def of_note(cls, note: str | None) -> "IngressLimits | None":
         """Returns what such metadata says; None if it says nothing."""
         try:
             said = json.loads(note or "")

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from delaywheel_replica.cli import arguments
-from delaywheel_replica.cli.parsing import Command, Group
+from delaywheel_replica.cli.parsing import Command, CommandGroup
 
 PLUGIN_GROUP: Final = "delaywheel.commands"
 """Entry points of other packages' commands: each leads to a `Command`."""
@@ -22,7 +22,7 @@ _DEAD: Final = (
     "--dead-topic, or of --config."
 )
 
-COMMANDS: Final[Mapping[str, Command | Group]] = {
+COMMANDS: Final[Mapping[str, Command | CommandGroup]] = {
     "serve": Command(
         "Run one node in the foreground until SIGTERM or Ctrl-C, which stop it cleanly.",
         f"{_DOING}.serve:serve",
@@ -195,7 +195,7 @@ COMMANDS: Final[Mapping[str, Command | Group]] = {
             delaywheel verify /var/lib/delaywheel
         """,
     ),
-    "config": Group(
+    "config": CommandGroup(
         "Check or show the settings that serve would use.",
         {
             "check": Command(
@@ -228,7 +228,7 @@ COMMANDS: Final[Mapping[str, Command | Group]] = {
             ),
         },
     ),
-    "clock": Group(
+    "clock": CommandGroup(
         "Continue forwarding at the clock, after a leader's clock was ahead.",
         {
             "set-back": Command(
@@ -243,7 +243,7 @@ COMMANDS: Final[Mapping[str, Command | Group]] = {
             ),
         },
     ),
-    "node": Group(
+    "node": CommandGroup(
         "Replace a node's data folder, remove a node, or wait until a node may be stopped.",
         {
             "replace": Command(
@@ -300,7 +300,7 @@ COMMANDS: Final[Mapping[str, Command | Group]] = {
             delaywheel tail orders --from-beginning --until-end --json | jq -r .value | base64 -d
         """,
     ),
-    "topic": Group(
+    "topic": CommandGroup(
         "Create topics in Kafka.",
         {
             "create": Command(
@@ -322,7 +322,7 @@ COMMANDS: Final[Mapping[str, Command | Group]] = {
             ),
         },
     ),
-    "dead": Group(
+    "dead": CommandGroup(
         "Look at dead letters, send them again, or mark them as dealt with.",
         {
             "list": Command(
@@ -388,12 +388,12 @@ COMMANDS: Final[Mapping[str, Command | Group]] = {
 }
 
 
-def all_commands() -> dict[str, Command | Group]:
+def all_commands() -> dict[str, Command | CommandGroup]:
     """Returns our commands, and those of other packages."""
     return {**COMMANDS, **{plugin.name: plugin.load() for plugin in _plugins()}}
 
 
-def find(name: str) -> Command | Group | None:
+def find(name: str) -> Command | CommandGroup | None:
     """Returns the command of this name; searches other packages only if it is not ours."""
     ours = COMMANDS.get(name)
     if ours is not None:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from delaywheel_replica.cli.commands import COMMANDS, all_commands, find
-from delaywheel_replica.cli.parsing import Command, Group, Parser
+from delaywheel_replica.cli.parsing import Command, CommandGroup, Parser
 
 ASK: Final = "complete"
 """The word by which the shell's function asks; not a command for people."""
@@ -64,7 +64,7 @@ def _candidates(words: Sequence[str], current: str) -> Iterable[str]:
             return COMMANDS
         return [*all_commands(), "--help", "--version"]
     found = find(words[0])
-    if isinstance(found, Group):
+    if isinstance(found, CommandGroup):
         if len(words) == 1:
             return [*found.commands, "--help"]
         found, words = found.commands.get(words[1]), words[1:]

@@ -47,7 +47,7 @@ class Command:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class CommandGroup:
     """Commands that share their first word."""
 
     text: str

@@ -7,7 +7,7 @@ from importlib import import_module
 
 from delaywheel_replica.cli.commands import all_commands, find
 from delaywheel_replica.cli.failures import ExitCode
-from delaywheel_replica.cli.parsing import Command, Group, Parser, print_list, usage
+from delaywheel_replica.cli.parsing import Command, CommandGroup, Parser, print_list, usage
 
 _HELP = ("-h", "--help")
 _FIRST = """
@@ -38,7 +38,7 @@ def run(arguments: Sequence[str]) -> int:
     name, rest = arguments[0], list(arguments[1:])
     found = find(name)
     prog = f"delaywheel {name}"
-    if isinstance(found, Group):
+    if isinstance(found, CommandGroup):
         if not rest or rest[0] in _HELP:
             title = f"Usage: {prog} COMMAND ...\n\n{found.text}\n\nCommands:"
             commands = found.commands

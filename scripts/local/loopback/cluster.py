@@ -362,7 +362,7 @@ def next_commands(cluster: LocalCluster, topics: Sequence[str]) -> str:
         lines += [
             f"delaywheel produce {topics[0]} 'still there?' --key 42 --delay 10s",
             "delaywheel slots",
-            f"delaywheel tail {topics[0]} --last 1",
+            f"delaywheel tail {topics[0]} --last 1 --count 1",
         ]
     listed = "".join(f"  {line}\n" for line in lines)
     missing = "" if topics else "A topic to send to: `--topic orders` makes one.\n"

@@ -8,14 +8,14 @@ from delaywheel.consumer import ConsumerError, ConsumerReason, ReceivedMessage
 from delaywheel.consumer import records as consumed
 from delaywheel.consumer.message import Outcome
 from delaywheel.consumer.records import Headers, Outgoing, Partition
-from delaywheel.ingress import HEADERS_MOST, Limits
+from delaywheel.ingress import HEADERS_MOST, IngressLimits
 from delaywheel_replica.core.ingress.place import Place
 from delaywheel_replica.core.ingress.reading import Delayed, Incoming, Rules, read
 from support.consumer.driven import DrivenConsumer
 from support.consumer.fake_kafka import INGRESS, FakeKafka
 
 NOW_MS = 1_700_000_000_000
-LIMITS = Limits(span_ms=60_000, message_bytes=1_000)
+LIMITS = IngressLimits(span_ms=60_000, message_bytes=1_000)
 
 
 def start(kafka: FakeKafka, **options: object) -> DrivenConsumer:

@@ -59,7 +59,7 @@ def test_every_way_to_say_a_due(sender: Sender, kafka: KafkaBroker, topic: str) 
     sender.send(topic, b"at long", (ingress.DELIVER_AT, long(now_ms() + 2_500)))
     sender.send(topic, b"level", (ingress.LEVEL, b"5s"), level_ms=5_000)
     sender.send(topic, b"now", (ingress.DELAY_MS, b"0"))
-    sender.send(topic, b"over", (ingress.DELIVER_AT, b"1000"))
+    sender.send(topic, b"over", (ingress.DELIVER_AT, b"%d" % (now_ms() - 3_600_000)))
     sender.send(topic, b"old", (ingress.DELAY_MS, b"50"), timestamp_ms=now_ms() - 7_200_000)
     sender.flush()
     with CommittedReader(kafka.address, topic) as reader:

@@ -26,7 +26,7 @@ from delaywheel.storage.writing.dial import DialView
 from delaywheel.storage.writing.wheel import WheelBroken
 from delaywheel_replica.core.node.events import Held
 from delaywheel_replica.core.protocol.messages import WheelCard
-from delaywheel_replica.server.store.frames_to_send import Found
+from delaywheel_replica.server.store.frames_to_send import FoundFrames
 from sim.machine.disk import Crash, Fault, SimulatedDisk
 from support.server.stores import (
     CARD,
@@ -431,10 +431,10 @@ def test_what_was_damaged_in_memory_is_sent_from_the_files_once_it_was_refused()
     assert isinstance(content.obj, bytearray)
     content.obj[100] ^= 1
     read_some = partial(store.outgoing.read, OWN, max_bytes=9_999, max_frames=9, floor=0, now_ms=0)
-    assert read_some(1, 3) != Found(on_disk)
-    assert read_some(3, 3, again=True) == Found(on_disk.part(2, 3))
+    assert read_some(1, 3) != FoundFrames(on_disk)
+    assert read_some(3, 3, again=True) == FoundFrames(on_disk.part(2, 3))
     assert len(store.outgoing.recent.frames(2, 2, floor=0, max_bytes=9_999)), "nobody refused it"
-    assert read_some(1, 3, again=True) == read_some(1, 3) == Found(on_disk)
+    assert read_some(1, 3, again=True) == read_some(1, 3) == FoundFrames(on_disk)
     assert len(store.outgoing.recent.frames(3, 3, floor=0, max_bytes=9_999)), "it is whole"
 
 

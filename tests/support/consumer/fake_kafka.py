@@ -13,7 +13,7 @@ from enum import Enum
 from delaywheel.consumer.order import Away, fold
 from delaywheel.consumer.port import Failure, KafkaAway, OnPartitions, Start, Topic
 from delaywheel.consumer.records import Headers, Incoming, Outgoing, Partition, Passed, Place
-from delaywheel.ingress import Limits
+from delaywheel.ingress import IngressLimits
 
 INGRESS = "delaywheel-fake-ingress"
 
@@ -39,7 +39,7 @@ class FakeKafka:
     offsets: dict[Partition, int] = field(default_factory=dict)
     passed: dict[Partition, Passed] = field(default_factory=dict)
     topic_id: str = "first"
-    limits: Limits | None = None
+    limits: IngressLimits | None = None
     retry_partitions: int | None = None
     committed_records: list[Outgoing] = field(default_factory=list)
     generation: int = 0
@@ -150,7 +150,7 @@ class FakeBroker:
         most_bytes = {INGRESS: 10_000, self.kafka.dead: 20_000, self.kafka.retry: 10_000}
         return Start(INGRESS, most_bytes)
 
-    def limits(self) -> Limits | None:
+    def limits(self) -> IngressLimits | None:
         """See `Broker`."""
         return self.kafka.limits
 

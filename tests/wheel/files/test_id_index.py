@@ -17,7 +17,7 @@ from delaywheel.storage.frames.format import Frame, Kind
 from delaywheel.storage.frames.frame_copy import FrameCopy
 from delaywheel.storage.frames.rows import HOLE_ROW, INDEX_ROW_LENGTH_BYTES
 from delaywheel.storage.reading.id_index import SECOND_BYTES, IdIndex
-from delaywheel.storage.reading.ids import ROW_LENGTH_BYTES, IdRow, Sought
+from delaywheel.storage.reading.ids import ROW_LENGTH_BYTES, IdRow, SoughtIds
 from delaywheel.storage.reading.reader import DamagedFrame, WheelReader
 from delaywheel.storage.writing.mirror import MirrorWheel
 from delaywheel.storage.writing.wheel import OriginWheel
@@ -32,7 +32,7 @@ IDS = [
     *(message(number).id for number in range(6)),  # all begin alike
     *(bytes([number]) * 16 for number in range(1, 6)),
 ]
-ALL = Sought.of(IDS)
+ALL = SoughtIds.of(IDS)
 
 _rows = st.lists(
     st.builds(
@@ -194,7 +194,7 @@ class IndexMachine(RuleBasedStateMachine):
         }
         which = IDS if self.steps % 3 else IDS[self.steps % len(IDS) :]
         self.index.follow(self.limits, lambda _: NO_SEQS)
-        look = self.index.look(slots, Sought.of(which))
+        look = self.index.look(slots, SoughtIds.of(which))
         readable: set[IdRow] = set()
         for slot in slots:
             found = [row for row in look.rows if row.due_ms // 1000 == slot]
@@ -202,7 +202,7 @@ class IndexMachine(RuleBasedStateMachine):
             is_whole = not look.damaged.get(slot)
             readable |= self._compare(slot, which, set(found), is_whole=is_whole)
         begins = {id_[:8] for id_ in which[:2]}
-        more = self.index.look(slots, Sought.of(which, begins)).rows
+        more = self.index.look(slots, SoughtIds.of(which, begins)).rows
         # What only memory had, of files that went bad, goes with the least recently asked for.
         assert set(look.rows) & readable <= set(more)
         assert len(more) == len(set(more)), "a row is there twice"
@@ -265,7 +265,7 @@ def test_a_damaged_frame_of_a_kept_second_is_found_once_it_is_repaired() -> None
     disk.flip_bit(path, 8 * len(copies[0].content) + 700)  # in the second frame
     reader = WheelReader(disk, DATA, origin.wheel)
     index = IdIndex(lambda _: reader)
-    sought = Sought.of([message(number).id for number in (1, 2)])
+    sought = SoughtIds.of([message(number).id for number in (1, 2)])
 
     def look() -> tuple[int, bool]:
         index.follow({origin.wheel: 2}, lambda _: NO_SEQS)
@@ -288,7 +288,7 @@ def test_a_second_that_is_too_long_is_read_for_each_question() -> None:
     index = IdIndex(lambda _: reader, most_bytes=SECOND_BYTES + 99 * ROW_LENGTH_BYTES)
     index.follow({wheel.wheel: wheel.last_seq}, lambda _: NO_SEQS)
     for number in (7, 299):
-        sought = Sought.of([message(number).id])
+        sought = SoughtIds.of([message(number).id])
         rows = index.look([BASE_SLOT], sought).rows
         assert [row.id for row in rows] == [message(number).id]
         assert index.length_bytes == 0

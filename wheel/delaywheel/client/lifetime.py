@@ -33,7 +33,7 @@ class Leaving(Protocol):
         ...
 
 
-class Ending(Protocol):
+class Closable(Protocol):
     """A sender whose client was dropped."""
 
     def close(self) -> None:
@@ -80,7 +80,7 @@ def leave(sender: Leaving) -> None:
     _leaving.add(sender)
 
 
-def let_go(sender: Ending, calls: Stopping) -> None:
+def let_go(sender: Closable, calls: Stopping) -> None:
     """Ends what a dropped client leaves; a collector may call it, so it waits for nothing."""
 
     def end() -> None:

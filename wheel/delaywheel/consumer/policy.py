@@ -44,7 +44,7 @@ from delaywheel.consumer.records import (
     shortened,
 )
 from delaywheel.consumer.settings import Settings
-from delaywheel.ingress import HEADER_BYTES, HEADERS_MOST, Limits
+from delaywheel.ingress import HEADER_BYTES, HEADERS_MOST, IngressLimits
 from delaywheel.levels import Duration, length_ms
 from delaywheel.record_headers import OMISSIONS, OMITTED_HEADER
 from delaywheel.ttl import ttl_s_of
@@ -74,10 +74,10 @@ class Policy:
         self._settings = settings
         self._ingress_topic = start.ingress_topic
         self._most_bytes = start.most_bytes
-        self._limits: Limits | None = None
+        self._limits: IngressLimits | None = None
         self._retry_partitions: Mapping[str, int] = {}
 
-    def learn_limits(self, limits: Limits | None) -> None:
+    def learn_limits(self, limits: IngressLimits | None) -> None:
         """Takes in what ingress takes now.
 
         Raises:

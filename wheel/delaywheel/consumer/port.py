@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from delaywheel.consumer.order import Away
 from delaywheel.consumer.records import Incoming, Outgoing, Partition, Passed
-from delaywheel.ingress import Limits
+from delaywheel.ingress import IngressLimits
 
 _LOG = logging.getLogger("delaywheel.consumer")
 
@@ -109,7 +109,7 @@ class Broker(Protocol):
         """
         ...
 
-    def limits(self) -> Limits | None:
+    def limits(self) -> IngressLimits | None:
         """Returns what ingress takes; None: nobody says it, or not to us.
 
         Raises:

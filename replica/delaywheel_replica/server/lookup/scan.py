@@ -21,7 +21,7 @@ from delaywheel.storage.frames.columns import Columns
 from delaywheel.storage.frames.format import Frame, Kind
 from delaywheel.storage.reading.decoding import FrameBatch, PassedOver
 from delaywheel.storage.reading.id_index import IdIndex, Look
-from delaywheel.storage.reading.ids import Sought
+from delaywheel.storage.reading.ids import SoughtIds
 from delaywheel.storage.reading.reader import DamagedFrame, WheelReader
 from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameSet
 from delaywheel_replica.core.protocol.progress import Position
@@ -223,7 +223,7 @@ class Scanner:
         slots = {slot for slot, _ in rows} | {due_ms // 1000 for _, due_ms in keys}
         if not slots:
             return
-        look = self.ids.look(slots, Sought.of({id_ for _, id_ in rows}, begins))
+        look = self.ids.look(slots, SoughtIds.of({id_ for _, id_ in rows}, begins))
         for row in look.rows:
             of_id = rows.get((row.due_ms // 1000, row.id))
             if of_id is not None:

@@ -234,7 +234,7 @@ class Held:
     now_ms: int = field(default_factory=wall_ms)
 
 
-class Pace:
+class SearchPace:
     """Gives way to the other threads as long as they, or other processes, kept this one waiting."""
 
     def __init__(self) -> None:
@@ -263,7 +263,7 @@ class Walk:
     ) -> None:
         self._scanner = scanner
         self._dial = dial
-        self._pace = Pace()
+        self._pace = SearchPace()
         self._read_bytes = read_bytes
         self._read_s = read_s
 

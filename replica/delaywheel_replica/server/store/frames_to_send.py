@@ -21,7 +21,7 @@ from delaywheel_replica.server.store.recent import Recent
 _log = get_logger(__name__)
 
 
-class Found(NamedTuple):
+class FoundFrames(NamedTuple):
     """What was found of a range of frames.
 
     Attributes:
@@ -87,7 +87,7 @@ class FramesToSend:
         now_ms: int,
         is_over: Callable[[], bool] = lambda: False,
         again: bool = False,
-    ) -> Found:
+    ) -> FoundFrames:
         """Returns frames to send, up to the first one that cannot be sent at all.
 
         Every frame is checked. A frame below the floor has no content; a frame that is committed as
@@ -118,10 +118,10 @@ class FramesToSend:
             recent = self.recent.frames(first_seq, end_seq, floor=floor, max_bytes=max_bytes)
         if len(recent):
             is_over()
-            return Found(recent)
+            return FoundFrames(recent)
         absent = self._absent(wheel, first_seq, last_seq)
         if absent:
-            return Found(NO_BUNDLE, absent)
+            return FoundFrames(NO_BUNDLE, absent)
         reading = self._reading(wheel, first_seq, end_seq, floor)
         found, is_all = _gathered(
             reading, max_bytes, partial(self._may_be_whole, wheel, now_ms), is_over
@@ -191,7 +191,7 @@ def _gathered(
     max_bytes: int,
     may_be_whole: Callable[[DamagedFrame], SeqSet],
     is_over: Callable[[], bool],
-) -> tuple[Found, bool]:
+) -> tuple[FoundFrames, bool]:
     """Returns leading frames, or leading absent ones; and whether these are all."""
     frames: list[FrameCopy] = []
     absent = unreadable = NO_SEQS
@@ -215,4 +215,4 @@ def _gathered(
             if is_over():
                 break
         is_all = True
-    return Found(FrameBundle.of_copies(frames), absent, unreadable), is_all
+    return FoundFrames(FrameBundle.of_copies(frames), absent, unreadable), is_all

@@ -67,7 +67,7 @@ from delaywheel.consumer.records import (
     Place,
 )
 from delaywheel.consumer.settings import Settings, transactional_id
-from delaywheel.ingress import Limits, ingress_topic
+from delaywheel.ingress import IngressLimits, ingress_topic
 from delaywheel.record_headers import headers_of
 from delaywheel.transactional import transactional
 
@@ -189,7 +189,7 @@ class KafkaBroker:
                 _LOG.warning("Kafka: %s", error.str())
         return records
 
-    def limits(self) -> Limits | None:
+    def limits(self) -> IngressLimits | None:
         """See `Broker`."""
         assert self._ingress is not None
         return limits_of(self._asking, self._ingress)

@@ -26,7 +26,7 @@ from delaywheel.consumer.message import ConsumerError, ConsumerReason
 from delaywheel.consumer.port import KafkaAway, Topic
 from delaywheel.consumer.records import Partition
 from delaywheel.consumer.settings import Settings
-from delaywheel.ingress import Limits
+from delaywheel.ingress import IngressLimits
 
 ASK_S = 5.0
 TOPICS_S = 30.0
@@ -65,7 +65,7 @@ def topics_now(admin: AdminClient, names: Sequence[str]) -> dict[str, Topic]:
     return found
 
 
-def limits_of(admin: AdminClient, ingress: str) -> Limits | None:
+def limits_of(admin: AdminClient, ingress: str) -> IngressLimits | None:
     """Returns what ingress takes: its group says it beside the offset of partition 0."""
     wanted = ConsumerGroupTopicPartitions(ingress, [TopicPartition(ingress, 0)])
     try:
@@ -75,7 +75,7 @@ def limits_of(admin: AdminClient, ingress: str) -> Limits | None:
     except KafkaException:  # we may lack the permission
         return None
     partitions = answer.topic_partitions or []
-    return Limits.of_note(partitions[0].metadata) if partitions else None
+    return IngressLimits.of_note(partitions[0].metadata) if partitions else None
 
 
 def ends_of(admin: AdminClient, partitions: Sequence[Partition]) -> dict[Partition, int]:

@@ -52,7 +52,7 @@ from delaywheel.identity import WheelId
 from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel.storage.frames.rows import INDEX_ROW
 from delaywheel.storage.reading.decoding import FrameBatch, IdBatch
-from delaywheel.storage.reading.ids import ROW_LENGTH_BYTES, IdRow, Ids, Sought
+from delaywheel.storage.reading.ids import ROW_LENGTH_BYTES, IdRow, Ids, SoughtIds
 from delaywheel.storage.reading.places import Places
 from delaywheel.storage.reading.reader import DamagedFrame, WheelReader
 
@@ -175,7 +175,7 @@ class IdIndex:
             if known is None or known.seq != limit or known.holes:
                 self._follow(wheel, limit, known)
 
-    def look(self, slots: Collection[int], sought: Sought) -> Look:
+    def look(self, slots: Collection[int], sought: SoughtIds) -> Look:
         """Finds rows of some seconds, as far as the wheels were followed.
 
         Args:
@@ -287,7 +287,7 @@ class IdIndex:
         for slot, count in zip(slots.tolist(), counts.tolist(), strict=True):
             self._seconds[slot].rows += count
 
-    def _look_anew(self, slot: int, sought: Sought, found: Look) -> None:
+    def _look_anew(self, slot: int, sought: SoughtIds, found: Look) -> None:
         """Reads a whole second, finds what is sought, and keeps the second if it may."""
         self.built += 1
         ids, damaged, is_sure, is_whole = Ids(), set[tuple[WheelId, int]](), True, True

@@ -30,7 +30,7 @@ _ROW_SHIFT: Final = _DUE_BITS + 1
 _Numbers = NDArray[np.uint64]
 
 
-class Sought(NamedTuple):
+class SoughtIds(NamedTuple):
     """What is sought: ids, and beginnings of ids."""
 
     ids: _Numbers
@@ -80,7 +80,7 @@ class _Rows:
             self.details[rows],
         )
 
-    def among(self, sought: Sought) -> "_Rows":
+    def among(self, sought: SoughtIds) -> "_Rows":
         """Returns the rows that fit, and perhaps a few others."""
         fits = np.isin(self.firsts, sought.ids[:, 0]) & np.isin(self.lasts, sought.ids[:, 1])
         return self.take(np.flatnonzero(fits | np.isin(self.firsts, sought.begins)))
@@ -115,7 +115,7 @@ class Ids:
         """The number of rows."""
         return self._count
 
-    def add(self, batch: FrameBatch | IdBatch, only: Sought | None = None) -> int:
+    def add(self, batch: FrameBatch | IdBatch, only: SoughtIds | None = None) -> int:
         """Adds frames, none of which was added before; returns how many rows were added.
 
         Args:
@@ -132,7 +132,7 @@ class Ids:
             self._sort()
         return len(rows)
 
-    def reduce(self, only: Sought) -> None:
+    def reduce(self, only: SoughtIds) -> None:
         """Drops rows that are not sought."""
         self._apply(lambda rows: rows.among(only))
 
@@ -156,7 +156,7 @@ class Ids:
             other._take_in(rows, numbers)  # noqa: SLF001
         self.clear()
 
-    def find(self, sought: Sought) -> Iterator[IdRow]:
+    def find(self, sought: SoughtIds) -> Iterator[IdRow]:
         """Returns the rows that have one of these ids, or beginnings of ids, in no order."""
         self._sort()
         rows = self._found(sought)
@@ -164,7 +164,7 @@ class Ids:
         is_both = np.isin(sought.begins, sought.ids[:, 0]).any()
         return iter(set(rows)) if is_both else rows
 
-    def _found(self, sought: Sought) -> Iterator[IdRow]:
+    def _found(self, sought: SoughtIds) -> Iterator[IdRow]:
         for run in self._runs:
             for rows, numbers in _in_ranges(run.firsts, sought.ids[:, 0]):
                 fits = run.lasts[rows] == sought.ids[numbers, 1]

@@ -37,14 +37,14 @@ from delaywheel_replica.cli.values import bytes_given, to_ms
 from delaywheel_replica.quantities import counted
 
 
-class Where(KafkaOptions):
+class LettersTopic(KafkaOptions):
     """Options of every command: where the letters are."""
 
     cluster: str | None
     dead_topic: str | None
 
 
-class Which(Where):
+class Which(LettersTopic):
     """Options of commands on several letters: which ones."""
 
     topic: str | None
@@ -112,7 +112,7 @@ def list_letters(
         note(f"there are more: --limit {limit * 10}")
 
 
-def show(place: tuple[int, int], *, as_json: bool, **said: Unpack[Where]) -> None:
+def show(place: tuple[int, int], *, as_json: bool, **said: Unpack[LettersTopic]) -> None:
     """Shows one letter."""
     with _topic(said) as topic:
         letter, mark = topic.get(Place(*place))
@@ -231,7 +231,7 @@ def _selection(said: Which, places: Sequence[tuple[int, int]] = ()) -> Selection
 
 
 @contextmanager
-def _topic(said: Where) -> Iterator[DeadLetterTopic]:
+def _topic(said: LettersTopic) -> Iterator[DeadLetterTopic]:
     """Returns the topic that the options name."""
     access = kafka_access(said)
     cluster = said["cluster"] or access.cluster_id
