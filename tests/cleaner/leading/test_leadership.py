@@ -205,12 +205,21 @@ def test_a_node_alone_whose_clock_is_not_kafkas_commits_nothing(tmp_path: Path) 
         place.until(lambda: place.view.error is None)
 
 
-def test_of_two_clocks_that_differ_nobody_knows_which_is_wrong(place: Place) -> None:
+def test_of_two_clocks_that_differ_the_one_leads_that_is_kafkas(place: Place) -> None:
     place.agrees, place.heard, place.peers_ahead_ms = {"b"}, {"b"}, DAY_MS
     place.until(lambda: "behind that of b" in str(place.view.error))
-    place.never(lambda: place.view.role is not Role.STANDBY, for_s=10)
-    place.peers_ahead_ms = 0
     place.until(lambda: place.view.role is Role.LEADING)
+
+
+def test_of_two_clocks_that_differ_the_other_one_commits_nothing(place: Place) -> None:
+    place.agrees, place.heard, place.peers_ahead_ms = {"b"}, {"b"}, -DAY_MS
+    place.clock.step(DAY_MS)
+    place.until(lambda: "ms ahead of that of Kafka" in str(place.view.error))
+    place.never(lambda: place.view.role is Role.LEADING, for_s=100)
+    assert b"progress" not in place.kafka.live(NAMES.control)
+    place.clock.step(-DAY_MS)
+    place.peers_ahead_ms = 0
+    place.until(lambda: place.view.role is Role.LEADING, within_s=10)
 
 
 # --- leaving

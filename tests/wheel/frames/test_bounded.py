@@ -7,7 +7,7 @@ import numpy as np
 from delaywheel.bounded import BoundedTable
 from delaywheel.identity import WheelId
 from delaywheel.storage.frames import format as wheel_format
-from delaywheel.storage.frames.encode import encode_group
+from delaywheel.storage.frames.encode import FRAME_TOPICS, encode_group
 from delaywheel.storage.frames.format import Kind, decode_frame
 from support.wheels.messages import columns_of, message
 
@@ -36,7 +36,7 @@ def test_the_memo_of_topics_is_bounded_by_bytes() -> None:
     memo = wheel_format._dictionaries
     most = 0
     for number in range(300):
-        names = [f"{number}-{topic}-".ljust(249, "x") for topic in range(40)]
+        names = [f"{number}-{topic}-".ljust(249, "x") for topic in range(FRAME_TOPICS)]
         rows = columns_of([replace(message(row), topic=name) for row, name in enumerate(names)])
         group = encode_group(
             rows,
