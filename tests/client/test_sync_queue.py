@@ -76,7 +76,7 @@ class TestProduceAsync:
             Client(service.address, queue=queue) as client,
         ):
             pending = [client.produce_async("t", b"", delay=SOON) for _ in range(2)]
-            with pytest.raises(TimedOutError, match="no room: 2 messages") as caught:
+            with pytest.raises(TimedOutError, match="no room: messages on their way: 2") as caught:
                 client._sender.put(messages(1)[0], time.monotonic() + 0.1)
             assert caught.value.outcome_known
             go_on.set()
