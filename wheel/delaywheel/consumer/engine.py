@@ -38,7 +38,7 @@ from delaywheel.consumer.message import (
     State,
 )
 from delaywheel.consumer.order import KeyOrder, whole_lanes
-from delaywheel.consumer.policy import DeadLetterReason, Policy
+from delaywheel.consumer.policy import Policy
 from delaywheel.consumer.port import (
     FIRST_BACKOFF_S,
     LONGEST_BACKOFF_S,
@@ -234,12 +234,10 @@ class Engine:
     def fail(self, message: ReceivedMessage, error: Exception) -> bool:
         """See `ReceivedMessage.fail`."""
         assert self._policy is not None
-        meaning = self._policy.meaning(error)
-        if meaning == "retry":
-            self.retry(message, None, error)
-        elif meaning == "dead":
-            self.dead(message, DeadLetterReason.NOT_RETRIABLE, error)
-        return meaning is not None
+        settlement = self._policy.failed(message, error, self._clock_ms())
+        if settlement is not None:
+            self._settle(message, settlement)
+        return settlement is not None
 
     def is_outcome(self, error: Exception) -> bool:
         """See `Desk`."""

@@ -101,6 +101,13 @@ class Policy:
             return "dead"
         return "retry" if isinstance(error, self._settings.retry_on) else None
 
+    def failed(self, message: ReceivedMessage, error: Exception, now_ms: int) -> Settlement | None:
+        """Returns the settlement by a handler's exception; None if that must be raised."""
+        meaning = self.meaning(error)
+        if meaning == "dead":
+            return self.dead(message, DeadLetterReason.NOT_RETRIABLE, error)
+        return self.retry(message, None, error, now_ms) if meaning == "retry" else None
+
     def retry(
         self,
         message: ReceivedMessage,

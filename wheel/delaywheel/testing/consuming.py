@@ -13,7 +13,7 @@ from typing import Final, Protocol, Unpack
 
 from delaywheel import ingress
 from delaywheel.consumer.message import Outcome, ReceivedMessage, SettledError, Settlement, State
-from delaywheel.consumer.policy import DeadLetterReason, Policy
+from delaywheel.consumer.policy import Policy
 from delaywheel.consumer.port import Start
 from delaywheel.consumer.records import Incoming, Outgoing, Place, Trip, unpack_retry
 from delaywheel.consumer.settings import Options, read_settings
@@ -99,12 +99,10 @@ class MemoryConsumer:
 
     def fail(self, message: ReceivedMessage, error: Exception) -> bool:
         """See `ReceivedMessage.fail`."""
-        meaning = self._policy.meaning(error)
-        if meaning == "retry":
-            self.retry(message, None, error)
-        elif meaning == "dead":
-            self.dead(message, DeadLetterReason.NOT_RETRIABLE, error)
-        return meaning is not None
+        settlement = self._policy.failed(message, error, self._source.now_ms)
+        if settlement is not None:
+            self._settle(message, settlement)
+        return settlement is not None
 
     def is_outcome(self, error: Exception) -> bool:
         """Whether a handler's exception means an outcome, by the options."""
