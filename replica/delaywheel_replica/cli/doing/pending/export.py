@@ -19,9 +19,8 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from datetime import datetime
 from pathlib import Path
-from typing import Final
+from typing import Final, Unpack
 
 from delaywheel import Client, Handle
 from delaywheel.client.searching import ManyCancelled
@@ -29,7 +28,7 @@ from delaywheel.errors import DelaywheelError
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.cli.asking.sdk_failures import failure_of
 from delaywheel_replica.cli.doing.many import batches, opened
-from delaywheel_replica.cli.doing.pending.search import Looking, wanted_of
+from delaywheel_replica.cli.doing.pending.search import Conditions, Looking, wanted_of
 from delaywheel_replica.cli.failures import ExitCode, Failure
 from delaywheel_replica.cli.parsing import usage
 from delaywheel_replica.cli.printing.shapes import message_line
@@ -42,27 +41,11 @@ _MORE_TRIES: Final = 9
 _AGAIN: Final = {ExitCode.UNAVAILABLE, ExitCode.UNKNOWN_OUTCOME}
 
 
-def export(  # noqa: PLR0913 - as many as the command has
-    *,
-    topic: str | None,
-    key: str | None,
-    header: tuple[str, bytes | None] | None,
-    message_id: bytes | None,
-    due_from: datetime | None,
-    due_to: datetime | None,
-    cancel: Path | None,
-    server: str,
-    timeout_s: float,
+def export(
+    *, cancel: Path | None, server: str, timeout_s: float, **conditions: Unpack[Conditions]
 ) -> None:
     """Prints pending messages, or cancels those of an earlier export."""
-    wanted = wanted_of(
-        topic=topic,
-        key=key,
-        header=header,
-        message_id=message_id,
-        due_from=due_from,
-        due_to=due_to,
-    )
+    wanted = wanted_of(**conditions)
     if cancel is None:
         _list(wanted, server, timeout_s)
         return

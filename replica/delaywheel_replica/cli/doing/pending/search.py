@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import datetime
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from delaywheel.client.searching import FilterOptions, filter_of
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
@@ -19,6 +19,17 @@ from delaywheel_replica.cli.values import bytes_given, clock
 from delaywheel_replica.quantities import counted, size
 
 _MESSAGES_PER_CALL = 1_000
+
+
+class Conditions(TypedDict):
+    """The conditions on the command line."""
+
+    topic: str | None
+    key: str | None
+    header: tuple[str, bytes | None] | None
+    message_id: bytes | None
+    due_from: datetime | None
+    due_to: datetime | None
 
 
 def wanted_of(
@@ -102,30 +113,18 @@ class Looking:
             whole.to_slot = page.to_slot
 
 
-def search(  # noqa: PLR0913 - as many as the command has
+def search(
     *,
-    topic: str | None,
-    key: str | None,
-    header: tuple[str, bytes | None] | None,
-    message_id: bytes | None,
-    due_from: datetime | None,
-    due_to: datetime | None,
     with_content: bool,
     limit: int,
     as_json: bool,
     as_ndjson: bool,
     server: str,
     timeout_s: float,
+    **conditions: Unpack[Conditions],
 ) -> None:
     """Lists pending messages, page after page up to the limit."""
-    asked = wanted_of(
-        topic=topic,
-        key=key,
-        header=header,
-        message_id=message_id,
-        due_from=due_from,
-        due_to=due_to,
-    )
+    asked = wanted_of(**conditions)
     looking = Looking(pb.SearchRequest(filter=asked, with_content=with_content), server, timeout_s)
     shown = looking.messages(limit)
     if as_ndjson:
