@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections import Counter
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import Self
 
 import pytest
 
@@ -17,6 +15,7 @@ from delaywheel_replica.kafka_settings import KafkaNames
 from local.loopback.kafka import KafkaBroker
 from support.clients.command import Command
 from support.kafka.read_committed import create_topic, headers_of, read_all
+from support.services.caller import Caller
 from support.services.service import Service
 
 pytestmark = pytest.mark.kafka
@@ -25,25 +24,12 @@ LATER_S = 14
 """How far ahead those are due that are moved; others are due in a second or two."""
 
 
-class Callers:
-    """Sends messages, of which every second one is due soon, until it is stopped."""
+class Sending(Caller):
+    """Sends messages, of which every second one is due soon."""
 
-    def __init__(self, server: str, topic: str, *, batch: int = 20, every_s: float = 0.1) -> None:
+    def __init__(self, server: str, topic: str) -> None:
+        super().__init__(Client(server), topic, pause_s=0.1)
         self.dues: dict[bytes, int] = {}
-        self._client = Client(server)
-        self._topic = topic
-        self._batch, self._every_s = batch, every_s
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-        self._client.close()
 
     def send(self, count: int) -> None:
         """Sends some, with all that a message may have."""
@@ -64,9 +50,8 @@ class Callers:
             assert message.due_ms is not None
             self.dues[message.id] = message.due_ms
 
-    def _run(self) -> None:
-        while not self._stop.wait(self._every_s):
-            self.send(self._batch)
+    def _call(self) -> None:
+        self.send(20)
 
 
 @pytest.fixture
@@ -91,7 +76,7 @@ def test_each_message_arrives_once_when_it_is_moved_under_load(
     topic, pending, moved = f"{cluster_id}-moved", tmp_path / "pending", tmp_path / "moved"
     create_topic(kafka.address, topic)
     here, there = ("--server", service.node()["address"]), ("--server", other.node()["address"])
-    with Callers(service.node()["address"], topic) as callers:
+    with Sending(service.node()["address"], topic) as callers:
         callers.send(1_000)
         listed = command("export", "--topic", topic, "--from", "now+4s", *here)
         assert listed.code == 0, listed.err
