@@ -101,20 +101,22 @@ is_installed() {
 # Everything that is installed lies in the cache as wheels: not every index lets pip keep what it
 # has sent, and pip asks it about each package again.
 fetch_wheels() {
-  local fetched
-  fetched="$wheels/$({
-    cat "$root/pyproject.toml" "$root/constraints.txt"
-    "$venv/bin/python" -VV
-    [[ $needs == dev ]] || printf '%s\n' "$needs"
-  } | sha256sum | cut -c 1-16).fetched"
-  [[ -e $fetched ]] && return
   PIP_CACHE_DIR="$DELAYWHEEL_CACHE/pip" waiting_for fetching "$venv/bin/python" -m pip wheel \
     --disable-pip-version-check --wheel-dir "$wheels" --constraint "$root/constraints.txt" \
     "$root[$needs]" hatchling editables |
     { grep --line-buffered -oE 'Downloading .{1,72}' || true; } >&2 ||
     die "fetching failed; it continues from here when this is run again"
   rm -f "$wheels"/delaywheel-*.whl # ours is installed from where it is
-  touch "$fetched"
+}
+
+# What is never imported need not be compiled; Python keeps what it compiles on the way.
+install_wheels() {
+  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-index --no-compile \
+    --find-links "$wheels" --constraint "$root/constraints.txt" --editable "$root[$needs]" >&2
+}
+
+install_what_is_cached() {
+  [[ -n $(ls "$wheels") ]] && install_wheels 2>/dev/null
 }
 
 install() {
@@ -132,12 +134,12 @@ install() {
   else
     say "installing delaywheel[$needs] into .venv (350 MB)"
   fi
-  fetch_wheels
-  # What is never imported need not be compiled; Python keeps what it compiles on the way.
-  waiting_for installing \
-    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-index --no-compile \
-    --find-links "$wheels" --constraint "$root/constraints.txt" --editable "$root[$needs]" >&2 ||
-    die "the installation failed; it continues from here when this is run again"
+  # Where the cache has everything, no index is asked; where it has not, that shows in a second.
+  if ! waiting_for installing install_what_is_cached; then
+    fetch_wheels
+    waiting_for installing install_wheels ||
+      die "the installation failed; it continues from here when this is run again"
+  fi
   stamp_of_now >"$(stamp_of "$needs")"
 }
 

@@ -17,7 +17,12 @@ case "$*" in
   *"-m venv"*)
     folder=${!#}
     mkdir -p "$folder/bin" && rm -f "$folder/delaywheel-stamp" && cp "$0" "$folder/bin/python" ;;
-  *"pip install"*) exit "${PIP_EXIT:-0}" ;;
+  *"pip wheel"*)
+    echo "Downloading a-1-py3-none-any.whl"
+    touch "$DELAYWHEEL_CACHE/wheels/a-1-py3-none-any.whl" ;;
+  *"pip install"*)
+    [[ -e $DELAYWHEEL_CACHE/wheels/a-1-py3-none-any.whl ]] || exit 1
+    exit "${PIP_EXIT:-0}" ;;
 esac
 """
 
@@ -99,7 +104,7 @@ def test_a_script_that_needs_a_node_only_gets_no_more(tree: Tree) -> None:
 
 def test_what_takes_long_says_so(tree: Tree) -> None:
     """Nobody watches a silent terminal for minutes."""
-    slow = tree.python.read_text().replace('exit "${PIP_EXIT:-0}"', "sleep 6")
+    slow = tree.python.read_text().replace('exit "${PIP_EXIT:-0}"', "sleep 6; exit 0")
     tree.python.write_text(slow)
     assert "installing: 5 s" in tree.source().stderr
 
@@ -121,6 +126,17 @@ def test_what_was_fetched_is_not_fetched_again(tree: Tree, tmp_path: Path) -> No
     assert f"--no-index --no-compile --find-links {tree.folder}/cache/wheels" in (
         another.calls_path.read_text()
     )
+
+
+def test_what_the_cache_lacks_is_fetched(tree: Tree) -> None:
+    """Pins changed since: an installation without an index fails, in silence."""
+    (tree.folder / "cache/wheels").mkdir(parents=True)
+    (tree.folder / "cache/wheels/b-1-py3-none-any.whl").touch()
+    done = tree.source()
+    assert done.returncode == 0, done.stderr
+    assert tree.calls_path.read_text().count("pip wheel") == 1
+    assert tree.installs == 2
+    assert "Downloading a-1" in done.stderr
 
 
 def test_failed_installation_is_said_and_tried_again(tree: Tree) -> None:
