@@ -18,6 +18,7 @@ from annotated_types import Ge, Le
 
 from delaywheel.ingress import IngressLimits
 from delaywheel.levels import DEFAULT_LEVELS
+from delaywheel.ttl import TTL_HEADER
 from delaywheel_replica.hiding import HIDDEN, is_secret, shown
 from delaywheel_replica.kafka_settings import DEAD_ROOM_BYTES, KafkaNames, KafkaSettings
 from delaywheel_replica.process.inheritance import RESOLVED_VARIABLE
@@ -85,6 +86,9 @@ class Config:
             they are missing. As a flag a list with commas, in the environment one in JSON. The same
             on all nodes
         ingress_partitions: of ingress topics made so. They have as many copies as our own topics
+        ttl_header: the header that states [how many seconds a message lives](#time-to-live), for
+            programs that use the name `ttl` otherwise; empty: none, and no message expires. The
+            same on all nodes: that of the leader counts
         transaction_messages: messages in one transaction, and in one frame, at most
         transaction_bytes: the same in bytes. Peers take messages of the greater of this and 64 MiB,
             and 16 MiB more: lower it from above 64 MiB only when nothing is pending
@@ -134,6 +138,7 @@ class Config:
     ingress: bool = True
     ingress_topics: list[str] = field(default_factory=list)
     ingress_partitions: Annotated[int, Ge(1), Le(1_000)] = 6
+    ttl_header: str = TTL_HEADER
     transaction_messages: Annotated[int, Ge(1), Le(1_000_000)] = 10_000
     transaction_bytes: Annotated[int, Ge(1024), Le(512 * _MIB)] = 16 * _MIB
     max_clock_skew_ms: Positive = 500
@@ -189,7 +194,9 @@ class Config:
             names=KafkaNames(self.cluster_id),
             client=self.kafka,
             max_record_bytes=self.max_message_bytes + DEAD_ROOM_BYTES,
-            ingress_limits=IngressLimits(self.span_seconds * 1000, self.max_message_bytes),
+            ingress_limits=IngressLimits(
+                self.span_seconds * 1000, self.max_message_bytes, self.ttl_header
+            ),
         )
 
     @property

@@ -8,6 +8,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from delaywheel.client.exchange.channel import leads_elsewhere
+from delaywheel.message import RESERVED_PREFIX
 from delaywheel_replica.config import Config
 from delaywheel_replica.core.ingress.reading import is_topic_name
 from delaywheel_replica.kafka_settings import refused
@@ -136,7 +137,12 @@ def _bounds(config: Config) -> Iterator[Fault]:
 
 
 def _ingress(config: Config) -> Iterator[Fault]:
-    """Checks the names of the ingress topics."""
+    """Checks the names of the ingress topics, and of the header that a message's life is in."""
+    if config.ttl_header.startswith(RESERVED_PREFIX) or "\0" in config.ttl_header:
+        yield Fault(
+            f"ttl_header {config.ttl_header!r}: no message can have a header of this name",
+            ("ttl_header",),
+        )
     names = config.kafka_settings.names
     for topic in config.ingress_topics:
         if not is_topic_name(topic):

@@ -8,6 +8,8 @@ import json
 import re
 from typing import Final, NamedTuple
 
+from delaywheel.ttl import TTL_HEADER
+
 TOPIC: Final = "dw-topic"
 """The topic that the message goes to. Required, except for a cancel."""
 
@@ -89,17 +91,19 @@ class IngressLimits(NamedTuple):
         span_ms: How far ahead a due may be.
         message_bytes: The most that key, value and passed-on headers have together; each header
             counts `HEADER_BYTES` more than its name and value.
+        ttl_header: The header that states a message's time to live; empty: there is none.
     """
 
     span_ms: int
     message_bytes: int
+    ttl_header: str = TTL_HEADER
 
     def as_note(self) -> str:
         """Returns the metadata.
 
         Example:
             >>> IngressLimits.of_note(IngressLimits(7_200_000, 1_000_000).as_note())
-            IngressLimits(span_ms=7200000, message_bytes=1000000)
+            IngressLimits(span_ms=7200000, message_bytes=1000000, ttl_header='ttl')
         """
         return json.dumps(self._asdict())
 
@@ -108,6 +112,7 @@ class IngressLimits(NamedTuple):
         """Returns what such metadata says; None if it says nothing."""
         try:
             said = json.loads(note or "")
-            return cls(int(said["span_ms"]), int(said["message_bytes"]))
-        except (ValueError, TypeError, KeyError):
+            ttl_header = str(said.get("ttl_header", TTL_HEADER))
+            return cls(int(said["span_ms"]), int(said["message_bytes"]), ttl_header)
+        except (ValueError, TypeError, KeyError, AttributeError):
             return None

@@ -1,4 +1,4 @@
-"""Time to live: the header `ttl`, a whole number of seconds, at least 1.
+"""Time to live: a header, `ttl` unless a setting names another, of whole seconds, at least 1.
 
 | value of the header | means |
 |---|---|
@@ -36,10 +36,17 @@ def read_ttl_s(value: bytes | None) -> int | None:
 
 
 def ttl_s_of(
-    headers: Iterable[tuple[str, bytes | None]], ttl_header: str = TTL_HEADER
+    headers: Iterable[tuple[str, bytes | None]], ttl_header: str | None = TTL_HEADER
 ) -> int | None:
-    """Returns how many seconds a message with these headers lives; None: forever."""
+    """Returns how many seconds a message with these headers lives; None: forever.
+
+    Args:
+        headers: All of its headers.
+        ttl_header: The name of the one that counts; empty or None: there is none.
+    """
     ttl_s = None
+    if not ttl_header:
+        return ttl_s
     for name, value in headers:
         if name == ttl_header:
             ttl_s = read_ttl_s(value)

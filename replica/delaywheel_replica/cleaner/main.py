@@ -139,8 +139,9 @@ class Cleaner:
             self._bisection,
             compresses=settings.compresses,
             batch_size_bytes=int(config.kafka.get("batch.size", DEFAULT_BATCH_BYTES)),
+            ttl_header=config.ttl_header,
         )
-        self._reader = DueReader(PosixDisk(), config.data_dir)
+        self._reader = DueReader(PosixDisk(), config.data_dir, ttl_header=config.ttl_header)
         self._names = settings.names
         self._kafka = kafka = KafkaClients(
             settings,
@@ -250,6 +251,7 @@ class Cleaner:
             # A producer whose clock runs ahead by this much may still use the whole span.
             span_ms=config.span_seconds * 1000 + config.max_clock_skew_ms,
             letter_bytes=config.kafka_settings.max_record_bytes,
+            ttl_header=config.ttl_header,
         )
         return Ingress(
             self._kafka,

@@ -99,9 +99,10 @@ def test_a_wheel_and_a_partition_of_one_name_are_not_confused() -> None:
 
 
 def test_their_time_to_live_counts() -> None:
-    messages = [goes(0, headers=[("ttl", b"1")]), goes(1), goes(2, headers=[("ttl", b"9")])]
-    rows = direct_rows(messages, NOW_MS)
-    assert set(find_expired(rows, NOW_MS + 2_000)) == {0}
+    messages = [goes(0, headers=[("ttl", b"1")]), goes(1), goes(2, headers=[("x-life", b"1")])]
+    for name, expired in (("ttl", {0}), ("x-life", {2}), ("", set())):
+        rows = direct_rows(messages, NOW_MS, name)
+        assert set(find_expired(rows, NOW_MS + 2_000, name)) == expired
 
 
 def test_what_kafka_refuses_of_them_names_where_it_came_from() -> None:

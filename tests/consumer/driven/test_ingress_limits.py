@@ -98,3 +98,13 @@ def test_a_partition_that_the_topic_of_retries_lacks_is_not_asked_for() -> None:
         assert dict(kafka.committed_records[-1].headers).get("dw-partition") == asked
         kafka.logs.pop(Partition(kafka.retry, 0), None)
         kafka.logs.pop(Partition(kafka.retry, 1), None)
+
+
+def test_the_header_that_the_cluster_reads_means_nothing_on_the_way() -> None:
+    limits = LIMITS._replace(ttl_header="x-life")
+    kafka = FakeKafka(partitions=1, limits=IngressLimits.of_note(limits.as_note()))
+    consumer = start(kafka)
+    kafka.send(b"v", headers=[("x-life", b"1")])
+    assert "x-life" not in dict(sent(kafka, consumer).headers)
+    consumer.turn()
+    assert consumer.take()[0].headers == [("x-life", b"1")]

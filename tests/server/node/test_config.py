@@ -123,6 +123,7 @@ def test_secrets_are_masked_when_shown() -> None:
     [
         ({"spam": "1"}, "spam"),
         ({"ledger_uri": "ftp://books"}, "ftp://"),
+        ({"ttl_header": "dw-life"}, "ttl_header 'dw-life': no message can have"),
         ({"ledger_retention_hours": "192"}, "ledger_retention_hours 192: at least 193"),
         (
             {"ledger_retention_hours": "26", "span_seconds": "7200"},

@@ -39,7 +39,8 @@ class Entry:
         record_key: its Kafka key.
         value: its Kafka value.
         topic: its destination topic.
-        ttl_s: its time to live.
+        ttl_s: its time to live, in seconds.
+        ttl_header: the header that states one.
         fate: what the producer knows.
         sent_us: when it was first sent.
         acknowledged_us: when the producer received the acknowledgement.
@@ -56,6 +57,7 @@ class Entry:
     value: bytes | None
     topic: str
     ttl_s: int | None = None
+    ttl_header: str = TTL_HEADER
     fate: Fate = Fate.UNSENT
     sent_us: int = -1
     acknowledged_us: int = -1
@@ -78,12 +80,16 @@ class Entry:
     @property
     def headers(self) -> list[tuple[str, bytes | None]]:
         """The Kafka headers of the message."""
-        return [] if self.ttl_s is None else [(TTL_HEADER, b"%d" % self.ttl_s)]
+        if self.ttl_s is None:
+            return []
+        # Under the usual name another program's, which means nothing if the setting says so.
+        foreign = [] if self.ttl_header == TTL_HEADER else [(TTL_HEADER, b"1")]
+        return [*foreign, (self.ttl_header or TTL_HEADER, b"%d" % self.ttl_s)]
 
     @property
     def expires_us(self) -> int | None:
         """The time from which it must not be forwarded; None: never."""
-        if self.ttl_s is None:
+        if self.ttl_s is None or not self.ttl_header:
             return None
         return (self.due_ms - EPOCH_MS + self.ttl_s * 1000) * US_PER_MS
 
@@ -101,11 +107,13 @@ class Book:
     """All messages of a run.
 
     Attributes:
+        ttl_header: the header that states a time to live; empty: none.
         entries: by number in the plan.
         by_key: by id and due.
         by_id: by id.
     """
 
+    ttl_header: str = TTL_HEADER
     entries: dict[int, Entry] = field(default_factory=dict)
     by_key: dict[Key, Entry] = field(default_factory=dict)
     by_id: dict[bytes, Entry] = field(default_factory=dict)
@@ -136,6 +144,7 @@ class Book:
             value=value,
             topic=draft.topic or TOPICS[draft.number % len(TOPICS)],
             ttl_s=draft.ttl_s,
+            ttl_header=self.ttl_header,
         )
         self.entries[draft.number] = entry
         self.by_key[entry.key] = entry

@@ -75,6 +75,7 @@ class Sent:
         key: its Kafka key.
         value: its Kafka value.
         timestamp_ms: its own.
+        ttl_header: the header that states a time to live; empty: none.
         place: where it lies; None: not yet in the log.
         due_ms: the resulting due; None: it has none.
         id: the resulting id.
@@ -90,6 +91,7 @@ class Sent:
     key: bytes | None
     value: bytes | None
     timestamp_ms: int
+    ttl_header: str = TTL_HEADER
     place: Place | None = None
     due_ms: int | None = None
     id: bytes = b""
@@ -121,7 +123,8 @@ class Sent:
     @property
     def expires_us(self) -> int | None:
         """The time from which it must not be forwarded; None: never."""
-        ttl_s = next((int(value or b"") for name, value in self.passed if name == TTL_HEADER), None)
+        ttls_s = (int(value or b"") for name, value in self.passed if name == self.ttl_header)
+        ttl_s = next(ttls_s, None)
         if ttl_s is None or self.due_ms is None:
             return None
         return (self.due_ms - EPOCH_MS + ttl_s * 1000) * US_PER_MS
@@ -163,6 +166,7 @@ class IngressBook:
             topic=TOPICS[draft.number % len(TOPICS)],
             key=b"%d" % draft.number if draft.number % 5 else None,
             value=value,
+            ttl_header=messages.ttl_header,
             timestamp_ms=now_ms if asked.has_timestamp else NO_TIMESTAMP,
             due_ms=asked.due_ms,
             id=asked.id or b"",
@@ -191,6 +195,8 @@ def id_of(number: int) -> bytes:
     """The id that a record gives itself."""
     return b"ingress." + number.to_bytes(8, "big")
 
+
+OTHER_TTL_HEADER = "lives-s"
 
 Ask = Callable[[IngressDraft, int], Asked]
 ASKS: dict[str, Ask] = {}
@@ -310,8 +316,11 @@ def redelivered(draft: IngressDraft, now_ms: int) -> Asked:
 
 @_ask
 def expiring(draft: IngressDraft, now_ms: int) -> Asked:
-    """A time to live."""
-    passed: Headers = [(TTL_HEADER, b"%d" % (3 + draft.number % 20))]
+    """A time to live, under either name that a cluster may read it from."""
+    passed: Headers = [
+        (OTHER_TTL_HEADER, b"%d" % (20 - draft.number % 18)),
+        (TTL_HEADER, b"%d" % (3 + draft.number % 20)),
+    ]
     return replace(delay(draft, now_ms), passed=passed)
 
 

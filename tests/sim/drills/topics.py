@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sim.checking.book import MORE_TOPICS
+from sim.checking.ingress_book import OTHER_TTL_HEADER
 from sim.drills.script import FOREVER_MS, Drills, Script
 from sim.kafka.topic_troubles import TopicTrouble
 
@@ -114,6 +115,18 @@ def missing_for_a_moment(script: Script) -> None:
         script.do(script.about(at_ms), "kill_cleaner", node="c")
     script.flow(10_000, 34_000, 200, "abc", delay_ms=1_000)
     script.until_ms = 36_000
+
+
+@TOPICS(r"pause node=a", r"dead letter", r"delivers")
+def expired_by_another_header(script: Script) -> None:
+    """Messages live by a header of another name; `ttl`, which they have as well, means nothing."""
+    script.cluster("abc", 2, ttl_header=OTHER_TTL_HEADER)
+    for ttl_s in (3, 600):
+        script.flow(8_000, 12_000, 400, "abc", delay_ms=1_000, ttl_s=ttl_s)
+    script.stream(8_000, 12_000, 400, asks="expiring")
+    for node in "abc":
+        script.do(script.about(9_000), "pause", node=node, part="cleaner", ms=12_000)
+    script.until_ms = 40_000
 
 
 @TOPICS(r"pause node=a", r"dead letter", r"delivers")

@@ -74,12 +74,16 @@ def forwards_what_has_expired() -> list[Patch]:
 
 
 def lives_from_the_acceptance() -> list[Patch]:
-    def find(rows: DueRows, now_ms: int) -> dict[int, str]:
+    def find(rows: DueRows, now_ms: int, ttl_header: str) -> dict[int, str]:
         records = rows.records.copy()
         records["timestamp_ms"] = records["accepted_at_ms"]
-        return find_expired(replace(rows, records=records), now_ms)
+        return find_expired(replace(rows, records=records), now_ms, ttl_header)
 
     return [everywhere(find_expired, find)]
+
+
+def lives_by_the_usual_header() -> list[Patch]:
+    return [everywhere(find_expired, lambda rows, now_ms, _: find_expired(rows, now_ms, "ttl"))]
 
 
 TOPICS = {
@@ -124,6 +128,12 @@ TOPICS = {
         lives_from_the_acceptance,
         "has not expired",
         ("expired_meanwhile",),
+    ),
+    "lives by the usual header": Mutant(
+        "the time to live is read from `ttl`, whatever the setting names",
+        lives_by_the_usual_header,
+        "has not expired",
+        ("expired_by_another_header",),
     ),
     "patience after patience": Mutant(
         "each topic's patience begins when that of the one before has ended",

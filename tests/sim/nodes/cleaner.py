@@ -118,7 +118,12 @@ class SimCleaner:
         self._signal = Signal(node.scheduler)
         self._row_news = News()
         self._turn_wall_ms = 0
-        self._reader = DueReader(node.disk, node.data, preload_thread=False)
+        self._reader = DueReader(
+            node.disk,
+            node.data,
+            ttl_header=self._settings.ttl_header,
+            preload_thread=False,
+        )
         self._topics_wanted = Signal(node.scheduler)
         self._topics, self._dead_letters = self._made_dead_letters()
         self._old_row = ServerRow(
@@ -293,6 +298,7 @@ class SimCleaner:
             trials,
             compresses=False,
             batch_size_bytes=1_000_000,
+            ttl_header=self._settings.ttl_header,
             monotonic=self.monotonic,
             wall_ms=node.clock.wall_ms,
         )
@@ -334,6 +340,7 @@ class SimCleaner:
                 rules=Rules(LEVELS_MS, MOST_BYTES, _own_topics(names)),
                 span_ms=settings.span_s * 1000,
                 letter_bytes=LETTER_BYTES,
+                ttl_header=settings.ttl_header,
             ),
             runner=Tasks(node.scheduler, self.process),
             clock=self,

@@ -111,7 +111,7 @@ class World:
         self.members = plan.settings.nodes
         self.min_insync = plan.settings.min_insync
         self.truth = Truth()
-        self.book = Book()
+        self.book = Book(plan.settings.ttl_header)
         self.ingress = IngressChecks(self)
         self.checks = Checks(self)
         self.kafka.on_decided(self.checks.decided)

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from delaywheel.ttl import TTL_HEADER
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
@@ -30,6 +32,7 @@ class Settings:
         batch_frames: limit for frames in one message between nodes.
         in_flight_frames: limit for pushed frames that wait for one mirror's answer.
         sync_groups: frames are on the medium before they are acknowledged.
+        ttl_header: the header that states a time to live; empty: none.
     """
 
     nodes: tuple[str, ...]
@@ -45,6 +48,7 @@ class Settings:
     batch_frames: int = 4
     in_flight_frames: int = 16
     sync_groups: bool = False
+    ttl_header: str = TTL_HEADER
 
 
 @dataclass(frozen=True, slots=True)

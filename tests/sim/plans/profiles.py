@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
+from delaywheel.ttl import TTL_HEADER
 from sim.checking.book import TOPICS
+from sim.checking.ingress_book import OTHER_TTL_HEADER
 from sim.kafka.topic_troubles import TopicTrouble
 from sim.machine.network import Quality
 from sim.plans import ingress
@@ -448,6 +450,9 @@ def draw(seed: int, *, profile: str | None = None, nodes: int | None = None) -> 
     kind = PROFILES[name]
     count = random.choice(kind.nodes)
     settings = _settings(random, nodes or count)
+    # A separate stream, as below.
+    ttl_header = Random(f"ttl {seed}").choice((TTL_HEADER, TTL_HEADER, OTHER_TTL_HEADER, ""))
+    settings = replace(settings, ttl_header=ttl_header)
     until_ms = random.randrange(20_000, 45_000)
     steps: list[Step] = [*_traffic(random, settings, until_ms)]
     steps += _faults(random, kind, settings, until_ms)

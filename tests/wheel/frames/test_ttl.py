@@ -54,3 +54,10 @@ def test_the_last_header_of_the_name_counts() -> None:
     assert ttl_s_of([("ttl", b"5"), ("TTL", b"6"), ("ttl", b"7"), ("a", b"8")]) == 7
     assert ttl_s_of([("ttl", b"5"), ("ttl", None)]) is None
     assert ttl_s_of([]) is None
+
+
+def test_another_header_may_state_it_or_none() -> None:
+    headers = [("ttl", b"5"), ("x-life", b"6"), ("", b"7")]
+    assert ttl_s_of(headers, "x-life") == 6
+    assert ttl_s_of(headers, "") is None
+    assert ttl_s_of(headers, None) is None

@@ -47,7 +47,7 @@ from delaywheel.consumer.settings import Settings
 from delaywheel.ingress import HEADER_BYTES, HEADERS_MOST, IngressLimits
 from delaywheel.levels import Duration, length_ms
 from delaywheel.record_headers import OMISSIONS, OMITTED_HEADER
-from delaywheel.ttl import ttl_s_of
+from delaywheel.ttl import TTL_HEADER, ttl_s_of
 
 _BATCH_BYTES = 120
 """What Kafka adds to a record that is alone in its batch, besides what it adds per header."""
@@ -160,9 +160,9 @@ class Policy:
             due_ms=due_ms,
             partition=number if keeps else None,
         )
-        ttl_header = self._settings.ttl_header
-        if ttl_header is not None:
-            record = kept(record, ttl_header)
+        meant = {self._settings.ttl_header, self._limits and self._limits.ttl_header}
+        for name in filter(None, meant - {TTL_HEADER}):
+            record = kept(record, name)
         return record if self._comes_back(record, names.retry) else None
 
     def _comes_back(self, record: Outgoing, retry_topic: str) -> bool:
@@ -252,7 +252,7 @@ class Policy:
 
     def _ttl_s(self, message: ReceivedMessage) -> int | None:
         name = self._settings.ttl_header
-        return None if name is None else ttl_s_of(message.headers, name)
+        return ttl_s_of(message.headers, name)
 
     def _expires_ms(self, message: ReceivedMessage) -> int | None:
         """Returns when the time to live ends, counted from the first timestamp; None: never."""

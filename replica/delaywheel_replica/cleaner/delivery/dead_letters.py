@@ -36,6 +36,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from delaywheel.ttl import TTL_HEADER
 from delaywheel_replica.cleaner.delivery.bisection import Findings, Place, place_of
 from delaywheel_replica.cleaner.delivery.expiring import find_expired
 from delaywheel_replica.cleaner.delivery.outcomes import DeadReason
@@ -170,6 +171,7 @@ class DeadLetters:
         *,
         compresses: bool,
         batch_size_bytes: int,
+        ttl_header: str = TTL_HEADER,
         monotonic: Callable[[], float] = time.monotonic,
         wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
@@ -180,6 +182,7 @@ class DeadLetters:
             trials: Runs searches.
             compresses: The producers compress, so sizes are not known beforehand.
             batch_size_bytes: The largest batch that the producers make of several messages.
+            ttl_header: The header that states a message's time to live; empty: none.
             monotonic: The clock.
             wall_ms: The wall clock.
         """
@@ -187,6 +190,7 @@ class DeadLetters:
         self._bisection = trials
         self._compresses = compresses
         self._batch_size_bytes = batch_size_bytes
+        self._ttl_header = ttl_header
         self._monotonic = monotonic
         self._wall_ms = wall_ms
         self._troubles = Troubles()
@@ -262,7 +266,7 @@ class DeadLetters:
         return plan
 
     def _without_expired(self, rows: DueRows) -> tuple[DueRows, list[Condemned]]:
-        found = find_expired(rows, self._wall_ms())
+        found = find_expired(rows, self._wall_ms(), self._ttl_header)
         if not found:
             return rows, []
         numbers = np.array(list(found))

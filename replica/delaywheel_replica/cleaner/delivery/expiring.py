@@ -19,8 +19,14 @@ Expired = dict[int, str]
 """Number of a row -> when it expired, in words."""
 
 
-def find_expired(rows: DueRows, now_ms: int) -> Expired:
-    """Returns the rows that have expired."""
+def find_expired(rows: DueRows, now_ms: int, ttl_header: str) -> Expired:
+    """Returns the rows that have expired.
+
+    Args:
+        rows: What is due.
+        now_ms: The wall clock's time.
+        ttl_header: The header that says so, for which rows were marked; empty: none.
+    """
     marked = np.flatnonzero(rows.records["ttl"])
     if not len(marked):
         return {}
@@ -30,7 +36,7 @@ def find_expired(rows: DueRows, now_ms: int) -> Expired:
     found: Expired = {}
     candidates = zip(marked.tolist(), from_ms.tolist(), chosen.headers(), strict=True)
     for row, start_ms, headers in candidates:
-        ttl_s = ttl_s_of(headers)
+        ttl_s = ttl_s_of(headers, ttl_header)
         if ttl_s is not None and now_ms >= start_ms + ttl_s * 1000:
-            found[row] = f"its ttl of {ttl_s} s ended at {start_ms + ttl_s * 1000}"
+            found[row] = f"its {ttl_header} of {ttl_s} s ended at {start_ms + ttl_s * 1000}"
     return found

@@ -46,6 +46,7 @@ def load_second(
     lost: FrameSet,
     wheels: WheelNumbers,
     ahead: Sequence[Done],
+    ttl_header: str,
     *,
     hurried: bool,
 ) -> Loaded:
@@ -73,7 +74,7 @@ def load_second(
             # Behind them: reading again for this slot may reveal new holes.
             damaged.extend((wheel, seq) for seq in readers[wheel].holes(seqs[wheel], given_up))
 
-    second = Second(slot, wheels, ahead)
+    second = Second(slot, wheels, ahead, ttl_header)
     second.add(readable())
     return Loaded(second, damaged)
 
@@ -88,10 +89,13 @@ def _without(batch: FrameBatch, seqs: SeqSet) -> FrameBatch:
 class Loader:
     """Loads seconds, at most one at a time."""
 
-    def __init__(self, disk: Disk, data: Path, wheels: WheelNumbers, *, thread: bool) -> None:
+    def __init__(
+        self, disk: Disk, data: Path, wheels: WheelNumbers, *, ttl_header: str, thread: bool
+    ) -> None:
         self._disk = disk
         self._data = data
         self._wheels = wheels
+        self._ttl_header = ttl_header
         self._open_indexes = OpenIndexes()
         self._readers: dict[WheelId, WheelReader] = {}
         self._executor = ThreadPoolExecutor(1, "preload") if thread else None
@@ -121,7 +125,7 @@ class Loader:
         self._slot = slot
         # Copies: the caller's keep changing.
         readers = {wheel: self._readers[wheel] for wheel in seqs}
-        arguments = (slot, readers, dict(seqs), lost, self._wheels, ahead)
+        arguments = (slot, readers, dict(seqs), lost, self._wheels, ahead, self._ttl_header)
         if self._executor is None:
             self._future = Future()
             try:

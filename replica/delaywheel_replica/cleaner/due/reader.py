@@ -10,6 +10,7 @@ import numpy as np
 from delaywheel.identity import WheelId
 from delaywheel.storage.folder.disk import Disk
 from delaywheel.storage.reading.cancels import Budget, CancelLook
+from delaywheel.ttl import TTL_HEADER
 from delaywheel_replica.cleaner.due.given_up import Looked, look_at
 from delaywheel_replica.cleaner.due.runs import WheelNumbers
 from delaywheel_replica.cleaner.due.steps import Draft, Step
@@ -40,11 +41,28 @@ class DueReader:
     is lost. `unreadable` names the awaited frames.
     """
 
-    def __init__(self, disk: Disk, data: Path, *, preload_thread: bool = True) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        data: Path,
+        *,
+        ttl_header: str = TTL_HEADER,
+        preload_thread: bool = True,
+    ) -> None:
+        """Reads nothing before `start`.
+
+        Args:
+            disk: Where the data folder is.
+            data: The node's data folder.
+            ttl_header: Messages that may have this header are marked; empty: none is.
+            preload_thread: Whether the next second is loaded on a thread of its own.
+        """
         self._disk = disk
         self._data = data
         self._wheels = WheelNumbers()
-        self._window = Window(disk, data, self._wheels, thread=preload_thread)
+        self._window = Window(
+            disk, data, self._wheels, ttl_header=ttl_header, thread=preload_thread
+        )
         self._tail = Tail(disk, data, self._window)
         self._limits: dict[WheelId, int] = {}
         self._progress = Progress(due_ms=-1, position=None)

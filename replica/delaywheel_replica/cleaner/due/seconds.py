@@ -31,7 +31,7 @@ from delaywheel.headers import rows_that_may_have
 from delaywheel.storage.frames.columns import Blob, Columns
 from delaywheel.storage.frames.format import Kind
 from delaywheel.storage.reading.decoding import FrameBatch
-from delaywheel.ttl import LONGEST_TTL_VALUE_BYTES, TTL_HEADER
+from delaywheel.ttl import LONGEST_TTL_VALUE_BYTES
 from delaywheel_replica.cleaner.due.duplicates import (
     contents_differ,
     first_of_equals,
@@ -74,8 +74,11 @@ class Bounds:
 class Second:
     """The admitted messages and cancels of one slot."""
 
-    def __init__(self, slot: int, wheels: WheelNumbers, ahead: Sequence[Done] = ()) -> None:
+    def __init__(
+        self, slot: int, wheels: WheelNumbers, ahead: Sequence[Done], ttl_header: str
+    ) -> None:
         self.slot = slot
+        self._ttl_header = ttl_header
         self._ahead = ahead
         self.length_bytes = 0
         """About what it takes in memory."""
@@ -219,7 +222,9 @@ class Second:
         self._blobs.append(columns.blob)
         self.length_bytes += len(columns.blob) + _BATCH_BYTES + _ROW_BYTES * len(records)
         records["topic"] = self._topics_of(columns)
-        records["ttl"] = rows_that_may_have(columns, TTL_HEADER, LONGEST_TTL_VALUE_BYTES)
+        records["ttl"] = bool(self._ttl_header) and rows_that_may_have(
+            columns, self._ttl_header, LONGEST_TTL_VALUE_BYTES
+        )
         for name, column in _TAKEN_OVER:
             records[name] = getattr(columns, column)
 

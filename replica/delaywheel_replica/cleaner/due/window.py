@@ -97,9 +97,12 @@ class KnownSlots:
 class Window:
     """The seconds in memory, and the loading of the next ones."""
 
-    def __init__(self, disk: Disk, data: Path, wheels: WheelNumbers, *, thread: bool) -> None:
+    def __init__(
+        self, disk: Disk, data: Path, wheels: WheelNumbers, *, ttl_header: str, thread: bool
+    ) -> None:
         self._wheels = wheels
-        self._loader = Loader(disk, data, wheels, thread=thread)
+        self._ttl_header = ttl_header
+        self._loader = Loader(disk, data, wheels, ttl_header=ttl_header, thread=thread)
         self._known = KnownSlots()
         self._seconds = KeptSeconds()
         self._blocked: dict[int, Awaited] = {}
@@ -174,7 +177,7 @@ class Window:
             return None
         if slot > self.covered_to:
             return None
-        second = Second(slot, self._wheels, self._progress.ahead)
+        second = Second(slot, self._wheels, self._progress.ahead, self._ttl_header)
         self._seconds.put(second)
         return second
 

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from delaywheel.ttl import TTL_HEADER
 from delaywheel_replica.cleaner.due.rows import (
     ABSENT,
     AS_BYTES,
@@ -23,16 +22,16 @@ from delaywheel_replica.cleaner.due.rows import (
 )
 from delaywheel_replica.core.ingress.underway import Goes
 
-_TTL = TTL_HEADER.encode()
 
-
-def direct_rows(messages: Sequence[Goes], accepted_at_ms: int) -> DueRows:
+def direct_rows(messages: Sequence[Goes], accepted_at_ms: int, ttl_header: str = "") -> DueRows:
     """Returns rows of these messages, in order.
 
     Args:
         messages: the messages that are forwarded directly.
         accepted_at_ms: when they were accepted: now.
+        ttl_header: those that may have this header are marked; empty: none is.
     """
+    ttl = ttl_header.encode()
     records: Records = np.zeros(len(messages), RECORD)
     topics: dict[str, int] = {}
     sources: dict[Source, int] = {}
@@ -54,7 +53,7 @@ def direct_rows(messages: Sequence[Goes], accepted_at_ms: int) -> DueRows:
         record["topic"] = topics.setdefault(message.topic, len(topics))
         record["wheel"] = sources.setdefault(Direct(place.topic, place.partition), len(sources))
         record["partition"], record["timestamp_ms"] = message.partition, message.timestamp_ms
-        record["ttl"] = _TTL in headers
+        record["ttl"] = bool(ttl) and ttl in headers
         start += sum(max(length, 0) for length in lengths)
     records["accepted_at_ms"] = accepted_at_ms
     return DueRows(records, tuple(topics), tuple(sources), [b"".join(parts)])

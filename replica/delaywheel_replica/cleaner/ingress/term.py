@@ -33,6 +33,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import Final
 
+from delaywheel.ttl import TTL_HEADER
 from delaywheel_replica.cleaner.ingress import letters
 from delaywheel_replica.cleaner.ingress.direct import direct_rows
 from delaywheel_replica.cleaner.ingress.handing import Handing
@@ -93,6 +94,7 @@ class IngressSettings:
         rules: what is accepted.
         span_ms: how far ahead a due may be.
         letter_bytes: limit of the dead-letter topic for one record.
+        ttl_header: the header that states a message's time to live; empty: none.
     """
 
     names: KafkaNames
@@ -100,6 +102,7 @@ class IngressSettings:
     rules: Rules
     span_ms: int
     letter_bytes: int
+    ttl_header: str = TTL_HEADER
 
 
 @dataclass(slots=True)
@@ -296,7 +299,7 @@ class Ingress:
         announces = any(each.announced or each.taken_back for each in step.steps.values())
         taken = Taken(
             step,
-            direct_rows(goes, now_ms),
+            direct_rows(goes, now_ms, self._settings.ttl_header),
             is_urgent=bool(step.settled or step.abandoned or announces)
             or not self._full.isdisjoint(step.steps),
             is_full=0 < room.messages <= len(step.settled),
