@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from delaywheel.client.exchange.channel import leads_elsewhere
-from delaywheel.message import RESERVED_PREFIX
+from delaywheel.record_headers import RESERVED_PREFIX
 from delaywheel_replica.config import Config
 from delaywheel_replica.core.ingress.reading import is_topic_name
 from delaywheel_replica.kafka_settings import refused

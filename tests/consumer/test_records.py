@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delaywheel import ingress
 from delaywheel.consumer import RetryConsumer
 from delaywheel.consumer.records import (
     Headers,
@@ -22,6 +21,7 @@ from delaywheel.consumer.records import (
 )
 from delaywheel.consumer.settings import read_settings, transactional_id
 from delaywheel.levels import length_ms
+from delaywheel.record_headers import PASSED_PREFIX, is_reserved
 from delaywheel.ttl import TTL_HEADER
 
 names = st.one_of(
@@ -57,15 +57,11 @@ def test_a_retry_comes_back_as_it_was(own: list[tuple[str, bytes | None]], trip:
         due_ms=7,
         partition=None,
     )
-    meant = [name for name, _ in sent.headers if not name.startswith(ingress.PASSED_PREFIX)]
+    meant = [name for name, _ in sent.headers if not name.startswith(PASSED_PREFIX)]
     assert [name for name in meant if name.startswith("dw-")] == ["dw-topic", "dw-deliver-at"]
     assert TTL_HEADER not in meant
     # As ingress passes it on, and adds its own.
-    back: Headers = [
-        (name, value)
-        for name, value in sent.headers
-        if not name.startswith("dw-") or name.startswith(ingress.PASSED_PREFIX)
-    ]
+    back: Headers = [(name, value) for name, value in sent.headers if not is_reserved(name)]
     back += [("dw-id", b"1"), ("dw-due", b"7"), ("dw-wheel", b"a.1")]
     place = Place("orders-retry-g", 0, 5, 9)
     came, its = unpack_retry(Incoming(place, None, b"", back))

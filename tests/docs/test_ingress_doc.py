@@ -4,8 +4,8 @@ import re
 from pathlib import Path
 
 from delaywheel import ingress
-from delaywheel.message import RESERVED_PREFIX
 from delaywheel.reasons import Reason
+from delaywheel.record_headers import PASSED_PREFIX, RESERVED_PREFIX
 from delaywheel.ttl import TTL_HEADER
 from delaywheel_replica.core.ingress.reading import UnfitReason
 
@@ -31,8 +31,8 @@ def test_headers_are_those_of_the_code() -> None:
         ingress.CANCEL,
     ]
     assert first_column("Headers") == named
-    assert ingress.PASSED_PREFIX.startswith(RESERVED_PREFIX)
-    assert f"`{ingress.PASSED_PREFIX}`" in DOCUMENT
+    assert PASSED_PREFIX.startswith(RESERVED_PREFIX)
+    assert f"`{PASSED_PREFIX}`" in DOCUMENT
 
 
 def test_reasons_are_those_of_refused_calls() -> None:

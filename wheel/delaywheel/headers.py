@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from delaywheel.record_headers import PASSED_PREFIX, RESERVED_PREFIX, is_reserved
+
 if TYPE_CHECKING:  # frames/columns.py decodes headers: the one import back is for its type only
     from delaywheel.storage.frames.columns import Columns
 
-RESERVED_PREFIX = "dw-"
-
 _LENGTHS = struct.Struct("<Ii")
 _RESERVED = np.frombuffer(RESERVED_PREFIX.encode(), dtype=np.uint8)
+_PASSED = np.frombuffer(PASSED_PREFIX.encode(), dtype=np.uint8)
 # A numpy pass over some messages costs as much as a plain loop over this many headers.
 _VECTORISED_MESSAGES = 256
 
@@ -39,7 +40,7 @@ class HeaderFaults:
     Attributes:
         too_many: Messages with more headers than one message may have.
         malformed: Messages whose headers cannot be decoded, or have a name that would be cut off.
-        reserved: Messages with a header whose name begins with ``dw-``.
+        reserved: Messages with a header whose name is the service's own (``is_reserved``).
     """
 
     too_many: NDArray[np.intp]
@@ -238,7 +239,7 @@ class _Walk:
             return
         if is_cut_off(text):
             self.malformed[row] = True
-        elif text.startswith(RESERVED_PREFIX):
+        elif is_reserved(text):
             self.reserved[row] = True
         else:
             plain.add(name)
@@ -271,7 +272,15 @@ class _Walk:
                 bytes(self._blob[at : at + int(lengths[name])]).decode()
             except UnicodeDecodeError:
                 self.malformed[self.rows[name]] = True
-        long_enough = np.flatnonzero(lengths >= len(_RESERVED))
-        firsts = self._bytes[names_at[long_enough][:, None] + np.arange(len(_RESERVED))]
-        begins_reserved = (firsts == _RESERVED).all(axis=1)
-        self.reserved[self.rows[long_enough[begins_reserved]]] = True
+        ours = self._beginning(_RESERVED, names_at, lengths)
+        passed = ours[self._beginning(_PASSED, names_at[ours], lengths[ours])]
+        self.reserved[self.rows[np.setdiff1d(ours, passed)]] = True
+
+    def _beginning(
+        self, prefix: NDArray[np.uint8], names_at: NDArray[np.int64], lengths: NDArray[np.int64]
+    ) -> NDArray[np.intp]:
+        """Returns the places of the names that begin so."""
+        long_enough = np.flatnonzero(lengths >= len(prefix))
+        firsts = self._bytes[names_at[long_enough][:, None] + np.arange(len(prefix))]
+        begun: NDArray[np.intp] = long_enough[(firsts == prefix).all(axis=1)]
+        return begun

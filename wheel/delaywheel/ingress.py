@@ -47,9 +47,6 @@ HEADER_BYTES: Final = 8
 DUES: Final = (DELAY_MS, DELIVER_AT, LEVEL)
 """A record has exactly one of these."""
 
-PASSED_PREFIX: Final = "dw-retry-"
-"""Headers with these names are passed on, like all that do not begin with `dw-`."""
-
 
 def ingress_topic(cluster_id: str) -> str:
     """Returns the name of a cluster's ingress topic.

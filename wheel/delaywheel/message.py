@@ -24,6 +24,7 @@ import uuid_utils
 from delaywheel.errors import DelaywheelError, MessageInvalidError, RefusedError
 from delaywheel.levels import Duration, length_ms
 from delaywheel.reasons import Reason
+from delaywheel.record_headers import RESERVED_PREFIX, is_reserved
 
 Headers = Mapping[str, bytes | None] | Iterable[tuple[str, bytes | None]]
 """A mapping, or pairs if order and duplicates matter; a value of None is Kafka's null."""
@@ -31,7 +32,6 @@ Headers = Mapping[str, bytes | None] | Iterable[tuple[str, bytes | None]]
 PastDue = Literal["deliver", "reject"]
 """What happens to a message whose due has passed when it is first sent."""
 
-RESERVED_PREFIX: Final = "dw-"
 LENGTH_MAX: Final = 2**31 - 1
 """The longest key, value or headers that fit the int32 lengths of Kafka and of our formats."""
 
@@ -349,7 +349,7 @@ def _header_pairs(headers: Headers) -> tuple[tuple[str, bytes | None], ...]:
     for name, value in pairs:
         if not isinstance(name, str):
             raise TypeError(f"a header's name must be str, not {type(name).__name__}")
-        if name.startswith(RESERVED_PREFIX):
+        if is_reserved(name):
             raise MessageInvalidError(
                 Reason.HEADER_RESERVED, f"header {name!r}: {RESERVED_PREFIX!r} is the service's own"
             )

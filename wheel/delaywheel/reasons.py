@@ -51,7 +51,7 @@ class Reason(StrEnum):
         >>> Reason.DRAINING.code.name, Reason.DRAINING.retry_helps
         ('UNAVAILABLE', True)
         >>> Reason["HEADER_RESERVED"].advice
-        "Rename the header: names that begin with 'dw-' belong to the service."
+        "Rename the header: names that begin with 'dw-' are the service's; 'dw-retry-' is free."
     """
 
     code: StatusCode
@@ -143,7 +143,7 @@ class Reason(StrEnum):
         "HEADER_RESERVED",
         _INVALID,
         _FINAL,
-        "Rename the header: names that begin with 'dw-' belong to the service.",
+        "Rename the header: names that begin with 'dw-' are the service's; 'dw-retry-' is free.",
     )
     HEADER_INVALID = (
         "HEADER_INVALID",

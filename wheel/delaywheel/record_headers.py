@@ -7,6 +7,13 @@ or crashes on the entry. Producers in other languages can send such names.
 
 from typing import Any, Final, Protocol
 
+RESERVED_PREFIX: Final = "dw-"
+"""Headers with these names are the service's own: they say what became of a message."""
+
+PASSED_PREFIX: Final = "dw-retry-"
+"""But these are a sender's, and are passed on as they came: they mean something to the consumers
+of a retry topic alone, and whoever may send to that topic may as well write there."""
+
 RETRY_KEPT: Final = "dw-retry-kept-"
 """Before the name of a record's own header that would mean something on the way of a retry."""
 RETRY_ATTEMPT: Final = "dw-retry-attempt"
@@ -21,6 +28,16 @@ OMITTED_HEADER: Final = "dw-dead-omitted"
 
 OMISSIONS: Final = ((), ("value",), ("value", "headers"), ("value", "headers", "key"))
 """What is left out of a dead letter: nothing, or else as little as needed, in this order."""
+
+
+def is_reserved(name: str) -> bool:
+    """Returns whether no sender may give a message a header with this name.
+
+    Example:
+        >>> is_reserved("dw-id"), is_reserved("dw-retry-attempt"), is_reserved("trace")
+        (True, False, False)
+    """
+    return name.startswith(RESERVED_PREFIX) and not name.startswith(PASSED_PREFIX)
 
 
 class HasHeaders(Protocol):

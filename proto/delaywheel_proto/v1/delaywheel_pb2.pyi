@@ -247,7 +247,9 @@ class DelayedMessage(_message.Message):
     """
     @_builtins.property
     def headers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Header]:
-        """Order and duplicates are kept. Names that begin with "dw-" are refused."""
+        """Order and duplicates are kept. Names that begin with "dw-" are refused, but for
+        "dw-retry-…": those mean something to a retry topic's consumers alone.
+        """
 
     def __init__(
         self,

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from delaywheel import Client, Handle, TimedOutError
 from delaywheel.client.searching import ManyCancelled
+from delaywheel.record_headers import RETRY_ATTEMPT, RETRY_KEPT, RETRY_ORIGIN
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.cli.doing.many import message_of_json
 from delaywheel_replica.cli.printing.shapes import message_line
@@ -25,7 +26,9 @@ DUE_MS = 1_900_000_000_123
 CONTENT = st.none() | st.binary(max_size=20) | st.text(max_size=9).map(str.encode)
 NAMES = st.text(
     st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=9
-).filter(lambda name: not name.startswith("dw-"))
+).filter(lambda name: not name.startswith("dw-")) | st.sampled_from(
+    [RETRY_ATTEMPT, RETRY_ORIGIN, f"{RETRY_KEPT}dw-id"]  # what a RetryConsumer sent back has
+)
 
 
 @given(

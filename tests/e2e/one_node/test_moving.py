@@ -23,6 +23,9 @@ pytestmark = pytest.mark.kafka
 LATER_S = 14
 """How far ahead those are due that are moved; others are due in a second or two."""
 
+HEADERS = [("a", b"1"), ("a", None), ("b", b"\xfe\0"), ("dw-retry-attempt", b"2")]
+"""Such as a retry of a RetryConsumer has, among others."""
+
 
 class Sending(Caller):
     """Sends messages, of which every second one is due soon."""
@@ -38,7 +41,7 @@ class Sending(Caller):
                 self._topic,
                 None if number % 7 == 0 else b"\xff%d" % number,
                 key=None if number % 5 == 0 else b"k%d" % number,
-                headers=[("a", b"1"), ("a", None), ("b", b"\xfe\0")],
+                headers=HEADERS,
                 delay=timedelta(seconds=1.5 if number % 2 else LATER_S, milliseconds=number % 900),
                 partition=0 if number % 3 == 0 else None,
                 timestamp=None,
@@ -94,6 +97,7 @@ def test_each_message_arrives_once_when_it_is_moved_under_load(
     for cluster in (service, other):
         cluster.wait_done(max(callers.dues.values()))
     records = read_all(kafka.address, topic)
+    assert all(list(headers_of(record))[: len(HEADERS)] == HEADERS for record in records)
     told = [dict(headers_of(record)) for record in records]
     assert Counter(each["dw-id"] for each in told) == Counter(_hex(id_) for id_ in callers.dues)
     assert {each["dw-id"]: int(each["dw-due"] or 0) for each in told} == {

@@ -20,7 +20,9 @@ from support.wheels.messages import columns_of, message
 _pairs = st.lists(
     st.tuples(
         st.text(min_size=1, max_size=6)
-        | st.sampled_from(["dw-id", "dw-", "dw", "Dw-x", "é", "a\0", "\0"]),
+        | st.sampled_from(
+            ["dw-id", "dw-", "dw", "Dw-x", "dw-retry", "dw-retry-", "dw-retry-é", "é", "a\0", "\0"]
+        ),
         st.none() | st.binary(max_size=6),
     ),
     max_size=4,
@@ -46,6 +48,11 @@ def faults_of(columns: Columns) -> tuple[list[int], list[int]]:
     return found.malformed.tolist(), found.reserved.tolist()
 
 
+def is_ours(name: str) -> bool:
+    """A retry's headers are its consumers', and pass every door."""
+    return name.startswith("dw-") and not name.startswith("dw-retry-")
+
+
 def expected(encoded: list[bytes]) -> tuple[list[int], list[int]]:
     malformed, reserved = [], []
     for row, each in enumerate(encoded):
@@ -57,7 +64,7 @@ def expected(encoded: list[bytes]) -> tuple[list[int], list[int]]:
         if any("\0" in name for name in names):
             malformed.append(row)
         else:
-            reserved += [row] if any(name.startswith("dw-") for name in names) else []
+            reserved += [row] if any(map(is_ours, names)) else []
     return malformed, reserved
 
 
@@ -100,6 +107,15 @@ def test_a_name_that_the_client_would_cut_off_is_found(name: str) -> None:
         columns = columns_with([good] * many + [cut_off, good + cut_off])
         assert faults_of(columns) == ([many, many + 1], [])
     assert decode_headers(cut_off) == [(name, b"1")], "earlier versions accepted it"
+
+
+@pytest.mark.parametrize("many", [1, 300])
+def test_names_of_the_service_are_found_and_those_of_retries_are_not(many: int) -> None:
+    names = ["dw-id", "dw-retry-attempt", "dw-retry", "dw", "dw-retry-", "dw-retrx-a", "trace"]
+    encoded = [encode_headers([("a", None), (name, b"1")]) for name in names * many]
+    assert faults_of(columns_with(encoded)) == expected(encoded)
+    reserved = [names[row] for row in faults_of(columns_with(encoded))[1] if row < len(names)]
+    assert reserved == ["dw-id", "dw-retry", "dw-retrx-a"]
 
 
 @pytest.mark.parametrize("rows", [2, 300])

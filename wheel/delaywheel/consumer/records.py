@@ -39,9 +39,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from delaywheel import ingress
-from delaywheel.message import RESERVED_PREFIX
 from delaywheel.record_headers import (
     OMITTED_HEADER,
+    RESERVED_PREFIX,
     RETRY_ATTEMPT,
     RETRY_FIRST_ERROR,
     RETRY_KEPT,

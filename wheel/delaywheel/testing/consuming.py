@@ -18,6 +18,7 @@ from delaywheel.consumer.port import Start
 from delaywheel.consumer.records import Incoming, Outgoing, Place, Trip, unpack_retry
 from delaywheel.consumer.settings import Options, read_settings
 from delaywheel.levels import Duration
+from delaywheel.record_headers import is_reserved
 from delaywheel.testing.rows import SentMessage
 from delaywheel.testing.store import DeliveredRecord
 
@@ -137,11 +138,7 @@ def _delayed(record: Outgoing) -> SentMessage:
         orders[ingress.TOPIC].decode(),
         record.key,
         record.value,
-        tuple(
-            (name, value)
-            for name, value in record.headers
-            if not name.startswith("dw-") or name.startswith(ingress.PASSED_PREFIX)
-        ),
+        tuple((name, value) for name, value in record.headers if not is_reserved(name)),
         None if partition is None else int(partition),
         None,
     )

@@ -12,7 +12,8 @@ from enum import StrEnum
 from typing import Final, NamedTuple, TypeAlias
 
 from delaywheel import ingress
-from delaywheel.headers import RESERVED_PREFIX, encode_headers, is_cut_off
+from delaywheel.headers import encode_headers, is_cut_off
+from delaywheel.record_headers import is_reserved
 from delaywheel_replica.core.ingress.place import NO_TIMESTAMP, Place, message_id
 from delaywheel_replica.core.ingress.values import id_in, number_in
 
@@ -153,7 +154,7 @@ def _sorted(
     asked: _Asked = {}
     passed: list[tuple[str, bytes | None]] = []
     for name, value in headers:
-        if not name.startswith(RESERVED_PREFIX) or name.startswith(ingress.PASSED_PREFIX):
+        if not is_reserved(name):
             passed.append((name, value))
         elif name == _WHEEL:
             asked.pop(ingress.ID, None)  # from an earlier delivery
