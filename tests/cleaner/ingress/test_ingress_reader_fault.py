@@ -65,6 +65,9 @@ class Refused:
     def lags(self) -> dict[object, int]:
         return {}
 
+    def open_transactions(self) -> frozenset[object]:
+        return frozenset()
+
     def close(self) -> None: ...
 
 

@@ -19,7 +19,7 @@ from delaywheel_replica.cleaner.delivery.troubles import PATIENCE_S
 from delaywheel_replica.cleaner.due.rows import DueRows
 from delaywheel_replica.core.ingress.underway import Answer
 from delaywheel_replica.core.protocol.transaction_outcomes import Verdict
-from support.cleaner.ingress_site import AT, NAMES, NOW_MS, TOPIC, Site, asked
+from support.cleaner.ingress_site import AT, NAMES, NOW_MS, TOPIC, PretendedReader, Site, asked
 from support.due.wheels import Sent, Wheels
 
 BESIDE = (TOPIC, 1)
@@ -115,6 +115,20 @@ def test_a_partition_that_lost_its_end_is_reported_by_every_leader_and_holds_up_
         2,
     )
     assert (counted["ingress_cut_off"], counted["ingress_deleted"]) == (2, 0)
+
+
+def test_a_transaction_that_stays_open_is_a_fault(site: Site) -> None:
+    site.topics.send(*asked(5_000))
+    site.turn()
+    reader = site.ingress._reader
+    assert isinstance(reader, PretendedReader)
+    reader.open_transactions = {AT}
+    status = site.ingress.status()
+    assert status is not None
+    assert status.open_transactions == (f"{TOPIC}/0",)
+    assert [one for one in status.faults if "its producer leaves open" in one]
+    reader.open_transactions = set()
+    assert site.ingress.faults == ()
 
 
 def turns(site: Site, seconds: float) -> None:

@@ -11,6 +11,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions
 
+from delaywheel_replica.cleaner.kafka import ingress_topics
 from delaywheel_replica.cleaner.kafka.ingress_finding import IngressTopics, find_ingress
 from delaywheel_replica.cleaner.kafka.ingress_topics import IngressReader
 from delaywheel_replica.cleaner.outside.ports import Fetched, TopicPartitions
@@ -125,6 +126,29 @@ def test_aborted_records_are_never_read_and_are_passed(
     read.until(lambda read: read.positions.get((topic, 0)) == 6)
     assert read.values == [b"committed"]
     assert reader.lags() == {(topic, 0): 0}
+
+
+def test_who_leaves_a_transaction_open_is_found(
+    kafka: KafkaBroker, topic: str, reader: IngressReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ingress_topics, "OPEN_S", 0.05)
+    producer = Producer({"bootstrap.servers": kafka.address, "transactional.id": topic})
+    producer.init_transactions(PATIENCE_S)
+    producer.begin_transaction()
+    producer.produce(topic, b"open", partition=0)
+    producer.flush(PATIENCE_S)
+    send(kafka, topic, b"behind it")
+    send(kafka, topic, b"elsewhere", partition=1)
+    reader.assign({(topic, 0): 0, (topic, 1): 0})
+    read = Read(reader)
+
+    def found() -> frozenset[IngressPartition]:
+        reader.lags()
+        return reader.open_transactions()
+
+    read.until(lambda _: found() == {(topic, 0)})
+    producer.commit_transaction(PATIENCE_S)
+    read.until(lambda read: len(read.values) == 3 and not found())
 
 
 def test_a_record_of_an_open_transaction_is_waited_for(

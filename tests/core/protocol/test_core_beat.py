@@ -128,7 +128,9 @@ def test_a_wheel_id_that_is_none_is_named() -> None:
 
 
 def test_what_is_reported_of_the_ingress_topics_comes_back() -> None:
-    reported = IngressStatus(3, 12, {"in/0": 12, "in/1": 0}, 4_096, ("in/2",), ("in is compacted",))
+    reported = IngressStatus(
+        3, 12, {"in/0": 12, "in/1": 0}, 4_096, ("in/2",), ("in is compacted",), ("in/1",)
+    )
     for ingress in (reported, None):
         status = CleanerStatus("n", "b", 1, 0, 0, Role.LEADING, ingress=ingress)
         assert decode(CleanerStatus, encode(status)) == status

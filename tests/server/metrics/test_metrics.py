@@ -297,7 +297,7 @@ def test_the_ledger_and_how_long_it_has_failed() -> None:
 
 
 def test_how_far_ingress_is() -> None:
-    ingress = IngressStatus(3, 17, {"in/0": 12, "in/1": 5}, 4_096, ("in/2",), ("a", "b"))
+    ingress = IngressStatus(3, 17, {"in/0": 12, "in/1": 5}, 4_096, ("in/2",), ("a", "b"), ("in/0",))
     counted = {"ingress_held": 40, "ingress_forwarded": 2, "ingress_dead_letters": 1}
     reported = scrape(cleaner=cleaner_status(ingress=ingress, counters=counted))
     found = samples(reported)
@@ -307,12 +307,12 @@ def test_how_far_ingress_is() -> None:
         for name in (
             *("partitions", "lag_offsets", "held_bytes", "cut_off_partitions", "faults"),
             *("held_records_total", "forwarded_records_total", "dead_letters_total"),
-            "deleted_offsets_total",
+            *("deleted_offsets_total", "open_transaction_partitions"),
         )
     } == {
         "partitions": 3, "lag_offsets": 17, "held_bytes": 4_096, "cut_off_partitions": 1,
         "faults": 2, "held_records_total": 40, "forwarded_records_total": 2,
-        "dead_letters_total": 1, "deleted_offsets_total": 0,
+        "dead_letters_total": 1, "deleted_offsets_total": 0, "open_transaction_partitions": 1,
     }  # fmt: skip
 
 

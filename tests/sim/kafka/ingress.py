@@ -117,6 +117,11 @@ class SimIngress:
                 lags[at] = max(0, self._heard_to(partition) - position)
         return lags
 
+    @property
+    def open_transactions(self) -> AbstractSet[IngressPartition]:
+        """None: it looks only at the end of committed records."""
+        return frozenset()
+
     def report_to_group(self, offsets: Mapping[IngressPartition, int]) -> None:
         """Shows progress in the group's offsets, without waiting for the answer."""
         kafka, group = self._line.kafka, self._line.names.ingress_group

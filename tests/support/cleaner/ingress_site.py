@@ -160,6 +160,7 @@ class PretendedReader:
         self._positions: dict[IngressPartition, int] = {}
         self._resting: AbstractSet[IngressPartition] = frozenset()
         self.cut_off: dict[IngressPartition, int] = {}
+        self.open_transactions: set[IngressPartition] = set()
         self._topic_ids: dict[str, str] = {}
 
     @property

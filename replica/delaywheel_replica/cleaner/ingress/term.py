@@ -197,6 +197,14 @@ class Ingress:
                 f"ingress partition {topic}/{partition}{more} ends before what was read of it, and"
                 " is no longer read: delete the topic, and let it be recreated"
             )
+        open_ = sorted(self._open)
+        if open_:
+            more = f" and {len(open_) - 1} more" if open_[1:] else ""
+            found.append(
+                f"ingress partition {name_of(open_[0])}{more} waits for a transaction that its"
+                " producer leaves open: Kafka aborts it after that producer's"
+                " transaction.timeout.ms; kafka-transactions.sh finds it, and aborts it sooner"
+            )
         return tuple(found)
 
     def status(self) -> IngressStatus | None:
@@ -216,6 +224,7 @@ class Ingress:
             lags={name_of(at): lags[at] for at in sorted(greatest)},
             held_bytes=term.held_bytes,
             cut_off=tuple(name_of(at) for at in sorted(self._cut_off))[:LAGS_REPORTED],
+            open_transactions=tuple(map(name_of, sorted(self._open)))[:LAGS_REPORTED],
             faults=self.faults,
         )
 
@@ -364,6 +373,10 @@ class Ingress:
     @property
     def _cut_off(self) -> frozenset[IngressPartition]:
         return frozenset() if self._term is None else self._term.cut_off
+
+    @property
+    def _open(self) -> AbstractSet[IngressPartition]:
+        return frozenset() if self._reader is None else self._reader.open_transactions
 
     def _begin(self, state: ControlState) -> None:
         self._term = Term(state.ingress, self._settings.rules)

@@ -68,6 +68,7 @@ class IngressThread:
         self._fetched: list[Fetched] = []
         self._fault: str | None = None
         self._lags: dict[IngressPartition, int] = {}
+        self._open: frozenset[IngressPartition] = frozenset()
         self._cut_off: Mapping[IngressPartition, int] = {}
         self._recreated: frozenset[str] = frozenset()
         self._failure: BaseException | None = None
@@ -130,6 +131,11 @@ class IngressThread:
         """Returns the number of unread offsets of each partition, as last reported by Kafka."""
         return self._lags
 
+    @property
+    def open_transactions(self) -> frozenset[IngressPartition]:
+        """Returns the partitions that are held up by a transaction that stays open."""
+        return self._open
+
     def report_to_group(self, offsets: Mapping[IngressPartition, int]) -> None:
         """Shows progress in the consumer group's offsets: for operators, nothing reads them."""
         with self._changed:
@@ -181,6 +187,7 @@ class IngressThread:
             if time.monotonic() >= lags_at:
                 lags_at = time.monotonic() + LAGS_S
                 self._lags = reader.lags()
+                self._open = reader.open_transactions()
 
     @property
     def _reads(self) -> bool:

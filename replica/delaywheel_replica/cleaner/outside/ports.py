@@ -211,6 +211,10 @@ class IngressPort(Protocol):
     def lags(self) -> dict[IngressPartition, int]:
         """Returns the number of unread offsets of each partition, as last reported by Kafka."""
 
+    @property
+    def open_transactions(self) -> AbstractSet[IngressPartition]:
+        """Returns the partitions that are held up by a transaction that stays open."""
+
     def report_to_group(self, offsets: Mapping[IngressPartition, int]) -> None:
         """Shows progress in the consumer group's offsets: for operators, nothing reads them."""
 

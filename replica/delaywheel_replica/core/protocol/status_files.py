@@ -149,6 +149,7 @@ class IngressStatus:
         held_bytes: What is under way takes about so much memory.
         cut_off: Partitions that are not read, since they end before what was read of them.
         faults: Why topics are not read, or the records not handed over, for people.
+        open_transactions: Partitions that a producer's open transaction holds up.
     """
 
     partitions: Natural = 0
@@ -157,6 +158,7 @@ class IngressStatus:
     held_bytes: Natural = 0
     cut_off: tuple[str, ...] = ()
     faults: tuple[str, ...] = ()
+    open_transactions: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,6 +105,11 @@ _INGRESS: tuple[Spec, ...] = (
         _of_ingress(lambda ingress: len(ingress.cut_off)),
     ),
     gauge(
+        "ingress_open_transaction_partitions",
+        "Partitions that wait for a transaction that its producer leaves open.",
+        _of_ingress(lambda ingress: len(ingress.open_transactions)),
+    ),
+    gauge(
         "ingress_faults",
         "Reasons for not taking in ingress records: `delaywheel status` names them.",
         _of_ingress(lambda ingress: len(ingress.faults)),
