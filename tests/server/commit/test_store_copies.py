@@ -280,6 +280,31 @@ def test_a_frame_without_row_is_absent_once_the_slot_files_were_searched_for_it(
     assert asked(restarted(disk), 2, 5) == (two, NO_SEQS)
 
 
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_row_that_is_lost_again_before_it_can_be_read_is_written_again(*, restarts: bool) -> None:
+    disk = SimulatedDisk()
+    store = opened(disk)
+    store.mirror(CARD, bundled(written_elsewhere()))
+    store.checkpoint(ignored)
+    index, two = layout.index_path(layout.wheel_folder(DATA, WHEEL), 0), SeqSet.of([2])
+
+    def lose_row() -> None:
+        disk.set_content(index, disk.content(index)[:16] + bytes(16) + disk.content(index)[32:])
+
+    lose_row()
+    assert asked(store, 2, 5) == (NO_SEQS, two)
+    disk.failing_reads = "index", errno.EIO
+    if restarts:
+        store = restarted(disk)
+    else:
+        assert finish(store.reading_again(WHEEL, two)) == NO_SEQS
+    assert disk.content(index)[16:32] != bytes(16), "written, although it cannot be read"
+    lose_row()
+    disk.failing_reads = None
+    assert finish(store.reading_again(WHEEL, two)) == two
+    assert disk.content(index)[16:32] != bytes(16), "the copy's reader may still know the row"
+
+
 def test_lost_frames_are_passed_on_as_holes() -> None:
     disk = SimulatedDisk()
     store = opened(disk)

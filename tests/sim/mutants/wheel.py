@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from delaywheel.identity import WheelId
 from delaywheel.seqset import SeqSet
 from delaywheel.storage.files.index import read_raw_rows
 from delaywheel.storage.folder import layout
+from delaywheel.storage.folder.disk import Disk
 from delaywheel.storage.folder.steps import Steps
 from delaywheel.storage.frames import rows
 from delaywheel.storage.frames.bundle import FrameBundle
@@ -105,8 +108,11 @@ def slots_of_unread_rows_are_unknown() -> list[Patch]:
 def searched_once() -> list[Patch]:
     real = restoring.restoring
 
-    def searched(*arguments: Any, **options: Any) -> Steps[Restored]:
-        return (yield from real(*arguments, **options))._replace(searched_all=True)
+    def searched(
+        disk: Disk, folder: Path, wheel: WheelId, seqs: SeqSet, **options: Any
+    ) -> Steps[Restored]:
+        restored = yield from real(disk, folder, wheel, seqs, **options)
+        return restored._replace(nowhere=seqs)
 
     return [everywhere(real, searched)]
 

@@ -133,16 +133,15 @@ def test_a_frame_lost_with_its_row_leaves_a_hole() -> None:
     disk, wheel, frames = wheel_of_three()
     disk.delete(slot_file(wheel, 1))
     disk.set_content(index_file(wheel), b"")
-    assert recover_wheel(disk, DATA, wheel.wheel, os_crashed=True) == Recovered(
-        3, [], SeqSet.of([2])
-    )
+    lost = Recovered(3, [], SeqSet.of([2]), nowhere=SeqSet.of([2]))
+    assert recover_wheel(disk, DATA, wheel.wheel, os_crashed=True) == lost
     hole = WheelReader(disk, DATA, wheel.wheel).frame(2)
     assert isinstance(hole, DamagedFrame)
     assert (hole.slot, hole.reason) == (0, DamageReason.HOLE)
     del frames[2]
     assert read_all(disk, DATA, wheel.wheel) == frames
     again = recover_wheel(disk, DATA, wheel.wheel, os_crashed=False)
-    assert again == Recovered(3, [], SeqSet.of([2])), "no start forgets what is missing"
+    assert again == lost, "no start forgets what is missing"
 
 
 def test_frames_without_rows_are_found_behind_a_damaged_one_that_has_its_row() -> None:
@@ -172,7 +171,7 @@ def test_zeros_that_a_crash_left_of_a_repair_are_no_deleted_segment(*, os_crashe
     disk.set_content(index_file(wheel), rows[:16] + bytes(16) + rows[32:])
     disk.delete(slot_file(wheel, 1))
     recovered = recover_wheel(disk, DATA, wheel.wheel, os_crashed=os_crashed)
-    assert recovered == Recovered(3, [], SeqSet.of([2]))
+    assert recovered == Recovered(3, [], SeqSet.of([2]), nowhere=SeqSet.of([2]))
     hole = WheelReader(disk, DATA, wheel.wheel).frame(2)
     assert isinstance(hole, DamagedFrame)
     assert hole.reason is DamageReason.HOLE
@@ -253,7 +252,7 @@ def test_an_index_that_cannot_be_opened_hides_its_rows_as_long_as_that_lasts() -
     disk.faults += [Fault("open", path_part="index") for _ in range(99)]
     recovered = recover_wheel(disk, DATA, wheel.wheel, os_crashed=False)
     unread = SeqSet.of([1, 2, 3])
-    assert recovered == Recovered(3, [], unread, unsought=unread)
+    assert recovered == Recovered(3, [], unread)
     reader = WheelReader(disk, DATA, wheel.wheel)
     assert reader.last_seq() == 3
     assert isinstance(reader.frame(2), DamagedFrame)

@@ -229,7 +229,8 @@ def test_a_hole_is_missing_until_it_is_repaired() -> None:
     hole = FrameCopy(1, HOLE_ROW, b"")
     pair.append([hole, *pair.copies[1:]])
     assert list(pair.mirror.missing) == [1]
-    assert pair.reopened() == Recovered(5, [], SeqSet.of([1])), "no restart forgets it"
+    first = SeqSet.of([1])
+    assert pair.reopened() == Recovered(5, [], first, nowhere=first), "no restart forgets it"
     assert pair.repair([hole]) == []
     assert list(pair.mirror.missing) == [1]
     assert pair.repair(pair.copies[:1]) == []

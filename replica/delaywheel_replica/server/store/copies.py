@@ -197,7 +197,7 @@ class Copies:
             wheel,
             self.handles,
             damaged=recovered.damaged,
-            unsought=recovered.unsought,
+            nowhere=recovered.nowhere,
             floor=self.floor,
             dial=self.dial,
             table_rows=self.table_rows,

@@ -96,7 +96,7 @@ class Recovered:
     last_seq: int  # the last frame that counts
     cut: list[Cut]
     damaged: SeqSet  # seqs up to last_seq that cannot be read from this disk
-    unsought: SeqSet = NO_SEQS  # those of them that may lie in slot files that could not be read
+    nowhere: SeqSet = NO_SEQS  # those of them that lie in no slot file
 
 
 def recover_wheel(
@@ -172,7 +172,6 @@ def recovering(
     restored = yield from restoring(disk, folder, wheel, missing, floor=floor)
     for seqs in restored.by_slot.values():
         missing -= seqs
-    unsought = NO_SEQS if restored.searched_all else missing
     if os_crashed or checkpoint is None or lost_seq is not None:
         # Unless the machine has crashed, what was read may lie in the page cache alone.
         seq = last_seq if os_crashed else min(known.seq, last_seq)
@@ -181,7 +180,7 @@ def recovering(
         yield
     with suppress(OSError):  # then the next start examines a few slots needlessly
         forget_announced(disk, folder)
-    return Recovered(last_seq, cut, missing, unsought)
+    return Recovered(last_seq, cut, missing, restored.nowhere)
 
 
 def _first_seq(disk: Disk, folder: Path) -> int:

@@ -135,7 +135,7 @@ class MirrorWheel:
         handles: HandleCache,
         *,
         damaged: SeqSet = NO_SEQS,
-        unsought: SeqSet = NO_SEQS,
+        nowhere: SeqSet = NO_SEQS,
         floor: int = 0,
         dial: Dial | None = None,
         table_rows: int = ROWS_PER_SEGMENT,
@@ -148,7 +148,7 @@ class MirrorWheel:
             wheel: Its name; it was made (``make_wheel``), or has been recovered.
             handles: The node's cache of open slot files.
             damaged: The frames that recovery found missing.
-            unsought: Those of them that may lie in slot files.
+            nowhere: Those of them that lie in no slot file.
             floor: Slots below are finished.
             dial: Counts what is written.
             table_rows: How many rows, roughly, its slot table may lag behind.
@@ -160,9 +160,7 @@ class MirrorWheel:
         copy = cls(disk, data, meta, handles, floor=floor, dial=dial, table_rows=table_rows)
         copy._missing.add(damaged)
         yield from copy._read_index()
-        for first_seq, rows in copy._reader.rows_of(damaged - unsought):
-            copy._searched |= SeqSet.where(first_seq, is_hole(rows))  # others may lose their rows
-            yield
+        copy._searched = nowhere
         return copy
 
     @property
@@ -299,8 +297,7 @@ class MirrorWheel:
         restored = yield from restoring(
             self._disk, self._folder, self.wheel, new, floor=self._floor
         )
-        if restored.searched_all:
-            self._searched |= restored.holes  # others may lose their rows yet
+        self._searched |= restored.nowhere  # others may lose their rows yet
         for slot, found in restored.by_slot.items():
             self._index.rewritten(found)
             self._table.change({slot})

@@ -26,10 +26,8 @@ class Restored(NamedTuple):
 
     by_slot: dict[int, SeqSet]
     """The seqs that were restored, by slot: their rows can be read."""
-    searched_all: bool
-    """Whether all files could be read, and rows written: what was not found lies in none."""
-    holes: SeqSet = NO_SEQS
-    """What was looked for."""
+    nowhere: SeqSet = NO_SEQS
+    """The holes whose frames lie in no slot file: all files could be read."""
 
 
 def restoring(
@@ -47,9 +45,9 @@ def restoring(
     holes = _holes_among(disk, folder, seqs)
     yield
     restored: dict[int, SeqSet] = {}
-    searched_all, sought = True, holes
+    searched_all = True
     if not holes:
-        return Restored(restored, searched_all)
+        return Restored(restored)
     for slot in list_slots(disk, folder, floor):
         try:
             found = rows_in_file(disk, folder, wheel, slot, holes)
@@ -63,11 +61,12 @@ def restoring(
         if found:
             seqs = SeqSet.of(found)
             # Written is not readable: of a row that nobody can read, the slot would be unknown.
+            # Such rows are looked for again, as the medium may lose them before they can be read.
             restored[slot] = seqs - _holes_among(disk, folder, seqs)
             holes -= seqs
             if not holes:
                 break
-    return Restored(restored, searched_all, sought)
+    return Restored(restored, holes if searched_all else NO_SEQS)
 
 
 def _holes_among(disk: Disk, folder: Path, seqs: SeqSet) -> SeqSet:
