@@ -35,6 +35,7 @@ No I/O, no clock, no lock.
 
 from __future__ import annotations
 
+import uuid
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -80,13 +81,19 @@ class Counts:
 
 @dataclass(slots=True)
 class Cut:
-    """What one transaction commits: outcomes of records, and the offsets after them."""
+    """What one transaction commits: outcomes of records, and the offsets after them.
+
+    Attributes:
+        name: The transaction's, said beside its offsets: who reads it there knows that it is
+            committed. Offsets alone prove nothing: they may be of before, or another member's.
+    """
 
     messages: list[ReceivedMessage] = field(default_factory=list)
     records: list[Outgoing] = field(default_factory=list)
     offsets: dict[Partition, int] = field(default_factory=dict)
     length_bytes: int = 0
     most: int = CUT_RECORDS
+    name: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     @property
     def is_full(self) -> bool:

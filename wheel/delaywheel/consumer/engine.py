@@ -11,8 +11,8 @@ bound, partitions are paused.
 | partitions are lost | they are forgotten |
 | partitions are assigned | the committed offsets are read, once no transaction is open there |
 | a transaction fails, or perhaps failed | nothing is handed out; a new producer ends what the |
-|   | old one had begun, the committed offsets show what happened, and what is held is kept: its |
-|   | handlers have begun, or are spared |
+|   | old one had begun, the note beside the committed offsets says which transaction set them, |
+|   | and what is held is kept: its handlers have begun, or are spared |
 | it is refused because of its records | half as many are committed at once; one alone gets |
 |   | another outcome: a dead letter, or one without its value |
 | Kafka is away | the same again, a little later each time |
@@ -87,6 +87,7 @@ class Engine:
         self._doubtful: Cut | None = None
         self._failures = 0
         self._recover_at_s = 0.0
+        self._give_up_s: float | None = None
         self._cut_most: int | None = None
         self._called_back = False
         self._topics: dict[str, Topic] = {}
@@ -406,7 +407,9 @@ class Engine:
             failure = (
                 Failure("the consumer is no longer a member of its group")
                 if membership is None
-                else self._broker.commit(cut.records, self._passed(cut.offsets), membership)
+                else self._broker.commit(
+                    cut.records, self._passed(cut.offsets, cut.name), membership
+                )
             )
             with self._changed:
                 if failure is None:
@@ -448,7 +451,9 @@ class Engine:
         _LOG.error("%r: %s", message, failure.text)
         if self._order is not None:
             written, _ = self._order.settled(message, settlement)
-            settlement = settlement._replace(order=written)
+            known = {record.key for record in written}
+            others = [one for one in message.settlement.order if one.key not in known]
+            settlement = settlement._replace(order=(*others, *written))
         self._book.resettle(message, settlement)
 
     def _widen(self) -> None:
@@ -470,7 +475,8 @@ class Engine:
             return
         with self._changed:
             self._doubtful = None
-            if all(one is not None and one.offset == cut.offsets[at] for at, one in found.items()):
+            # One of them is enough: those of a topic that was deleted meanwhile are gone.
+            if any(one is not None and one.transaction == cut.name for one in found.values()):
                 self._book.committed(cut)
             self._notify()
 
@@ -612,20 +618,29 @@ class Engine:
             raise KafkaAway(failure.text)
         return ends
 
-    def _passed(self, offsets: Mapping[Partition, int]) -> dict[Partition, Passed]:
+    def _passed(
+        self, offsets: Mapping[Partition, int], transaction: str = ""
+    ) -> dict[Partition, Passed]:
         nowhere = Topic("", 0)
         return {
             one: Passed(
-                offset, self._topics.get(one.topic, nowhere).id, self._begun_with.get(one.topic, 0)
+                offset,
+                self._topics.get(one.topic, nowhere).id,
+                self._begun_with.get(one.topic, 0),
+                transaction,
             )
             for one, offset in offsets.items()
         }
 
     def _revoked(self, partitions: Sequence[Partition]) -> None:
         self._called_back = True
-        self._drain(partitions)
-        self._commit()
+        deadline = time.monotonic() + self._settings.drain_ms / 1000
+        self._drain(partitions, deadline)
+        self._settle_up(deadline)
         self._lost(partitions)
+        with self._changed:
+            self._is_draining = False
+            self._notify()
 
     def _lost(self, partitions: Sequence[Partition]) -> None:
         self._called_back = True
@@ -644,14 +659,30 @@ class Engine:
         for message in messages:
             message.tell_lost()
 
-    def _drain(self, partitions: Sequence[Partition]) -> None:
-        """Waits until records in hand are settled, for a bounded time."""
-        deadline = time.monotonic() + self._settings.drain_ms / 1000
+    def _drain(self, partitions: Sequence[Partition], deadline_s: float) -> None:
+        """Hands out nothing more, and waits until records in hand are settled."""
         with self._changed:
             self._is_draining = True
-            while self._book.in_hand(partitions) and time.monotonic() < deadline:
+            while self._book.in_hand(partitions) and time.monotonic() < deadline_s:
                 self._changed.wait(FETCH_S)
-            self._is_draining = False
+
+    def _settle_up(self, deadline_s: float) -> None:
+        """Commits what is settled, and what failed again: whoever reads on would handle it again.
+
+        It is tried once at least, and again until this time.
+        """
+        self._give_up_s = deadline_s
+        while True:
+            if self._must_recover:
+                self._recover()
+            if not self._must_recover:
+                self._commit()
+            with self._changed:
+                if not self._book.can_cut or time.monotonic() >= deadline_s:
+                    break
+            if self._must_recover:
+                time.sleep(FIRST_BACKOFF_S)
+        self._give_up_s = None
 
     def _end(self) -> None:
         """Ends gracefully: stays in the group until records in hand are settled."""
@@ -660,18 +691,20 @@ class Engine:
             self._notify()
         while self._book.in_hand(self._book.partitions) and time.monotonic() < deadline:
             self._turn(fetches=False)
-        if self._must_recover:
-            self._recover()
-        if not self._must_recover:
-            self._commit()
+        self._settle_up(deadline)
 
     def _insist(self, what: str, ask: Callable[[], _T]) -> _T | None:
-        """Asks until Kafka answers; None if the end was requested meanwhile."""
+        """Asks until Kafka answers; None if the end came meanwhile."""
 
         def note(trouble: str | None) -> None:
             self._trouble = None if trouble is None else f"{what}: {trouble}"
 
-        return insist(ask, note, lambda: self._is_stopping)
+        def gives_up() -> bool:
+            if self._give_up_s is not None:
+                return time.monotonic() >= self._give_up_s
+            return self._is_stopping
+
+        return insist(ask, note, gives_up)
 
     @property
     def _may_hand_out(self) -> bool:

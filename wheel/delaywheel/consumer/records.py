@@ -84,11 +84,13 @@ class Passed(NamedTuple):
         topic_id: Kafka's id of the topic that it was of; empty: unknown.
         begun_with: How many partitions the topic had when the group began at its end; 0: it did
             not, or this is not known.
+        transaction: The name of the transaction that committed it, which no other has.
     """
 
     offset: int
     topic_id: str = ""
     begun_with: int = 0
+    transaction: str = ""
 
 
 class Place(NamedTuple):

@@ -28,7 +28,8 @@ _OFFSETS_REPEATED_S = 0.5
 
 def _note(passed: Passed) -> str:
     """Returns what is said beside an offset."""
-    said = {"topic_id": passed.topic_id, "begun_with": passed.begun_with}
+    said = passed._asdict()
+    del said["offset"]
     return json.dumps({name: value for name, value in said.items() if value})
 
 
@@ -36,7 +37,12 @@ def read_note(offset: int, note: str | None) -> Passed:
     """Returns a committed offset with what is said beside it; other programs may say anything."""
     try:
         said = json.loads(note or "{}")
-        return Passed(offset, str(said.get("topic_id", "")), int(said.get("begun_with", 0)))
+        return Passed(
+            offset,
+            str(said.get("topic_id", "")),
+            int(said.get("begun_with", 0)),
+            str(said.get("transaction", "")),
+        )
     except (ValueError, TypeError, AttributeError):
         return Passed(offset)
 
