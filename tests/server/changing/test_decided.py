@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
@@ -34,16 +34,20 @@ class Site:
 
     Attributes:
         length_bytes: of each message.
-        copies: how many were written, or are being written.
+        reads: how many hand-overs they cost.
+        copies: how many were written.
         cancels: how many were.
+        groups: how many messages or cancels were written together, in order.
         held_bytes: of copies that were read and are not written.
         most_bytes: the most of that there was.
         refuses: what the writing says of a cancel.
     """
 
     length_bytes: int = 10
+    reads: int = 0
     copies: int = 0
     cancels: int = 0
+    groups: list[int] = field(default_factory=list)
     held_bytes: int = 0
     most_bytes: int = 0
     refuses: list[Exception] = field(default_factory=list)
@@ -53,6 +57,8 @@ class Site:
         self.goes_on = asyncio.Event()
         self.goes_on.set()
         self.word = asyncio.Event()
+        self._group: list[tuple[Columns, Kind, asyncio.Future[SimpleNamespace]]] = []
+        self._writes: list[asyncio.Task[None]] = []
         self.cleaner = Cleaner(
             CleanerStatus("a", "boot", 1, monotonic_ms() + 60_000, 0, role=Role.LEADING)
         )
@@ -71,22 +77,44 @@ class Site:
         await self.word.wait()
         self.word.clear()
 
-    async def message(self, _slot: int, place: Position) -> Columns:
-        self.held_bytes += self.length_bytes
+    async def messages(
+        self, places: Sequence[tuple[int, Position]], length_bytes: int
+    ) -> list[Columns]:
+        self.reads += 1
+        fitting = max(1, length_bytes // self.length_bytes)
+        self.held_bytes += self.length_bytes * len(places[:fitting])
         self.most_bytes = max(self.most_bytes, self.held_bytes)
-        return columns_of([message(place.seq, value=bytes(self.length_bytes))])
+        return [
+            columns_of([message(place.seq, value=bytes(self.length_bytes))])
+            for _, place in places[:fitting]
+        ]
 
-    async def submit(self, columns: Columns, kind: Kind = Kind.MESSAGES) -> Any:
+    def submit(
+        self, columns: Columns, kind: Kind = Kind.MESSAGES
+    ) -> asyncio.Future[SimpleNamespace]:
+        """What is submitted before others run is one group, as of the real writing."""
+        if not self._group:
+            self._writes.append(asyncio.create_task(self._write()))
+        answer = asyncio.get_running_loop().create_future()
+        self._group.append((columns, kind, answer))
+        return answer
+
+    async def _write(self) -> None:
+        group, self._group = self._group, []
+        self.groups.append(len(group))
         await self.goes_on.wait()
-        if kind is Kind.MESSAGES:
-            self.copies += 1
-            self.held_bytes -= self.length_bytes
-            assert columns.due_ms.tolist() == [TO_MS]
-        else:
-            self.cancels += 1
-            if self.refuses:
-                raise self.refuses.pop()
-        return SimpleNamespace(failed={}, wheel=OWN, seq=self.copies + self.cancels)
+        for columns, kind, answer in group:
+            if kind is Kind.MESSAGES:
+                self.copies += 1
+                self.held_bytes -= self.length_bytes
+                assert columns.due_ms.tolist() == [TO_MS]
+            else:
+                self.cancels += 1
+                if self.refuses:
+                    answer.set_exception(self.refuses.pop())
+                    continue
+            seq = self.copies + self.cancels
+            answer.set_result(SimpleNamespace(failed={}, wheel=OWN, seq=seq))
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Decisions]:
@@ -119,9 +147,35 @@ async def test_copies_that_are_written_hold_so_many_bytes(length_bytes: int) -> 
             await asyncio.sleep(0)
         site.goes_on.set()
         await until(lambda: len(site.reported) == 40)
-    # Those, and the one that waits for room.
-    assert site.most_bytes <= max(COPIES_BYTES, length_bytes) + length_bytes
+    assert site.most_bytes <= max(COPIES_BYTES, length_bytes)
     assert (site.copies, site.cancels) == (40, 40)
+
+
+async def test_what_is_decided_together_is_read_once_and_written_as_two_groups() -> None:
+    """And what is decided meanwhile comes next, together."""
+    site = Site()
+    site.goes_on.clear()
+    site.decide(40)
+    async with site.running():
+        await until(lambda: site.groups == [40])
+        for count in range(41, 81):
+            site.decide(count)
+            await asyncio.sleep(0)
+        site.goes_on.set()
+        await until(lambda: len(site.reported) == 80)
+    assert site.reads == 2
+    assert site.groups == [40, 40, 40, 40]
+
+
+async def test_one_that_is_refused_holds_up_no_other_of_its_batch() -> None:
+    site = Site(refuses=[RefusedError(Reason.SLOT_FULL)])
+    site.decide(3)
+    async with site.running():
+        await until(lambda: site.cancels == 3)
+        await until(lambda: len(site.reported) == 2)
+        site.word.set()
+        await until(lambda: len(site.reported) == 3)
+    assert (site.copies, site.cancels) == (3, 4)
 
 
 async def test_where_the_cancel_fails_its_copy_is_not_written_again() -> None:

@@ -98,7 +98,7 @@ class Reschedules:
                 self._write_copy(key, stands)
 
     def _write_copy(self, key: Key, stands: Reschedule) -> None:
-        columns = self._cancels.scanner.message(key[1] // 1000, stands.place)
+        (columns,) = self._cancels.scanner.messages([(key[1] // 1000, stands.place)], 0)
         if columns is None:
             self._busy.discard(key)
             return

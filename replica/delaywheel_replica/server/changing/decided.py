@@ -3,13 +3,14 @@
 The leader's node does this, whichever node received the request (core/leader/rescheduling.py). It
 reports what is written to its cleaner until the record is gone, or shows that it is written.
 
-Copies are read out of their frames one at a time, and the bytes of those being written are bounded.
-If the cancel fails, the copy is not written again.
+What is decided while a batch is written forms the next one. A batch is read with one hand-over to
+the thread that reads, and each of its halves is one group on the wheel: all copies, then all
+cancels. The bytes of its copies are bounded; what is beyond comes next. If a cancel fails, its copy
+is not written again.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
 from math import inf
 from typing import Final, NamedTuple
@@ -28,13 +29,15 @@ from delaywheel_replica.core.protocol.reschedules import (
 )
 from delaywheel_replica.core.protocol.status_files import CleanerStatus
 from delaywheel_replica.process.logs import get_logger
+from delaywheel_replica.server.commit.committer import Committed
 from delaywheel_replica.server.commit.writing import Writing
 from delaywheel_replica.server.lookup.queries import Queries
+from delaywheel_replica.server.node.answering import defect
 from delaywheel_replica.server.node.node_view import NodeView
 from delaywheel_replica.server.node.refusals import RefusedError
 
 COPIES_BYTES: Final = 4 << 20
-"""Copies being written hold at most this much together, unless there is only one."""
+"""The copies of a batch hold at most this much together, unless there is only one."""
 
 _log = get_logger(__name__)
 
@@ -73,26 +76,40 @@ class Decisions:
         self._writing = writing
         self._report = report
         self._next_change = next_change
-        self._tasks: dict[MessageKey, asyncio.Task[None]] = {}
         self._copies: dict[MessageKey, _Copy] = {}
         self._written: dict[MessageKey, RescheduleWritten] = {}
-        self._reading = asyncio.Lock()
-        self._room = _Room(COPIES_BYTES)
+        self._progressed = asyncio.Event()
         self._waiting: dict[MessageKey, set[asyncio.Future[None]]] = {}
         self._seen: Mapping[MessageKey, Reschedule] = {}
 
     async def run(self) -> None:
         """Writes decided reschedules until the task is cancelled."""
-        try:
-            while True:
-                leading = self._view.cleaner.leading()
-                if leading is not None:
-                    self._write_all(leading)
-                self._wake(leading)
-                await self._next_change()
-        finally:
-            for task in self._tasks.values():
-                task.cancel()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._follow())
+            tasks.create_task(self._write_batches())
+
+    async def _follow(self) -> None:
+        """Reports what is written, and wakes who waits for it, at each progress."""
+        while True:
+            leading = self._view.cleaner.leading()
+            if leading is not None:
+                self._report_taken(leading)
+                self._progressed.set()
+            self._wake(leading)
+            await self._next_change()
+
+    async def _write_batches(self) -> None:
+        """Writes; what is not written now is tried again at the next progress."""
+        while True:
+            await self._progressed.wait()
+            self._progressed.clear()
+            tried: set[MessageKey] = set()
+            while batch := self._open(tried):
+                try:
+                    tried.update(await self._write(batch))
+                except Exception as error:  # noqa: BLE001 - it is named, and tried again
+                    defect(error)
+                    break
 
     def written(self, key: MessageKey) -> RescheduleWritten | None:
         """Returns the frames of a message whose record stands."""
@@ -135,85 +152,92 @@ class Decisions:
             if not told.done():
                 told.set_result(None)
 
-    def _write_all(self, status: CleanerStatus) -> None:
+    def _report_taken(self, status: CleanerStatus) -> None:
         for known in (self._written, self._copies):
             for key in known.keys() - status.reschedules.keys():
                 del known[key]
-        for key, stands in status.reschedules.items():
-            written = self._written.get(key)
-            if stands.is_written or key in self._tasks:
-                continue
-            if written is not None and written.to_ms == stands.to_ms:
-                if _is_taken(written, status):
-                    self._report(written)
-            else:
-                self._tasks[key] = asyncio.create_task(self._write(key, stands))
+        for key, written in self._written.items():
+            stands = status.reschedules[key]
+            is_asked_for = not stands.is_written and written.to_ms == stands.to_ms
+            if is_asked_for and _is_taken(written, status):
+                self._report(written)
 
-    async def _write(self, key: MessageKey, stands: Reschedule) -> None:
-        """Writes the copy before the cancel, which alone would remove the message."""
-        try:
-            copy = self._copies.get(key)
-            if copy is None or copy.to_ms != stands.to_ms:
-                copy = await self._write_copy(key, stands)
-            if copy is None:
-                return
-            self._copies[key] = copy
-            columns = _cancel_of(key, stands.to_ms)
-            cancelled = await self._writing.submit(columns, Kind.CANCELS)
+    def _open(self, tried: set[MessageKey]) -> dict[MessageKey, Reschedule]:
+        """Returns what is decided, not written, and not tried since the last progress."""
+        leading = self._view.cleaner.leading()
+        if leading is None:
+            return {}
+        return {
+            key: stands
+            for key, stands in leading.reschedules.items()
+            if not stands.is_written and key not in tried and not _has(self._written, key, stands)
+        }
+
+    async def _write(self, batch: Mapping[MessageKey, Reschedule]) -> Iterable[MessageKey]:
+        """Writes the copies before the cancels, which alone would remove the messages.
+
+        Returns:
+            The messages that had their turn.
+        """
+        uncopied = {
+            key: stands
+            for key, stands in sorted(batch.items(), key=lambda item: item[1].place)
+            if not _has(self._copies, key, stands)
+        }
+        read = await self._queries.messages(
+            [(key[1] // 1000, stands.place) for key, stands in uncopied.items()], COPIES_BYTES
+        )
+        turn = batch.keys() - [*uncopied][len(read) :]
+        copies = {
+            key: replace(columns, due_ms=np.array([batch[key].to_ms], dtype=np.int64))
+            for key, columns in zip(uncopied, read, strict=False)
+            if columns is not None  # otherwise the frame is missing and requested
+        }
+        for key, wrote in await self._submitted(copies, Kind.MESSAGES):
+            if not wrote.failed:  # otherwise it is too late for this due: the leader puts it off
+                self._copies[key] = _Copy(batch[key].to_ms, wrote.wheel, wrote.seq)
+        copied = {key: self._copies[key] for key in turn if _has(self._copies, key, batch[key])}
+        cancels = {key: _cancel_of(key, copy.to_ms) for key, copy in copied.items()}
+        for key, cancelled in await self._submitted(cancels, Kind.CANCELS):
+            copy = copied[key]
             reasons = {refusal.reason for refusal in cancelled.failed.values()}
             if reasons <= {Reason.DUE_TOO_OLD}:
-                self._written[key] = RescheduleWritten(
+                written = self._written[key] = RescheduleWritten(
                     key,
-                    stands.to_ms,
+                    copy.to_ms,
                     (copy.wheel, copy.seq),
                     None if reasons else (cancelled.wheel, cancelled.seq),
                 )
-                self._report(self._written[key])
+                self._report(written)
                 self._tell(key)
-        except RefusedError as error:
-            _log.info("a reschedule is not written", reason=error.refusal.reason.value)
-        finally:
-            del self._tasks[key]
+        return turn
 
-    async def _write_copy(self, key: MessageKey, stands: Reschedule) -> _Copy | None:
-        """Returns None if the frame is missing and requested, or it is too late for this due."""
-        async with self._reading:  # a task that waits for room holds one message
-            columns = await self._queries.message(key[1] // 1000, stands.place)
-            if columns is None:
-                return None
-            length_bytes = int(columns.lengths_bytes.sum())
-            await self._room.wait_for(length_bytes)
-        async with self._room.taken(length_bytes):
-            due_ms = np.array([stands.to_ms], dtype=np.int64)
-            written = await self._writing.submit(replace(columns, due_ms=due_ms))
-        if written.failed:
-            return None  # the leader puts it off
-        return _Copy(stands.to_ms, written.wheel, written.seq)
+    async def _submitted(
+        self, requests: Mapping[MessageKey, Columns], kind: Kind
+    ) -> list[tuple[MessageKey, Committed]]:
+        """Writes requests as one group; returns those that were not refused as a whole."""
+        answers = [self._writing.submit(columns, kind) for columns in requests.values()]
+        outcomes = await asyncio.gather(*answers, return_exceptions=True)
+        committed: list[tuple[MessageKey, Committed]] = []
+        for key, outcome in zip(requests, outcomes, strict=True):
+            if isinstance(outcome, RefusedError):
+                reason = outcome.refusal.reason.value
+                _log.info("a reschedule is not written", reason=reason)
+            elif isinstance(outcome, BaseException):
+                raise outcome
+            else:
+                committed.append((key, outcome))
+        return committed
 
 
-class _Room:
-    """Room for a number of bytes; at least one message fits, however long it is."""
-
-    def __init__(self, length_bytes: int) -> None:
-        self._length_bytes = length_bytes
-        self._taken_bytes = 0
-        self._given_back = asyncio.Event()
-
-    async def wait_for(self, length_bytes: int) -> None:
-        """Waits until there is room, for one task at a time, which takes it at once."""
-        while self._taken_bytes and self._taken_bytes + length_bytes > self._length_bytes:
-            self._given_back.clear()
-            await self._given_back.wait()
-
-    @asynccontextmanager
-    async def taken(self, length_bytes: int) -> AsyncIterator[None]:
-        """Takes the room, and releases it at the end."""
-        self._taken_bytes += length_bytes
-        try:
-            yield
-        finally:
-            self._taken_bytes -= length_bytes
-            self._given_back.set()
+def _has(
+    known: Mapping[MessageKey, _Copy] | Mapping[MessageKey, RescheduleWritten],
+    key: MessageKey,
+    stands: Reschedule,
+) -> bool:
+    """Whether this is known for the due that the record states by now."""
+    each = known.get(key)
+    return each is not None and each.to_ms == stands.to_ms
 
 
 def _is_taken(written: RescheduleWritten, status: CleanerStatus) -> bool:

@@ -176,8 +176,20 @@ class Queries:
 
     async def message(self, slot: int, place: Position) -> Columns | None:
         """Returns one message; None: its frame cannot be read, or no longer exists."""
+        (columns,) = await self.messages([(slot, place)], 0)
+        return columns
+
+    async def messages(
+        self, places: Sequence[tuple[int, Position]], length_bytes: int
+    ) -> list[Columns | None]:
+        """Returns messages, given their seconds and places; the first, if not all fit.
+
+        Args:
+            places: Where they lie.
+            length_bytes: No more are returned than have this length together, but at least one.
+        """
         return await asyncio.get_running_loop().run_in_executor(
-            self._thread, self._scanner.message, slot, place
+            self._thread, self._scanner.messages, places, length_bytes
         )
 
     async def get_message(self, reference: Reference) -> Got:

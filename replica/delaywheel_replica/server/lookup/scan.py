@@ -299,10 +299,28 @@ class Scanner:
             self._lacks(place.wheel, other.seq, slot, None)
         return None
 
-    def message(self, slot: int, place: Position) -> Columns | None:
-        """Returns one message without the rest of its frame; None as for `frame`."""
-        frame = self.frame(slot, place)
-        return None if frame is None else frame.columns.take(np.array([place.row])).compacted()
+    def messages(
+        self, places: Iterable[tuple[int, Position]], length_bytes: int
+    ) -> list[Columns | None]:
+        """Returns messages without the rest of their frames; None as for `frame`.
+
+        Args:
+            places: Their seconds and places. Those of one frame in a row cost one read.
+            length_bytes: No more are returned than have this length together, but at least one.
+        """
+        read: list[Columns | None] = []
+        last, frame = None, None
+        for slot, place in places:
+            if (slot, place.wheel, place.seq) != last:
+                last, frame = (slot, place.wheel, place.seq), self.frame(slot, place)
+            columns = None
+            if frame is not None:
+                columns = frame.columns.take(np.array([place.row])).compacted()
+                length_bytes -= int(columns.lengths_bytes.sum())
+                if read and length_bytes < 0:
+                    break
+            read.append(columns)
+        return read
 
     def frames(
         self,
