@@ -101,8 +101,7 @@ def exec_node(resolved: str, file: Path | None, flags: Sequence[tuple[str, str]]
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         sys.exit(
-            f"error: NOT_INSTALLED: a node needs {', '.join(missing)}:"
-            " pip install 'delaywheel[server]'"
+            f"error: NOT_INSTALLED: a node needs {', '.join(missing)}: install delaywheel[server]"
         )
     command = (sys.executable, "-P", "-m", "delaywheel_replica.node")
     sources = {"file": None if file is None else str(file.absolute()), "flags": list(flags)}

@@ -18,5 +18,5 @@ def reconcile(arguments: Sequence[str]) -> int:
     except ImportError as error:
         if (error.name or "").partition(".")[0] not in ("pyspark", "py4j", "pyarrow"):
             raise
-        raise Failure("SPARK_MISSING", "pip install 'delaywheel[audit]'", ExitCode.USAGE) from error
+        raise Failure("SPARK_MISSING", "install delaywheel[audit]", ExitCode.USAGE) from error
     return main(arguments)

@@ -368,6 +368,7 @@ def test_what_cannot_be_is_refused_by_name(kafka: KafkaBroker, cluster: str, ord
         consumer = RetryConsumer(topic, group=GROUP, bootstrap=kafka.address, **options)  # type: ignore[arg-type]
         with pytest.raises(ConsumerError) as reported, consumer:
             consumer.receive()
+        assert str(reported.value).endswith(reported.value.reason.advice)
         return reported.value.reason
 
     assert reason_of("nowhere", cluster=cluster) is ConsumerReason.TOPIC_MISSING

@@ -105,13 +105,13 @@ def test_the_client_alone_has_no_broken_command(base: Installed) -> None:
         reported = run(*base.command(*needing), check=False)
         assert (reported.returncode, reported.stdout) == (1, "")
         assert reported.stderr.startswith("error: NOT_INSTALLED: this needs ")
-        assert "pip install 'delaywheel[cli]'" in reported.stderr
+        assert "install delaywheel[cli]" in reported.stderr
 
 
 def test_consumers_need_their_extra(wheel: Path, base: Installed, tmp_path: Path) -> None:
     code = "from delaywheel.consumer import RetryConsumer, AsyncRetryConsumer"
     reported = run(str(base.programs / "python"), "-c", code, check=False)
-    assert "pip install 'delaywheel[consumer]'" in reported.stderr
+    assert "install delaywheel[consumer]" in reported.stderr
     consumer = Installed(wheel, tmp_path / "consumer", "consumer")
     run(str(consumer.programs / "python"), "-c", code)
 
@@ -125,10 +125,10 @@ def test_the_command_does_all_but_serve(wheel: Path, tmp_path: Path) -> None:
     reported = run(*cli.command("serve", *CONFIG, *here), check=False)
     assert reported.returncode == 1
     assert reported.stderr.startswith("error: NOT_INSTALLED: a node needs ")
-    assert "pip install 'delaywheel[server]'" in reported.stderr
+    assert "install delaywheel[server]" in reported.stderr
     reported = run(*cli.command("reconcile"), check=False)
     assert reported.returncode == 2
-    assert "pip install 'delaywheel[audit]'" in reported.stderr
+    assert "install delaywheel[audit]" in reported.stderr
 
 
 def test_what_a_node_needs_can_serve(wheel: Path, tmp_path: Path) -> None:

@@ -219,7 +219,7 @@ class Message:
                 if past_due == "reject" and self._absolute:
                     raise RefusedError(
                         Reason.DUE_PASSED,
-                        f"it was due at {_iso(due_ms)}, before it was first sent",
+                        f"it was due at {time_text(due_ms)}, before it was first sent",
                         failed=self,
                     )
                 due_ms = now_ms
@@ -428,8 +428,8 @@ def _delay_ns(delay: Duration) -> int:
         raise MessageInvalidError(Reason.DELAY_INVALID, str(error)) from None
 
 
-def _iso(unix_ms: int) -> str:
-    """Returns a time for people; its number if no calendar has it."""
+def time_text(unix_ms: int) -> str:
+    """Returns a time for people, ISO 8601 in UTC; its number if no calendar has it."""
     try:
         moment = datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=unix_ms)
     except OverflowError:

@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if (error.name or "").startswith("delaywheel"):
             raise
         _end(
-            f"NOT_INSTALLED: this needs {error.name}: pip install 'delaywheel[cli]'",
+            f"NOT_INSTALLED: this needs {error.name}: install delaywheel[cli]",
             ExitCode.REFUSED,
         )
     except Exception as error:

@@ -10,6 +10,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.config import Config
+from delaywheel_replica.peers.sockets import listen
 from delaywheel_replica.server.cluster.operator import DelayWheelAdminService
 from delaywheel_replica.server.intake.admission import Admission
 from delaywheel_replica.server.intake.calls import Answers, Calls
@@ -134,13 +135,23 @@ class Listener:
         try:
             return self._server.add_insecure_port(self._config.listen)
         except RuntimeError as error:
-            raise ListenError(f"listen {self._config.listen}: {error}") from error
+            why = _why_not(self._config.listen) or error
+            raise ListenError(f"listen {self._config.listen}: {why}") from error
 
     def _try_port(self, address: str) -> int:
         try:
             return self._server.add_insecure_port(address)
         except RuntimeError:  # another process has taken it
             return 0
+
+
+def _why_not(address: str) -> str | None:
+    """Returns the system's reason for not listening at an address, which gRPC keeps to itself."""
+    try:
+        listen(address).close()
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
 
 
 def _describe_reflection_v1() -> None:

@@ -39,14 +39,19 @@ class Example:
         self._topic = topic
         self.folder = folder
 
-    def program(self, heading: str, language: str) -> str:
-        """The code under a heading."""
+    def commands(self, heading: str, language: str = "sh") -> str:
+        """The first code in a language under a heading."""
         section = TEXT.partition(f"\n### {heading}\n")[2].partition("\n## ")[0]
-        (code, *_) = re.findall(rf"^```{language}\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
+        code = re.findall(rf"^```{language}\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)[0]
+        return str(code)
+
+    def program(self, heading: str, language: str) -> str:
+        """The code under a heading, for this broker, cluster and topic."""
+        code = self.commands(heading, language)
         code = code.replace("localhost:9092", self._kafka.address)
         code = code.replace(ingress.ingress_topic("main"), self.ingress_topic)
         assert self.ingress_topic in code
-        return str(code.replace("orders", self._topic))
+        return code.replace("orders", self._topic)
 
     @property
     def ingress_topic(self) -> str:
@@ -104,6 +109,7 @@ def from_python(example: Example) -> None:
 
 
 def from_java(example: Example) -> None:
+    assert f"kafka-{KAFKA_VERSION}/*" in TEXT, "the jars that scripts/cluster keeps"
     source = example.folder / "Delayed.java"
     source.write_text(example.program("Java", "java"))
     example.run(*example.java(), str(source))
@@ -114,9 +120,7 @@ def from_go(example: Example) -> None:
     (example.folder / "main.go").write_text(example.program("Go", "go"))
     cache = cache_folder()
     kept = {"GOPATH": str(cache / "go"), "GOCACHE": str(cache / "go-build"), "GOTOOLCHAIN": "local"}
-    (module,) = re.findall(r"`go get (\S+)`", TEXT)
-    for command in ("mod init example.com/delayed", f"get {module}", "mod tidy", "run ."):
-        example.run("go", *command.split(), **kept)
+    example.run("bash", "-eu", "-c", example.commands("Go"), **kept)
 
 
 @pytest.mark.parametrize(

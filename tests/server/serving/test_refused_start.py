@@ -13,12 +13,14 @@ from delaywheel.storage.folder.disk import PosixDisk
 from support.server.server_process import ServerProcess
 
 
-def test_an_address_that_another_has(tmp_path: Path) -> None:
+def test_an_address_that_another_has(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        server = ServerProcess(tmp_path / "d", listen=f"127.0.0.1:{taken.getsockname()[1]}")
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        server = ServerProcess(tmp_path / "d", listen=address)
         with pytest.raises(AssertionError, match="ended: 78"):
             server.start()
         server.kill()
+    assert f"listen {address}: Address already in use" in capfd.readouterr().err
 
 
 def test_a_wheel_of_a_newer_release(tmp_path: Path) -> None:

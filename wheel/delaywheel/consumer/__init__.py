@@ -16,7 +16,7 @@ try:
     import confluent_kafka as _  # noqa: F401  only to check that it is installed
 except ModuleNotFoundError as missing:
     raise ModuleNotFoundError(
-        "delaywheel.consumer needs confluent-kafka: pip install 'delaywheel[consumer]'"
+        "delaywheel.consumer needs confluent-kafka: install delaywheel[consumer]"
     ) from missing
 
 from delaywheel.consumer.aio import AsyncRetryConsumer

@@ -51,6 +51,7 @@ from delaywheel.consumer.port import (
 from delaywheel.consumer.records import Incoming, Partition, Passed, Trip, unpack_retry
 from delaywheel.consumer.settings import Settings
 from delaywheel.levels import Duration
+from delaywheel.message import time_text
 
 _LOG = logging.getLogger("delaywheel.consumer")
 
@@ -735,7 +736,8 @@ def _log_outcome(message: ReceivedMessage, settlement: Settlement) -> None:
     """Says what failed: one line for each retry and each dead letter."""
     outcome, record = settlement.outcome, settlement.record
     if outcome is Outcome.RETRIED:
-        _LOG.warning("%r is retried at %d ms: %s", message, settlement.due_ms, settlement.why)
+        due = time_text(settlement.due_ms)
+        _LOG.warning("%r is retried at %s: %s", message, due, settlement.why)
     elif outcome is Outcome.DEAD and record is not None:
         _LOG.error("%r is a dead letter in %s: %s", message, record.topic, settlement.why)
     elif outcome is Outcome.EXPIRED:

@@ -37,35 +37,49 @@ class Outcome(IntEnum):
 
 
 class ConsumerReason(StrEnum):
-    """Why a consumer cannot continue; names are stable."""
+    """Why a consumer cannot continue; names are stable.
 
-    TOPIC_MISSING = "TOPIC_MISSING"
-    """A topic to read does not exist: create it, or correct its name."""
-    INGRESS_MISSING = "INGRESS_MISSING"
-    """Kafka has no ingress topic: start a delaywheel node on it, or correct `cluster`."""
-    CLUSTER_AMBIGUOUS = "CLUSTER_AMBIGUOUS"
-    """Several delaywheel clusters use this Kafka: say which one with `cluster`."""
-    TOPICS_NOT_MADE = "TOPICS_NOT_MADE"
-    """Kafka refused to create the retry or dead-letter topic: create them, or permit it."""
-    ORDER_IMPOSSIBLE = "ORDER_IMPOSSIBLE"
-    """With `ordered`, the topics of a group must have as many partitions as the source topic."""
-    NOT_AUTHORIZED = "NOT_AUTHORIZED"
-    """Kafka refuses a topic, the group or the transactional id to these credentials."""
-    TOPIC_TOO_SMALL = "TOPIC_TOO_SMALL"
-    """A topic of dead letters takes less than the topic that is read: raise `max.message.bytes`."""
-    DELAY_BEYOND_SPAN = "DELAY_BEYOND_SPAN"
-    """A delay in `retry` is longer than the cluster's `span_seconds`: shorten it, or raise that."""
-    TOPIC_COMPACTED = "TOPIC_COMPACTED"
-    """A topic of retries or dead letters is compacted: it would keep only the last of each key."""
-    OUTCOME_REFUSED = "OUTCOME_REFUSED"
-    """Kafka takes neither a record's retry nor any dead letter of it; the text says why."""
-    SETTING_INVALID = "SETTING_INVALID"
-    """The Kafka client does not know a setting given in `kafka`, or not its value."""
-    GROUP_DIFFERS = "GROUP_DIFFERS"
-    """Other members of the group share partitions in another way (`partition.assignment.strategy`):
-    give this program a group of its own."""
-    KAFKA_FATAL = "KAFKA_FATAL"
-    """The Kafka client has failed for good; a new consumer may work."""
+    Attributes:
+        advice: What to do, in one line.
+    """
+
+    advice: str
+
+    def __new__(cls, name: str, advice: str) -> Self:
+        """Creates the member for one row of the table below."""
+        member = str.__new__(cls, name)
+        member._value_ = name
+        member.advice = advice
+        return member
+
+    TOPIC_MISSING = "TOPIC_MISSING", "create the topic, or correct its name"
+    INGRESS_MISSING = (
+        "INGRESS_MISSING",
+        "start a delaywheel node with ingress on this Kafka, or correct cluster",
+    )
+    CLUSTER_AMBIGUOUS = (
+        "CLUSTER_AMBIGUOUS",
+        "several delaywheel clusters use this Kafka: give cluster, the id of one",
+    )
+    TOPICS_NOT_MADE = "TOPICS_NOT_MADE", "create the retry and dead-letter topics, or permit it"
+    ORDER_IMPOSSIBLE = (
+        "ORDER_IMPOSSIBLE",
+        "make the topics of the group so that ordered can work, or leave ordered out",
+    )
+    NOT_AUTHORIZED = "NOT_AUTHORIZED", "grant this program what it lacks"
+    TOPIC_TOO_SMALL = "TOPIC_TOO_SMALL", "raise max.message.bytes of the smaller topic"
+    DELAY_BEYOND_SPAN = (
+        "DELAY_BEYOND_SPAN",
+        "shorten the longest delay in retry, or raise the cluster's span_seconds",
+    )
+    TOPIC_COMPACTED = "TOPIC_COMPACTED", "compaction would keep only the last record of each key"
+    OUTCOME_REFUSED = "OUTCOME_REFUSED", "see what Kafka says of that topic"
+    SETTING_INVALID = "SETTING_INVALID", "correct this setting in kafka"
+    GROUP_DIFFERS = (
+        "GROUP_DIFFERS",
+        "other members use another partition.assignment.strategy: take a group of its own",
+    )
+    KAFKA_FATAL = "KAFKA_FATAL", "the Kafka client has failed for good: create a new consumer"
 
 
 class ConsumerError(DelaywheelError):
@@ -76,7 +90,7 @@ class ConsumerError(DelaywheelError):
     """
 
     def __init__(self, reason: ConsumerReason, text: str) -> None:
-        super().__init__(f"{reason}: {text}", outcome_known=True)
+        super().__init__(f"{reason}: {text}: {reason.advice}", outcome_known=True)
         self.reason = reason
 
 

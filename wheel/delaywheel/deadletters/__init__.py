@@ -14,7 +14,7 @@ try:
     import confluent_kafka as _  # noqa: F401  only to check that it is installed
 except ModuleNotFoundError as missing:
     raise ModuleNotFoundError(
-        "delaywheel.deadletters needs confluent-kafka: pip install 'delaywheel[deadletters]'"
+        "delaywheel.deadletters needs confluent-kafka: install delaywheel[deadletters]"
     ) from missing
 
 from delaywheel.deadletters.counting import Count, Counts, Settled

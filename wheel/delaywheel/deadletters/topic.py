@@ -155,7 +155,9 @@ class DeadLetterTopic:
             DeadLettersError: What was done by then stays done; repeating the call does the rest.
         """
         if to is not None and self._is_reserved(to):
-            raise DeadLettersError(DeadLettersReason.TOPIC_RESERVED, to)
+            raise DeadLettersError(
+                DeadLettersReason.TOPIC_RESERVED, f"{to}: a program keeps its own records there"
+            )
         known: dict[str, str | None] = {}
         origins = Origins(self._client, timeout_s=self._timeout_s)
 
@@ -224,7 +226,8 @@ class DeadLetterTopic:
         """Returns the topic's present first offsets and ends, without marks."""
         described = self._describe(self.name)
         if described is None:
-            raise DeadLettersError(DeadLettersReason.TOPIC_MISSING, self.name)
+            text = f"there is no topic {self.name}: correct its name"
+            raise DeadLettersError(DeadLettersReason.TOPIC_MISSING, text)
         self._topic_id = str(described.topic_id)
         bounds = self._reader.bounds(len(described.partitions))
         firsts = {number: first for number, (first, _) in bounds.items()}
@@ -303,7 +306,10 @@ class DeadLetterTopic:
             if error.code() != KafkaError.TOPIC_ALREADY_EXISTS:
                 raise refused(error) from exception
         if self._marks_config()["cleanup.policy"].value != "compact":
-            raise DeadLettersError(DeadLettersReason.MARKS_NOT_COMPACTED, self._marks_name)
+            raise DeadLettersError(
+                DeadLettersReason.MARKS_NOT_COMPACTED,
+                f"set cleanup.policy of {self._marks_name} to compact",
+            )
 
     def _marks_config(self) -> Any:
         """Returns the settings of the topic of marks, once every broker knows of a new one."""
