@@ -279,7 +279,7 @@ def node_replace(parser: Parser) -> None:
         "--storage",
         default="",
         metavar="UUID",
-        help="only if the node runs on this storage; absent: on whichever it runs",
+        help="only if the folder has this id, its storage; absent: whichever it has",
     )
     _then_wait(parser)
     clock_set_back(parser)

@@ -189,8 +189,8 @@ COMMANDS: Final[Mapping[str, Command | CommandGroup]] = {
         "Check every frame of a data folder; exit code 1 and every finding by place if one is bad.",
         f"{_DOING}.verify:verify",
         arguments.verify,
-        "It changes nothing. While the node runs, bytes that are just being written may show as "
-        "a tail.",
+        "It changes nothing. While the node runs, what is just being written may show as the "
+        "unfinished end of a file.",
         """
             delaywheel verify /var/lib/delaywheel
         """,

@@ -15,7 +15,8 @@ from delaywheel_replica.cli.printing.text import say
 def verify(data: Path, *, as_json: bool) -> None:
     """Check every frame of a data folder; exit code 1 and every finding by place if any is bad.
 
-    It changes nothing. While the node runs, bytes that are just being written may show as a tail.
+    It changes nothing. While the node runs, what is just being written may show as the
+    unfinished end of a file.
     """
     node = node_of(data)
     progress = read_progress(data)
