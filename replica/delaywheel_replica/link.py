@@ -473,7 +473,8 @@ def _place_message(document: dict[str, Any]) -> AskPlace | PlaceFound:
 def _reschedule_document(message: RescheduleWish | RescheduleWritten) -> dict[str, Any]:
     document: dict[str, Any] = {"key": _key_document(message.key), "to_ms": message.to_ms}
     if isinstance(message, RescheduleWish):
-        return document | {"type": "reschedule", "place": str(message.place)}
+        looked = [[str(wheel), seq] for wheel, seq in message.looked]
+        return document | {"type": "reschedule", "place": str(message.place), "looked": looked}
     return document | {
         "type": "rescheduled",
         "copy": [str(message.copy[0]), message.copy[1]],
@@ -484,7 +485,8 @@ def _reschedule_document(message: RescheduleWish | RescheduleWritten) -> dict[st
 def _reschedule(document: dict[str, Any]) -> RescheduleWish | RescheduleWritten:
     key, to_ms = _key(document["key"]), int(document["to_ms"])
     if document["type"] == "reschedule":
-        return RescheduleWish(key, to_ms, Position.parse(document["place"]))
+        looked = tuple(map(_frame, document["looked"]))
+        return RescheduleWish(key, to_ms, Position.parse(document["place"]), looked)
     cancel = None if document["cancel"] is None else _frame(document["cancel"])
     return RescheduleWritten(key, to_ms, _frame(document["copy"]), cancel)
 

@@ -15,7 +15,7 @@ from delaywheel_replica.core.protocol.reschedules import RescheduleWish
 from support.due.leader import START_MS, Leader, message
 from support.due.wheels import Sent, Wheels, wheels_in_memory
 
-A1 = WheelId("a", 1)
+A1, B1 = WheelId("a", 1), WheelId("b", 1)
 LATER_MS = START_MS + 60_000
 AT = Position(A1, 1, 0)
 
@@ -47,8 +47,8 @@ class Counting:
         return is_whole
 
 
-def wish_of(sent: Sent) -> RescheduleWish:
-    return RescheduleWish((sent.id, sent.due_ms), sent.due_ms + 60_000, AT)
+def wish_of(sent: Sent, looked: tuple[tuple[WheelId, int], ...] = ()) -> RescheduleWish:
+    return RescheduleWish((sent.id, sent.due_ms), sent.due_ms + 60_000, AT, looked)
 
 
 def cancels(wheels: Wheels, count: int, due_ms: int = LATER_MS) -> None:
@@ -71,6 +71,30 @@ def test_a_seconds_cancels_are_read_once_for_all_who_wish(wheels: Wheels) -> Non
         assert counting.frames == [201 + FINDING_FRAMES]
         assert counting.turn(wishes, wished[:3]) == wished[:3]
         assert counting.frames[1] == 0
+
+
+def test_only_what_came_since_the_server_looked_is_read(wheels: Wheels) -> None:
+    """From the earliest look of all who wish, in each wheel; a new wheel as a whole."""
+    first, second, third = (message(LATER_MS + n, n) for n in range(3))
+    wheels.write(A1, [first, second, third])
+    cancels(wheels, 100)
+    early, late = ((A1, 101),), ((A1, 103),)
+    wheels.cancel(A1, [second])
+    cancels(wheels, 1)
+    with Leader(wheels) as leader:
+        leader.forward(START_MS + 1_000)
+        counting = Counting(leader)
+        assert counting.turn(Wishes(counting), [wish_of(first, late)]) == [wish_of(first, late)]
+        assert counting.frames == [0]
+        wished = [wish_of(first, late), wish_of(second, early), wish_of(third, late)]
+        assert counting.turn(wishes := Wishes(counting), wished) == [wished[0], wished[2]]
+        assert counting.frames[1] == 2
+        wheels.cancel(B1, [third])
+        leader.forward(START_MS + 1_100)
+        assert counting.turn(wishes, wished) == [wished[0]]
+        # Who did not say where it looked is looked at from the beginning.
+        assert counting.turn(Wishes(counting), [*wished[:2], wish_of(third)]) == [wished[0]]
+        assert counting.frames[-1] > 100
 
 
 def test_many_cancels_are_read_in_turns_and_keep_no_other_second_waiting(

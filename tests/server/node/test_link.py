@@ -41,6 +41,7 @@ MESSAGES: list[Message] = [
     NodeStorage("n2", None),
     SetBack(3),
     RescheduleWish((bytes(16), 7), 9, Position(WheelId("a", 1), 3, 2)),
+    RescheduleWish((bytes(16), 7), 9, Position(WheelId("a", 1), 3, 2), ((WheelId("b", 2), 5),)),
     RescheduleWritten((bytes(16), 7), 9, (WheelId("a", 1), 4), (WheelId("b", 2), 5)),
     Topics(
         {"orders": TopicInfo(3, 1_000_000), "a": TopicInfo(1, None)},

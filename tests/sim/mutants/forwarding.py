@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from delaywheel.storage.reading.cancels import CancelLook
+from delaywheel_replica.cleaner.delivery.wishes import Wishes
 from delaywheel_replica.cleaner.due import reader as selection
 from delaywheel_replica.cleaner.due.reader import DueReader
 from delaywheel_replica.cleaner.due.rows import Records
@@ -133,6 +135,20 @@ def rescheduled_is_not_withdrawn() -> list[Patch]:
 
 def unreadable_originals_are_forgotten() -> list[Patch]:
     return [everywhere(rescheduling.overdue, lambda _: {})]
+
+
+def wishes_are_not_looked_at_again() -> list[Patch]:
+    return [instead(Wishes, "uncancelled", lambda _, wishes: list(wishes))]
+
+
+def what_came_since_is_not_looked_at() -> list[Patch]:
+    real = CancelLook.go_on
+
+    def go_on(self: CancelLook, readers: Any, limits: Any, budget: Any, **options: Any) -> bool:
+        limits = {wheel: min(seq, self._read.get(wheel, seq)) for wheel, seq in limits.items()}
+        return real(self, readers, limits, budget, **options)
+
+    return [instead(CancelLook, "go_on", go_on)]
 
 
 def older_releases_lead_on() -> list[Patch]:
@@ -290,6 +306,18 @@ FORWARDING = {
         unreadable_originals_are_forgotten,
         "rescheduled and not settled",
         ("unreadable_original",),
+    ),
+    "wishes are not looked at again": Mutant(
+        "the leader decides another due though a cancel was admitted since its server looked",
+        wishes_are_not_looked_at_again,
+        "after it was (cancelled|delivered)",
+        ("cancel_or_other_due", "changes"),
+    ),
+    "what came since is not looked at": Mutant(
+        "the leader looks for cancels up to where its server has looked already",
+        what_came_since_is_not_looked_at,
+        "after it was (cancelled|delivered)",
+        ("cancel_or_other_due", "changes"),
     ),
     "older releases are not kept from leading": Mutant(
         "the first record of another due comes without the one that no older release reads past",

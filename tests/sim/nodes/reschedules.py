@@ -23,20 +23,26 @@ from delaywheel_replica.core.protocol.reschedules import (
     mark_of,
 )
 from delaywheel_replica.server.commit.committer import Committed, Outcome, Request
+from delaywheel_replica.server.lookup.scan import Found
 from sim.checking.truth import Key
 from sim.nodes.cancels import WAIT_MS, Cancels
 
 if TYPE_CHECKING:
     from sim.nodes.server import SimServer
 
+LOOK_MS = 500
+"""As of the real server: meanwhile it repeats a wish by what it found."""
+
 OnDecision = Callable[[CancelDecision], None]
 
 
 @dataclass(slots=True)
 class _Waiting:
-    """A wish that is not decided yet."""
+    """A wish that is not decided yet, and what was found when its second was last looked at."""
 
     wish: RescheduleWish
+    found: Found
+    looked_ms: int
     until_ms: int
     on_answer: OnDecision
 
@@ -58,9 +64,9 @@ class Reschedules:
         if decision is not CancelDecision.WRITE:
             on_answer(CancelDecision.UNKNOWN if _is_open(decision) else decision)
             return
-        wish = RescheduleWish(key, to_ms, found.copies[0])
-        until_ms = self._server.now_ms() + WAIT_MS
-        self._waiting.append(_Waiting(wish, until_ms, on_answer))
+        wish = RescheduleWish(key, to_ms, found.copies[0], tuple(found.looked.items()))
+        now_ms = self._server.now_ms()
+        self._waiting.append(_Waiting(wish, found, now_ms, now_ms + WAIT_MS, on_answer))
         self.look()
 
     def look(self) -> None:
@@ -68,7 +74,11 @@ class Reschedules:
         waiting, self._waiting = self._waiting, []
         for each in waiting:
             key = each.wish.key
-            decision = self._cancels.before_writing(key, self._cancels.find(key))
+            if self._server.now_ms() - each.looked_ms >= LOOK_MS:
+                self._look_again(each)
+            if self._cancels.before_writing(key, each.found) is not CancelDecision.WRITE:
+                self._look_again(each)
+            decision = self._cancels.before_writing(key, each.found)
             if decision is CancelDecision.WRITE:
                 self._server.node.send_to_cleaner(each.wish)
             # Once the wish was sent, it may have had an effect: the answer must be certain.
@@ -80,6 +90,11 @@ class Reschedules:
             else:
                 each.on_answer(decision)
         self._write_all()
+
+    def _look_again(self, each: _Waiting) -> None:
+        each.found = self._cancels.find(each.wish.key)
+        each.looked_ms = self._server.now_ms()
+        each.wish = replace(each.wish, looked=tuple(each.found.looked.items()))
 
     def _write_all(self) -> None:
         status = self._cancels.leading()

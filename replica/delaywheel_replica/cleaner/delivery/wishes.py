@@ -1,15 +1,17 @@
 """Finds the requests for other dues that no cancel contradicts.
 
-A request may be decided once all cancels of its second, up to what is admitted, were examined. That
-is done in pieces, so that no transaction waits for it: a bounded part in each, and the rest in
-later ones. Requests for messages of one second are examined together; those that arrive meanwhile
-come next.
+A request may be decided once all cancels of its second, up to what is admitted, were examined. The
+server has an index of ids, and says up to which frames it found none; what came since is examined
+here. That is done in pieces, so that no transaction waits for it: a bounded part in each, and the
+rest in later ones. Requests for messages of one second are examined together; those that arrive
+meanwhile come next.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, Self
 
+from delaywheel.identity import WheelId
 from delaywheel.storage.reading.cancels import BEGIN_BYTES, Budget, CancelLook
 from delaywheel_replica.core.leader.rescheduling import MOST
 from delaywheel_replica.core.protocol.reschedules import MessageKey, RescheduleWish
@@ -35,8 +37,9 @@ class _Second:
     is_whole: bool = False
 
     @classmethod
-    def of(cls, slot: int, keys: Collection[MessageKey]) -> Self:
-        return cls(frozenset(keys), CancelLook(slot, {id_[:BEGIN_BYTES] for id_, _ in keys}))
+    def of(cls, slot: int, wishes: Mapping[MessageKey, RescheduleWish]) -> Self:
+        begins = {id_[:BEGIN_BYTES] for id_, _ in wishes}
+        return cls(frozenset(wishes), CancelLook(slot, begins, _all_looked(wishes.values())))
 
     @property
     def uncancelled(self) -> Collection[MessageKey]:
@@ -54,9 +57,9 @@ class Wishes:
 
     def uncancelled(self, wishes: Sequence[RescheduleWish]) -> list[RescheduleWish]:
         """Returns the requests without an admitted cancel, as far as known."""
-        wanted: dict[int, set[MessageKey]] = {}
+        wanted: dict[int, dict[MessageKey, RescheduleWish]] = {}
         for wish in wishes:
-            wanted.setdefault(wish.key[1] // 1000, set()).add(wish.key)
+            wanted.setdefault(wish.key[1] // 1000, {})[wish.key] = wish
         self._begin(wanted)
         budget = Budget(FRAMES_AT_ONCE, BYTES_AT_ONCE)
         found: set[MessageKey] = set()
@@ -69,14 +72,23 @@ class Wishes:
             found.update(second.uncancelled)
         return [wish for wish in wishes if wish.key in found]
 
-    def _begin(self, wanted: Mapping[int, Collection[MessageKey]]) -> None:
-        for slot, keys in wanted.items():
+    def _begin(self, wanted: Mapping[int, Mapping[MessageKey, RescheduleWish]]) -> None:
+        for slot, wishes in wanted.items():
             second = self._seconds.get(slot)
-            if second is None or second.keys.isdisjoint(keys):
+            if second is None or second.keys.isdisjoint(wishes):
                 self._seconds.pop(slot, None)
-                self._seconds[slot] = _Second.of(slot, keys)
-            elif second.is_whole and not second.keys.issuperset(keys):
-                self._seconds[slot] = _Second.of(slot, keys)
+                self._seconds[slot] = _Second.of(slot, wishes)
+            elif second.is_whole and not second.keys.issuperset(wishes):
+                self._seconds[slot] = _Second.of(slot, wishes)
         forgotten = [slot for slot in self._seconds if slot not in wanted]
         for slot in forgotten[: max(0, len(self._seconds) - MOST)]:
             del self._seconds[slot]
+
+
+def _all_looked(wishes: Iterable[RescheduleWish]) -> dict[WheelId, int]:
+    """Returns up to where the server has looked for cancels of each of them."""
+    first, *others = (dict(wish.looked) for wish in wishes)
+    return {
+        wheel: min(seq, *(other.get(wheel, 0) for other in others)) if others else seq
+        for wheel, seq in first.items()
+    }

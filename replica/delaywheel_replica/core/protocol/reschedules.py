@@ -67,11 +67,13 @@ class RescheduleWish:
         key: The message.
         to_ms: The new due.
         place: Where a copy of it lies.
+        looked: Up to which seq of each wheel the server has read that no cancel of it exists.
     """
 
     key: MessageKey
     to_ms: int
     place: Position
+    looked: tuple[tuple[WheelId, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

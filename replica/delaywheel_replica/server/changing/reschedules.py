@@ -19,7 +19,7 @@ is still to come.
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from delaywheel.reasons import Reason
@@ -181,7 +181,7 @@ class Reschedules:
                         if to_ms == subject.key[1]:  # it has it, perhaps since an earlier attempt
                             return Decided(CancelDecision.RESCHEDULED, to_ms)
                         wish = wish or await self._wish(subject, to_ms)
-                        self._announce(wish)
+                        self._announce(replace(wish, looked=tuple(subject.found.looked.items())))
                         await self._decisions.news(subject.key, _AGAIN_S)
                     elif decision in _OUTCOMES and (wish is None or decision in _CERTAIN):
                         return decided

@@ -38,6 +38,7 @@ from delaywheel_replica.server.lookup.references import Reference
 _REPORTED_AT_MOST: Final = 1 << 10
 """So many frames of a wheel that may be of any second are reported at once."""
 _NONE: Final[Mapping[MessageKey, Reschedule]] = {}
+_NOWHERE: Final[Mapping[WheelId, int]] = {}
 
 
 @dataclass(slots=True)
@@ -53,6 +54,7 @@ class Found:
             may be of this slot.
         complete: The same, and the node holds everything acknowledged.
         rescheduled_to_ms: The message has this due by now, according to its mark.
+        looked: Up to which seq of each wheel there are no other cancels; empty if unknown.
     """
 
     dues_ms: tuple[int, ...] = ()
@@ -62,6 +64,7 @@ class Found:
     readable: bool = True
     complete: bool = True
     rescheduled_to_ms: int | None = None
+    looked: Mapping[WheelId, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -209,7 +212,10 @@ class Scanner:
         decided: dict[bytes, dict[int, Reschedule]] = {}
         for (id_, due_ms), stands in reschedules.items():
             decided.setdefault(id_, {})[due_ms] = stands
-        return [looked.found(each, decided.get(each.id, {})) for each in references]
+        all_found = [looked.found(each, decided.get(each.id, {})) for each in references]
+        for found in all_found:
+            found.looked = limits if found.readable else _NOWHERE
+        return all_found
 
     def _look(
         self,
@@ -276,6 +282,7 @@ class Scanner:
             marked_ms = looked.marked_ms((reference.id, reference.due_ms))
             if marked_ms is not None:
                 found.rescheduled_to_ms = marked_ms
+            found.looked = _NOWHERE if reference.slot in looked.unreadable else limits
 
     def _follow(self, limits: Mapping[WheelId, int], lost: FrameSet) -> None:
         self._forget(limits)

@@ -26,6 +26,9 @@ _NEW_ROWS_AT_MOST: Final = 1 << 14
 """The index rows of up to this many new frames are examined; beyond, the second is found again."""
 
 
+_NOWHERE: Final[Mapping[WheelId, int]] = {}
+
+
 class CancelRow(NamedTuple):
     """One row of a frame with cancels."""
 
@@ -73,17 +76,20 @@ class CancelLook:
         rows: The rows found so far.
     """
 
-    def __init__(self, slot: int, begins: Iterable[bytes]) -> None:
-        """Begins with nothing read.
+    def __init__(
+        self, slot: int, begins: Iterable[bytes], looked: Mapping[WheelId, int] = _NOWHERE
+    ) -> None:
+        """Begins where another look has ended.
 
         Args:
             slot: The second.
             begins: The first `BEGIN_BYTES` of each id.
+            looked: Up to which seq of each wheel there is no such cancel.
         """
         self.slot = slot
         self.rows: set[CancelRow] = set()
         self._begins = begins_of(begins)
-        self._read: dict[WheelId, int] = {}
+        self._read: dict[WheelId, int] = dict(looked)
 
     def go_on(
         self,
