@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Producer
 
-from delaywheel.consumer import ConsumerReason, DeadLetterReason
+from delaywheel.consumer import ConsumerReason, ConsumerTrouble, DeadLetterReason
 from delaywheel.consumer.settings import Options
 from local.loopback.kafka import KafkaBroker
 from support.kafka.read_committed import CommittedReader, headers_of
@@ -133,9 +133,18 @@ def test_routes(run: Callable[..., Program]) -> None:
     assert not {"orders.us.paid"} & set(running.lines)
 
 
+@pytest.mark.kafka
+def test_watching(run: Callable[..., Program]) -> None:
+    running = run("ConsumerMetrics", (b"x", []))
+    expected = f"given up: {running.topic}/0/0 ATTEMPTS_EXHAUSTED: ValueError: no such order"
+    assert running.wait_for(1) == [expected]
+    running.stop()
+
+
 def test_reasons_and_options_are_all_reported() -> None:
     text = DOCUMENT.read_text(encoding="utf-8")
     rows = set(re.findall(r"`([a-zA-Z_]+)`", text))
     assert {reason.value for reason in ConsumerReason} <= rows
     assert {reason.value for reason in DeadLetterReason} <= rows
+    assert {trouble.value for trouble in ConsumerTrouble} <= rows
     assert set(Options.__annotations__) <= rows

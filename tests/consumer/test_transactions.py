@@ -8,7 +8,8 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from delaywheel.consumer import Partition, RetryConsumer, book
+from delaywheel import transactional
+from delaywheel.consumer import ConsumerTrouble, Partition, RetryConsumer, book, engine
 from delaywheel.consumer.kafka import KafkaBroker as ConsumersKafka
 from delaywheel.consumer.kafka.order_topic import OrderTopics
 from delaywheel.consumer.kafka.topics import ends_of
@@ -18,6 +19,7 @@ from delaywheel.consumer.settings import read_settings
 from local.loopback.kafka import KafkaBroker
 from support.kafka.proxy import KafkaProxy
 from support.kafka.read_committed import create_topic
+from support.services.service import wait_until
 
 pytestmark = pytest.mark.kafka
 
@@ -57,6 +59,29 @@ def test_transactions_without_records_follow_each_other(
         assert consumer.flush(PATIENCE_S), consumer.trouble
     assert (consumer.counts.done, consumer.counts.failed_commits) == (RECORDS, 0)
     assert consumer.counts.commits == RECORDS
+
+
+def test_who_leaves_a_transaction_open_in_what_is_read_is_found(
+    kafka: KafkaBroker, cluster: str, orders: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transactional, "OPEN_S", 0.1)
+    monkeypatch.setattr(engine, "LOOK_S", 0.1)
+    producer = Producer({"bootstrap.servers": kafka.address, "transactional.id": orders})
+    producer.init_transactions(PATIENCE_S)
+    with RetryConsumer(orders, group="open", bootstrap=kafka.address, cluster=cluster) as consumer:
+        producer.begin_transaction()
+        producer.produce(orders, b"open", partition=0)
+        producer.flush(PATIENCE_S)
+        found = lambda: ConsumerTrouble.TRANSACTION_OPEN in consumer.health.troubles  # noqa: E731
+        wait_until("it is found", found)
+        assert f"{orders}/0" in consumer.health.troubles[ConsumerTrouble.TRANSACTION_OPEN]
+        assert consumer.figures.lags[Partition(orders, 0)] == 1
+        producer.commit_transaction(PATIENCE_S)
+        message = consumer.receive(PATIENCE_S)
+        assert message is not None
+        message.done()
+        wait_until("nothing is left", lambda: consumer.figures.lags[Partition(orders, 0)] == 0)
+        wait_until("all is well", lambda: consumer.health.is_well)
 
 
 def test_a_late_copy_of_a_commit_reaches_no_later_transaction(

@@ -1,4 +1,6 @@
-"""Settings of transactional producers: of nodes, of consumers, and of replays of letters.
+"""Transactions in Kafka: settings of producers, and a watch for transactions that stay open.
+
+The settings are those of nodes, of consumers, and of replays of letters.
 
 librdkafka speaks the transaction protocol in which a copy of an EndTxn that arrives late ends a
 later transaction of the same producer in the middle; the copy comes from the library's own retries.
@@ -6,9 +8,10 @@ A producer that is `unrepeated` has none within a call: what would have been ret
 time-out, an unknown outcome.
 """
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 TRANSACTION_TIMEOUT_MS: Final = 10_000
 """Brokers abort what a dead producer began after so long; read_committed consumers wait for it."""
@@ -64,3 +67,52 @@ def unrepeated(transactional_id: str) -> dict[str, Any]:
         # Not the default 30 s: a missing topic would hold up its transaction for so long.
         "topic.metadata.propagation.max.ms": 1_000,
     }
+
+
+_At = TypeVar("_At")
+
+OPEN_S: Final = 10.0
+"""A partition that stands still for so long although it has more is looked at, and again later."""
+
+
+class OpenTransactionWatch(Generic[_At]):
+    """Finds partitions that a producer's open transaction holds up.
+
+    Nobody who reads committed records reads past one, and Kafka aborts it only after its producer's
+    `transaction.timeout.ms`, 15 minutes at most.
+    """
+
+    def __init__(self, end_of: Callable[[_At], int | None]) -> None:
+        """Begins without partitions.
+
+        Args:
+            end_of: Asks Kafka, as a reader of committed records, for the end of a partition: where
+                its first open transaction began. None: no answer.
+        """
+        self._end_of = end_of
+        self._standing: dict[_At, tuple[int, float]] = {}
+        self._found: frozenset[_At] = frozenset()
+
+    def look(self, unread: Mapping[_At, int]) -> frozenset[_At]:
+        """Returns the partitions that are held up; at most one is asked about in each call.
+
+        Args:
+            unread: The partitions that have more than was read, and are not paused, with the next
+                offset to read of each.
+        """
+        now_s = time.monotonic()
+        self._found &= unread.keys()
+        self._standing = {at: one for at, one in self._standing.items() if at in unread}
+        for at, position in unread.items():
+            stood_at, look_s = self._standing.get(at, (-1, 0.0))
+            if stood_at != position:
+                self._standing[at] = position, now_s + OPEN_S
+                self._found -= {at}
+            elif now_s >= look_s:
+                self._standing[at] = position, now_s + OPEN_S
+                end = self._end_of(at)
+                if end is not None:
+                    is_open = end <= position
+                    self._found = self._found | {at} if is_open else self._found - {at}
+                break
+        return self._found

@@ -11,7 +11,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions
 
-from delaywheel_replica.cleaner.kafka import ingress_topics
+from delaywheel import transactional
 from delaywheel_replica.cleaner.kafka.ingress_finding import IngressTopics, find_ingress
 from delaywheel_replica.cleaner.kafka.ingress_topics import IngressReader
 from delaywheel_replica.cleaner.outside.ports import Fetched, TopicPartitions
@@ -131,7 +131,7 @@ def test_aborted_records_are_never_read_and_are_passed(
 def test_who_leaves_a_transaction_open_is_found(
     kafka: KafkaBroker, topic: str, reader: IngressReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ingress_topics, "OPEN_S", 0.05)
+    monkeypatch.setattr(transactional, "OPEN_S", 0.05)
     producer = Producer({"bootstrap.servers": kafka.address, "transactional.id": topic})
     producer.init_transactions(PATIENCE_S)
     producer.begin_transaction()

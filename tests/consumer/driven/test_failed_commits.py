@@ -61,7 +61,7 @@ def test_a_letter_that_its_topic_refuses_costs_no_handler_a_second_run() -> None
         assert (letter.key, letter.value) == (b"k", None)
         assert ("dw-dead-omitted", b"value") in letter.headers
     assert len(letters(kafka)) == 20
-    assert consumer.engine.trouble is None
+    assert consumer.engine.health.is_well
 
 
 def test_a_letter_is_as_whole_as_its_topic_permits() -> None:

@@ -172,4 +172,4 @@ def trouble_of(consumer: DrivenConsumer) -> str | None:
     """What the consumer says after it has looked again."""
     consumer.engine._look_at_s = 0.0
     consumer.turn()
-    return consumer.engine.trouble
+    return next(iter(consumer.engine.health.troubles.values()), None)

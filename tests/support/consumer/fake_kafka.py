@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from delaywheel.consumer.order import Away, fold
-from delaywheel.consumer.port import Failure, KafkaAway, OnPartitions, Start, Topic
+from delaywheel.consumer.port import Failure, KafkaAway, OnPartitions, Start, Topic, Unread
 from delaywheel.consumer.records import Headers, Incoming, Outgoing, Partition, Passed, Place
 from delaywheel.ingress import IngressLimits
 
@@ -41,6 +41,7 @@ class FakeKafka:
     topic_id: str = "first"
     limits: IngressLimits | None = None
     retry_partitions: int | None = None
+    held_up: set[Partition] = field(default_factory=set)
     committed_records: list[Outgoing] = field(default_factory=list)
     generation: int = 0
     now_ms: int = 1_000_000
@@ -191,6 +192,15 @@ class FakeBroker:
     def ends(self, partitions: Sequence[Partition]) -> dict[Partition, int]:
         """See `Broker`."""
         return {partition: len(self.kafka.logs.get(partition, [])) for partition in partitions}
+
+    def unread(self, positions: Mapping[Partition, int | None]) -> dict[Partition, Unread]:
+        """See `Broker`."""
+        ends = self.ends(list(positions))
+        return {at: Unread(one or 0, ends[at] - (one or 0)) for at, one in positions.items()}
+
+    def held_up(self, places: Mapping[Partition, int]) -> set[Partition]:
+        """See `Broker`."""
+        return self.kafka.held_up & places.keys()
 
     def away(self, lanes: Sequence[Partition]) -> dict[Partition, list[Away]]:
         """See `Broker`."""

@@ -32,12 +32,17 @@ from delaywheel.consumer.policy import DeadLetterReason
 from delaywheel.consumer.records import Partition, Place
 from delaywheel.consumer.routing import Route, RoutePatternError
 from delaywheel.consumer.sync import RetryConsumer
+from delaywheel.consumer.watching.events import ConsumerEvents
+from delaywheel.consumer.watching.health import ConsumerHealth, ConsumerTrouble
 
 __all__ = [
     "AsyncRetryConsumer",
     "Batch",
     "ConsumerError",
+    "ConsumerEvents",
+    "ConsumerHealth",
     "ConsumerReason",
+    "ConsumerTrouble",
     "Counts",
     "DeadLetterReason",
     "Partition",

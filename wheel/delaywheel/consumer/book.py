@@ -49,6 +49,11 @@ CUT_BYTES = 8_000_000
 """The most that one transaction commits, unless a single record is larger."""
 
 
+MOST_REASONS = 50
+OTHER_REASON = "OTHER"
+"""The reason under which dead letters are counted beyond so many reasons."""
+
+
 @dataclass(slots=True)
 class Counts:
     """The numbers of records by outcome, since the consumer was made.
@@ -117,6 +122,7 @@ class Book:
 
     def __init__(self, *, max_held: int, max_held_bytes: int) -> None:
         self.counts = Counts()
+        self.dead_reasons: dict[str, int] = {}
         self._max_held = max_held
         self._max_held_bytes = max_held_bytes
         self._shelves: dict[Partition, _Shelf] = {}
@@ -193,6 +199,18 @@ class Book:
         for shelf in self._shelves.values():
             if shelf.records:
                 yield shelf.records[0]
+
+    @property
+    def held(self) -> int:
+        """How many records are held."""
+        return self._held
+
+    def unended(self, partition: Partition) -> int:
+        """Returns how many offsets were read of a partition that have not ended."""
+        shelf = self._shelves.get(partition)
+        if shelf is None or not shelf.records or shelf.position is None:
+            return 0
+        return shelf.position - shelf.records[0].place.offset
 
     def in_hand(self, partitions: Iterable[Partition]) -> int:
         """Returns how many records of these partitions handlers have."""
@@ -323,6 +341,8 @@ class Book:
             assert first is message
             message.state = State.COMMITTED
             counted[message.settlement.outcome] += 1
+            if message.settlement.outcome is Outcome.DEAD:
+                self._count_reason(message.settlement.reason)
             message.settlement = None
             self._leave(message)
         counts = self.counts
@@ -333,6 +353,12 @@ class Book:
         counts.skipped += counted[Outcome.SKIPPED]
         counts.expired += counted[Outcome.EXPIRED]
         counts.parked += counted[Outcome.PARKED]
+
+    def _count_reason(self, reason: str) -> None:
+        """Counts a dead letter by its reason; handlers may name many, and a metric must not."""
+        if reason not in self.dead_reasons and len(self.dead_reasons) >= MOST_REASONS:
+            reason = OTHER_REASON
+        self.dead_reasons[reason] = self.dead_reasons.get(reason, 0) + 1
 
     def _leave(self, message: ReceivedMessage) -> None:
         self._held -= 1

@@ -25,6 +25,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from dataclasses import replace
 from typing import TypeVar
 
 from delaywheel.consumer.book import CUT_RECORDS, Book, Counts, Cut
@@ -50,6 +51,9 @@ from delaywheel.consumer.port import (
 )
 from delaywheel.consumer.records import Incoming, Partition, Passed, Trip, unpack_retry
 from delaywheel.consumer.settings import Settings
+from delaywheel.consumer.watching.events import Teller, Told
+from delaywheel.consumer.watching.figures import Figures, HandlerTimes
+from delaywheel.consumer.watching.health import ConsumerHealth, ConsumerTrouble
 from delaywheel.levels import Duration
 from delaywheel.message import time_text
 
@@ -103,8 +107,10 @@ class Engine:
         self._has_ended = False
         self._wants_commit = False
         self._next_commit_s = 0.0
-        self._trouble: str | None = None
-        self._stuck: str | None = None
+        self.health = ConsumerHealth()
+        self._teller = Teller(settings.events)
+        self._handler_times = HandlerTimes()
+        self._lags: dict[Partition, int] = {}
         self._error: BaseException | None = None
         self._listeners: list[Callable[[], None]] = []
         self._thread = threading.Thread(target=self._run, name="delaywheel-consumer", daemon=True)
@@ -117,17 +123,33 @@ class Engine:
         return self._book.counts
 
     @property
-    def trouble(self) -> str | None:
-        """What keeps records from being read or committed now; None if nothing does."""
-        return self._trouble or self._stuck
-
-    @property
     def oldest_in_hand_s(self) -> float:
         """How long the record has been in hand that holds up its partition longest; 0: none."""
         now_s = time.monotonic()
         with self._changed:
             in_hand = [one for one in self._book.firsts() if one.state is State.IN_HAND]
             return max((now_s - one.handed_s for one in in_hand), default=0.0)
+
+    def figures(self) -> Figures:
+        """Returns all figures, of one moment."""
+        oldest_s = self.oldest_in_hand_s
+        with self._changed:
+            book = self._book
+            return Figures(
+                counts=replace(book.counts),
+                dead_reasons=dict(book.dead_reasons),
+                held=book.held,
+                held_bytes=book.held_bytes,
+                in_hand=book.in_hand(book.partitions),
+                oldest_in_hand_s=oldest_s,
+                lags={
+                    at: unread + book.unended(at)
+                    for at, unread in self._lags.items()
+                    if at in book.positions
+                },
+                handled=tuple(self._handler_times.counts),
+                handled_s=self._handler_times.sum_s,
+            )
 
     @property
     def partitions(self) -> list[Partition]:
@@ -249,6 +271,7 @@ class Engine:
     def _settle(self, message: ReceivedMessage, settlement: Settlement) -> bool:
         with self._changed:
             is_ours = self._note(message, settlement)
+            self._handler_times.add(time.monotonic() - message.handed_s)
             if self._is_draining:
                 self._changed.notify_all()
         if is_ours:
@@ -294,6 +317,7 @@ class Engine:
             self._end()
         except BaseException as error:  # noqa: BLE001 - it is raised where the caller waits
             self._error = error
+            self.health.note(ConsumerTrouble.STOPPED, str(error) or repr(error))
         finally:
             with self._changed:
                 lost = self._book.forget(self._book.partitions)
@@ -413,21 +437,31 @@ class Engine:
                 )
             )
             with self._changed:
+                told: Told = []
                 if failure is None:
-                    self._book.committed(cut)
-                    self._trouble, self._failures = None, 0
+                    told = self._committed(cut)
+                    self.health.note(ConsumerTrouble.COMMIT_FAILED, None)
+                    self._failures = 0
                     self._widen()
                 else:
                     self._fail(failure, cut)
                 self._changed.notify_all()
+            self._teller.outcomes(told)
+            if failure is not None:
+                self._teller.commit_failed(failure.text)
             if not cut.is_full:
                 break
         self._next_commit_s = time.monotonic() + self._settings.commit_every_ms / 1000
 
+    def _committed(self, cut: Cut) -> Told:
+        told = self._teller.worth_telling(cut.messages)
+        self._book.committed(cut)
+        return told
+
     def _fail(self, failure: Failure, cut: Cut) -> None:
         """Stops handing out until Kafka has shown what happened."""
         _LOG.warning("a transaction of %d records failed: %s", len(cut.messages), failure.text)
-        self._trouble = failure.text
+        self.health.note(ConsumerTrouble.COMMIT_FAILED, failure.text)
         self._must_recover = True
         self._book.counts.failed_commits += 1
         if failure.is_refusal:
@@ -474,12 +508,14 @@ class Engine:
         if found is None:  # the end was asked for
             self._must_recover = True
             return
+        told: Told = []
         with self._changed:
             self._doubtful = None
             # One of them is enough: those of a topic that was deleted meanwhile are gone.
             if any(one is not None and one.transaction == cut.name for one in found.values()):
-                self._book.committed(cut)
+                told = self._committed(cut)
             self._notify()
+        self._teller.outcomes(told)
 
     def _renewed(self) -> bool:
         def renew() -> bool:
@@ -497,14 +533,17 @@ class Engine:
         self._look_at_hand()
         if not self._ours:
             return
+        self._look_behind()
         try:
             topics = self._broker.topics()
             limits = self._broker.limits()
-        except KafkaAway:
+        except KafkaAway as away:
+            self.health.note(ConsumerTrouble.KAFKA_AWAY, f"no answer about the topics: {away}")
             return
+        self.health.note(ConsumerTrouble.KAFKA_AWAY, None)
         assert self._policy is not None
         self._policy.learn_limits(limits)
-        self._policy.learn_partitions({name: one.partitions for name, one in topics.items()})
+        self._learn_partitions(topics)
         if any(
             one.topic in topics and _is_another(self._topics.get(one.topic), topics[one.topic])
             for one in self._ours
@@ -520,12 +559,43 @@ class Engine:
                 for one in self._book.firsts()
                 if one.state is State.IN_HAND and one.handed_s < long_s
             ]
-        before, self._stuck = self._stuck, None
+        text = None
         if stuck:
             oldest = min(stuck, key=lambda one: one.handed_s)
-            self._stuck = f"{oldest!r} is not settled, and holds up the commits of its partition"
-            if before is None:
-                _LOG.error("%s", self._stuck)
+            text = f"{oldest!r} is not settled, and holds up the commits of its partition"
+        self._note_trouble(ConsumerTrouble.UNSETTLED, text)
+
+    def _look_behind(self) -> None:
+        """Finds out how much is unread, and what stands still behind an open transaction."""
+        unread = self._broker.unread(self._book.positions)
+        self._lags = {at: one.offsets for at, one in unread.items()}
+        standing = {at for at, one in unread.items() if one.offsets} - self._paused
+        found = sorted(self._broker.held_up({at: unread[at].offset for at in standing}))
+        text = None
+        if found:
+            text = f"{found[0]} waits for a transaction that its producer leaves open"
+            text += f", and {len(found) - 1} more" if found[1:] else ""
+        self._note_trouble(ConsumerTrouble.TRANSACTION_OPEN, text)
+
+    def _learn_partitions(self, topics: Mapping[str, Topic]) -> None:
+        """Takes in how many partitions there are now."""
+        counts = {name: one.partitions for name, one in topics.items()}
+        assert self._policy is not None
+        self._policy.learn_partitions(counts)
+        needs = self._settings.ordered or self._settings.keep_partition
+        few = [
+            f"{names.retry} has {counts[names.retry]} partitions,"
+            f" {names.source} {counts[names.source]}: add some to it"
+            for names in self._settings.topics
+            if needs and counts.get(names.source, 0) > counts.get(names.retry, 1 << 31)
+        ]
+        self._note_trouble(ConsumerTrouble.PARTITIONS_DIFFER, "; ".join(few) or None)
+
+    def _note_trouble(self, trouble: ConsumerTrouble, text: str | None) -> None:
+        """Notes it, and logs its beginning."""
+        if text is not None and trouble not in self.health.troubles:
+            _LOG.error("%s: %s", trouble, text)
+        self.health.note(trouble, text)
 
     def _assigned(
         self, partitions: Sequence[Partition], went_back: AbstractSet[Partition] = frozenset()
@@ -536,7 +606,7 @@ class Engine:
             self._renewed()
         self._membership = self._broker.membership()
         if self._order is not None:
-            partitions = whole_lanes(self._settings, partitions)
+            partitions = self._whole_lanes(partitions)
         positions = self._insist("no committed offsets", lambda: self._find(partitions, went_back))
         # Only now: every transaction of an earlier owner has ended, and is visible.
         lanes = [
@@ -555,8 +625,17 @@ class Engine:
                 assert self._order is not None
                 self._order.assign(lane, self._settings.names_of(lane.topic).order, known)
             self._notify()
+        self.health.note(ConsumerTrouble.COMMIT_FAILED, None)
         self._tell_lost(lost)
+        self._teller.assigned(list(partitions))
         _LOG.info("assigned: %s", list(map(str, partitions)))
+
+    def _whole_lanes(self, partitions: Sequence[Partition]) -> list[Partition]:
+        whole = whole_lanes(self._settings, partitions)
+        halves = sorted(set(partitions) - set(whole))
+        text = f"not read without its counterpart: {', '.join(map(str, halves))}"
+        self._note_trouble(ConsumerTrouble.PARTITION_UNREAD, text if halves else None)
+        return whole
 
     def _find(
         self, partitions: Sequence[Partition], went_back: AbstractSet[Partition]
@@ -588,8 +667,7 @@ class Engine:
                 positions[partition] = None
                 self._book.counts.restarts += 1
         self._topics = topics
-        assert self._policy is not None
-        self._policy.learn_partitions({name: one.partitions for name, one in topics.items()})
+        self._learn_partitions(topics)
         if self._settings.start == "latest":
             positions |= self._begin_at_the_end([one for one in partitions if known[one] is None])
         return positions
@@ -653,6 +731,7 @@ class Engine:
                 self._order.forget(partitions)
             self._changed.notify_all()
         self._tell_lost(lost)
+        self._teller.revoked(list(partitions))
         self._ours = [one for one in self._ours if one not in partitions]
 
     @staticmethod
@@ -698,7 +777,8 @@ class Engine:
         """Asks until Kafka answers; None if the end came meanwhile."""
 
         def note(trouble: str | None) -> None:
-            self._trouble = None if trouble is None else f"{what}: {trouble}"
+            text = None if trouble is None else f"{what}: {trouble}"
+            self.health.note(ConsumerTrouble.KAFKA_AWAY, text)
 
         def gives_up() -> bool:
             if self._give_up_s is not None:

@@ -107,6 +107,7 @@ class Settlement(NamedTuple):
         due_ms: When it comes back, if it does.
         order: Records for the order topic.
         why: What a line in the log says about it.
+        reason: The reason of a dead letter.
     """
 
     outcome: Outcome
@@ -114,6 +115,7 @@ class Settlement(NamedTuple):
     due_ms: int = 0
     order: tuple[Outgoing, ...] = ()
     why: str = ""
+    reason: str = ""
 
 
 class Desk(Protocol):
@@ -218,6 +220,21 @@ class ReceivedMessage:
     def topic(self) -> str:
         """The topic of origin, even if the record was read from the retry topic."""
         return self.origin.topic
+
+    @property
+    def context(self) -> dict[str, object]:
+        """What log lines of its handler should say: for `structlog.contextvars.bound_contextvars`.
+
+        Of the key its first 64 bytes, as text that a terminal can show.
+        """
+        key = None if self.key is None else _shown(self.key[:64])
+        return {
+            "topic": self.topic,
+            "partition": self.origin.partition,
+            "offset": self.origin.offset,
+            "key": key,
+            "attempt": self.attempt,
+        }
 
     @property
     def timestamp_ms(self) -> int:
@@ -329,6 +346,14 @@ class ReceivedMessage:
             return False
         _LOG.warning("%r was settled before this was raised", self, exc_info=error)
         return True
+
+
+def _shown(content: bytes) -> str:
+    """Returns bytes as text in which each character shows itself."""
+    text = content.decode(errors="backslashreplace")
+    return "".join(
+        each if each.isprintable() else each.encode("unicode_escape").decode() for each in text
+    )
 
 
 class Batch(list[ReceivedMessage]):

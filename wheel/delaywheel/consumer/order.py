@@ -258,6 +258,4 @@ def whole_lanes(settings: Settings, partitions: Sequence[Partition]) -> list[Par
         other = names.retry if partition.topic == names.source else names.source
         if Partition(other, partition.number) in partitions:
             whole.append(partition)
-        else:
-            _LOG.warning("ORDER_IMPOSSIBLE: %s is not read without %s's", partition, other)
     return whole

@@ -222,7 +222,8 @@ class Policy:
         )
         letter = next(filter(self._fits, letters), whole)
         said = _failed(message, error).last_error
-        return Settlement(Outcome.DEAD, letter, why=f"{reason}: {said}" if said else reason)
+        why = f"{reason}: {said}" if said else reason
+        return Settlement(Outcome.DEAD, letter, why=why, reason=reason)
 
     def expired(
         self, message: ReceivedMessage, error: BaseException | str | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import NamedTuple, Protocol, TypeVar
 
 from delaywheel.consumer.order import Away
@@ -69,6 +70,18 @@ class Topic(NamedTuple):
 
     id: str
     partitions: int
+
+
+class Unread(NamedTuple):
+    """What is left of a partition.
+
+    Attributes:
+        offset: Where reading goes on; ends of transactions are passed.
+        offsets: How many there are from then on.
+    """
+
+    offset: int
+    offsets: int
 
 
 class Failure(NamedTuple):
@@ -138,6 +151,22 @@ class Broker(Protocol):
 
         Raises:
             KafkaAway: Try again.
+        """
+        ...
+
+    def unread(self, positions: Mapping[Partition, int | None]) -> dict[Partition, Unread]:
+        """Returns what these partitions have behind what was read, as far as the client knows.
+
+        Args:
+            positions: The next offset to read of each; None: the first existing one.
+        """
+        ...
+
+    def held_up(self, places: Mapping[Partition, int]) -> AbstractSet[Partition]:
+        """Returns those of these partitions that stand still behind an open transaction.
+
+        Args:
+            places: The next offset of those that have more, and are not paused.
         """
         ...
 

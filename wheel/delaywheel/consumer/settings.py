@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypedDict
 
 from delaywheel.consumer.routing import Route
+from delaywheel.consumer.watching.events import ConsumerEvents
 from delaywheel.levels import Duration, length_ms
 from delaywheel.ttl import TTL_HEADER
 
@@ -70,6 +71,7 @@ class Options(TypedDict, total=False):
         max_held_bytes: How much may be held, in hand or not, before fetching pauses.
         max_held: The same as a number of records.
         create_topics: Whether to create missing retry and dead-letter topics.
+        events: What the program does when something happens: `ConsumerEvents`.
         instance: A name that no other consumer of the group has, and that this one keeps over
             restarts (a static member, in Kafka's words). After a crash it gets its partitions back
             at once, and transactions it had begun are ended at once; but other consumers get its
@@ -95,6 +97,7 @@ class Options(TypedDict, total=False):
     max_held_bytes: int
     max_held: int
     create_topics: bool
+    events: ConsumerEvents | None
     instance: str | None
     kafka: Mapping[str, Any]
 
@@ -134,6 +137,7 @@ class Settings:
     max_held_bytes: int = 16_000_000
     max_held: int = 10_000
     create_topics: bool = True
+    events: ConsumerEvents | None = None
     instance: str | None = None
     kafka: Mapping[str, Any] = field(default_factory=dict)
 
@@ -207,6 +211,7 @@ def read_settings(
         max_held_bytes=_positive("max_held_bytes", options.get("max_held_bytes", 16_000_000)),
         max_held=_positive("max_held", options.get("max_held", 10_000)),
         create_topics=options.get("create_topics", True),
+        events=options.get("events"),
         instance=options.get("instance"),
         kafka=kafka,
     )

@@ -13,6 +13,8 @@ from delaywheel.consumer.kafka import KafkaBroker
 from delaywheel.consumer.message import Batch, ReceivedMessage
 from delaywheel.consumer.records import Partition
 from delaywheel.consumer.settings import Options, read_settings
+from delaywheel.consumer.watching.figures import Figures
+from delaywheel.consumer.watching.health import ConsumerHealth
 from delaywheel.levels import Duration, length_ms
 
 WAIT_S = 0.5
@@ -65,9 +67,24 @@ class BaseConsumer:
         return self._engine.oldest_in_hand_s
 
     @property
+    def group(self) -> str:
+        """The group."""
+        return self._settings.group
+
+    @property
+    def health(self) -> ConsumerHealth:
+        """What keeps this consumer from its work now, by name; `is_well` if nothing does."""
+        return self._engine.health
+
+    @property
+    def figures(self) -> Figures:
+        """This consumer in figures, all of one moment: for metrics."""
+        return self._engine.figures()
+
+    @property
     def trouble(self) -> str | None:
-        """What keeps records from being read or committed now; None if nothing does."""
-        return self._engine.trouble
+        """What keeps records from being read or committed now, in words; None if nothing does."""
+        return next(iter(self.health.troubles.values()), None)
 
 
 class RetryConsumer(BaseConsumer):

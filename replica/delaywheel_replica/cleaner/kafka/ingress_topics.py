@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Collection, Mapping
 from collections.abc import Set as AbstractSet
 from itertools import islice
@@ -28,6 +27,7 @@ from confluent_kafka import (
 )
 
 from delaywheel.record_headers import headers_of
+from delaywheel.transactional import OpenTransactionWatch
 from delaywheel_replica.cleaner.kafka.client_log import LOGGER
 from delaywheel_replica.cleaner.outside.ports import NO_ENDS, Fetched, KafkaAway
 from delaywheel_replica.core.ingress.place import NO_TIMESTAMP, Place
@@ -37,9 +37,6 @@ from delaywheel_replica.kafka_settings import KafkaSettings
 from delaywheel_replica.process.logs import get_logger
 
 LOOK_S: Final = 5.0
-
-OPEN_S: Final = 10.0
-"""A partition that stands still for so long although it has more is looked at, and again later."""
 
 AT_ONCE: Final = 200
 """How many partitions without records one call looks at: the client is asked about each."""
@@ -76,8 +73,7 @@ class IngressReader:
         self._refused: str | None = None
         self._lags: dict[IngressPartition, int] = {}
         self._lag_turn = _Turn()
-        self._standing: dict[IngressPartition, tuple[int, float]] = {}
-        self._open: frozenset[IngressPartition] = frozenset()
+        self._open = OpenTransactionWatch[IngressPartition](self._end_of)
         self._quiet_turn = _Turn()
 
     @property
@@ -166,28 +162,14 @@ class IngressReader:
         return dict(self._lags)
 
     def open_transactions(self) -> frozenset[IngressPartition]:
-        """Returns the partitions that a transaction holds up: nobody reads past an open one.
+        """Returns the partitions that an open transaction holds up; call `lags` before."""
+        unread = (at for at, lag in self._lags.items() if lag and at not in self._resting)
+        return self._open.look({at: self._positions[at] for at in unread})
 
-        At most one is asked about in each call; `lags` has to be called before.
-        """
-        now_s = time.monotonic()
-        unread = {at for at, lag in self._lags.items() if lag} - self._resting
-        self._open &= unread
-        self._standing = {at: one for at, one in self._standing.items() if at in unread}
-        for at in unread:
-            position = self._positions[at]
-            stood_at, look_s = self._standing.get(at, (-1, 0.0))
-            if stood_at != position:
-                self._standing[at] = position, now_s + OPEN_S
-                self._open -= {at}
-            elif now_s >= look_s:
-                self._standing[at] = position, now_s + OPEN_S
-                # Asked as a reader of committed records: the end is where the first open one began.
-                with contextlib.suppress(KafkaException):
-                    _, end = self._consumer.get_watermark_offsets(TopicPartition(*at), LOOK_S)
-                    self._open = self._open | {at} if end <= position else self._open - {at}
-                break
-        return self._open
+    def _end_of(self, at: IngressPartition) -> int | None:
+        with contextlib.suppress(KafkaException):
+            return int(self._consumer.get_watermark_offsets(TopicPartition(*at), LOOK_S)[1])
+        return None
 
     def report_to_group(self, offsets: Mapping[IngressPartition, int]) -> None:
         """Shows progress in the consumer group's offsets; the next call makes up for a failure."""

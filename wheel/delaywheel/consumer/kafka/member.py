@@ -57,7 +57,7 @@ from delaywheel.consumer.kafka.topics import (
 from delaywheel.consumer.kafka.transaction import CALL_S, RETRY_BACKOFF_MS, Transaction, read_note
 from delaywheel.consumer.message import ConsumerError, ConsumerReason
 from delaywheel.consumer.order import Away, check_partitions
-from delaywheel.consumer.port import Failure, KafkaAway, OnPartitions, Start, Topic
+from delaywheel.consumer.port import Failure, KafkaAway, OnPartitions, Start, Topic, Unread
 from delaywheel.consumer.records import (
     NO_TIMESTAMP,
     Incoming,
@@ -69,7 +69,7 @@ from delaywheel.consumer.records import (
 from delaywheel.consumer.settings import Settings, transactional_id
 from delaywheel.ingress import IngressLimits, ingress_topic
 from delaywheel.record_headers import headers_of
-from delaywheel.transactional import transactional
+from delaywheel.transactional import OpenTransactionWatch, transactional
 
 _LOG = logging.getLogger("delaywheel.consumer")
 
@@ -94,7 +94,9 @@ class KafkaBroker:
         self._is_copy_loose = False
         self._ingress: str | None = None
         self._admin: AdminClient | None = None
+        self._ingress_group: Consumer | None = None
         self._order: OrderTopics | None = None
+        self._open = OpenTransactionWatch(self._stable_end)
 
     def start(self) -> Start:
         """See `Broker`."""
@@ -192,7 +194,11 @@ class KafkaBroker:
     def limits(self) -> IngressLimits | None:
         """See `Broker`."""
         assert self._ingress is not None
-        return limits_of(self._asking, self._ingress)
+        if self._ingress_group is None:
+            self._ingress_group = self._made(
+                {**self._client(), "group.id": self._ingress, "enable.auto.commit": False}
+            )
+        return limits_of(self._ingress_group, self._ingress)
 
     def topics(self) -> dict[str, Topic]:
         """See `Broker`."""
@@ -233,6 +239,32 @@ class KafkaBroker:
         except KafkaException as exception:
             raise away(exception) from exception
         return {lane: found[at] for lane, at in where.items()}
+
+    def unread(self, positions: Mapping[Partition, int | None]) -> dict[Partition, Unread]:
+        """See `Broker`."""
+        if not positions:
+            return {}
+        # The client's own position counts the ends of transactions; it has none before a record.
+        places = self._joined.position([TopicPartition(*at) for at in positions])
+        found: dict[Partition, Unread] = {}
+        for place in places:
+            at = Partition(place.topic, place.partition)
+            known = self._joined.get_watermark_offsets(TopicPartition(*at), cached=True)
+            if known is not None and known[1] >= 0:
+                begin = positions[at]
+                offset = max(place.offset, known[0] if begin is None else begin)
+                found[at] = Unread(offset, max(0, known[1] - offset))
+        return found
+
+    def held_up(self, places: Mapping[Partition, int]) -> frozenset[Partition]:
+        """See `Broker`."""
+        return self._open.look(places)
+
+    def _stable_end(self, at: Partition) -> int | None:
+        try:
+            return int(self._joined.get_watermark_offsets(TopicPartition(*at), ASK_S)[1])
+        except KafkaException:
+            return None
 
     def ends(self, partitions: Sequence[Partition]) -> dict[Partition, int]:
         """See `Broker`."""
@@ -320,9 +352,10 @@ class KafkaBroker:
     def close(self) -> None:
         """See `Broker`."""
         self._drop_producer()
-        if self._consumer is not None:
-            self._consumer.close()
-            self._consumer = None
+        for client in (self._consumer, self._ingress_group):
+            if client is not None:
+                client.close()
+        self._consumer = self._ingress_group = None
 
     @property
     def _joined(self) -> Consumer:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 
 from confluent_kafka import (
-    ConsumerGroupTopicPartitions,
+    Consumer,
     KafkaError,
     KafkaException,
     TopicCollection,
@@ -21,7 +21,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined] # its stubs re
 )
 from confluent_kafka.cimpl import NewTopic
 
-from delaywheel.consumer.kafka.failures import REFUSALS
+from delaywheel.consumer.kafka.failures import REFUSALS, away
 from delaywheel.consumer.message import ConsumerError, ConsumerReason
 from delaywheel.consumer.port import KafkaAway, Topic
 from delaywheel.consumer.records import Partition
@@ -65,17 +65,25 @@ def topics_now(admin: AdminClient, names: Sequence[str]) -> dict[str, Topic]:
     return found
 
 
-def limits_of(admin: AdminClient, ingress: str) -> IngressLimits | None:
-    """Returns what ingress takes: its group says it beside the offset of partition 0."""
-    wanted = ConsumerGroupTopicPartitions(ingress, [TopicPartition(ingress, 0)])
+def limits_of(reader: Consumer, ingress: str) -> IngressLimits | None:
+    """Returns what ingress takes: its group says it beside the offset of partition 0.
+
+    Args:
+        reader: A client of that group, which it does not join. An admin client's
+            `list_consumer_group_offsets` ends the process if the group has just got another
+            coordinator (librdkafka's issue 5040).
+        ingress: The name of the topic, and of the group.
+
+    Raises:
+        KafkaAway: Kafka does not answer.
+    """
     try:
-        answer = admin.list_consumer_group_offsets([wanted], request_timeout=ASK_S)[
-            ingress
-        ].result()
-    except KafkaException:  # we may lack the permission
-        return None
-    partitions = answer.topic_partitions or []
-    return IngressLimits.of_note(partitions[0].metadata) if partitions else None
+        (found,) = reader.committed([TopicPartition(ingress, 0)], timeout=ASK_S)
+    except KafkaException as exception:
+        if exception.args[0].code() in REFUSALS:
+            return None
+        raise away(exception) from exception
+    return None if found.error is not None else IngressLimits.of_note(found.metadata)
 
 
 def ends_of(admin: AdminClient, partitions: Sequence[Partition]) -> dict[Partition, int]:

@@ -1,0 +1,1 @@
+"""What others learn of a consumer: its health, what happens in it, and its metrics."""

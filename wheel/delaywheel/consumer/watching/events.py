@@ -1,0 +1,113 @@
+"""What happens in a consumer, as calls of the program that has it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+from delaywheel.consumer.message import Outcome, ReceivedMessage, Settlement
+from delaywheel.consumer.records import Partition
+
+_LOG = logging.getLogger("delaywheel.consumer")
+
+
+class ConsumerEvents:
+    """Base class of what a program does when something happens in its consumer.
+
+    Outcomes are told once each, after the transaction that has them was committed. All methods are
+    called on the consumer's own thread, which fetches and commits: keep them short. What one raises
+    is logged, and changes nothing.
+
+    Example:
+        Count what is given up::
+
+            class Alerts(ConsumerEvents):
+                def dead(self, message, topic, why):
+                    statsd.incr("orders.dead")
+
+            RetryConsumer("orders", …, events=Alerts())
+    """
+
+    def retried(self, message: ReceivedMessage, due_ms: int, why: str) -> None:
+        """A record comes back at this time (Unix ms)."""
+
+    def dead(self, message: ReceivedMessage, topic: str, why: str) -> None:
+        """A record is a dead letter in this topic."""
+
+    def expired(self, message: ReceivedMessage, why: str) -> None:
+        """A record's time to live was over; it is skipped or a dead letter, by the options."""
+
+    def skipped(self, message: ReceivedMessage) -> None:
+        """A record is of another route."""
+
+    def commit_failed(self, why: str) -> None:
+        """A transaction was not committed, or perhaps not; it is tried again."""
+
+    def assigned(self, partitions: Sequence[Partition]) -> None:
+        """These partitions are read from now on."""
+
+    def revoked(self, partitions: Sequence[Partition]) -> None:
+        """These partitions are no longer ours; what was settled of them is committed."""
+
+
+Told = list[tuple[ReceivedMessage, Settlement]]
+"""Records with their committed outcomes."""
+
+
+class Teller:
+    """Calls a program's events; all is quiet if it has none."""
+
+    def __init__(self, events: ConsumerEvents | None) -> None:
+        """Takes what is to be called."""
+        self._events = events
+
+    def worth_telling(self, messages: Sequence[ReceivedMessage]) -> Told:
+        """Returns those whose outcome is told; to be called while they still have it."""
+        if self._events is None:
+            return []
+        return [
+            (each, each.settlement)
+            for each in messages
+            if each.settlement is not None and each.settlement.outcome in _TOLD
+        ]
+
+    def outcomes(self, told: Told) -> None:
+        """Tells outcomes that are committed."""
+        events = self._events
+        if events is None:
+            return
+        for message, settled in told:
+            match settled.outcome:
+                case Outcome.RETRIED:
+                    self._call(events.retried, message, settled.due_ms, settled.why)
+                case Outcome.DEAD if settled.record is not None:
+                    self._call(events.dead, message, settled.record.topic, settled.why)
+                case Outcome.EXPIRED:
+                    self._call(events.expired, message, settled.why)
+                case _:
+                    self._call(events.skipped, message)
+
+    def commit_failed(self, why: str) -> None:
+        """Tells that a transaction failed."""
+        if self._events is not None:
+            self._call(self._events.commit_failed, why)
+
+    def assigned(self, partitions: Sequence[Partition]) -> None:
+        """Tells what is read from now on."""
+        if self._events is not None:
+            self._call(self._events.assigned, partitions)
+
+    def revoked(self, partitions: Sequence[Partition]) -> None:
+        """Tells what is no longer ours."""
+        if self._events is not None and partitions:
+            self._call(self._events.revoked, partitions)
+
+    @staticmethod
+    def _call(event: Callable[..., None], *given: object) -> None:
+        try:
+            event(*given)
+        except Exception:  # noqa: BLE001 - it is the program's
+            _LOG.exception("an event of the program")
+
+
+_TOLD = frozenset({Outcome.RETRIED, Outcome.DEAD, Outcome.EXPIRED, Outcome.SKIPPED})

@@ -1,0 +1,61 @@
+"""A consumer's health: what keeps it from its work now, each trouble under a name of its own.
+
+| trouble | begins | ends |
+|---|---|---|
+| KAFKA_AWAY | a question is not answered | it is answered |
+| COMMIT_FAILED | a transaction is not committed | one is, or the partitions are assigned anew |
+| UNSETTLED | a partition's first record is in hand for `stuck_after` | it is settled |
+| PARTITION_UNREAD | with `ordered`, a partition lacks its counterpart | it is assigned with that |
+| PARTITIONS_DIFFER | `ordered` or `keep_partition`, and the topic of retries has fewer | it has |
+|   | as many |
+| TRANSACTION_OPEN | a partition stands still behind a producer's open transaction | it goes on |
+| STOPPED | an error has ended the consumer | never |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+
+class ConsumerTrouble(StrEnum):
+    """What keeps a consumer from its work; names are stable."""
+
+    KAFKA_AWAY = "KAFKA_AWAY"
+    """Kafka does not answer, or not now: the consumer goes on when it does."""
+    COMMIT_FAILED = "COMMIT_FAILED"
+    """The last transaction was not committed, or perhaps not: it is tried again."""
+    UNSETTLED = "UNSETTLED"
+    """A record is in hand for longer than `stuck_after`, and holds up its partition's commits."""
+    PARTITION_UNREAD = "PARTITION_UNREAD"
+    """With `ordered`: a partition is not read without that of retries, or the reverse."""
+    PARTITIONS_DIFFER = "PARTITIONS_DIFFER"
+    """The topic of retries has fewer partitions than its source, and `ordered` or `keep_partition`
+    needs as many: add partitions to it."""
+    TRANSACTION_OPEN = "TRANSACTION_OPEN"
+    """A producer has left a transaction open in what is read: nobody reads what comes after it."""
+    STOPPED = "STOPPED"
+    """An error has ended the consumer: it is raised where messages are taken."""
+
+
+class ConsumerHealth:
+    """The troubles of one consumer; any thread may ask for them."""
+
+    def __init__(self) -> None:
+        """Begins well."""
+        self._troubles: Mapping[ConsumerTrouble, str] = {}
+
+    @property
+    def is_well(self) -> bool:
+        """Whether nothing keeps the consumer from its work."""
+        return not self._troubles
+
+    @property
+    def troubles(self) -> Mapping[ConsumerTrouble, str]:
+        """What keeps it from its work now, each in words for people."""
+        return self._troubles
+
+    def note(self, trouble: ConsumerTrouble, text: str | None) -> None:
+        """Notes what is known about one trouble now; None: it is over."""
+        others = {name: said for name, said in self._troubles.items() if name is not trouble}
+        self._troubles = others if text is None else {**others, trouble: text}
