@@ -54,6 +54,13 @@ class Config:
             as `listen`
         metrics_listen: host:port for [metrics, health and readiness](#metrics-health-readiness)
             over HTTP; none: nowhere. Port 0: any free one, which the log names
+        tls_cert: a PEM file with this node's certificate, and what it was signed with: the port for
+            callers then [speaks TLS](SECURITY.md). Read again when it changes, like the other three
+        tls_key: its private key, without a password
+        tls_client_ca: certificates of those who may have signed a caller's: callers must then show
+            one; none: they need none
+        tls_ca: the same for the certificates of other nodes, where this node calls them; none:
+            `tls_client_ca`, else a list of public ones
         span_seconds: how far ahead dues may lie: the greatest delay, 7 days; up to 366 days. What
             each second costs: [disk](#disk). The same on all nodes
         late_window_seconds: how long after its due a message is still taken: the time for retries.
@@ -119,6 +126,10 @@ class Config:
     advertised: str | None = None
     peer_listen: str | None = None
     metrics_listen: str | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    tls_client_ca: Path | None = None
+    tls_ca: Path | None = None
     span_seconds: Annotated[int, Ge(1), Le(366 * 86_400)] = 7 * 86_400
     late_window_seconds: Annotated[int, Ge(1), Le(86_400)] = 120
     max_message_bytes: Annotated[int, Ge(1), Le(64 * _MIB)] = 1_000_000
@@ -153,7 +164,8 @@ class Config:
     def inherited(cls) -> Self:
         """Returns the settings that the starting process read and checked."""
         document = json.loads(os.environ[RESOLVED_VARIABLE])
-        return cls(**{**document, "data_dir": Path(document["data_dir"])})
+        paths = {name: Path(document[name]) for name in _PATHS if document[name] is not None}
+        return cls(**{**document, **paths})
 
     def resolved(self) -> str:
         """The value of ``DELAYWHEEL_RESOLVED`` for the node's processes; holds secrets."""
@@ -256,9 +268,11 @@ class Config:
         return -(-(self.span_seconds + self.late_window_seconds) // 3600) + 24
 
     def _plain(self) -> dict[str, Any]:
-        return {**asdict(self), "data_dir": str(self.data_dir)}
+        document = asdict(self)
+        return document | {name: str(document[name]) for name in _PATHS if document[name]}
 
 
+_PATHS: Final = ("data_dir", "tls_cert", "tls_key", "tls_client_ca", "tls_ca")
 _DEFAULTS: Final[Mapping[str, Any]] = {
     each.name: each.default if each.default_factory is MISSING else each.default_factory()
     for each in fields(Config)

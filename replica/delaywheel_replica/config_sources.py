@@ -45,6 +45,9 @@ _STAND_INS: Final[Mapping[str, Any]] = {
 }
 """Placeholders for required settings, while the others are checked."""
 
+_OF_THE_COMMAND_LINE: Final = frozenset({"client_ca", "client_cert", "client_key", "client_tls"})
+"""Variables that resemble settings and are none: `delaywheel` reaches nodes with them."""
+
 _HOST_PORT = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s:\[\]]+):(\d{1,5})")
 
 
@@ -119,12 +122,12 @@ def _misspelt_variables() -> list[str]:
 
     Others with our prefix may be of another program's, or of the command line.
     """
-    known = [field.name for field in fields(Config)]
+    known = {field.name for field in fields(Config)}
     texts = []
     for variable in sorted(os.environ):
         name = variable.upper().removeprefix(_PREFIX).partition("__")[0].lower()
-        if variable.upper().startswith(_PREFIX) and name not in known:
-            meant = did_you_mean(name, known)
+        if variable.upper().startswith(_PREFIX) and name not in known | _OF_THE_COMMAND_LINE:
+            meant = did_you_mean(name, sorted(known))
             if meant:
                 texts.append(f"{name}: there is no such setting{meant} ({variable})")
     return texts

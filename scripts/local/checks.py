@@ -48,7 +48,7 @@ BOOKS = tuple(
 SIMULATION = "tests/sim"
 DRILLS = f"{SIMULATION}/tests/test_sim_drills.py"
 MUTANTS = f"{SIMULATION}/tests/test_sim_mutants_short.py"
-SERVING = ("tests/server/serving", "tests/peers")
+SERVING = ("tests/server/serving", "tests/peers", "tests/security")
 """Nearly all of these start processes."""
 SERVER = "tests/server"
 CONSUMERS = ("tests/consumer", "tests/wheel")

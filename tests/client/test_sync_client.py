@@ -22,6 +22,7 @@ from delaywheel import (
     Reason,
     RefusedError,
     TimedOutError,
+    Tls,
 )
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from support.clients.fake_service import (
@@ -344,8 +345,7 @@ def test_tls(tmp_path: Path) -> None:
     )  # fmt: skip
     pair = (key.read_bytes(), certificate.read_bytes())
     with FakeService().with_tls(grpc.ssl_server_credentials([pair])) as service:
-        trusted = grpc.ssl_channel_credentials(root_certificates=pair[1])
-        with Client(service.address, credentials=trusted) as client:
+        with Client(service.address, tls=Tls(certificate)) as client:
             assert client.produce("t", b"", delay=SOON)
         with Client(service.address) as plain, pytest.raises(TimedOutError):
             plain.produce("t", b"", delay=SOON, timeout=0.5)

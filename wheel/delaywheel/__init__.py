@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         RescheduleOutcome,
         StoredMessage,
     )
+    from delaywheel.client.exchange.channel import Tls
     from delaywheel.client.exchange.pending import PendingResult
     from delaywheel.client.exchange.settings import Queue
     from delaywheel.client.searching import FoundMessages, ManyCancelled
@@ -62,6 +63,7 @@ __all__ = [
     "Result",
     "StoredMessage",
     "TimedOutError",
+    "Tls",
 ]
 
 _HOMES = {
@@ -76,6 +78,7 @@ _HOMES = {
         "StoredMessage",
     ),
     "client.exchange.pending": ("PendingResult",),
+    "client.exchange.channel": ("Tls",),
     "client.exchange.settings": ("Queue",),
     "client.searching": ("FoundMessages", "ManyCancelled"),
     "client.sync": ("Client",),

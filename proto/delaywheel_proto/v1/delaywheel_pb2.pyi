@@ -1541,6 +1541,8 @@ class MemberReport(_message.Message):
     UNDELETABLE_FILES_FIELD_NUMBER: _builtins.int
     UNDELETABLE_FILE_FIELD_NUMBER: _builtins.int
     WAITING_CALLS_FIELD_NUMBER: _builtins.int
+    CERTIFICATE_EXPIRES_MS_FIELD_NUMBER: _builtins.int
+    CERTIFICATE_FAULT_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     now_ms: _builtins.int
     """The node's wall clock."""
@@ -1581,6 +1583,10 @@ class MemberReport(_message.Message):
     undeletable_files: _builtins.int
     """How many finished files its disk refuses to delete, and one of them, empty: there is none."""
     undeletable_file: _builtins.str
+    certificate_expires_ms: _builtins.int
+    """When its certificate expires, Unix milliseconds; absent: callers speak plain text there."""
+    certificate_fault: _builtins.str
+    """Why it keeps an earlier certificate than that on its disk, for people; empty: it does not."""
     @_builtins.property
     def refusing(self) -> Global___Error:
         """Why the node accepts no messages now; absent if it does."""
@@ -1641,15 +1647,21 @@ class MemberReport(_message.Message):
         undeletable_files: _builtins.int = ...,
         undeletable_file: _builtins.str = ...,
         waiting_calls: _abc.Iterable[Global___WaitingCalls] | None = ...,
+        certificate_expires_ms: _builtins.int | None = ...,
+        certificate_fault: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_cleaner_started_ms", b"_cleaner_started_ms", "_ingress_lag", b"_ingress_lag", "cleaner_started_ms", b"cleaner_started_ms", "floor_wait", b"floor_wait", "ingress_lag", b"ingress_lag", "ledger", b"ledger", "refusing", b"refusing", "standstill", b"standstill"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_certificate_expires_ms", b"_certificate_expires_ms", "_cleaner_started_ms", b"_cleaner_started_ms", "_ingress_lag", b"_ingress_lag", "certificate_expires_ms", b"certificate_expires_ms", "cleaner_started_ms", b"cleaner_started_ms", "floor_wait", b"floor_wait", "ingress_lag", b"ingress_lag", "ledger", b"ledger", "refusing", b"refusing", "standstill", b"standstill"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cleaner_started_ms", b"_cleaner_started_ms", "_ingress_lag", b"_ingress_lag", "alone_messages", b"alone_messages", "cleaner_started_ms", b"cleaner_started_ms", "dead_letters", b"dead_letters", "elections", b"elections", "floor_wait", b"floor_wait", "in_sync_changes", b"in_sync_changes", "ingress_faults", b"ingress_faults", "ingress_lag", b"ingress_lag", "kafka_error", b"kafka_error", "ledger", b"ledger", "now_ms", b"now_ms", "pending_bytes", b"pending_bytes", "pending_messages", b"pending_messages", "refusing", b"refusing", "role", b"role", "server_started_ms", b"server_started_ms", "standstill", b"standstill", "unavailable_topics", b"unavailable_topics", "undeletable_file", b"undeletable_file", "undeletable_files", b"undeletable_files", "unreadable_frames", b"unreadable_frames", "verifying_wheels", b"verifying_wheels", "version", b"version", "waiting_calls", b"waiting_calls", "wheels", b"wheels"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_certificate_expires_ms", b"_certificate_expires_ms", "_cleaner_started_ms", b"_cleaner_started_ms", "_ingress_lag", b"_ingress_lag", "alone_messages", b"alone_messages", "certificate_expires_ms", b"certificate_expires_ms", "certificate_fault", b"certificate_fault", "cleaner_started_ms", b"cleaner_started_ms", "dead_letters", b"dead_letters", "elections", b"elections", "floor_wait", b"floor_wait", "in_sync_changes", b"in_sync_changes", "ingress_faults", b"ingress_faults", "ingress_lag", b"ingress_lag", "kafka_error", b"kafka_error", "ledger", b"ledger", "now_ms", b"now_ms", "pending_bytes", b"pending_bytes", "pending_messages", b"pending_messages", "refusing", b"refusing", "role", b"role", "server_started_ms", b"server_started_ms", "standstill", b"standstill", "unavailable_topics", b"unavailable_topics", "undeletable_file", b"undeletable_file", "undeletable_files", b"undeletable_files", "unreadable_frames", b"unreadable_frames", "verifying_wheels", b"verifying_wheels", "version", b"version", "waiting_calls", b"waiting_calls", "wheels", b"wheels"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__certificate_expires_ms: _TypeAlias = _typing.Literal["certificate_expires_ms"]  # noqa: Y015
+    _WhichOneofArgType__certificate_expires_ms: _TypeAlias = _typing.Literal["_certificate_expires_ms", b"_certificate_expires_ms"]  # noqa: Y015
     _WhichOneofReturnType__cleaner_started_ms: _TypeAlias = _typing.Literal["cleaner_started_ms"]  # noqa: Y015
     _WhichOneofArgType__cleaner_started_ms: _TypeAlias = _typing.Literal["_cleaner_started_ms", b"_cleaner_started_ms"]  # noqa: Y015
     _WhichOneofReturnType__ingress_lag: _TypeAlias = _typing.Literal["ingress_lag"]  # noqa: Y015
     _WhichOneofArgType__ingress_lag: _TypeAlias = _typing.Literal["_ingress_lag", b"_ingress_lag"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__certificate_expires_ms) -> _WhichOneofReturnType__certificate_expires_ms | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__cleaner_started_ms) -> _WhichOneofReturnType__cleaner_started_ms | None: ...
     @_typing.overload

@@ -176,6 +176,7 @@ class Identity(_message.Message):
     STARTED_NS_FIELD_NUMBER: _builtins.int
     READS_FROM_FIELD_NUMBER: _builtins.int
     READS_TO_FIELD_NUMBER: _builtins.int
+    CLIENT_TLS_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
     """Comes first: if the protocols differ, the rest is ignored."""
     format: _builtins.int
@@ -197,6 +198,8 @@ class Identity(_message.Message):
     release, which reads only the version that it writes.
     """
     reads_to: _builtins.int
+    client_tls: _builtins.bool
+    """Whether callers speak TLS at client_address."""
     @_builtins.property
     def settings(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Settings that must be equal on all nodes, as text."""
@@ -215,10 +218,11 @@ class Identity(_message.Message):
         started_ns: _builtins.int = ...,
         reads_from: _builtins.int = ...,
         reads_to: _builtins.int = ...,
+        client_tls: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["boot", b"boot", "client_address", b"client_address", "cluster_id", b"cluster_id", "format", b"format", "node", b"node", "protocol", b"protocol", "reads_from", b"reads_from", "reads_to", b"reads_to", "settings", b"settings", "started_ns", b"started_ns", "storage", b"storage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["boot", b"boot", "client_address", b"client_address", "client_tls", b"client_tls", "cluster_id", b"cluster_id", "format", b"format", "node", b"node", "protocol", b"protocol", "reads_from", b"reads_from", "reads_to", b"reads_to", "settings", b"settings", "started_ns", b"started_ns", "storage", b"storage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

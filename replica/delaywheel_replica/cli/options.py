@@ -10,6 +10,7 @@ from typing import Final
 
 from delaywheel_replica.cli import seen_names
 from delaywheel_replica.cli.parsing import ArgumentGroup, Parser
+from delaywheel_replica.cli.reaching import add_options, asked_server
 from delaywheel_replica.cli.values import (
     parse_assignment,
     parse_count,
@@ -19,29 +20,15 @@ from delaywheel_replica.cli.values import (
     parse_time,
 )
 
-SERVER_VARIABLE: Final = "DELAYWHEEL_SERVER"
 CONFIG_VARIABLE: Final = "DELAYWHEEL_CONFIG"
-DEFAULT_SERVER: Final = "127.0.0.1:7420"
 DEFAULT_TIMEOUT_S: Final = 10.0
 STANDARD_INPUT: Final = Path("-")
-
-
-def asked_server() -> str:
-    """Returns the nodes to ask where the command line names none."""
-    return os.environ.get(SERVER_VARIABLE) or DEFAULT_SERVER
 
 
 def asking(parser: Parser, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
     """Adds the arguments of a command that asks nodes."""
     group = parser.add_argument_group("which nodes to ask")
-    parser.argument(
-        "--server",
-        group=group,
-        metavar="ADDRESS",
-        default=asked_server(),
-        help="nodes, HOST:PORT separated by commas; the first that answers counts "
-        f"(else {SERVER_VARIABLE}, else {DEFAULT_SERVER})",
-    )
+    add_options(parser, group)
     timeout(parser, timeout_s, group=group)
 
 

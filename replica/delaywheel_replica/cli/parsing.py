@@ -79,6 +79,8 @@ class Parser(argparse.ArgumentParser):
         )
         self.declared: list[argparse.Action] = []
         self._completers: dict[str, Completer] = {}
+        self._after: list[Callable[[dict[str, Any]], None]] = []
+        self._used: set[str] = {"help"}
         command.declare(self)
         self.argument("-h", "--help", action="help", help="show this help")
 
@@ -102,6 +104,16 @@ class Parser(argparse.ArgumentParser):
         if complete is not None:
             self._completers[action.dest] = complete
 
+    def after(self, change: Callable[[dict[str, Any]], None], *, uses: Iterable[str]) -> None:
+        """Lets a function change the arguments before the command gets them; some it uses up."""
+        self._after.append(change)
+        self._used.update(uses)
+
+    @property
+    def names(self) -> set[str]:
+        """The names of the arguments that the command gets."""
+        return {action.dest for action in self.declared} - self._used
+
     def values_of(self, action: argparse.Action) -> Iterable[str]:
         """Returns possible values of an argument, as far as they are known."""
         if action.dest in self._completers:
@@ -115,6 +127,16 @@ class Parser(argparse.ArgumentParser):
             Failure: USAGE, and what is wrong.
         """
         return vars(self.parse_intermixed_args(list(arguments)))
+
+    def completed(self, named: dict[str, Any]) -> dict[str, Any]:
+        """Returns what the command gets of the arguments read (see `after`).
+
+        Raises:
+            Failure: A file that they name is not in order.
+        """
+        for change in self._after:
+            change(named)
+        return named
 
     def error(self, message: str) -> NoReturn:
         """Ends with a named reason instead of a page of usage."""

@@ -57,7 +57,8 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _do(prog: str, command: Command, arguments: list[str]) -> int:
-    named = Parser(prog, command).read(arguments)
+    parser = Parser(prog, command)
+    named = parser.completed(parser.read(arguments))
     module, _, function = command.run.partition(":")
     do = getattr(import_module(module), function)
     code = do(arguments) if command.reads_itself else do(**named)

@@ -51,6 +51,7 @@ class PeerIdentity:
         settings: The settings that nodes compare, by name, as text: `Config.agreed`.
         protocol: The protocol version that it speaks.
         format: The version of the frames that it writes.
+        client_tls: Whether callers speak TLS there.
         reads_from: With `reads_to`, the versions that it reads, both included.
         reads_to: See `reads_from`.
         started_ns: When it started, by the machine's monotonic clock: within a boot each process
@@ -63,6 +64,7 @@ class PeerIdentity:
     boot: str
     client_address: str
     settings: Mapping[str, str]
+    client_tls: bool = False
     protocol: int = PROTOCOL
     format: int = VERSION
     started_ns: int = field(default_factory=time.monotonic_ns)
@@ -264,6 +266,7 @@ def _identity(mine: PeerIdentity) -> pb.Identity:
         storage=mine.storage,
         boot=mine.boot,
         client_address=mine.client_address,
+        client_tls=mine.client_tls,
         settings=mine.settings,
         started_ns=mine.started_ns,
         reads_from=mine.reads_from,
@@ -278,6 +281,7 @@ def _read_identity(wire: pb.Identity) -> PeerIdentity:
         storage=wire.storage,
         boot=wire.boot,
         client_address=wire.client_address,
+        client_tls=wire.client_tls,
         settings=dict(wire.settings),
         protocol=wire.protocol,
         format=wire.format,

@@ -219,6 +219,7 @@ class Peer:
                 refusal=self._fresh_refusal(),
                 rolling=self._rolling if self._out or self._in else None,
                 client_address=None if identity is None else identity.client_address,
+                client_tls=identity is not None and identity.client_tls,
                 storage=None if identity is None else identity.storage,
                 counters=self._counters(),
             )

@@ -103,6 +103,7 @@ class PeerState:
         rolling: While it is connected: which of the settings that are changed node by node differ
             from this node's, and how; None: none.
         client_address: Where callers reach it, as it last reported; None: never heard from.
+        client_tls: Whether they speak TLS there.
         storage: The uuid of its data folder, as it last reported; None: never heard from.
         counters: The traffic in both directions.
     """
@@ -113,5 +114,6 @@ class PeerState:
     refusal: PeerRefusal | None = None
     rolling: str | None = None
     client_address: str | None = None
+    client_tls: bool = False
     storage: str | None = None
     counters: Counters = field(default_factory=Counters)

@@ -11,6 +11,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.config import Config
 from delaywheel_replica.peers.sockets import listen
+from delaywheel_replica.server.certificates import MAX_CONNECTION_AGE_MS, NodeCertificates
 from delaywheel_replica.server.cluster.operator import DelayWheelAdminService
 from delaywheel_replica.server.intake.admission import Admission
 from delaywheel_replica.server.intake.calls import Answers, Calls
@@ -36,6 +37,8 @@ _HEALTH_BYTES: Final = 1 << 20
 _HEALTH_ANSWER_BYTES: Final = 64
 # At most this many windows of 64 KiB hold calls of one connection that are not read yet.
 _CALLS_OF_CALLER: Final = 256
+# How long calls on a connection that has its greatest age may go on: streams end with it.
+_AGE_GRACE_MS: Final = 60_000
 # A request above the limit is refused with a reason, unless it is even larger than this.
 _TOO_LARGE_BYTES: Final = 1 << 20
 
@@ -63,6 +66,7 @@ class Listener:
         counts: Counts,
         *,
         connections: int,
+        certificates: NodeCertificates | None = None,
     ) -> None:
         """Prepares.
 
@@ -71,8 +75,10 @@ class Listener:
             services: The services that answer.
             counts: Counts refused calls.
             connections: The most connections of callers.
+            certificates: This node's; None: callers speak plain text.
         """
         self._config = config
+        self._certificates = certificates
         self._server = grpc.aio.server(options=_options(config, connections))
         self._health = health.aio.HealthServicer()
         asked = Admission(
@@ -133,16 +139,21 @@ class Listener:
 
     def _listen(self) -> int:
         try:
-            return self._server.add_insecure_port(self._config.listen)
+            return self._add_port(self._config.listen)
         except RuntimeError as error:
             why = _why_not(self._config.listen) or error
             raise ListenError(f"listen {self._config.listen}: {why}") from error
 
     def _try_port(self, address: str) -> int:
         try:
-            return self._server.add_insecure_port(address)
+            return self._add_port(address)
         except RuntimeError:  # another process has taken it
             return 0
+
+    def _add_port(self, address: str) -> int:
+        if self._certificates is None:
+            return self._server.add_insecure_port(address)
+        return self._server.add_secure_port(address, self._certificates.server_credentials())
 
 
 def _why_not(address: str) -> str | None:
@@ -164,7 +175,14 @@ def _describe_reflection_v1() -> None:
 
 
 def _options(config: Config, connections: int) -> list[tuple[str, int]]:
+    ages = []
+    if config.tls_client_ca is not None:  # ends the connections of callers who were revoked
+        ages = [
+            ("grpc.max_connection_age_ms", MAX_CONNECTION_AGE_MS),
+            ("grpc.max_connection_age_grace_ms", _AGE_GRACE_MS),
+        ]
     return [
+        *ages,
         ("grpc.max_receive_message_length", config.max_request_bytes + _TOO_LARGE_BYTES),
         ("grpc.max_send_message_length", -1),
         # Otherwise a server left behind would share the port with its successor.

@@ -27,6 +27,7 @@ from delaywheel_replica.peers.network import PeerNetwork
 from delaywheel_replica.process.inheritance import ADDRESS_VARIABLE, report_ready
 from delaywheel_replica.process.logs import get_logger
 from delaywheel_replica.row_places import server_row_path
+from delaywheel_replica.server.certificates import NodeCertificates
 from delaywheel_replica.server.changing.cancel_many import CancelMany
 from delaywheel_replica.server.changing.cancels import Cancels
 from delaywheel_replica.server.changing.decided import Decisions
@@ -142,10 +143,12 @@ class Server:
         """Prepares everything that the first call needs; blocks.
 
         Raises:
+            CertificateError: A certificate is not in order.
             NodeFolderError: The data folder cannot be used.
             MetaTooNew: A newer release has written one of its wheels.
         """
         self._config = config
+        self._certificates = NodeCertificates(config) if config.tls_cert else None
         self._link = link
         self._descriptors = descriptors
         self._draining = self._has_twin = False
@@ -219,7 +222,7 @@ class Server:
             on_damaged=self._queries.damaged,
         )
         places = Places(ask=self._link.send)
-        self._passing = Passing(self._view)
+        self._passing = Passing(self._view, self._certificates)
         writing = Writing(self._driver)
         accepting = Accepting(
             refusal=self.refusal,
@@ -289,7 +292,11 @@ class Server:
         )
         services = Services(self._producing, questions, DelayWheelAdminService(operator))
         self._listener = Listener(
-            config, services, self._counts, connections=self._descriptors.connections
+            config,
+            services,
+            self._counts,
+            connections=self._descriptors.connections,
+            certificates=self._certificates,
         )
 
     def _make_fan_out(self, disk: PosixDisk) -> FanOut:
@@ -298,6 +305,7 @@ class Server:
             pulse=self._pulse,
             books=self._books,
             undeletable=self._store.undeletable,
+            certificates=self._certificates,
             waiting=self._counts.waiting,
         )
         return FanOut(
@@ -321,6 +329,7 @@ class Server:
             books=self._books,
             pulse=self._pulse,
             undeletable=self._store.undeletable,
+            certificates=self._certificates,
             max_caller_connections=self._descriptors.connections,
         )
 
@@ -406,6 +415,7 @@ class Server:
             storage=self._store.state.storage,
             boot=self._boot_id,
             client_address=self._address,
+            client_tls=self._certificates is not None,
             settings=config.agreed,
         )
         network = PeerNetwork(

@@ -147,6 +147,8 @@ def three_nodes() -> pb.DescribeClusterResponse:
             unreadable_frames=2,
             undeletable_files=1_205,
             undeletable_file="/data/1763700001.slot",
+            certificate_expires_ms=DUE_MS + 9 * 86_400_000,
+            certificate_fault="tls_cert /c.pem: expired",
             waiting_calls=[
                 pb.WaitingCalls(call="cancel", count=1_700, longest_ms=2_500),
                 pb.WaitingCalls(call="search", count=1, longest_ms=2_500),
@@ -215,6 +217,8 @@ def test_status_of_all_nodes_as_json(command: Command, node: ScriptedNode) -> No
         "unreadable_frames": 2,
         "undeletable_files": 1_205,
         "undeletable_file": "/data/1763700001.slot",
+        "certificate_expires_ms": DUE_MS + 9 * 86_400_000,
+        "certificate_fault": "tls_cert /c.pem: expired",
         "waiting_calls": {
             "cancel": {"count": 1_700, "longest_ms": 2_500},
             "search": {"count": 1, "longest_ms": 2_500},
@@ -255,6 +259,8 @@ def test_status_of_all_nodes_for_people(command: Command, node: ScriptedNode) ->
     node.describe = answer(three_nodes())
     reported = command("status").out
     for part in (
+        "the certificate of n1 expires in 9 d",
+        "n1 keeps its earlier certificate: tls_cert /c.pem: expired",
         "at least 123,456 messages, 7 B, each once, by n1",
         "2 in 90 s",
         "1,234 in 2 h",

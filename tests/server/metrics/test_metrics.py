@@ -263,6 +263,8 @@ def test_processes_and_machine() -> None:
     assert reported["delaywheel_loop_lag_max_seconds"] == 0.0012
     assert reported["delaywheel_disk_free_bytes"] == 600
     assert reported["delaywheel_undeletable_files"] == 2
+    assert reported["delaywheel_certificate_expiry_seconds"] == 1_800_000_000
+    assert reported["delaywheel_certificate_refused"] == 1
     assert reported["delaywheel_open_slot_files"] == 5
 
 

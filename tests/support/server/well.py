@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from delaywheel.identity import WheelId
 from delaywheel.reasons import Reason
@@ -31,6 +31,7 @@ from delaywheel_replica.peers.states import (
     PeerRefusal,
     PeerState,
 )
+from delaywheel_replica.server.certificates import Certificates, NodeCertificates
 from delaywheel_replica.server.ledger.publisher import BooksState
 from delaywheel_replica.server.metrics.processes import Process
 from delaywheel_replica.server.metrics.scrape import DiskSpace, Scrape, Sources
@@ -145,6 +146,13 @@ def undeletable(files: int) -> Undeletable:
     return made
 
 
+class _Certificates:
+    """Files that are not in order any more, and what is shown since they were."""
+
+    refused = "tls_cert /c.pem: expired"
+    current = Certificates(b"", b"", None, None, 1_800_000_000.0)
+
+
 class _Sources(Sources):
     """A healthy node, without a data folder."""
 
@@ -160,6 +168,7 @@ class _Sources(Sources):
         self.admission = self.handles = self.pulse = part
         self.counts = counts()
         self.undeletable = undeletable(2)
+        self.certificates = cast("NodeCertificates", _Certificates())
         self.max_caller_connections = 4_096
         self.started_s = 1_699_999_000.5
 

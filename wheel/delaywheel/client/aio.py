@@ -6,13 +6,11 @@ from datetime import datetime
 from types import TracebackType
 from typing import Final, Self, Unpack
 
-import grpc
-
 from delaywheel.client.aio_calls import AioCalls
 from delaywheel.client.aio_gathering import AioCancels
 from delaywheel.client.aio_sender import AioSender
 from delaywheel.client.exchange.answers import Cancelled, Rescheduled, StoredMessage
-from delaywheel.client.exchange.channel import parse_addresses
+from delaywheel.client.exchange.channel import Tls, parse_addresses
 from delaywheel.client.exchange.pending import PendingResult
 from delaywheel.client.exchange.question import (
     get_question,
@@ -66,9 +64,9 @@ class AsyncClient:
         attempt_timeout: float = 5.0,
         past_due: PastDue = "deliver",
         queue: Queue = DEFAULT_QUEUE,
-        credentials: grpc.ChannelCredentials | None = None,
+        tls: Tls | None = None,
     ) -> None:
-        settings = Settings(past_due, timeout, attempt_timeout, queue, credentials)
+        settings = Settings(past_due, timeout, attempt_timeout, queue, tls)
         self._birth: Final = Birth()
         self._settings: Final = settings
         self._calls: Final = AioCalls(parse_addresses(addresses), settings)

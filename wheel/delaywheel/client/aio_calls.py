@@ -13,7 +13,7 @@ from grpc import StatusCode
 
 from delaywheel.client.description import Description, Facts, describe_question
 from delaywheel.client.exchange.batching import split
-from delaywheel.client.exchange.channel import CHANNEL_OPTIONS
+from delaywheel.client.exchange.channel import CHANNEL_OPTIONS, Credentials, Security
 from delaywheel.client.exchange.delivery import Delivery
 from delaywheel.client.exchange.endpoints import Endpoints
 from delaywheel.client.exchange.exchange import CLOSED, TIME_OVER, Exchange
@@ -37,9 +37,14 @@ Method = Callable[["DelayWheelAsyncStub"], "grpc.aio.UnaryUnaryMultiCallable[Req
 class _Line:
     """A channel, its number of calls, and whether the last one was answered."""
 
-    def __init__(self, channel: grpc.aio.Channel) -> None:
-        self.channel: Final = channel
-        self.stub: Final[DelayWheelAsyncStub] = DelayWheelStub(channel)
+    def __init__(self, address: str, credentials: Credentials) -> None:
+        self.edition: Final = credentials.edition
+        self.channel: Final = (
+            grpc.aio.insecure_channel(address, CHANNEL_OPTIONS)
+            if credentials.grpc is None
+            else grpc.aio.secure_channel(address, credentials.grpc, CHANNEL_OPTIONS)
+        )
+        self.stub: Final[DelayWheelAsyncStub] = DelayWheelStub(self.channel)
         self.calls = 0
         self.answers = False
 
@@ -50,7 +55,9 @@ class AioCalls:
     def __init__(self, addresses: Sequence[str], settings: Settings) -> None:
         self._settings: Final = settings
         self._endpoints: Final = Endpoints(addresses, Random())  # noqa: S311  spreads load
+        self._security: Final = Security(settings.tls)
         self._lines: Final[dict[str, _Line]] = {}
+        self._old: Final[set[_Line]] = set()  # opened before the TLS files changed, still in use
         self._looking: Final[set[asyncio.Task[None]]] = set()
         self._stopped = False
         self._news = asyncio.Event()  # set, and replaced, when waiting may have become pointless
@@ -142,7 +149,7 @@ class AioCalls:
         for looking in self._looking:
             looking.cancel()
         await asyncio.gather(*self._looking, return_exceptions=True)
-        for line in self._lines.values():
+        for line in (*self._lines.values(), *self._old):
             await line.channel.close()
         self._wake_waiting()
 
@@ -164,17 +171,16 @@ class AioCalls:
     ) -> None:
         address, timeout_s = step
         assert address is not None, "a wait is no attempt"
-        line = self._line(address)
+        line = await self._take(address)
         request = exchange.request()
         started_s = monotonic()
-        line.calls += 1
         try:
             unsent = await self._unsent(address, line, timeout_s) if asks_first else None
             if unsent is None:
                 left_s = max(0.0, timeout_s - (monotonic() - started_s))
                 response = await method(line.stub)(request, timeout=left_s)
         except grpc.aio.AioRpcError as error:
-            failure = Failure.of_call(error)
+            failure = await self._failure_of(address, error)
             self._endpoints.reached(address, connected=not failure.unsent)
             line.answers = not failure.unanswered
             report = exchange.failed(failure)
@@ -187,7 +193,7 @@ class AioCalls:
             line.answers = unsent is None
             report = exchange.answered(response) if unsent is None else exchange.failed(unsent)
         finally:
-            line.calls -= 1
+            await self._release(line)
         if route.report(address, started_s=started_s, now_s=monotonic(), report=report):
             self._wake_waiting()
 
@@ -200,12 +206,18 @@ class AioCalls:
                 pb.DescribeClusterRequest(), timeout=timeout_s
             )
         except grpc.aio.AioRpcError as error:
-            failure = Failure.of_call(error)
+            failure = await self._failure_of(address, error)
             self._endpoints.reached(address, connected=not failure.unsent)
             return failure.before_sending() if failure.unanswered else None
         await self._learn(address, Description.of(response, monotonic()))
         self._look_around(but=None)
         return None
+
+    async def _failure_of(self, address: str, error: grpc.aio.AioRpcError) -> Failure:
+        failure = Failure.of_call(error)
+        if self._security.may_explain(failure):
+            return await asyncio.to_thread(self._security.explained, address, failure)
+        return failure
 
     def _look_around(self, but: str | None) -> None:
         """Asks the addresses whose turn it is to describe the cluster; does not wait for them."""
@@ -216,8 +228,7 @@ class AioCalls:
             looking.add_done_callback(self._looking.discard)
 
     async def _look(self, address: str, started_s: float) -> None:
-        line = self._line(address)
-        line.calls += 1
+        line = await self._take(address)
         try:
             response = await line.stub.DescribeCluster(
                 pb.DescribeClusterRequest(), timeout=self._settings.attempt_timeout_s
@@ -233,7 +244,7 @@ class AioCalls:
             line.answers = True
             await self._learn(address, Description.of(response, monotonic()))
         finally:
-            line.calls -= 1
+            await self._release(line)
         self._wake_waiting()
 
     async def _learn(self, address: str, description: Description) -> None:
@@ -245,16 +256,27 @@ class AioCalls:
         for line in [self._lines.pop(name) for name in idle]:
             await line.channel.close()
 
-    def _line(self, address: str) -> _Line:
+    async def _take(self, address: str) -> _Line:
+        """Returns the line to an address, until `_release`."""
+        credentials = self._security.credentials()
         line = self._lines.get(address)
-        if line is None:
-            credentials = self._settings.credentials
-            line = self._lines[address] = _Line(
-                grpc.aio.insecure_channel(address, CHANNEL_OPTIONS)
-                if credentials is None
-                else grpc.aio.secure_channel(address, credentials, CHANNEL_OPTIONS)
-            )
+        if line is None or line.edition != credentials.edition:
+            old, line = line, _Line(address, credentials)
+            self._lines[address] = line
+            if old is not None:
+                self._old.add(old)
+                await self._close_if_old(old)
+        line.calls += 1
         return line
+
+    async def _release(self, line: _Line) -> None:
+        line.calls -= 1
+        await self._close_if_old(line)
+
+    async def _close_if_old(self, line: _Line) -> None:
+        if line in self._old and not line.calls:
+            self._old.discard(line)
+            await line.channel.close()
 
     def _wake_waiting(self) -> None:
         news, self._news = self._news, asyncio.Event()

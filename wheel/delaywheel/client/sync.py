@@ -7,10 +7,8 @@ from types import TracebackType
 from typing import Final, Self, Unpack
 from weakref import finalize
 
-import grpc
-
 from delaywheel.client.exchange.answers import Cancelled, Rescheduled, StoredMessage
-from delaywheel.client.exchange.channel import parse_addresses
+from delaywheel.client.exchange.channel import Tls, parse_addresses
 from delaywheel.client.exchange.pending import PendingResult
 from delaywheel.client.exchange.question import (
     get_question,
@@ -59,7 +57,7 @@ class Client:
         past_due: `"deliver"`: a due that has passed when its message is first sent becomes now.
             `"reject"`: such a message is refused, DUE_PASSED.
         queue: The bounds of `produce_async`, and of requests under way.
-        credentials: `grpc.ssl_channel_credentials(…)` for TLS; None: plain text.
+        tls: The files for TLS; None: plain text.
 
     If the program forks, make the client after forking: gRPC does not survive it. If the program
     ends without `close`, what `produce_async` has taken is sent first, within `timeout`.
@@ -82,9 +80,9 @@ class Client:
         attempt_timeout: float = 5.0,
         past_due: PastDue = "deliver",
         queue: Queue = DEFAULT_QUEUE,
-        credentials: grpc.ChannelCredentials | None = None,
+        tls: Tls | None = None,
     ) -> None:
-        settings = Settings(past_due, timeout, attempt_timeout, queue, credentials)
+        settings = Settings(past_due, timeout, attempt_timeout, queue, tls)
         self._birth: Final = Birth()
         self._settings: Final = settings
         self._calls: Final = Calls(parse_addresses(addresses), settings)

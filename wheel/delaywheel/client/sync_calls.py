@@ -13,7 +13,7 @@ import grpc
 
 from delaywheel.client.description import Description, Facts, describe_question
 from delaywheel.client.exchange.batching import split
-from delaywheel.client.exchange.channel import CHANNEL_OPTIONS
+from delaywheel.client.exchange.channel import Credentials, Security, open_channel
 from delaywheel.client.exchange.delivery import Delivery
 from delaywheel.client.exchange.endpoints import Endpoints
 from delaywheel.client.exchange.exchange import CLOSED, TIME_OVER, Exchange
@@ -34,9 +34,10 @@ Method = Callable[[DelayWheelStub], "grpc.UnaryUnaryMultiCallable[RequestT, Resp
 class _Line:
     """A channel, its number of calls, and whether the last one was answered."""
 
-    def __init__(self, channel: grpc.Channel) -> None:
-        self.channel: Final = channel
-        self.stub: Final = DelayWheelStub(channel)
+    def __init__(self, address: str, credentials: Credentials) -> None:
+        self.edition: Final = credentials.edition
+        self.channel: Final = open_channel(address, credentials)
+        self.stub: Final = DelayWheelStub(self.channel)
         self.calls = 0
         self.answers = False
 
@@ -47,7 +48,9 @@ class Calls:
     def __init__(self, addresses: Sequence[str], settings: Settings) -> None:
         self._settings: Final = settings
         self._endpoints: Final = Endpoints(addresses, Random())  # noqa: S311  spreads load
+        self._security: Final = Security(settings.tls)
         self._lines: Final[dict[str, _Line]] = {}
+        self._old: Final[set[_Line]] = set()  # opened before the TLS files changed, still in use
         self._lock: Final = Lock()  # guards lines, their counts, news
         self._stopped: Final = Event()
         self._news = Event()  # set, and replaced, when waiting may have become pointless
@@ -133,7 +136,7 @@ class Calls:
         """Ends waits and calls; gives up unfinished exchanges."""
         self._stopped.set()
         with self._lock:
-            for line in self._lines.values():
+            for line in (*self._lines.values(), *self._old):
                 line.channel.close()
         self._wake_waiting()
 
@@ -159,7 +162,7 @@ class Calls:
                 left_s = max(0.0, timeout_s - (monotonic() - started_s))
                 response = method(line.stub)(request, timeout=left_s)
         except grpc.RpcError as error:
-            failure = _failure_of(error)
+            failure = self._failure_of(address, error)
             self._endpoints.reached(address, connected=not failure.unsent)
             line.answers = not failure.unanswered
             report = exchange.failed(failure)
@@ -186,12 +189,18 @@ class Calls:
         try:
             response = line.stub.DescribeCluster(pb.DescribeClusterRequest(), timeout=timeout_s)
         except grpc.RpcError as error:
-            failure = _failure_of(error)
+            failure = self._failure_of(address, error)
             self._endpoints.reached(address, connected=not failure.unsent)
             return failure.before_sending() if failure.unanswered else None
         self._learn(address, Description.of(response, monotonic()))
         self._look_around(but=None)
         return None
+
+    def _failure_of(self, address: str, error: grpc.RpcError) -> Failure:
+        failure = _failure_of(error)
+        if self._security.may_explain(failure):
+            return self._security.explained(address, failure)
+        return failure
 
     def _look_around(self, but: str | None) -> None:
         """Asks the addresses whose turn it is to describe the cluster; does not wait for them."""
@@ -244,24 +253,29 @@ class Calls:
 
     def _take(self, address: str) -> _Line | None:
         """Returns the line to an address, until `_release`; None if the client is closed."""
+        credentials = self._security.credentials()
         with self._lock:
             if self._stopped.is_set():
                 return None
             line = self._lines.get(address)
+            if line is not None and line.edition != credentials.edition:
+                self._old.add(line)
+                self._close_if_old(line)
+                line = None
             if line is None:
-                line = self._lines[address] = _Line(self._open(address))
+                line = self._lines[address] = _Line(address, credentials)
             line.calls += 1
             return line
 
     def _release(self, line: _Line) -> None:
         with self._lock:
             line.calls -= 1
+            self._close_if_old(line)
 
-    def _open(self, address: str) -> grpc.Channel:
-        credentials = self._settings.credentials
-        if credentials is None:
-            return grpc.insecure_channel(address, CHANNEL_OPTIONS)
-        return grpc.secure_channel(address, credentials, CHANNEL_OPTIONS)
+    def _close_if_old(self, line: _Line) -> None:
+        if line in self._old and not line.calls:
+            self._old.discard(line)
+            line.channel.close()
 
     def _wake_waiting(self) -> None:
         with self._lock:

@@ -7,19 +7,20 @@ from typing import TypeVar, cast
 
 import grpc
 
-from delaywheel.client.exchange.channel import CHANNEL_OPTIONS, parse_addresses
+from delaywheel.client.exchange.channel import Security, open_channel, parse_addresses
 from delaywheel.client.exchange.retry import Failure as FailedAttempt
 from delaywheel_proto.v1.delaywheel_pb2_grpc import DelayWheelAdminStub, DelayWheelStub
 from delaywheel_replica.cli.failures import ExitCode, Failure
+from delaywheel_replica.cli.reaching import Nodes
 
 Answer = TypeVar("Answer")
 
 
-def ask(server: str, call: Callable[[DelayWheelStub], Answer]) -> Answer:
+def ask(server: Nodes, call: Callable[[DelayWheelStub], Answer]) -> Answer:
     """Calls the first of these nodes that can answer; the call may be made more than once.
 
     Args:
-        server: Addresses, separated by commas.
+        server: The nodes.
         call: Makes the call; it sets its own deadline.
 
     Raises:
@@ -29,12 +30,12 @@ def ask(server: str, call: Callable[[DelayWheelStub], Answer]) -> Answer:
 
 
 def ask_admin(
-    server: str, call: Callable[[DelayWheelAdminStub], Answer], *, changes: bool
+    server: Nodes, call: Callable[[DelayWheelAdminStub], Answer], *, changes: bool
 ) -> Answer:
     """Does the same for operator calls.
 
     Args:
-        server: Addresses, separated by commas.
+        server: The nodes.
         call: Makes the call; it sets its own deadline.
         changes: Whether the call changes something: a node without an answer may have done it.
 
@@ -44,18 +45,21 @@ def ask_admin(
     return _ask(server, lambda channel: call(DelayWheelAdminStub(channel)), changes=changes)
 
 
-def _ask(server: str, call: Callable[[grpc.Channel], Answer], *, changes: bool) -> Answer:
+def _ask(server: Nodes, call: Callable[[grpc.Channel], Answer], *, changes: bool) -> Answer:
     try:
-        addresses = parse_addresses(server)
+        addresses = parse_addresses(server.addresses)
     except ValueError as error:
         raise Failure("ADDRESS_INVALID", str(error), ExitCode.USAGE) from error
     in_doubt = False
+    security = Security(server.tls)
     for address in addresses:
         try:
-            with grpc.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
+            with open_channel(address, security.credentials()) as channel:
                 return call(channel)
         except grpc.RpcError as error:
             attempt = FailedAttempt.of_call(cast("grpc.Call", error))  # it is a Call, too
+            if security.may_explain(attempt):
+                attempt = security.explained(address, attempt)
             in_doubt |= changes and not attempt.verdict.outcome_known
             if not attempt.verdict.retry:
                 break

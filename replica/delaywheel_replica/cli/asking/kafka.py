@@ -11,6 +11,7 @@ from confluent_kafka import KafkaError
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.cli.asking.connection import ask
 from delaywheel_replica.cli.failures import ExitCode, Failure
+from delaywheel_replica.cli.reaching import Nodes
 from delaywheel_replica.config_sources import ConfigError, load_config
 
 AWAY: Final = frozenset(
@@ -31,7 +32,7 @@ class KafkaOptions(TypedDict):
     file: Path | None
     kafka: str | None
     kafka_settings: Sequence[tuple[str, str]]
-    server: str
+    server: Nodes
     timeout_s: float
 
 
@@ -84,7 +85,7 @@ def kafka_failure(error: KafkaError, what: str, reason: str = "KAFKA_REFUSED") -
     return Failure(reason, f"{what}: {error.str()}")
 
 
-def _described(server: str, timeout_s: float) -> pb.DescribeClusterResponse:
+def _described(server: Nodes, timeout_s: float) -> pb.DescribeClusterResponse:
     request = pb.DescribeClusterRequest()
     try:
         answer = ask(server, lambda stub: stub.DescribeCluster(request, timeout=timeout_s))

@@ -10,6 +10,7 @@ from delaywheel_replica.cli.asking.confirming import show
 from delaywheel_replica.cli.asking.connection import ask
 from delaywheel_replica.cli.failures import ExitCode, Failure
 from delaywheel_replica.cli.printing.copies import in_short, unsafe
+from delaywheel_replica.cli.reaching import Nodes
 
 LOOK_S: Final = 1.0
 SAY_S: Final = 5.0
@@ -19,11 +20,11 @@ LOOKS: Final = 2
 """So many looks in a row have to find nothing: a change may just be spreading."""
 
 
-def wait_until_safe(server: str, node: str, *, up_to_s: float, timeout_s: float) -> list[str]:
+def wait_until_safe(server: Nodes, node: str, *, up_to_s: float, timeout_s: float) -> list[str]:
     """Returns what it still waits for when the time is up; nothing: it is safe.
 
     Args:
-        server: Addresses, separated by commas.
+        server: The nodes.
         node: The node to be stopped; empty: no particular one, see `unsafe`.
         up_to_s: How long to wait.
         timeout_s: How long one look may take.
@@ -45,7 +46,7 @@ def wait_until_safe(server: str, node: str, *, up_to_s: float, timeout_s: float)
         time.sleep(LOOK_S)
 
 
-def _look(server: str, node: str, timeout_s: float) -> list[str]:
+def _look(server: Nodes, node: str, timeout_s: float) -> list[str]:
     request = pb.DescribeClusterRequest(all_members=True)
     try:
         answer = ask(server, lambda stub: stub.DescribeCluster(request, timeout=timeout_s))

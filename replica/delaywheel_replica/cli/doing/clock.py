@@ -13,6 +13,7 @@ from delaywheel_replica.cli.asking.connection import ask_admin
 from delaywheel_replica.cli.printing import shapes
 from delaywheel_replica.cli.printing.tables import print_json
 from delaywheel_replica.cli.printing.text import say
+from delaywheel_replica.cli.reaching import Nodes
 from delaywheel_replica.cli.values import clock, iso
 from delaywheel_replica.quantities import about
 
@@ -20,7 +21,7 @@ DIFFERS_MS = 2_000
 """Machines whose clocks differ by more should be checked first."""
 
 
-def set_back(*, yes: bool, as_json: bool, server: str, timeout_s: float) -> None:
+def set_back(*, yes: bool, as_json: bool, server: Nodes, timeout_s: float) -> None:
     """Continues at the leader's corrected clock, instead of resting until it has caught up."""
 
     def ask(set_backs: int, *, dry_run: bool) -> pb.SetBackResponse:

@@ -16,6 +16,7 @@ from delaywheel_replica.cli.printing import shapes
 from delaywheel_replica.cli.printing.copies import in_short
 from delaywheel_replica.cli.printing.tables import print_json
 from delaywheel_replica.cli.printing.text import say
+from delaywheel_replica.cli.reaching import Nodes
 from delaywheel_replica.quantities import counted
 
 
@@ -26,7 +27,7 @@ def replace(
     wait_s: float | None,
     yes: bool,
     as_json: bool,
-    server: str,
+    server: Nodes,
     timeout_s: float,
 ) -> ExitCode:
     """Registers the data folder on which a node runs now, and gives up the previous one."""
@@ -62,7 +63,7 @@ def remove(
     wait_s: float | None,
     yes: bool,
     as_json: bool,
-    server: str,
+    server: Nodes,
     timeout_s: float,
 ) -> ExitCode:
     """Removes a node for good, once it is stopped and in no node's members."""
@@ -87,7 +88,7 @@ def remove(
 
 
 def wait(
-    node: str | None, *, up_to_s: float, as_json: bool, server: str, timeout_s: float
+    node: str | None, *, up_to_s: float, as_json: bool, server: Nodes, timeout_s: float
 ) -> ExitCode:
     """Waits until a node may be stopped, or its disk exchanged; without a name, until any may."""
     causes = wait_until_safe(server, node or "", up_to_s=up_to_s, timeout_s=timeout_s)
@@ -100,7 +101,7 @@ def wait(
     return ExitCode.REFUSED if causes else ExitCode.DONE
 
 
-def _wait_if_asked(server: str, wait_s: float | None, timeout_s: float) -> ExitCode:
+def _wait_if_asked(server: Nodes, wait_s: float | None, timeout_s: float) -> ExitCode:
     """Waits until another node may be touched; what was changed has been printed."""
     if wait_s is not None:
         causes = wait_until_safe(server, "", up_to_s=wait_s, timeout_s=timeout_s)

@@ -16,6 +16,7 @@ from delaywheel_replica.cli.failures import ExitCode, Failure
 from delaywheel_replica.cli.parsing import usage
 from delaywheel_replica.cli.printing.tables import print_json, print_ndjson
 from delaywheel_replica.cli.printing.text import note, say
+from delaywheel_replica.cli.reaching import Nodes
 from delaywheel_replica.cli.values import bytes_given, iso
 
 
@@ -37,7 +38,7 @@ def produce(  # noqa: PLR0913 - as many as the command has
     jsonl: Path | None,
     as_json: bool,
     as_ndjson: bool,
-    server: str,
+    server: Nodes,
     timeout_s: float,
 ) -> None:
     """Sends one message, or many; only handles go to standard output."""
@@ -52,7 +53,12 @@ def produce(  # noqa: PLR0913 - as many as the command has
         "partition": partition,
         "timestamp": timestamp,
     }
-    client = Client(server, timeout=timeout_s, past_due="deliver" if past_ok else "reject")
+    client = Client(
+        server.addresses,
+        tls=server.tls,
+        timeout=timeout_s,
+        past_due="deliver" if past_ok else "reject",
+    )
     source = lines or jsonl
     topics = [] if topic is None else [topic]
     if not topics and jsonl is None:
@@ -62,12 +68,12 @@ def produce(  # noqa: PLR0913 - as many as the command has
         make = partial(value_of_line if lines else message_of_json, **common)
         with client, opened(source) as descriptor:
             send(client, descriptor, make, as_ndjson=as_ndjson)
-        seen_names.note(server, topics=topics)
+        seen_names.note(server.addresses, topics=topics)
         return
     message = Message(value=_value_bytes(value, value_file), **common)
     with client:
         handle = _sent(client, message)
-    seen_names.note(server, topics=topics)
+    seen_names.note(server.addresses, topics=topics)
     due_ms = message.due_ms
     assert due_ms is not None  # fixed at the sending
     if as_json or as_ndjson:

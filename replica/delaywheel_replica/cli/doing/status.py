@@ -22,6 +22,7 @@ from delaywheel_replica.cli.printing.tables import (
 )
 from delaywheel_replica.cli.printing.text import clear_screen, say
 from delaywheel_replica.cli.printing.verdict import State, Verdict, verdict
+from delaywheel_replica.cli.reaching import Nodes
 from delaywheel_replica.cli.values import clock, iso
 from delaywheel_replica.quantities import about, counted, size
 
@@ -43,7 +44,7 @@ def status(
     watch: bool,
     wait: str | None,
     as_json: bool,
-    server: str,
+    server: Nodes,
     timeout_s: float,
 ) -> ExitCode:
     """Prints the verdict, then everything; exits with the verdict's code if asked to."""
@@ -61,7 +62,7 @@ def status(
                 say(f"{State.DOWN}: no node that was asked answers")
             raise
     seen_names.note(
-        server,
+        server.addresses,
         levels=[level.name for level in answer.levels],
         nodes=[member.node for member in answer.members],
     )
@@ -73,12 +74,12 @@ def status(
     return found.state.exit_code if check else ExitCode.DONE
 
 
-def _ask(server: str, timeout_s: float) -> pb.DescribeClusterResponse:
+def _ask(server: Nodes, timeout_s: float) -> pb.DescribeClusterResponse:
     request = pb.DescribeClusterRequest(all_members=True)
     return ask(server, lambda stub: stub.DescribeCluster(request, timeout=timeout_s))
 
 
-def _watch(server: str, timeout_s: float, *, short: bool, as_json: bool) -> ExitCode:
+def _watch(server: Nodes, timeout_s: float, *, short: bool, as_json: bool) -> ExitCode:
     """Shows the status every two seconds; a cluster that does not answer is asked again."""
     try:
         while True:
@@ -107,7 +108,7 @@ def _watch(server: str, timeout_s: float, *, short: bool, as_json: bool) -> Exit
         return ExitCode.DONE
 
 
-def _waited_for(wanted: str, server: str, timeout_s: float) -> pb.DescribeClusterResponse:
+def _waited_for(wanted: str, server: Nodes, timeout_s: float) -> pb.DescribeClusterResponse:
     """Asks until the verdict is as wanted, or better.
 
     Raises:

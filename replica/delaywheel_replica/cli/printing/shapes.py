@@ -90,6 +90,10 @@ def _report(report: pb.MemberReport) -> dict[str, Any]:
         "alone_messages": report.alone_messages,
         "undeletable_files": report.undeletable_files,
         "undeletable_file": report.undeletable_file or None,
+        "certificate_expires_ms": _if_set(
+            report, "certificate_expires_ms", report.certificate_expires_ms
+        ),
+        "certificate_fault": report.certificate_fault or None,
         "waiting_calls": {
             each.call: {"count": each.count, "longest_ms": each.longest_ms}
             for each in report.waiting_calls

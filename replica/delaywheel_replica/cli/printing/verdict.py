@@ -32,6 +32,9 @@ SLOW_MS: Final = defaultdict(
 A page of a search may read a million messages.
 """
 
+_SOON_MS: Final = 14 * 86_400_000
+"""A certificate that expires sooner is worth a look."""
+
 _NAMED: Final = 2
 """So many causes stand in the first line, the others follow below the members; and so many topics
 stand in a cause.
@@ -157,6 +160,7 @@ def _troubles_of(answer: pb.DescribeClusterResponse, member: pb.Member) -> Itera
     yield from _about_ingress(report)
     yield from _about_calls(node, report)
     yield from _about_disks(node, report)
+    yield from _about_certificates(node, report)
 
 
 def _about_calls(node: str, report: pb.MemberReport) -> Iterator[str]:
@@ -165,6 +169,18 @@ def _about_calls(node: str, report: pb.MemberReport) -> Iterator[str]:
         if each.longest_ms > SLOW_MS[each.call]:
             longest = about(each.longest_ms)
             yield f"{node} answers {each.call} slowly: {each.count:,} wait for up to {longest}"
+
+
+def _about_certificates(node: str, report: pb.MemberReport) -> Iterator[str]:
+    """Yields what will keep callers out."""
+    if report.certificate_fault:
+        yield f"{node} keeps its earlier certificate: {report.certificate_fault}"
+    if report.HasField("certificate_expires_ms"):
+        left_ms = report.certificate_expires_ms - report.now_ms
+        if left_ms <= 0:
+            yield f"the certificate of {node} has expired: no caller accepts it"
+        elif left_ms < _SOON_MS:
+            yield f"the certificate of {node} expires in {about(left_ms)}"
 
 
 def _about_ingress(report: pb.MemberReport) -> Iterator[str]:

@@ -20,6 +20,7 @@ from delaywheel_replica.core.protocol.status_files import (
     IngressStatus,
     ServerStatus,
 )
+from delaywheel_replica.server.certificates import NodeCertificates
 from delaywheel_replica.server.cluster.merging import counted_once
 from delaywheel_replica.server.cluster.replicas import Lags, replicas_of
 from delaywheel_replica.server.ledger.publisher import Publishing
@@ -37,6 +38,7 @@ class OwnReport:
         pulse: Counts how often the members in sync with its open wheel changed since.
         books: Publishes its ledger.
         undeletable: Knows which files its disk refuses to delete.
+        certificates: What callers are shown; None: nothing.
         waiting: Returns, by call, how many wait for an answer, and the first of them how long (ms).
     """
 
@@ -44,6 +46,7 @@ class OwnReport:
     pulse: Pulse
     books: Publishing
     undeletable: Undeletable
+    certificates: NodeCertificates | None = None
     waiting: Callable[[], Mapping[str, tuple[int, int]]] = dict
 
 
@@ -98,6 +101,10 @@ class Details:
             verifying_wheels=len(heartbeat.verifying),
             wheels=len(heartbeat.verifying | (heartbeat.wheels.keys() - {heartbeat.spare})),
         )
+        certificates = self._own_report.certificates
+        if certificates is not None:
+            report.certificate_expires_ms = int(certificates.current.not_after_s * 1000)
+            report.certificate_fault = certificates.refused or ""
         for call, (count, longest_ms) in self._own_report.waiting().items():
             report.waiting_calls.add(call=call, count=count, longest_ms=longest_ms)
         if answer.HasField("refusing"):

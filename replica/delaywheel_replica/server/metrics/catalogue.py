@@ -269,6 +269,16 @@ _MACHINE: tuple[Spec, ...] = (
         "Finished files that it refuses to delete; each is tried again, ever less often.",
         lambda s: len(s.sources.undeletable.paths),
     ),
+    gauge(
+        "certificate_expiry_seconds",
+        "When the certificate that callers are shown expires, Unix time.",
+        lambda s: None if (c := s.sources.certificates) is None else c.current.not_after_s,
+    ),
+    gauge(
+        "certificate_refused",
+        "1 while the certificate on the disk is not in order, and an earlier one is shown.",
+        lambda s: None if (c := s.sources.certificates) is None else c.refused is not None,
+    ),
     gauges(
         "process_start_time_seconds",
         "When a process started, Unix time: its counters begin then.",

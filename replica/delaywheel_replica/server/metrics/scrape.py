@@ -25,6 +25,7 @@ from delaywheel_replica.core.protocol.heartbeat import WheelHeartbeat
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, ServerStatus
 from delaywheel_replica.peers.states import PeerState
 from delaywheel_replica.row_places import server_row_path
+from delaywheel_replica.server.certificates import NodeCertificates
 from delaywheel_replica.server.ledger.publisher import BooksState, Publishing
 from delaywheel_replica.server.metrics.processes import Process, look_at
 from delaywheel_replica.server.node.alone import alone_messages
@@ -63,6 +64,7 @@ class Sources:
         books: Publishes the ledger.
         pulse: Checks the event loop and the in-sync set.
         undeletable: Knows which files the disk refuses to delete.
+        certificates: What callers are shown; None: nothing.
         max_caller_connections: How many callers may be connected.
         started_s: When the server process started, Unix seconds.
         disk: Where the data folder lies.
@@ -82,6 +84,7 @@ class Sources:
         pulse: Pulse,
         undeletable: Undeletable,
         max_caller_connections: int,
+        certificates: NodeCertificates | None = None,
     ) -> None:
         self.config = config
         self.service = service
@@ -92,6 +95,7 @@ class Sources:
         self.books = books
         self.pulse = pulse
         self.undeletable = undeletable
+        self.certificates = certificates
         self.max_caller_connections = max_caller_connections
         self.started_s = time.time()
         self.disk = PosixDisk()

@@ -9,7 +9,7 @@ answer in time is named with the reason, and is not waited for any longer.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -22,6 +22,7 @@ from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_proto.v1 import delaywheel_pb2_grpc as rpc
 from delaywheel_replica.peers.states import PeerState
 from delaywheel_replica.process.logs import get_logger
+from delaywheel_replica.server.certificates import Certificates, NodeCertificates
 from delaywheel_replica.server.node.node_view import NodeView, heartbeats_heard, leader_heard
 from delaywheel_replica.server.node.refusals import DETAILS_KEY, Refusal, RefusedError
 
@@ -73,9 +74,10 @@ def was_passed(metadata: Iterable[tuple[str, Any]] | None) -> bool:
 class Passing:
     """Addresses of the other nodes, and calls to them. For the event loop's thread."""
 
-    def __init__(self, view: NodeView) -> None:
+    def __init__(self, view: NodeView, certificates: NodeCertificates | None = None) -> None:
         self._view = view
-        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._certificates = certificates
+        self._channels: dict[tuple[str, object], grpc.aio.Channel] = {}
         self._asks = asyncio.Semaphore(_ASKS)
 
     async def close(self) -> None:
@@ -230,8 +232,8 @@ class Passing:
         )
         return dict(zip(peers, answers, strict=True))
 
-    @staticmethod
     async def _ask(
+        self,
         peer: PeerState,
         call: Callable[[grpc.aio.Channel, float], Awaitable[_Answer]],
         within_s: float,
@@ -243,16 +245,35 @@ class Passing:
         address = peer.client_address
         # A connection of its own: a kept one waits after a failure, and for a while does not find a
         # node that came back.
-        async with grpc.aio.insecure_channel(address, options=_FRESH) as channel:
+        async with self._open(address, _FRESH, speaks_tls=peer.client_tls) as channel:
             try:
                 return await call(channel, within_s)
             except grpc.aio.AioRpcError as error:
                 return Silent(_why(error, address, within_s))
 
     def _channel(self, address: str) -> grpc.aio.Channel:
-        if address not in self._channels:
-            self._channels[address] = grpc.aio.insecure_channel(address, options=_OPTIONS)
-        return self._channels[address]
+        """Returns the channel to an address; another one once the credentials have changed."""
+        peers = self._view.peers().values()
+        speaks_tls = any(each.client_address == address and each.client_tls for each in peers)
+        key = address, self._shown() if speaks_tls else None
+        if key not in self._channels:
+            self._channels[key] = self._open(address, _OPTIONS, speaks_tls=speaks_tls)
+        return self._channels[key]
+
+    def _shown(self) -> Certificates | None:
+        return None if self._certificates is None else self._certificates.current
+
+    def _open(
+        self, address: str, options: Sequence[tuple[str, int]], *, speaks_tls: bool
+    ) -> grpc.aio.Channel:
+        if not speaks_tls:
+            return grpc.aio.insecure_channel(address, options=options)
+        credentials = (
+            grpc.ssl_channel_credentials()
+            if self._certificates is None
+            else self._certificates.channel_credentials()
+        )
+        return grpc.aio.secure_channel(address, credentials, options=options)
 
 
 def _why(error: grpc.aio.AioRpcError, address: str, within_s: float) -> str:

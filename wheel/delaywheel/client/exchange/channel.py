@@ -1,15 +1,31 @@
-"""Opens the SDK's channels: their gRPC options and addresses.
+"""Opens the SDK's channels: their addresses, gRPC options and TLS.
 
 gRPC's defaults do not suit this service: a reconnect backoff that grows to two minutes, an HTTP
 proxy taken from the environment, subchannels (and their backoff) shared between clients, a limit of
 4 MiB per message, and internal retries that would hide an unknown outcome.
+
+Nor does gRPC say why a TLS connection failed: "Socket closed" stands for most causes. So a plain
+handshake is tried then, and its error is told (`tls_fault`).
 """
 
 from __future__ import annotations
 
+import logging
+import os
 import re
-from collections.abc import Sequence
-from typing import Final
+import socket
+import ssl
+import stat
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from threading import Lock
+from time import monotonic
+from typing import Final, NamedTuple, TypeAlias
+
+import grpc
+
+from delaywheel.client.exchange.retry import Failure
 
 RECONNECT_BACKOFF_MS: Final = 200
 CONNECT_TIMEOUT_MS: Final = 2_000
@@ -31,6 +47,11 @@ CHANNEL_OPTIONS: Final[Sequence[tuple[str, int]]] = (
     ("grpc.keepalive_permit_without_calls", 0),
     ("grpc.http2.max_pings_without_data", 0),
 )
+
+_LOOK_AT_FILES_EVERY_S: Final = 1.0
+_EXPLAIN_EVERY_S: Final = 10.0
+_EXPLAINING_S: Final = 1.0
+_log: Final = logging.getLogger(__name__)
 
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.%]+\]|[^\s:,/]+):(?P<port>[0-9]{1,5})")
 _WILDCARDS: Final = frozenset({"0.0.0.0", "[::]"})  # noqa: S104  nothing is bound to them
@@ -72,3 +93,227 @@ def leads_elsewhere(address: str) -> bool:
 def _is_address(text: str) -> bool:
     match = _ADDRESS.fullmatch(text)
     return match is not None and 0 < int(match["port"]) < 65_536
+
+
+TlsFile: TypeAlias = str | os.PathLike[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """The files, in PEM form, for TLS to the nodes. They are read again when they change.
+
+    Attributes:
+        ca: The certificates of those who may have signed a node's; None: gRPC's list of public
+            ones.
+        cert: This program's own certificate and what it was signed with, for nodes that ask for
+            one.
+        key: Its private key, which only its owner and group may read.
+
+    Raises:
+        ValueError: A file is missing, is not what it should be, or does not fit the others.
+    """
+
+    ca: TlsFile | None = None
+    cert: TlsFile | None = None
+    key: TlsFile | None = None
+
+    def __post_init__(self) -> None:
+        if (self.cert is None) != (self.key is None):
+            raise ValueError("tls: cert and key belong together: give both, or neither")
+        self.context()
+
+    def context(self) -> ssl.SSLContext:
+        """Returns what Python's own TLS needs to connect; checks the files with it."""
+        context = ssl.create_default_context()
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.set_alpn_protocols(["h2"])
+        if self.ca is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            context.set_alpn_protocols(["h2"])
+            _loading(f"tls.ca {self.ca}", lambda: context.load_verify_locations(self.ca))
+        if self.cert is not None and self.key is not None:
+            cert, key = self.cert, self.key
+            what = f"tls.cert {cert}, tls.key {key}"
+            _loading(what, lambda: context.load_cert_chain(cert, key, _no_password))
+            if stat.S_IMODE(Path(key).stat().st_mode) & stat.S_IRWXO:
+                raise ValueError(f"tls.key {key}: everybody may read it: chmod o= {key}")
+        return context
+
+    def credentials(self) -> grpc.ChannelCredentials:
+        """Returns what gRPC needs to connect."""
+        self.context()
+        return grpc.ssl_channel_credentials(*map(_content, (self.ca, self.key, self.cert)))
+
+    @property
+    def stamp(self) -> tuple[tuple[int, int, int] | None, ...]:
+        """Tells whether a file was replaced or written."""
+        return tuple(map(_stamp, (self.ca, self.cert, self.key)))
+
+
+class Credentials(NamedTuple):
+    """What a channel is opened with.
+
+    Attributes:
+        edition: Counts how often the files have changed.
+        grpc: None: no TLS.
+    """
+
+    edition: int
+    grpc: grpc.ChannelCredentials | None
+
+
+def open_channel(address: str, credentials: Credentials) -> grpc.Channel:
+    """Opens a channel; nothing is sent yet."""
+    if credentials.grpc is None:
+        return grpc.insecure_channel(address, CHANNEL_OPTIONS)
+    return grpc.secure_channel(address, credentials.grpc, CHANNEL_OPTIONS)
+
+
+class Security:
+    """The credentials of one client, of its files as they are now, and why they fail. Thread-safe.
+
+    Files that are not in order when they are read again change nothing: somebody may be writing
+    them.
+    """
+
+    def __init__(self, tls: Tls | None) -> None:
+        self._tls: Final = tls
+        self._stamp = () if tls is None else tls.stamp
+        self._credentials = Credentials(0, None if tls is None else tls.credentials())
+        self._look_at_s = monotonic() + _LOOK_AT_FILES_EVERY_S
+        self._explained: Final[dict[str, tuple[float, str | None]]] = {}
+        self._lock: Final = Lock()
+
+    def credentials(self) -> Credentials:
+        """Returns the credentials for new channels."""
+        tls, now_s = self._tls, monotonic()
+        if tls is None or now_s < self._look_at_s:
+            return self._credentials
+        with self._lock:
+            self._look_at_s = now_s + _LOOK_AT_FILES_EVERY_S
+            stamp = tls.stamp
+            if stamp != self._stamp:
+                self._stamp = stamp
+                try:
+                    self._credentials = Credentials(
+                        self._credentials.edition + 1, tls.credentials()
+                    )
+                except (OSError, ValueError) as error:
+                    _log.warning("the TLS files have changed, and are not taken: %s", error)
+            return self._credentials
+
+    def may_explain(self, failure: Failure) -> bool:
+        """Whether a failure is one of those that gRPC does not explain."""
+        return failure.reason is None and _OF_TLS.search(failure.text) is not None
+
+    def explained(self, address: str, failure: Failure) -> Failure:
+        """Returns the failure with its cause, if that is TLS; may take a second."""
+        now_s = monotonic()
+        until_s, text = self._explained.get(address, (0.0, None))
+        if now_s >= until_s:
+            text = tls_fault(address, self._tls, _EXPLAINING_S)
+            self._explained[address] = monotonic() + _EXPLAIN_EVERY_S, text
+        return failure if text is None else replace(failure, text=f"{address}: {text}")
+
+
+# gRPC's texts for a connection that was made, and ended before any data.
+_OF_TLS: Final = re.compile(
+    r"handshake|TSI_|SSL|Verification|Socket closed|reset by peer|Broken pipe", re.IGNORECASE
+)
+
+
+_NO_TLS: Final = re.compile("WRONG_VERSION_NUMBER|RECORD_LAYER_FAILURE", re.IGNORECASE)
+
+
+def tls_fault(address: str, tls: Tls | None, timeout_s: float) -> str | None:
+    """Makes a TLS connection to a node and returns what is wrong with it; None: nothing is.
+
+    Args:
+        address: The node's, ``host:port``.
+        tls: The files of this side; None: it connects without TLS.
+        timeout_s: The most time for it.
+    """
+    host, _, port = address.rpartition(":")
+    host = host.strip("[]")
+    context = _trusting() if tls is None else tls.context()
+    try:
+        with (
+            socket.create_connection((host, int(port)), timeout_s) as plain,
+            context.wrap_socket(plain, server_hostname=host) as line,
+        ):
+            if tls is None:
+                return "the node wants TLS: give tls=Tls(ca=…)"
+            # A node that does not accept the certificate ends the connection after the handshake,
+            # and gRPC's servers do not say why.
+            return None if line.recv(1) else _inferred(tls)
+    except ssl.SSLError as error:
+        return None if tls is None else _told(host, error)
+    except (OSError, ValueError):  # nothing is reached: gRPC's own words say it
+        return None
+
+
+def _inferred(tls: Tls) -> str:
+    if tls.cert is None:
+        return "the node wants a certificate of this program: tls.cert and tls.key"
+    return (
+        f"the node does not accept this program's certificate, {tls.cert}: it has expired, or is"
+        " signed by nobody whom the node names (tls_client_ca)"
+    )
+
+
+def _told(host: str, error: ssl.SSLError) -> str | None:
+    if isinstance(error, ssl.SSLEOFError):
+        return None
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return _refusal_of_node(host, error)
+    if _NO_TLS.search(str(error)):
+        return "what listens there does not speak TLS: connect without it"
+    return f"no TLS connection: {error.reason or error}"
+
+
+def _refusal_of_node(host: str, error: ssl.SSLCertVerificationError) -> str:
+    match error.verify_code:
+        case 62 | 64:  # X509_V_ERR_HOSTNAME_MISMATCH, _IP_ADDRESS_MISMATCH
+            return f"the node's certificate is not for {host}: {error.verify_message}"
+        case 9 | 10:  # X509_V_ERR_CERT_NOT_YET_VALID, _CERT_HAS_EXPIRED
+            return f"the node's certificate is out of date: {error.verify_message}"
+        case 18 | 19 | 20 | 21:  # X509_V_ERR_…_SELF_SIGNED_…, …_UNABLE_TO_…
+            return (
+                "the node's certificate is signed by nobody whom tls.ca names:"
+                f" {error.verify_message}"
+            )
+    return f"the node's certificate is not accepted: {error.verify_message}"
+
+
+def _trusting() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # it sends nothing
+    return context
+
+
+def _loading(what: str, load: Callable[[], None]) -> None:
+    try:
+        load()
+    except ssl.SSLError as error:
+        text = "the key is not that of the certificate" if "MISMATCH" in str(error) else str(error)
+        raise ValueError(f"{what}: {text}") from error
+    except OSError as error:
+        raise ValueError(f"{what}: {(error.strerror or str(error)).lower()}") from error
+
+
+def _no_password() -> str:
+    raise ValueError("tls.key is encrypted: give one without a password, which only you may read")
+
+
+def _content(file: TlsFile | None) -> bytes | None:
+    return None if file is None else Path(file).read_bytes()
+
+
+def _stamp(file: TlsFile | None) -> tuple[int, int, int] | None:
+    if file is None:
+        return None
+    try:
+        found = Path(file).stat()
+    except OSError:
+        return 0, 0, 0
+    return found.st_ino, found.st_size, found.st_mtime_ns

@@ -5,8 +5,7 @@ from math import isfinite
 from time import monotonic
 from typing import Final
 
-import grpc
-
+from delaywheel.client.exchange.channel import Tls
 from delaywheel.message import PastDue
 
 PAST_DUES: Final = ("deliver", "reject")
@@ -52,13 +51,15 @@ class Settings:
     timeout_s: float
     attempt_timeout_s: float
     queue: Queue
-    credentials: grpc.ChannelCredentials | None
+    tls: Tls | None
 
     def __post_init__(self) -> None:
         if self.past_due not in PAST_DUES:
             raise ValueError(f"past_due {self.past_due!r}: not one of {', '.join(PAST_DUES)}")
         if not isinstance(self.queue, Queue):
             raise TypeError(f"queue must be a Queue, not {type(self.queue).__name__}")
+        if not isinstance(self.tls, Tls | None):
+            raise TypeError(f"tls must be a Tls, not {type(self.tls).__name__}")
         for name, seconds in (
             ("timeout", self.timeout_s),
             ("attempt_timeout", self.attempt_timeout_s),

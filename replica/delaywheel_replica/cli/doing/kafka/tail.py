@@ -54,7 +54,7 @@ def tail(
     records = Records(consumer, dict.fromkeys(topics), timeout_s=where["timeout_s"])
     try:
         shown = records.read(from_beginning=from_beginning, last=last, until_end=until_end)
-        seen_names.note(where["server"], topics=topics)
+        seen_names.note(where["server"].addresses, topics=topics)
         if not (from_beginning or last):
             note(f"waiting for messages in {', '.join(topics)} (Ctrl-C ends)")
         for record in islice(shown, count):

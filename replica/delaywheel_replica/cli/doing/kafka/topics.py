@@ -15,8 +15,8 @@ from confluent_kafka.cimpl import NewTopic
 from delaywheel_replica.cli import seen_names
 from delaywheel_replica.cli.asking.kafka import KafkaOptions, kafka_access, kafka_failure
 from delaywheel_replica.cli.failures import Failure
-from delaywheel_replica.cli.options import asked_server
 from delaywheel_replica.cli.printing.text import note, say
+from delaywheel_replica.cli.reaching import asked_server
 
 _BROKERS_CHOOSE = -1
 """Kafka's own way to say: as the brokers have it by default."""

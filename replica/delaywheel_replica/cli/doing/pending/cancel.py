@@ -16,6 +16,7 @@ from delaywheel_replica.cli.failures import ExitCode, Failure
 from delaywheel_replica.cli.printing import shapes
 from delaywheel_replica.cli.printing.tables import print_json
 from delaywheel_replica.cli.printing.text import note, say
+from delaywheel_replica.cli.reaching import Nodes
 from delaywheel_replica.cli.values import clock, iso
 from delaywheel_replica.quantities import counted
 
@@ -37,7 +38,7 @@ def cancel(  # noqa: PLR0913 - as many as the command has
     dry_run: bool,
     yes: bool,
     as_json: bool,
-    server: str,
+    server: Nodes,
     timeout_s: float,
 ) -> None:
     """Cancels one message, or all that a search finds; exit code 0 only if none is delivered."""
@@ -95,10 +96,10 @@ def _cancel_one(
     at: datetime | None,
     *,
     as_json: bool,
-    server: str,
+    server: Nodes,
     timeout_s: float,
 ) -> None:
-    with Client(server, timeout=timeout_s) as client:
+    with Client(server.addresses, tls=server.tls, timeout=timeout_s) as client:
         cancelled = client.cancel(handle, id=message_id, deliver_at=at)
     outcome, moved_ms = cancelled.outcome, cancelled.due_ms
     if as_json:
@@ -125,7 +126,9 @@ def _why_not(outcome: CancelOutcome, moved_ms: int | None) -> str:
 class _Many:
     """The results of a search, printed or cancelled page by page."""
 
-    def __init__(self, wanted: pb.Filter, limit: int | None, server: str, timeout_s: float) -> None:
+    def __init__(
+        self, wanted: pb.Filter, limit: int | None, server: Nodes, timeout_s: float
+    ) -> None:
         self._wanted = wanted
         self._limit = limit
         self._server = server

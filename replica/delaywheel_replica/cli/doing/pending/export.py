@@ -34,6 +34,7 @@ from delaywheel_replica.cli.parsing import usage
 from delaywheel_replica.cli.printing.shapes import message_line
 from delaywheel_replica.cli.printing.tables import print_ndjson
 from delaywheel_replica.cli.printing.text import note
+from delaywheel_replica.cli.reaching import Nodes
 from delaywheel_replica.quantities import counted
 
 _PAUSE_S: Final = 0.2
@@ -42,7 +43,7 @@ _AGAIN: Final = {ExitCode.UNAVAILABLE, ExitCode.UNKNOWN_OUTCOME}
 
 
 def export(
-    *, cancel: Path | None, server: str, timeout_s: float, **conditions: Unpack[Conditions]
+    *, cancel: Path | None, server: Nodes, timeout_s: float, **conditions: Unpack[Conditions]
 ) -> None:
     """Prints pending messages, or cancels those of an earlier export."""
     wanted = wanted_of(**conditions)
@@ -54,7 +55,7 @@ def export(
     _cancel(cancel, server, timeout_s)
 
 
-def _list(wanted: pb.Filter, server: str, timeout_s: float) -> None:
+def _list(wanted: pb.Filter, server: Nodes, timeout_s: float) -> None:
     """Prints page after page: no more than one is in memory."""
     looking = Looking(pb.SearchRequest(filter=wanted, with_content=True), server, timeout_s)
     number = 0
@@ -87,10 +88,13 @@ def _patiently(looking: Looking, patience_s: float) -> Iterator[pb.StoredMessage
             return
 
 
-def _cancel(file: Path, server: str, timeout_s: float) -> None:
+def _cancel(file: Path, server: Nodes, timeout_s: float) -> None:
     """Cancels the messages of the lines, in batches, and prints those that can be moved."""
     outcomes = Counter[str]()
-    with Client(server, timeout=timeout_s) as client, opened(file) as source:
+    with (
+        Client(server.addresses, tls=server.tls, timeout=timeout_s) as client,
+        opened(file) as source,
+    ):
         for first, lines in batches(source):
             handles = _handles(first, lines)
             answer = _cancelled(client, list(handles.values()))

@@ -11,6 +11,7 @@ from delaywheel_replica.cli.asking.connection import ask
 from delaywheel_replica.cli.printing import shapes
 from delaywheel_replica.cli.printing.tables import print_facts, print_json
 from delaywheel_replica.cli.printing.text import bytes_text
+from delaywheel_replica.cli.reaching import Nodes
 from delaywheel_replica.cli.values import iso
 
 _UNKNOWN_END = "done: delivered or a dead letter, which is not known here; the outcomes topic knows"
@@ -22,13 +23,13 @@ def get(
     message_id: bytes | None,
     at: datetime | None,
     as_json: bool,
-    server: str,
+    server: Nodes,
     timeout_s: float,
 ) -> None:
     """Show one message with its content, until its second is deleted."""
     request = pb.GetMessageRequest(message=message_ref(handle, message_id, at), find_place=True)
     message = ask(server, lambda stub: stub.GetMessage(request, timeout=timeout_s)).message
-    seen_names.note(server, topics=[message.topic])
+    seen_names.note(server.addresses, topics=[message.topic])
     if as_json:
         print_json(shapes.stored_message(message, with_content=True))
         return

@@ -9,6 +9,7 @@ from delaywheel import Client, RescheduleOutcome
 from delaywheel_replica.cli.failures import Failure
 from delaywheel_replica.cli.printing.tables import print_json
 from delaywheel_replica.cli.printing.text import note, say
+from delaywheel_replica.cli.reaching import Nodes
 from delaywheel_replica.cli.values import iso
 
 _WHY_NOT: Final = {
@@ -27,11 +28,11 @@ def reschedule(
     at: datetime | None,
     to: datetime,
     as_json: bool,
-    server: str,
+    server: Nodes,
     timeout_s: float,
 ) -> None:
     """Gives a pending message another due; prints the message's new handle."""
-    with Client(server, timeout=timeout_s) as client:
+    with Client(server.addresses, tls=server.tls, timeout=timeout_s) as client:
         answer = client.reschedule(handle, id=message_id, deliver_at=at, to=to)
     if as_json:
         print_json(

@@ -15,6 +15,7 @@ from delaywheel_replica.cli.printing import shapes
 from delaywheel_replica.cli.printing.messages import print_messages
 from delaywheel_replica.cli.printing.tables import print_json, print_ndjson
 from delaywheel_replica.cli.printing.text import note
+from delaywheel_replica.cli.reaching import Nodes
 from delaywheel_replica.cli.values import bytes_given, clock
 from delaywheel_replica.quantities import counted, size
 
@@ -60,7 +61,7 @@ def wanted_of(
 class Looking:
     """One search, page by page, with a summary of what was examined."""
 
-    def __init__(self, request: pb.SearchRequest, server: str, timeout_s: float) -> None:
+    def __init__(self, request: pb.SearchRequest, server: Nodes, timeout_s: float) -> None:
         self._request = request
         self._server = server
         self._timeout_s = timeout_s
@@ -119,7 +120,7 @@ def search(
     limit: int,
     as_json: bool,
     as_ndjson: bool,
-    server: str,
+    server: Nodes,
     timeout_s: float,
     **conditions: Unpack[Conditions],
 ) -> None:
@@ -132,7 +133,7 @@ def search(
         looking.print_looked()
         return
     messages = list(shown)
-    seen_names.note(server, topics=[message.topic for message in messages])
+    seen_names.note(server.addresses, topics=[message.topic for message in messages])
     if as_json:
         print_json(
             {

@@ -19,6 +19,7 @@ from delaywheel_replica.cli.printing.tables import (
     print_table,
 )
 from delaywheel_replica.cli.printing.text import note, say
+from delaywheel_replica.cli.reaching import Nodes
 from delaywheel_replica.cli.values import clock, iso
 from delaywheel_replica.quantities import counted
 
@@ -34,7 +35,7 @@ def slots(
     data: Path | None,
     as_json: bool,
     as_ndjson: bool,
-    server: str,
+    server: Nodes,
     timeout_s: float,
 ) -> None:
     """Prints the counts of a cluster, or of a data folder."""
@@ -79,7 +80,7 @@ def _print_slots(answer: pb.ListSlotsResponse) -> None:
 
 
 def _ask_for_slots(
-    server: str, from_slot: int, to_slot: int | None, limit: int, timeout_s: float
+    server: Nodes, from_slot: int, to_slot: int | None, limit: int, timeout_s: float
 ) -> pb.ListSlotsResponse:
     """Fetches all pages up to the limit, and joins them."""
     whole = _ask_for_page(server, from_slot, to_slot, limit, timeout_s)
@@ -103,7 +104,7 @@ def _join(whole: pb.ListSlotsResponse, page: pb.ListSlotsResponse) -> None:
 
 
 def _ask_for_page(
-    server: str, from_slot: int, to_slot: int | None, limit: int, timeout_s: float
+    server: Nodes, from_slot: int, to_slot: int | None, limit: int, timeout_s: float
 ) -> pb.ListSlotsResponse:
     request = pb.ListSlotsRequest(
         from_slot=from_slot,
@@ -129,7 +130,7 @@ def slot(
     data: Path | None,
     as_json: bool,
     as_ndjson: bool,
-    server: str,
+    server: Nodes,
     timeout_s: float,
 ) -> None:
     """Prints a second's messages, page by page up to the limit."""
@@ -143,7 +144,7 @@ def slot(
         _print_if_more(stored, limit)
         return
     messages = list(shown)
-    seen_names.note(server, topics=[message.topic for message in messages])
+    seen_names.note(server.addresses, topics=[message.topic for message in messages])
     if as_json:
         print_json(
             {
@@ -173,7 +174,7 @@ def _folder() -> ModuleType:
 
 
 def _ask_for_messages(
-    server: str, second: int, *, with_content: bool, timeout_s: float
+    server: Nodes, second: int, *, with_content: bool, timeout_s: float
 ) -> Iterator[pb.StoredMessage]:
     """Yields pages, as far as they are consumed."""
     request = pb.GetSlotRequest(slot=second, page_size=MESSAGES_PER_CALL, with_content=with_content)

@@ -1,0 +1,218 @@
+"""The certificate that this node shows to callers, and whose it accepts of them.
+
+The files are looked at again at each new connection of a caller, at most once a second. New ones
+are taken if they are in order; otherwise the earlier ones stay, as somebody may be writing them:
+
+| the files on the disk | at the start | later |
+|---|---|---|
+| in order | taken | taken; one INFO line |
+| not in order (see `Certificates.read`) | refused, exit code 78 | the earlier stay; one WARNING |
+
+Connections that are open keep what they began with, up to an hour (`MAX_CONNECTION_AGE_MS`): what
+was revoked since then ends with them. gRPC has no other hook: its fetcher runs at each handshake.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+from typing import TYPE_CHECKING, Final, Self
+
+import grpc
+
+from delaywheel_replica.config import Config
+from delaywheel_replica.config_faults import Fault
+from delaywheel_replica.process.logs import get_logger
+
+if TYPE_CHECKING:
+    from cryptography.x509 import Certificate
+
+MAX_CONNECTION_AGE_MS: Final = 3_600_000
+_LOOK_EVERY_S: Final = 1.0
+_log: Final = get_logger(__name__)
+
+
+class CertificateError(Exception):
+    """A file is not in order. The text begins with the setting's name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Certificates:
+    """The content of the files, checked.
+
+    Attributes:
+        chain: The node's certificate, and what it was signed with, as PEM.
+        key: Its private key, as PEM.
+        client_ca: Certificates of those who may have signed a caller's, as PEM; None: callers need
+            none.
+        node_ca: The same for other nodes' certificates; None: gRPC's list of public ones.
+        not_after_s: When the first of the node's own chain expires, Unix seconds.
+    """
+
+    chain: bytes
+    key: bytes
+    client_ca: bytes | None
+    node_ca: bytes | None
+    not_after_s: float
+
+    @classmethod
+    def read(cls, config: Config, now_s: float) -> Self:
+        """Reads the files that the settings name.
+
+        Raises:
+            CertificateError: One is not in order.
+        """
+        # Only here: a node without TLS starts sooner without it.
+        from cryptography.hazmat.primitives import serialization  # noqa: PLC0415
+
+        assert config.tls_cert is not None
+        assert config.tls_key is not None
+        chain, certificates = _certificates("tls_cert", config.tls_cert)
+        key = _content("tls_key", config.tls_key)
+        try:
+            private = serialization.load_pem_private_key(key, None)
+        except (ValueError, TypeError) as error:  # TypeError: it is encrypted
+            text = f"tls_key {config.tls_key}: no private key in PEM form without a password"
+            raise CertificateError(text) from error
+        form = serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+        if private.public_key().public_bytes(*form) != certificates[0].public_key().public_bytes(
+            *form
+        ):
+            raise CertificateError(
+                f"tls_key {config.tls_key}: not the key of the certificate in {config.tls_cert}"
+            )
+        until_s = min(each.not_valid_after_utc.timestamp() for each in certificates)
+        if now_s >= until_s:
+            raise CertificateError(f"tls_cert {config.tls_cert}: expired {_day(until_s)}")
+        from_s = certificates[0].not_valid_before_utc.timestamp()
+        if now_s < from_s:
+            raise CertificateError(f"tls_cert {config.tls_cert}: not valid before {_day(from_s)}")
+        client_ca = node_ca = None
+        if config.tls_client_ca is not None:
+            client_ca = node_ca = _certificates("tls_client_ca", config.tls_client_ca)[0]
+        if config.tls_ca is not None:
+            node_ca = _certificates("tls_ca", config.tls_ca)[0]
+        return cls(chain, key, client_ca, node_ca, until_s)
+
+    @property
+    def shown(self) -> grpc.ServerCertificateConfiguration:
+        """What gRPC's server shows and asks for."""
+        return grpc.ssl_server_certificate_configuration([(self.key, self.chain)], self.client_ca)
+
+
+class NodeCertificates:
+    """This node's certificates as its files have them now. Thread-safe."""
+
+    def __init__(self, config: Config) -> None:
+        """Reads the files.
+
+        Raises:
+            CertificateError: One is not in order.
+        """
+        self._config: Final = config
+        self._lock: Final = Lock()
+        self._stamp = _stamp(config)
+        self._current = Certificates.read(config, time.time())
+        self._served = self._current
+        self._look_at_s = time.monotonic() + _LOOK_EVERY_S
+        self.refused: str | None = None
+        """Why the files on the disk are not taken; None: they are."""
+
+    @property
+    def current(self) -> Certificates:
+        """The last ones in order; looks at the files first."""
+        with self._lock:
+            now_s = time.monotonic()
+            if now_s >= self._look_at_s:
+                self._look_at_s = now_s + _LOOK_EVERY_S
+                stamp = _stamp(self._config)
+                if stamp != self._stamp:
+                    self._stamp = stamp
+                    self._take()
+            return self._current
+
+    def server_credentials(self) -> grpc.ServerCredentials:
+        """Returns what a port listens with."""
+        current = self._served = self.current
+        return grpc.dynamic_ssl_server_credentials(
+            current.shown,
+            self._renewed,  # type: ignore[arg-type]  # its stubs forget that None means "as before"
+            require_client_authentication=current.client_ca is not None,
+        )
+
+    def channel_credentials(self) -> grpc.ChannelCredentials:
+        """Returns what this node calls another with: it shows the same certificate."""
+        current = self.current
+        return grpc.ssl_channel_credentials(current.node_ca, current.key, current.chain)
+
+    def _take(self) -> None:
+        try:
+            self._current = Certificates.read(self._config, time.time())
+        except CertificateError as error:
+            self.refused = str(error)
+            _log.warning("certificates refused", cause=self.refused, stay="the earlier ones")
+        else:
+            self.refused = None
+            _log.info("certificates renewed", expire=_day(self._current.not_after_s))
+
+    def _renewed(self) -> grpc.ServerCertificateConfiguration | None:
+        """Called by gRPC's thread before each handshake; None: they are as before."""
+        current = self.current
+        if current is self._served:
+            return None
+        self._served = current
+        return current.shown
+
+
+def certificate_faults(config: Config) -> Iterator[Fault]:
+    """Returns what is wrong with the files and with the settings that name them."""
+    names = ("tls_cert", "tls_key", "tls_client_ca", "tls_ca")
+    if (config.tls_cert is None) != (config.tls_key is None):
+        yield Fault("tls_cert, tls_key: give both, or neither", names)
+    elif config.tls_cert is None:
+        for name in names[2:]:
+            if getattr(config, name) is not None:
+                yield Fault(f"{name}: has no meaning without tls_cert and tls_key", names)
+    else:
+        try:
+            Certificates.read(config, time.time())
+        except CertificateError as error:
+            yield Fault(str(error), names)
+
+
+def _certificates(name: str, path: Path) -> tuple[bytes, list[Certificate]]:
+    from cryptography import x509  # noqa: PLC0415 - as above
+
+    content = _content(name, path)
+    try:
+        return content, x509.load_pem_x509_certificates(content)
+    except ValueError as error:
+        raise CertificateError(f"{name} {path}: no certificate in PEM form") from error
+
+
+def _content(name: str, path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise CertificateError(f"{name} {path}: {reason}") from error
+
+
+def _stamp(config: Config) -> tuple[object, ...]:
+    """Tells whether a file was replaced or written."""
+    stamp: list[object] = []
+    for path in (config.tls_cert, config.tls_key, config.tls_client_ca, config.tls_ca):
+        try:
+            found = None if path is None else path.stat()
+        except OSError as error:
+            stamp.append(error.errno)
+        else:
+            stamp.append(found and (found.st_ino, found.st_size, found.st_mtime_ns))
+    return tuple(stamp)
+
+
+def _day(unix_s: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(unix_s))

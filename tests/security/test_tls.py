@@ -1,0 +1,271 @@
+"""A node's TLS on real ports: who gets in, and files that change while callers are there."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from pathlib import Path
+
+import pytest
+import trustme
+
+from delaywheel import Client, Tls
+from delaywheel.errors import RefusedError, TimedOutError
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_replica.cli.asking.connection import ask
+from delaywheel_replica.cli.reaching import Nodes
+from delaywheel_replica.config import Config
+from delaywheel_replica.server.certificates import (
+    CertificateError,
+    Certificates,
+    NodeCertificates,
+    certificate_faults,
+)
+from local.loopback.kafka import free_ports
+from support.server.fake_cleaner import FakeCleaner
+from support.server.server_process import ServerProcess, config_for, wait_until
+
+HANDLE = "n1.1:1800000000:" + 32 * "0"
+
+
+class Authority:
+    """Signs certificates, and writes them to files."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self._folder, self._name = folder, name
+        self._authority = trustme.CA()
+        self.file = folder / f"{name}.ca.pem"
+        self._authority.cert_pem.write_to_path(self.file)
+
+    def sign(self, name: str, *names: str, days: float = 30) -> tuple[Path, Path]:
+        """Returns the files of a certificate for these names, and of its key."""
+        until = datetime.now(UTC) + timedelta(days=days)
+        since = until - timedelta(days=60)
+        signed = self._authority.issue_cert(*names, not_before=since, not_after=until)
+        cert, key = (self._folder / f"{self._name}.{name}.{kind}.pem" for kind in ("cert", "key"))
+        cert.write_bytes(b"".join(each.bytes() for each in signed.cert_chain_pems))
+        key.touch(0o600)
+        key.write_bytes(signed.private_key_pem.bytes())
+        return cert, key
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("good"), "good")
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("other"), "other")
+
+
+def tls_settings(good: Authority, *, wants_certificates: bool = True) -> dict[str, str]:
+    cert, key = good.sign("node", "127.0.0.1", "localhost")
+    asked = {"tls_client_ca": str(good.file)} if wants_certificates else {}
+    return {"tls_cert": str(cert), "tls_key": str(key), **asked}
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory, good: Authority) -> Iterator[ServerProcess]:
+    """A node that wants certificates of its callers."""
+    data = tmp_path_factory.mktemp("tls") / "n1"
+    with ServerProcess(data, **tls_settings(good)) as running:
+        yield running
+
+
+def outcome_for(node: ServerProcess, tls: Tls | None) -> str:
+    """Makes a call; returns "in", or why the client was kept out."""
+    assert node.address is not None
+    with Client(node.address, tls=tls, timeout=1.5) as client:
+        try:
+            client.cancel(HANDLE)
+        except TimedOutError as error:
+            return str(error)
+        except RefusedError as error:
+            return f"in: {error}"
+    return "in"
+
+
+def test_a_caller_with_a_certificate_gets_in(node: ServerProcess, good: Authority) -> None:
+    cert, key = good.sign("shop", "shop@example.org")
+    assert outcome_for(node, Tls(good.file, cert, key)).startswith("in")
+
+
+def test_who_is_kept_out_is_told_why(
+    node: ServerProcess, good: Authority, other: Authority
+) -> None:
+    cert, key = good.sign("shop", "shop@example.org")
+    told = {
+        "plain": outcome_for(node, None),
+        "no certificate": outcome_for(node, Tls(good.file)),
+        "other's": outcome_for(node, Tls(good.file, *other.sign("shop", "shop@example.org"))),
+        "expired": outcome_for(node, Tls(good.file, *good.sign("old", "old@example.org", days=-1))),
+        "wrong authority": outcome_for(node, Tls(other.file, cert, key)),
+    }
+    assert "the node wants TLS" in told["plain"]
+    assert "the node wants a certificate" in told["no certificate"]
+    assert "does not accept this program's certificate" in told["other's"]
+    assert "it has expired" in told["expired"]
+    assert "signed by nobody whom tls.ca names" in told["wrong authority"]
+
+
+def test_a_name_that_the_certificate_lacks_is_told(good: Authority, tmp_path: Path) -> None:
+    cert, key = good.sign("elsewhere", "elsewhere.example.org")
+    with ServerProcess(tmp_path / "n1", tls_cert=str(cert), tls_key=str(key)) as node:
+        assert "not for 127.0.0.1" in outcome_for(node, Tls(good.file))
+
+
+def test_a_plain_port_is_told(good: Authority, tmp_path: Path) -> None:
+    with ServerProcess(tmp_path / "n1") as node:
+        assert "does not speak TLS" in outcome_for(node, Tls(good.file))
+
+
+def test_renewed_files_are_shown_to_new_callers_and_the_old_stay_connected(
+    good: Authority, other: Authority, tmp_path: Path
+) -> None:
+    cert, key, ca = tmp_path / "cert.pem", tmp_path / "key.pem", tmp_path / "ca.pem"
+
+    def put(authority: Authority) -> None:
+        """Replaces the files one after the other: for a moment they do not fit."""
+        for path, new in zip((cert, key), authority.sign("n", "127.0.0.1"), strict=True):
+            half = path.with_suffix(".half")
+            half.write_bytes(new.read_bytes())
+            os.replace(half, path)  # noqa: PTH105 - the same on all systems
+            time.sleep(0.01)
+        ca.write_bytes(authority.file.read_bytes())
+
+    put(good)
+    with ServerProcess(tmp_path / "n1", tls_cert=str(cert), tls_key=str(key)) as node:
+        assert node.address is not None
+        with Client(node.address, tls=Tls(good.file), timeout=5) as before:
+            before.get(HANDLE)
+            put(other)
+            wait_until(
+                "the new certificate is shown",
+                lambda: outcome_for(node, Tls(other.file)).startswith("in"),
+            )
+            assert "signed by nobody" in outcome_for(node, Tls(good.file))
+            cert.write_text("half")
+            time.sleep(1.1)  # so often the files are looked at
+            assert outcome_for(node, Tls(other.file)).startswith("in")
+            assert before.get(HANDLE) is None, "its connection goes on"
+
+
+def test_a_client_takes_renewed_files(good: Authority, other: Authority, tmp_path: Path) -> None:
+    """What it shows, and whom it trusts, may both change while it lives."""
+    cert, key, ca = tmp_path / "cert.pem", tmp_path / "key.pem", tmp_path / "ca.pem"
+    node_files = other.sign("node", "127.0.0.1")
+    ca.write_bytes(good.file.read_bytes())
+    for path, new in zip((cert, key), good.sign("c", "c@example.org"), strict=True):
+        path.write_bytes(new.read_bytes())
+    key.chmod(0o600)
+    settings = dict(zip(("tls_cert", "tls_key"), map(str, node_files), strict=True))
+    with ServerProcess(tmp_path / "n1", **settings, tls_client_ca=str(other.file)) as node:
+        assert node.address is not None
+        with Client(node.address, tls=Tls(ca, cert, key), timeout=1) as client:
+            with pytest.raises(TimedOutError, match="signed by nobody"):
+                client.cancel(HANDLE)
+            ca.write_bytes(other.file.read_bytes())
+            for path, new in zip((cert, key), other.sign("c", "c@example.org"), strict=True):
+                path.write_bytes(new.read_bytes())
+
+            def gets_in() -> bool:
+                try:
+                    client.cancel(HANDLE)
+                except TimedOutError:
+                    return False
+                except RefusedError:
+                    pass
+                return True
+
+            wait_until("the new files are taken", gets_in)
+
+
+@pytest.mark.parametrize("plain", [(), ("n1",)])
+def test_nodes_ask_each_other_by_tls(good: Authority, tmp_path: Path, plain: tuple[str]) -> None:
+    """Also while they are being switched over, one after the other."""
+    ports = free_ports(2)
+    members = {f"n{n}": f"127.0.0.1:{port}" for n, port in enumerate(ports, 1)}
+    cert, key = good.sign("operator", "operator@example.org")
+    tls = Tls(good.file, cert, key)
+    with ExitStack() as stack:
+        servers: dict[str, ServerProcess] = {}
+        for node in members:
+            wants = {} if node in plain else tls_settings(good, wants_certificates=not plain)
+            if wants:
+                wants["tls_ca"] = str(good.file)
+            server = ServerProcess(tmp_path / node, node_id=node, members=members, **wants)
+            server.start(prepare=partial(_follow, servers.get("n1")))
+            stack.callback(server.kill)
+            servers[node] = server
+        asked = Nodes(servers["n2"].address or "", tls)
+        request = pb.DescribeClusterRequest(all_members=True)
+
+        def all_answer() -> bool:
+            answer = ask(asked, lambda stub: stub.DescribeCluster(request, timeout=30))
+            assert len(answer.members) == 2
+            return not any(each.silent for each in answer.members)
+
+        wait_until("each answers the other", all_answer)
+
+
+def _follow(leader: ServerProcess | None, cleaner: FakeCleaner) -> None:
+    cleaner.nodes, cleaner.min_insync = 2, 1
+    cleaner.follows = None if leader is None else leader.cleaner
+
+
+def test_refused_files_are_named(good: Authority, tmp_path: Path) -> None:
+    def faults(**settings: object) -> str:
+        flags = {name: str(value) for name, value in settings.items()}
+        config = config_for(tmp_path, **flags)
+        return "; ".join(fault.text for fault in certificate_faults(config))
+
+    cert, key = good.sign("node", "localhost")
+    expired, its_key = good.sign("expired", "localhost", days=-1)
+    early, early_key = good.sign("early", "localhost", days=90)
+    junk = tmp_path / "junk.pem"
+    junk.write_text("-----BEGIN CERTIFICATE-----\nno\n-----END CERTIFICATE-----\n")
+    assert faults(tls_cert=cert, tls_key=key, tls_client_ca=good.file) == ""
+    assert "both, or neither" in faults(tls_cert=cert)
+    assert "no meaning without" in faults(tls_client_ca=good.file)
+    assert "no such file" in faults(tls_cert=tmp_path / "none.pem", tls_key=key)
+    assert "no certificate in PEM form" in faults(tls_cert=junk, tls_key=key)
+    assert "no private key" in faults(tls_cert=cert, tls_key=junk)
+    assert "not the key of the certificate" in faults(tls_cert=cert, tls_key=its_key)
+    assert "expired" in faults(tls_cert=expired, tls_key=its_key)
+    assert "not valid before" in faults(tls_cert=early, tls_key=early_key)
+    assert f"tls_client_ca {junk}" in faults(tls_cert=cert, tls_key=key, tls_client_ca=junk)
+
+
+def test_files_that_are_not_in_order_later_leave_the_earlier_ones(
+    good: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    now_s = 0.0
+    monkeypatch.setattr("delaywheel_replica.server.certificates.time.monotonic", lambda: now_s)
+
+    def put(days: float) -> None:
+        for path, new in zip((cert, key), good.sign("n", "localhost", days=days), strict=True):
+            path.write_bytes(new.read_bytes())
+
+    put(20)
+    config: Config = config_for(tmp_path, tls_cert=str(cert), tls_key=str(key))
+    certificates = NodeCertificates(config)
+    first = certificates.current
+    assert first == Certificates.read(config, time.time())
+    put(-1)
+    now_s += 2
+    assert certificates.current is first
+    assert "expired" in (certificates.refused or "")
+    put(25)
+    assert certificates.current is first, "looked at once a second"
+    now_s += 2
+    assert certificates.current.not_after_s > first.not_after_s
+    assert certificates.refused is None
+    key.unlink()
+    with pytest.raises(CertificateError, match="no such file"):
+        NodeCertificates(config)
