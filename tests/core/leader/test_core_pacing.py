@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from delaywheel_replica.cleaner.leadership import MIN_CALL_MS
 from delaywheel_replica.core.leader.pacing import (
     LEAST_PAUSE_MS,
+    LONGEST_COMMIT_MS,
     MOST_PAUSE_MS,
     CapLimits,
     Pace,
@@ -45,10 +46,40 @@ def test_a_transaction_with_room_left_changes_nothing() -> None:
     assert (pace.cap_messages, pace.cap_bytes) == (100, 1_000)
 
 
-@pytest.mark.parametrize(("duration_ms", "cap"), [(310, 800), (311, 200)])
-def test_only_a_commit_slower_than_the_shortest_by_far_halves(duration_ms: int, cap: int) -> None:
-    pace = Pace(LIMITS, cap_messages=400, cap_bytes=4_000, recent_ms=(5, 900, 7))
+@pytest.mark.parametrize(
+    ("duration_ms", "cap"), [(502, 800), (503, 400), (1_005, 400), (1_006, 200)]
+)
+def test_one_time_bounds_how_a_cap_grows_and_when_it_is_halved(duration_ms: int, cap: int) -> None:
+    """Twice as many messages are expected to take 2 * 502 - 5 ms, and 2 * 503 - 5."""
+    pace = Pace(LIMITS, cap_messages=400, cap_bytes=4_000, spare_ms=(5, 900, 7))
     assert pace.after_commit(duration_ms, full=True).cap_messages == cap
+
+
+@given(st.integers(0, 400), st.integers(1, 20_000), st.integers(0, 10_000))
+def test_a_steady_kafka_gets_a_steady_cap(least_ms: int, us_a_message: int, seed: int) -> None:
+    """Neither halved and doubled in turns, nor ever larger while all transactions are full."""
+    limits = CapLimits(frame_messages=32, frame_bytes=1, max_messages=1 << 20, max_bytes=1 << 30)
+    random, caps = Random(seed), list[int]()
+    pace = first_pace(limits).after_commit(least_ms, full=False)  # a term begins idle
+    for _ in range(100):
+        is_full = random.random() < 0.9
+        took_ms = least_ms + is_full * pace.cap_messages * us_a_message // 1000
+        pace = pace.after_commit(took_ms, full=is_full)
+        caps.append(pace.cap_messages)
+    assert caps == sorted(caps)
+    took_ms = least_ms + caps[-1] * us_a_message // 1000
+    shortest_ms = least_ms + 32 * us_a_message // 1000
+    assert caps[-1] == 32 or took_ms <= LONGEST_COMMIT_MS + shortest_ms + 1
+
+
+def test_a_kafka_that_becomes_slow_gets_smaller_transactions_and_then_larger_ones_again() -> None:
+    pace = Pace(LIMITS, cap_messages=800, cap_bytes=8_000, spare_ms=(5,) * 16)
+    for cap in (400, 200, 100):
+        pace = pace.after_commit(1_500, full=True)
+        assert pace.cap_messages == cap
+    for _ in range(16):  # by now it is known that their size is not the reason
+        pace = pace.after_commit(900, full=True)
+    assert pace.cap_messages > 100
 
 
 def test_transactions_that_take_long_because_of_what_they_hold_do_not_outgrow_a_call() -> None:
@@ -63,7 +94,7 @@ def test_transactions_that_take_long_because_of_what_they_hold_do_not_outgrow_a_
 
 
 def test_a_kafka_that_is_slow_whatever_a_transaction_holds_gets_larger_ones() -> None:
-    pace = Pace(LIMITS, cap_messages=100, cap_bytes=1_000, recent_ms=(900,) * 16)
+    pace = Pace(LIMITS, cap_messages=100, cap_bytes=1_000, spare_ms=(900,) * 16)
     assert pace.after_commit(910, full=True).cap_messages == 200
 
 

@@ -19,13 +19,26 @@ transactions at a cadence of 25 ms, and half of that would cost the leader half 
 (decision 68).
 
 A slow Kafka must not be made slower: a new leader begins with one frame a transaction and
-doubles while its transactions are full and quick. The cap is halved only when a commit takes
-300 ms more than twice the shortest recent one, and never goes below one frame.
+doubles while its transactions are full and quick. Nor may a transaction outgrow the time that a
+call may last: Kafka's client sends a request for each partition, so messages for very many topics
+cost as much time as partitions. One time bounds both, `LONGEST_COMMIT_MS`. What a commit took
+beyond the *shortest* one is what its messages cost, and twice as many cost twice as much:
 
-Nor may a transaction outgrow the time that a call may last. Kafka's client sends a request for each
-partition, so messages for very many topics cost as much time as partitions: the cap grows only if a
-commit is expected within `LONGEST_COMMIT_MS` even if twice as many messages take twice what this
-one took beyond the shortest recent commit.
+=============================================  =================================================
+a commit                                       and then the cap
+=============================================  =================================================
+was full, and is expected within the bound     is doubled
+with twice as many messages
+took longer than the shortest by more than     is halved, but never below one frame
+the bound, and by more than the shortest and
+`SLOW_COMMIT_MARGIN_MS`
+is anything else                               stays
+=============================================  =================================================
+
+So what was doubled is not halved while Kafka stays as it is, even if all of the shortest one was
+for its messages. The shortest is that of recent commits which were
+not full, or had the least cap: those show what Kafka takes whatever a transaction holds. Full ones
+can only lower it, or it would rise to theirs while they last, and the cap with it.
 """
 
 from dataclasses import dataclass
@@ -36,7 +49,8 @@ MOST_PAUSE_MS = 25
 RECENT_COMMITS = 16
 SLOW_COMMIT_MARGIN_MS = 300
 LONGEST_COMMIT_MS = 1_000
-"""Half of what a call may last at least: what is expected may be wrong."""
+"""How long a full transaction may take. Half of what a call may last at least: what is expected may
+be wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +81,14 @@ class Pace:
         cap_messages: The most messages of the next transaction.
         cap_bytes: The most bytes of the next transaction.
         recent_ms: How long the last commits took.
+        spare_ms: The same of those that show what a commit takes at least.
     """
 
     limits: CapLimits
     cap_messages: int
     cap_bytes: int
     recent_ms: tuple[int, ...] = ()
+    spare_ms: tuple[int, ...] = ()
 
     @property
     def pause_ms(self) -> int:
@@ -93,11 +109,14 @@ class Pace:
             full: The transaction was as large as the cap allowed.
         """
         recent_ms = (*self.recent_ms, duration_ms)[-RECENT_COMMITS:]
+        spare_ms = self.spare_ms
+        if not full or self._is_least:
+            spare_ms = (*spare_ms, duration_ms)[-RECENT_COMMITS:]
+        shortest_ms = min((*spare_ms, duration_ms))
         messages, length_bytes = self.cap_messages, self.cap_bytes
-        twice_ms = 2 * duration_ms - min(recent_ms)
-        if duration_ms > 2 * min(recent_ms) + SLOW_COMMIT_MARGIN_MS:
+        if duration_ms - shortest_ms > max(LONGEST_COMMIT_MS, shortest_ms + SLOW_COMMIT_MARGIN_MS):
             messages, length_bytes = messages // 2, length_bytes // 2
-        elif full and twice_ms <= LONGEST_COMMIT_MS:
+        elif full and 2 * duration_ms - shortest_ms <= LONGEST_COMMIT_MS:
             messages, length_bytes = messages * 2, length_bytes * 2
         limits = self.limits
         return Pace(
@@ -105,7 +124,13 @@ class Pace:
             max(limits.frame_messages, min(messages, limits.max_messages)),
             max(limits.frame_bytes, min(length_bytes, limits.max_bytes)),
             recent_ms,
+            spare_ms,
         )
+
+    @property
+    def _is_least(self) -> bool:
+        limits = self.limits
+        return self.cap_messages <= limits.frame_messages and self.cap_bytes <= limits.frame_bytes
 
 
 def first_pace(limits: CapLimits) -> Pace:
