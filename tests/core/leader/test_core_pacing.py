@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from delaywheel_replica.cleaner.leadership import MIN_CALL_MS
 from delaywheel_replica.core.leader.pacing import (
     LEAST_PAUSE_MS,
-    LONGEST_COMMIT_MS,
     MOST_PAUSE_MS,
+    TOO_LONG_MS,
     CapLimits,
     Pace,
     first_pace,
@@ -47,7 +47,7 @@ def test_a_transaction_with_room_left_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("duration_ms", "cap"), [(502, 800), (503, 400), (1_005, 400), (1_006, 200)]
+    ("duration_ms", "cap"), [(502, 800), (503, 400), (1_255, 400), (1_256, 200)]
 )
 def test_one_time_bounds_how_a_cap_grows_and_when_it_is_halved(duration_ms: int, cap: int) -> None:
     """Twice as many messages are expected to take 2 * 502 - 5 ms, and 2 * 503 - 5."""
@@ -55,9 +55,12 @@ def test_one_time_bounds_how_a_cap_grows_and_when_it_is_halved(duration_ms: int,
     assert pace.after_commit(duration_ms, full=True).cap_messages == cap
 
 
-@given(st.integers(0, 400), st.integers(1, 20_000), st.integers(0, 10_000))
+@given(st.integers(0, 400), st.integers(1, 7_700), st.integers(0, 10_000))
 def test_a_steady_kafka_gets_a_steady_cap(least_ms: int, us_a_message: int, seed: int) -> None:
-    """Neither halved and doubled in turns, nor ever larger while all transactions are full."""
+    """Neither halved and doubled in turns, nor ever larger while all transactions are full.
+
+    7.7 ms a message is the slowest broker that was seen (decision 103).
+    """
     limits = CapLimits(frame_messages=32, frame_bytes=1, max_messages=1 << 20, max_bytes=1 << 30)
     random, caps = Random(seed), list[int]()
     pace = first_pace(limits).after_commit(least_ms, full=False)  # a term begins idle
@@ -69,7 +72,7 @@ def test_a_steady_kafka_gets_a_steady_cap(least_ms: int, us_a_message: int, seed
     assert caps == sorted(caps)
     took_ms = least_ms + caps[-1] * us_a_message // 1000
     shortest_ms = least_ms + 32 * us_a_message // 1000
-    assert caps[-1] == 32 or took_ms <= LONGEST_COMMIT_MS + shortest_ms + 1
+    assert caps[-1] == 32 or took_ms <= TOO_LONG_MS + shortest_ms
 
 
 def test_a_kafka_that_becomes_slow_gets_smaller_transactions_and_then_larger_ones_again() -> None:

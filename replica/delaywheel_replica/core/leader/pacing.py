@@ -21,17 +21,17 @@ transactions at a cadence of 25 ms, and half of that would cost the leader half 
 A slow Kafka must not be made slower: a new leader begins with one frame a transaction and
 doubles while its transactions are full and quick. Nor may a transaction outgrow the time that a
 call may last: Kafka's client sends a request for each partition, so messages for very many topics
-cost as much time as partitions. One time bounds both, `LONGEST_COMMIT_MS`. What a commit took
-beyond the *shortest* one is what its messages cost, and twice as many cost twice as much:
+cost as much time as partitions. What a commit took beyond the *shortest* one is what its messages
+cost, and twice as many cost twice as much:
 
 =============================================  =================================================
 a commit                                       and then the cap
 =============================================  =================================================
-was full, and is expected within the bound     is doubled
-with twice as many messages
+was full, and is expected within               is doubled
+`LONGEST_COMMIT_MS` with twice as many
 took longer than the shortest by more than     is halved, but never below one frame
-the bound, and by more than the shortest and
-`SLOW_COMMIT_MARGIN_MS`
+`TOO_LONG_MS`, and by more than the shortest
+and `SLOW_COMMIT_MARGIN_MS`
 is anything else                               stays
 =============================================  =================================================
 
@@ -51,6 +51,8 @@ SLOW_COMMIT_MARGIN_MS = 300
 LONGEST_COMMIT_MS = 1_000
 """How long a full transaction may take. Half of what a call may last at least: what is expected may
 be wrong."""
+TOO_LONG_MS = 1_250
+"""A commit that takes longer than the shortest by this much is not one of those, give or take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +116,7 @@ class Pace:
             spare_ms = (*spare_ms, duration_ms)[-RECENT_COMMITS:]
         shortest_ms = min((*spare_ms, duration_ms))
         messages, length_bytes = self.cap_messages, self.cap_bytes
-        if duration_ms - shortest_ms > max(LONGEST_COMMIT_MS, shortest_ms + SLOW_COMMIT_MARGIN_MS):
+        if duration_ms - shortest_ms > max(TOO_LONG_MS, shortest_ms + SLOW_COMMIT_MARGIN_MS):
             messages, length_bytes = messages // 2, length_bytes // 2
         elif full and 2 * duration_ms - shortest_ms <= LONGEST_COMMIT_MS:
             messages, length_bytes = messages * 2, length_bytes * 2
