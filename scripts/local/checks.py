@@ -55,6 +55,9 @@ CONSUMERS = ("tests/consumer", "tests/wheel")
 CORE = ("tests/core", *CONSUMERS)
 """What computes longest of all that needs neither a broker nor the simulation."""
 
+LIKE_KAFKA = "tests/client/testing"
+"""Some of these compare the service in memory with a real one."""
+
 UNTIED = ("tests/client", "tests/docs", "tests/handover")
 """Needs no broker, as neither do the server and the core: to collect it would take seconds."""
 
@@ -130,7 +133,7 @@ def _waiting(and_not_slow: str, *, fast: bool) -> tuple[Step, ...]:
         Step("pytest nodes", (*pytest, NODES, *_ignored(OUTAGES, ALONE, THREE))),
         Step("pytest serving", (*without, *SERVING)),
         Step("pytest kafka", (*pytest, *elsewhere)),
-        Step("pytest consumers", (*pytest, *CONSUMERS)),
+        Step("pytest consumers", (*pytest, *CONSUMERS, LIKE_KAFKA)),
         Step("pytest 3 nodes", (*pytest, THREE)),
         *slow,
         *slower,

@@ -260,7 +260,13 @@ def test_every_test_is_in_one_step(tmp_path: Path, asked: str) -> None:
     left_out = files_below("tests") - times.keys()
     if asked == "not kafka and not spark":
         assert not left_out
-    assert not [path for path in left_out if re.search(r"mark\.(kafka|spark)", path.read_text())]
+    marked = re.compile(r"mark\.(kafka|spark)")
+    assert not [path for path in left_out if marked.search(path.read_text())]
+    # A fixture marks the tests that use it.
+    fixtures = (checks.ROOT / "tests").rglob("conftest.py")
+    folders = [path.parent for path in fixtures if marked.search(path.read_text())]
+    assert folders
+    assert not [path for path in left_out if {*folders} & {*path.parents}]
 
 
 def test_tests_that_only_compute_give_way(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from client.testing.sites import GROUP, MemorySite, RealSite, Site
 from client.testing.worlds import MemoryWorld, RealWorld, World, client_at
 from delaywheel.testing import MemoryService
 from local.loopback.kafka import KafkaBroker
@@ -39,6 +40,21 @@ def place(request: pytest.FixtureRequest) -> Iterator[tuple[World, str]]:
     create_topic(broker.address, topic)
     with CommittedReader(broker.address, topic) as reader:
         yield RealWorld(reader, topic), running.address
+
+
+@pytest.fixture(params=WORLDS)
+def site(request: pytest.FixtureRequest) -> Iterator[Site]:
+    """Where records are handled, by either consumer."""
+    if request.param == "memory":
+        with MemoryService(topics=["orders", f"orders-retry-{GROUP}"]) as service:
+            yield MemorySite("orders", service)
+        return
+    broker: KafkaBroker = request.getfixturevalue("kafka")
+    running: Service = request.getfixturevalue("node")
+    running.wait_accepting()
+    topic = f"orders-{uuid.uuid4().hex[:8]}"
+    create_topic(broker.address, topic)
+    yield RealSite(topic, broker.address, running.cluster_id)
 
 
 @pytest.fixture

@@ -1,21 +1,33 @@
 """A RetryConsumer of the service in memory: its messages, options and outcomes, without Kafka.
 
-The policy is the consumer's own, and a retry is the record that it would send to the ingress
-topic. There is no group and no transaction: one consumer takes every record, once.
+The policy and the order of keys are the consumer's own, and a retry is the record that it would
+send to the ingress topic. There is no group and no transaction: one consumer takes every record,
+once. With `ordered`, a record that comes back is known by its place of origin, as with Kafka.
 """
 
 from __future__ import annotations
 
 import uuid
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator
-from typing import Final, Protocol, Unpack
+from itertools import islice
+from types import TracebackType
+from typing import Final, Protocol, Self, Unpack
 
 from delaywheel import ingress
-from delaywheel.consumer.message import Outcome, ReceivedMessage, SettledError, Settlement, State
+from delaywheel.consumer.book import Counts
+from delaywheel.consumer.message import (
+    Batch,
+    Outcome,
+    ReceivedMessage,
+    SettledError,
+    Settlement,
+    State,
+)
+from delaywheel.consumer.order import KeyOrder
 from delaywheel.consumer.policy import Policy
 from delaywheel.consumer.port import Start
-from delaywheel.consumer.records import Incoming, Outgoing, Place, Trip, unpack_retry
+from delaywheel.consumer.records import Incoming, Outgoing, Partition, Place, Trip, unpack_retry
 from delaywheel.consumer.settings import Options, read_settings
 from delaywheel.levels import Duration
 from delaywheel.record_headers import is_reserved
@@ -47,7 +59,6 @@ class MemoryConsumer:
     """Iterates over what has appeared and was not handled; ends where a real one would wait.
 
     Attributes:
-        counts: How many records were settled, by outcome.
         dead_letters: The letters, as they would be in the group's topic for them.
     """
 
@@ -56,27 +67,70 @@ class MemoryConsumer:
     ) -> None:
         self._source: Final = source
         self._settings: Final = read_settings(topics, group, "memory", options)
-        if self._settings.ordered:
-            raise ValueError("ordered: the consumer in memory keeps no order of a key")
         most_bytes = defaultdict(lambda: _MOST_BYTES, {_INGRESS: _MOST_BYTES})
         self._policy: Final = Policy(self._settings, Start(_INGRESS, most_bytes))
+        self._order: Final = KeyOrder(lost_after_ms=self._settings.lost_after_ms)
+        self._lanes: Final = set[Partition]()
         self._next = 0
-        self.counts: Final[Counter[Outcome]] = Counter()
+        # Whose turn has come since an earlier record of their key was settled.
+        self._freed: Final = deque[ReceivedMessage]()
+        self._outcomes: Final[Counter[Outcome]] = Counter()
         self.dead_letters: Final[list[Outgoing]] = []
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Has nothing to end."""
+
     def __iter__(self) -> Iterator[ReceivedMessage]:
-        while self._next < len(appeared := self._source.delivered()):
+        while (message := self._waiting()) is not None:
+            if self._is_for_a_handler(message):
+                message.state = State.IN_HAND
+                yield message
+
+    def batches(self, most: int = 100, *, wait: Duration = "100ms") -> Iterator[Batch]:
+        """Yields batches of messages, as far as they have appeared: `wait` has no effect."""
+        del wait
+        messages = iter(self)
+        while batch := Batch(islice(messages, most)):
+            yield batch
+
+    @property
+    def counts(self) -> Counts:
+        """The numbers of records by outcome."""
+        return Counts(**{outcome.name.lower(): n for outcome, n in self._outcomes.items()})
+
+    def _waiting(self) -> ReceivedMessage | None:
+        """Returns the next record to look at; None: no further one has appeared."""
+        if self._freed:
+            return self._freed.popleft()
+        appeared = self._source.delivered()
+        while self._next < len(appeared):
             record = appeared[self._next]
             self._next += 1
-            if record.topic not in self._settings.read_topics:
-                continue
-            message = self._message(record)
-            settlement = self._policy.at_hand_out(message, self._source.now_ms)
-            if settlement is not None:
-                self._settle(message, settlement)
-                continue
-            message.state = State.IN_HAND
-            yield message
+            if record.topic in self._settings.read_topics:
+                return self._message(record)
+        return None
+
+    def _is_for_a_handler(self, message: ReceivedMessage) -> bool:
+        """Whether a record is to be handed out now; if not, it is settled or held back."""
+        now_ms = self._source.now_ms
+        turn = self._order.admit(message, now_ms)
+        if turn is False:
+            return False  # what it is behind names it when that is settled
+        if turn is not True:
+            self._settle(message, self._policy.park(message, turn))
+            return False
+        settlement = self._policy.at_hand_out(message, now_ms)
+        if settlement is not None:
+            self._settle(message, settlement)
+        return settlement is None
 
     def done(self, message: ReceivedMessage) -> bool:
         """See `ReceivedMessage.done`."""
@@ -114,14 +168,25 @@ class MemoryConsumer:
         incoming = Incoming(place, record.key, record.value, list(record.headers))
         is_retry = record.topic not in {names.source for names in self._settings.topics}
         trip, headers = unpack_retry(incoming) if is_retry else (Trip(1, place), record.headers)
+        self._open_lane(Partition(trip.origin.topic, trip.origin.partition))
         return ReceivedMessage(self, incoming, trip, list(headers))
+
+    def _open_lane(self, lane: Partition) -> None:
+        """Has the order of a partition's keys kept from its first record on, if that is wanted."""
+        topics = {names.source: names.order for names in self._settings.topics}
+        if self._settings.ordered and lane not in self._lanes and lane.topic in topics:
+            self._lanes.add(lane)
+            self._order.assign(lane, topics[lane.topic], ())
 
     def _settle(self, message: ReceivedMessage, settlement: Settlement) -> bool:
         if message.is_settled:
             raise SettledError(f"{message!r} was settled before")
+        _, freed = self._order.settled(message, settlement)
+        self._freed.extendleft(reversed(freed))
         message.state, message.settlement = State.COMMITTED, settlement
-        self.counts[settlement.outcome] += 1
-        if settlement.outcome is Outcome.RETRIED and settlement.record is not None:
+        self._outcomes[settlement.outcome] += 1
+        comes_back = settlement.outcome in (Outcome.RETRIED, Outcome.PARKED)
+        if comes_back and settlement.record is not None:
             self._source.accept(_delayed(settlement.record))
         elif settlement.record is not None:
             self.dead_letters.append(settlement.record)

@@ -1,0 +1,148 @@
+"""One interface to a RetryConsumer with Kafka and to the consumer in memory."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+from confluent_kafka import Producer
+
+from client.testing.worlds import PATIENCE_S
+from delaywheel.consumer import ReceivedMessage, RetryConsumer
+from delaywheel.testing import MemoryConsumer, MemoryService
+from support.kafka.read_committed import headers_of, read_all
+
+GROUP = "billing"
+AnyConsumer: TypeAlias = RetryConsumer | MemoryConsumer
+Handler: TypeAlias = Callable[[ReceivedMessage], object]
+
+
+class Letter(NamedTuple):
+    """A dead letter, without what depends on where its record lay."""
+
+    value: bytes | None
+    own: list[tuple[str, bytes | None]]
+    reason: bytes | None
+    attempts: bytes | None
+    detail: bytes | None
+
+
+class Sent(NamedTuple):
+    """A record to handle."""
+
+    value: bytes
+    key: bytes | None = None
+    headers: tuple[tuple[str, bytes], ...] = ()
+
+
+class Site(Protocol):
+    """Where records appear and are handled."""
+
+    topic: str
+
+    def consumer(self, **options: Any) -> AnyConsumer:
+        """Returns a consumer of the topic, of one group."""
+        ...
+
+    def send(self, *records: Sent) -> None:
+        """Has records appear, in this order."""
+        ...
+
+    def pass_time(self, seconds: float) -> None:
+        """Lets so much time pass."""
+        ...
+
+    def received(self, consumer: AnyConsumer) -> ReceivedMessage | None:
+        """Returns the next record to handle; None if none comes."""
+        ...
+
+    def letters(self, consumer: AnyConsumer) -> list[Letter]:
+        """Returns the group's dead letters."""
+        ...
+
+
+def handled(
+    site: Site, consumer: AnyConsumer, handle: Handler, number: int
+) -> list[ReceivedMessage]:
+    """Handles so many records; time passes while none is there."""
+    seen: list[ReceivedMessage] = []
+    while len(seen) < number:
+        message = site.received(consumer)
+        assert message is not None, seen
+        with message:
+            seen.append(message)
+            handle(message)
+    return seen
+
+
+class RealSite:
+    """A node, a broker and a RetryConsumer; time passes by itself."""
+
+    def __init__(self, topic: str, kafka: str, cluster: str) -> None:
+        self.topic = topic
+        self._kafka = kafka
+        self._cluster = cluster
+
+    def consumer(self, **options: Any) -> RetryConsumer:
+        return RetryConsumer(
+            self.topic, group=GROUP, bootstrap=self._kafka, cluster=self._cluster, **options
+        )
+
+    def send(self, *records: Sent) -> None:
+        producer = Producer({"bootstrap.servers": self._kafka, "enable.idempotence": True})
+        for value, key, headers in records:
+            producer.produce(self.topic, value, key=key, headers=list(headers))
+        producer.flush()
+
+    def pass_time(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def received(self, consumer: AnyConsumer) -> ReceivedMessage | None:
+        assert isinstance(consumer, RetryConsumer)
+        return consumer.receive(PATIENCE_S)
+
+    def letters(self, consumer: AnyConsumer) -> list[Letter]:
+        assert isinstance(consumer, RetryConsumer)
+        assert consumer.flush()
+        records = read_all(self._kafka, f"{self.topic}-dead-{GROUP}")
+        return [_letter(record.value(), headers_of(record)) for record in records]
+
+
+class MemorySite:
+    """The service in memory; time passes where a test waits for a record."""
+
+    def __init__(self, topic: str, service: MemoryService) -> None:
+        self.topic = topic
+        self._service = service
+
+    def consumer(self, **options: Any) -> MemoryConsumer:
+        return self._service.consumer(self.topic, group=GROUP, **options)
+
+    def send(self, *records: Sent) -> None:
+        with self._service.client() as client:
+            for value, key, headers in records:
+                client.produce(self.topic, value, key=key, headers=headers, delay="0s")
+
+    def pass_time(self, seconds: float) -> None:
+        self._service.advance(timedelta(seconds=seconds))
+
+    def received(self, consumer: AnyConsumer) -> ReceivedMessage | None:
+        for _ in range(600):
+            message = next(iter(consumer), None)
+            if message is not None:
+                return message
+            self._service.advance("100ms")
+        return None
+
+    def letters(self, consumer: AnyConsumer) -> list[Letter]:
+        assert isinstance(consumer, MemoryConsumer)
+        return [_letter(letter.value, letter.headers) for letter in consumer.dead_letters]
+
+
+def _letter(value: bytes | None, headers: list[tuple[str, bytes | None]]) -> Letter:
+    said = dict(headers)
+    own = [pair for pair in headers if not pair[0].startswith("dw-")]
+    why = (said.get(f"dw-dead-{name}") for name in ("reason", "attempts", "detail"))
+    return Letter(value, own, *why)
