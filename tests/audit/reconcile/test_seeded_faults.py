@@ -1,6 +1,6 @@
 """Faults seeded into a real run, and the reconciliation that must find these and no others.
 
-One run of three nodes for all tests, some 45 s; then Spark, twice: about 70 s in all.
+One run of three nodes for all tests, some 45 s; then Spark, once, over both topics.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from delaywheel_audit import job
+from delaywheel_audit.matching.findings import is_error
 from delaywheel_audit.matching.summary import COUNTS, Summary
 from delaywheel_audit.options import Options
 from local.loopback.kafka import KafkaBroker
@@ -41,12 +42,12 @@ class Result:
             if row["topic"] == topic
         }
 
-    def found(self) -> Counter[Found]:
-        """Findings about messages."""
+    def found(self, topic: str) -> Counter[Found]:
+        """Findings about a topic's messages."""
         return Counter(
             Found(row["kind"], row["topic"], row["id"])
             for row in self.findings
-            if row["kind"] != "ledger_gap"
+            if row["kind"] != "ledger_gap" and row["topic"] == topic
         )
 
     def of(self, kind: str) -> list[dict[str, Any]]:
@@ -54,11 +55,12 @@ class Result:
         return [row for row in self.findings if row["kind"] == kind]
 
 
-def reconciled(run: SeededRun, topic: str, spark: SparkSession, output: Path) -> Result:
-    """The report of the books about one topic."""
+def reconciled(run: SeededRun, spark: SparkSession, output: Path) -> Result:
+    """The report of the books about both topics."""
     arguments = [
         *("--cluster", run.names.cluster_id, "--ledger", str(run.ledger), "--kafka", run.kafka),
-        *("--topic", topic, "--from", str(run.began_ms), "--to", str(run.began_ms + HOUR_MS)),
+        *("--topic", run.topic, "--topic", run.clean_topic),
+        *("--from", str(run.began_ms), "--to", str(run.began_ms + HOUR_MS)),
         *("--interval", f"{INTERVAL_MS}ms", "--late-tolerance", f"{LATE_TOLERANCE_MS}ms"),
         *("--output", str(output)),
     ]
@@ -74,71 +76,64 @@ def run(kafka: KafkaBroker, tmp_path_factory: pytest.TempPathFactory) -> SeededR
 
 
 @pytest.fixture(scope="module")
-def clean(run: SeededRun, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Result:
-    """The report of the topic without faults, before anything is taken from the ledger."""
-    return reconciled(run, run.clean_topic, spark, tmp_path_factory.mktemp("clean"))
-
-
-@pytest.fixture(scope="module")
-def faulty(
-    run: SeededRun,
-    clean: Result,  # noqa: ARG001 - comes first
-    spark: SparkSession,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Result:
-    """The report of the topic with all faults."""
+def found(run: SeededRun, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Result:
+    """The report, once files were taken from the ledger."""
     run.delete_ledger_files()
-    return reconciled(run, run.topic, spark, tmp_path_factory.mktemp("faulty"))
+    return reconciled(run, spark, tmp_path_factory.mktemp("found"))
 
 
-def test_a_topic_without_faults_balances(run: SeededRun, clean: Result) -> None:
-    assert clean.buckets(run.clean_topic) == run.expected.of(run.clean_topic)
-    differing = {found for found in run.expected.findings if found.topic == run.clean_topic}
-    assert {found.kind for found in differing} == {"content_differs", "dead_letter"}
-    (letter,) = clean.of("dead_letter")
+def test_a_topic_without_faults_has_no_finding_that_is_an_error(
+    run: SeededRun, found: Result
+) -> None:
+    assert found.buckets(run.clean_topic) == run.expected.of(run.clean_topic)
+    differing = {each for each in run.expected.findings if each.topic == run.clean_topic}
+    assert {each.kind for each in differing} == {"content_differs", "dead_letter"}
+    assert not any(is_error(each.kind) for each in differing)
+    (letter,) = (row for row in found.of("dead_letter") if row["topic"] == run.clean_topic)
     assert letter["detail"].startswith(
         f"TIMESTAMP_REFUSED; in {run.names.dead} [{letter['partition']}] at offset "
     )
-    assert clean.found() == Counter(differing)
-    assert clean.summary.balanced
+    assert found.found(run.clean_topic) == Counter(differing)
 
 
-def test_each_fault_is_found_and_nothing_else(run: SeededRun, faulty: Result) -> None:
-    seeded = {found for found in run.expected.findings if found.topic == run.topic}
+def test_each_fault_is_found_and_nothing_else(run: SeededRun, found: Result) -> None:
+    seeded = {each for each in run.expected.findings if each.topic == run.topic}
     kinds = {"lost", "missing", "duplicated", "early", "late", "changed", "unexpected"}
-    assert {found.kind for found in seeded} == kinds | {"content_differs", "dead_letter"}
-    assert faulty.found() == Counter(seeded)
-    assert not faulty.summary.balanced
+    assert {each.kind for each in seeded} == kinds | {"content_differs", "dead_letter"}
+    assert found.found(run.topic) == Counter(seeded)
+    assert {row["topic"] for row in found.findings} - {None} == {run.topic, run.clean_topic}
+    assert not found.summary.balanced
 
 
-def test_every_bucket_is_counted_right(run: SeededRun, faulty: Result) -> None:
+def test_every_bucket_is_counted_right(run: SeededRun, found: Result) -> None:
     expected = run.expected.of(run.topic)
-    assert faulty.buckets(run.topic) == expected
-    totals = {name: run.expected.total(run.topic, name) for name in COUNTS}
-    assert {name: faulty.summary.counts[name] for name in COUNTS} == totals
+    assert found.buckets(run.topic) == expected
+    both = (run.topic, run.clean_topic)
+    totals = {name: sum(run.expected.total(topic, name) for topic in both) for name in COUNTS}
+    assert {name: found.summary.counts[name] for name in COUNTS} == totals
     none = {name for name, count in totals.items() if not count}
     assert none == {"not_verifiable"}, "there is something of everything else"
 
 
-def test_what_was_cut_out_is_reported_with_its_place(run: SeededRun, faulty: Result) -> None:
-    cut = {found.id for found in run.expected.findings if found.kind in {"lost", "missing"}}
-    reported = [row for kind in ("lost", "missing") for row in faulty.of(kind)]
+def test_what_was_cut_out_is_reported_with_its_place(run: SeededRun, found: Result) -> None:
+    cut = {each.id for each in run.expected.findings if each.kind in {"lost", "missing"}}
+    reported = [row for kind in ("lost", "missing") for row in found.of(kind)]
     places = {row["id"]: (row["wheel"], row["seq"], row["accepted_at_ms"]) for row in reported}
     assert places == {
         id_.hex(): (place.wheel, place.seq, place.accepted_at_ms)
         for id_, place in run.places.items()
         if id_.hex() in cut
     }
-    assert {row["detail"] for row in faulty.of("lost")} == {"MAGIC", "SHORT", "GONE"}
+    assert {row["detail"] for row in found.of("lost")} == {"MAGIC", "SHORT", "GONE"}
 
 
 def test_a_lost_file_of_the_ledger_is_a_gap_of_it_and_no_loss(
-    run: SeededRun, faulty: Result
+    run: SeededRun, found: Result
 ) -> None:
     form = re.compile(r"(.+)-(\d{19})-(\d{19})(?:-\d{10}-\d{10})?")
     names = [form.fullmatch(path.stem) for path in run.deleted]
     middle, last = ((m[1], int(m[2])) for m in names if m)
-    gaps = faulty.of("ledger_gap")
+    gaps = found.of("ledger_gap")
     assert {row["wheel"] for row in gaps} == {middle[0], last[0]}
     assert middle[1] in {row["seq"] for row in gaps}
     assert len(gaps) == len(run.deleted)
