@@ -84,6 +84,7 @@ class Done:
 
     Attributes:
         name: Of the step.
+        start_s: When it started, from the start of the first.
         seconds: From its start to its end.
         cpu_s: What it computed, with all processes that it started.
         code: What it exited with.
@@ -91,6 +92,7 @@ class Done:
     """
 
     name: str
+    start_s: float
     seconds: float
     cpu_s: float
     code: int
@@ -160,11 +162,11 @@ def _text(scratch: Path) -> tuple[Step, ...]:
 def _computing(and_not_slow: str) -> tuple[Step, ...]:
     pytest = ("nice", "-n", "5", *_PYTEST, "-m", _NEITHER + and_not_slow)
     return (
-        Step("pytest simulation", (*pytest, SIMULATION, *_ignored(DRILLS, MUTANTS))),
         Step("pytest drills", (*pytest, DRILLS)),
-        Step("pytest server", (*pytest, SERVER, *_ignored(*SERVING))),
+        Step("pytest simulation", (*pytest, SIMULATION, *_ignored(DRILLS, MUTANTS))),
         Step("pytest", (*pytest, *_ignored(SIMULATION, SERVER, *SERVING, *CORE))),
         Step("pytest core", (*pytest, *CORE)),
+        Step("pytest server", (*pytest, SERVER, *_ignored(*SERVING))),
         Step("pytest mutants", (*pytest, MUTANTS)),
     )
 
@@ -180,9 +182,15 @@ class Lane:
         done: How its steps went.
     """
 
-    def __init__(self, *waiting: deque[Step]) -> None:
-        """Begins with the first queue; other lanes may take from the same ones."""
+    def __init__(self, began_s: float, *waiting: deque[Step]) -> None:
+        """Begins with the first queue; other lanes may take from the same ones.
+
+        Args:
+            began_s: The monotonic time from which starts of steps are counted.
+            waiting: The queues.
+        """
         self.done: list[Done] = []
+        self._began_s = began_s
         self._waiting = waiting
         self._lock = threading.Lock()
         self._process: subprocess.Popen[str] | None = None
@@ -219,7 +227,10 @@ class Lane:
                 return
             summary = self._follow(step)
             code, cpu_s = self._reap()
-            self.done.append(Done(step.name, time.monotonic() - started, cpu_s, code, summary))
+            seconds = time.monotonic() - started
+            self.done.append(
+                Done(step.name, started - self._began_s, seconds, cpu_s, code, summary)
+            )
 
     def _next(self) -> Step | None:
         for queue in self._waiting:
@@ -276,10 +287,10 @@ def end(running: Sequence[Lane]) -> None:
 
 
 def table(done: Sequence[Done]) -> str:
-    """Formats the steps with their durations and CPU times."""
+    """Formats the steps with their durations, CPU times and starts."""
     rows = [
         f"{step.name:<17} {'ok' if step.code == 0 else 'FAILED':<7}"
-        f" {step.seconds:7.1f} s {step.cpu_s:8.1f} CPU s"
+        f" {step.seconds:7.1f} s {step.cpu_s:8.1f} CPU s   from {step.start_s:6.1f} s on"
         for step in done
     ]
     total = f"{'all':<33} {sum(step.cpu_s for step in done):9.1f} CPU s"
@@ -307,8 +318,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as scratch:
         wanted = queues(fast=options.fast, scratch=Path(scratch))
         left = [deque(queue.steps) for queue in wanted]
+        began_s = time.monotonic()
         running = [
-            Lane(own, *(other for other in left if other is not own))
+            Lane(began_s, own, *(other for other in left if other is not own))
             for queue, own in zip(wanted, left, strict=True)
             for _ in range(queue.at_once)
         ]
@@ -323,7 +335,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     done = sorted(
         (step for lane in running for step in lane.done), key=lambda d: order.index(d.name)
     )
-    done.insert(0, Done("environment", options.environment_seconds, 0, 0, ""))
+    done.insert(0, Done("environment", 0, options.environment_seconds, 0, 0, ""))
     print(table(done))
     print(verdict(done))
     return 1 if any(step.code for step in done) else 0

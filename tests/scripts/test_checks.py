@@ -84,8 +84,10 @@ def test_every_step_runs_and_is_named_with_its_time(
         ["first", "FAILED"],
         ["second", "ok"],
     ]
-    assert table[0].split()[2:] == ["3.0", "s", "0.0", "CPU", "s"]
+    assert table[0].split()[2:] == ["3.0", "s", "0.0", "CPU", "s", "from", "0.0", "s", "on"]
     assert float(table[2].split()[4]) >= 0.3
+    ends_s = [float(line.split()[8]) + float(line.split()[2]) for line in table[1:3]]
+    assert float(table[3].split()[8]) >= min(ends_s) - 0.1, "in a lane that was free by then"
     assert float(total.split()[1]) >= 0.3
 
 
@@ -228,11 +230,11 @@ def test_steps_of_the_project(tmp_path: Path) -> None:
         "import-linter",
         "generated code",
         "build",
-        "pytest simulation",
         "pytest drills",
-        "pytest server",
+        "pytest simulation",
         "pytest",
         "pytest core",
+        "pytest server",
         "pytest mutants",
     ]
 
