@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import random
 import time
+import uuid
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -30,15 +31,17 @@ def open_files(pid: int) -> int:
     return len(list(Path(f"/proc/{pid}/fd").iterdir()))
 
 
-@pytest.fixture
-def week_service(kafka: KafkaBroker, tmp_path: Path, cluster_id: str) -> Iterator[Service]:
-    config = {"span_seconds": "604800", "open_files": "128"}
-    with Service(kafka.address, tmp_path / "cluster", cluster_id, config=config) as running:
+@pytest.fixture(scope="module")
+def service(kafka: KafkaBroker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """Messages are accepted for a week ahead, and however long after their due they come."""
+    config = {"span_seconds": "604800", "open_files": "128", "late_window_seconds": "600"}
+    folder, name = tmp_path_factory.mktemp("scale") / "cluster", f"t{uuid.uuid4().hex[:12]}"
+    with Service(kafka.address, folder, name, config=config) as running:
         yield running
 
 
 def test_a_week_of_slots_with_few_open_files(
-    week_service: Service, kafka: KafkaBroker, topic: str
+    service: Service, kafka: KafkaBroker, topic: str
 ) -> None:
     spread = random.Random(3)
     now = datetime.now(UTC)
@@ -46,9 +49,9 @@ def test_a_week_of_slots_with_few_open_files(
         Message(topic, b"v", deliver_at=now + timedelta(seconds=spread.randint(600, 600_000)))
         for _ in range(3_000)
     ]
-    with week_service.client() as client, CommittedReader(kafka.address, topic) as reader:
+    with service.client() as client, CommittedReader(kafka.address, topic) as reader:
         assert not [r.error for r in client.produce_many(batch) if r.error]
-        node = week_service.node()
+        node = service.node()
         assert open_files(node["server_pid"]) < 128 + 100
         assert open_files(node["cleaner_pid"]) < 128 + 100
         client.produce(topic, b"soon", delay=timedelta(milliseconds=300))
@@ -80,23 +83,15 @@ def count_committed(bootstrap: str, topic: str, wanted: int, timeout_s: float) -
     return values
 
 
-@pytest.fixture
-def patient_service(kafka: KafkaBroker, tmp_path: Path, cluster_id: str) -> Iterator[Service]:
-    """Messages are accepted however long after their due they come."""
-    config = {"late_window_seconds": "600"}
-    with Service(kafka.address, tmp_path / "cluster", cluster_id, config=config) as running:
-        yield running
-
-
 @pytest.mark.timeout(600)
 def test_very_many_messages_in_one_second(
-    patient_service: Service, kafka: KafkaBroker, cluster_id: str
+    service: Service, kafka: KafkaBroker, cluster_id: str
 ) -> None:
     topic = f"many-{cluster_id}"
     create_topic(kafka.address, topic)
     # On a slow machine the last of them are accepted when their second has come.
     total, due = IN_ONE_SECOND, datetime.now(UTC).replace(microsecond=0) + timedelta(seconds=10)
-    with patient_service.client(timeout=60.0) as client:
+    with service.client(timeout=60.0) as client:
         for first in range(0, total, 10_000):
             batch = [
                 Message(
@@ -113,4 +108,4 @@ def test_very_many_messages_in_one_second(
     values = count_committed(kafka.address, topic, total, timeout_s=400)
     assert len(values) == total
     assert len(set(values)) == total
-    patient_service.wait_done((due.timestamp() + 1) * 1000)
+    service.wait_done((due.timestamp() + 1) * 1000)
