@@ -85,7 +85,7 @@ class CommittedReader:
                 "enable.auto.commit": False,
                 "enable.partition.eof": True,
                 "auto.offset.reset": "earliest",
-                "fetch.wait.max.ms": 20,
+                "fetch.wait.max.ms": 100,
             }
         )
         self._consumer.assign([TopicPartition(topic, n, 0) for n in range(partitions)])
