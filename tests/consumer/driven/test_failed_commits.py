@@ -152,3 +152,35 @@ def test_a_handler_hears_that_its_record_is_lost() -> None:
     assert (lost, first.is_ours, first.done()) == ([b"1"], False, False)
     first.on_lost(lambda: lost.append(b"late"))
     assert lost == [b"1", b"late"]
+
+
+def test_what_is_only_done_needs_one_transaction_however_much_it_is() -> None:
+    kafka = FakeKafka(partitions=1)
+    for number in range(8_000):
+        kafka._append(Partition(kafka.source, 0), None, b"%d" % number, [])
+    consumer = start(kafka, max_held=20_000, commit_every="1h")
+    while len(consumer.hand) < 8_000:
+        consumer.turn()
+        consumer.take(5_000)
+    consumer.engine.all_done(consumer.hand)
+    consumer.engine.all_done(consumer.hand)  # nothing is settled twice
+    consumer.engine._commit()
+    assert (consumer.engine.counts.done, consumer.engine.counts.commits) == (8_000, 1)
+
+
+def test_a_commit_comes_before_its_time_if_settled_records_take_the_room() -> None:
+    kafka = FakeKafka(partitions=1)
+    for number in range(20):
+        kafka.send(b"%d" % number)
+    consumer = start(kafka, max_held=20, commit_every="1h")
+    consumer.engine._commit()  # the first comes at once
+    consumer.engine._last_commit_s = 0.0
+    for _ in range(4):
+        consumer.turn()
+    for message in consumer.take(4):
+        message.done()
+    consumer.turn()
+    assert consumer.engine.counts.commits == 0
+    consumer.take()[0].done()
+    consumer.turn()
+    assert consumer.engine.counts.done == 5

@@ -73,25 +73,30 @@ class AsyncRetryConsumer(BaseConsumer):
         """Handles each message within `async with`, up to `concurrency` at once, until `stop`.
 
         Raises:
+            ValueError: `concurrency` is below 1.
             Exception: An exception from a handler that means neither retry nor dead; the other
                 handlers are cancelled, and their messages delivered again.
         """
-        room = asyncio.Semaphore(concurrency)
+        if concurrency < 1:
+            raise ValueError(f"concurrency={concurrency}: at least 1")
+        free, freed = concurrency, asyncio.Event()
 
         async def one(message: ReceivedMessage) -> None:
+            nonlocal free
             try:
                 async with message:
                     await handle(message)
             finally:
-                room.release()
+                free += 1
+                freed.set()
 
         async with asyncio.TaskGroup() as handlers:
             while not self._engine.has_ended:
-                await room.acquire()
-                message = await self.receive(WAIT_S)
-                if message is None:
-                    room.release()
-                else:
+                if not free:
+                    freed.clear()
+                    await freed.wait()
+                for message in await self.receive_batch(free, WAIT_S):
+                    free -= 1
                     handlers.create_task(one(message))
 
     async def receive(self, timeout_s: float | None = None) -> ReceivedMessage | None:

@@ -35,18 +35,27 @@ No I/O, no clock, no lock.
 
 from __future__ import annotations
 
+import sys
 import uuid
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
-from delaywheel.consumer.message import Outcome, ReceivedMessage, SettledError, Settlement, State
+from delaywheel.consumer.message import (
+    DONE,
+    Outcome,
+    ReceivedMessage,
+    SettledError,
+    Settlement,
+    State,
+)
 from delaywheel.consumer.records import Outgoing, Partition, Place
 
 CUT_RECORDS = 5_000
 CUT_BYTES = 8_000_000
-"""The most that one transaction commits, unless a single record is larger."""
+"""The most that one transaction writes, unless a single record is larger. What is only done needs
+no record: of that, a transaction takes all."""
 
 
 MOST_REASONS = 50
@@ -97,13 +106,17 @@ class Cut:
     records: list[Outgoing] = field(default_factory=list)
     offsets: dict[Partition, int] = field(default_factory=dict)
     length_bytes: int = 0
-    most: int = CUT_RECORDS
+    most: int = sys.maxsize
     name: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     @property
     def is_full(self) -> bool:
         """Whether the transaction is full."""
-        return len(self.messages) >= self.most or self.length_bytes >= CUT_BYTES
+        return (
+            len(self.records) >= CUT_RECORDS
+            or self.length_bytes >= CUT_BYTES
+            or len(self.messages) >= self.most
+        )
 
 
 class _Shelf:
@@ -129,6 +142,7 @@ class Book:
         self._waiting: deque[ReceivedMessage] = deque()
         self._held = 0
         self._held_bytes = 0
+        self._settled = 0
 
     @property
     def partitions(self) -> list[Partition]:
@@ -194,6 +208,11 @@ class Book:
             for shelf in self._shelves.values()
         )
 
+    @property
+    def is_worth_a_commit(self) -> bool:
+        """Whether so much is settled that the room it takes is better free."""
+        return self._settled * 4 >= self._max_held
+
     def firsts(self) -> Iterator[ReceivedMessage]:
         """Yields the first held record of each partition: all others are committed after it."""
         for shelf in self._shelves.values():
@@ -243,6 +262,8 @@ class Book:
             for message in shelf.records:
                 if message.state is State.IN_HAND:
                     in_hand.append(message)
+                elif message.state is State.SETTLED:
+                    self._settled -= 1
                 message.state = State.FORGOTTEN
                 message.settlement = None
                 self._leave(message)
@@ -257,16 +278,17 @@ class Book:
 
     def take(self, message: ReceivedMessage) -> bool:
         """Holds a fetched record; returns False if it is not of this assignment."""
-        place = message.place
-        shelf = self._shelves.get(Partition(place.topic, place.partition))
-        if shelf is None or (shelf.position is not None and place.offset < shelf.position):
+        topic, number, offset, _ = message.place
+        shelf = self._shelves.get(Partition(topic, number))
+        if shelf is None or (shelf.position is not None and offset < shelf.position):
             return False
-        shelf.position = place.offset + 1
+        length_bytes = message.length_bytes
+        shelf.position = offset + 1
         shelf.records.append(message)
-        shelf.held_bytes += message.length_bytes
+        shelf.held_bytes += length_bytes
         self._waiting.append(message)
         self._held += 1
-        self._held_bytes += message.length_bytes
+        self._held_bytes += length_bytes
         return True
 
     def hand_out(self) -> ReceivedMessage | None:
@@ -300,6 +322,7 @@ class Book:
             raise SettledError(f"{message!r} was settled before")
         message.settlement = settlement
         message.state = State.SETTLED
+        self._settled += 1
         return True
 
     def resettle(self, message: ReceivedMessage, settlement: Settlement) -> None:
@@ -313,38 +336,48 @@ class Book:
         Args:
             most: The most records that it may settle.
         """
-        cut = Cut(most=CUT_RECORDS if most is None else most)
+        cut = Cut() if most is None else Cut(most=most)
         for partition, shelf in self._shelves.items():
+            last = None
             for message in shelf.records:
                 if message.state is not State.SETTLED or cut.is_full:
                     break
-                assert message.settlement is not None
+                settlement = message.settlement
+                assert settlement is not None
                 cut.messages.append(message)
-                cut.offsets[partition] = message.place.offset + 1
-                written = message.settlement.order
-                if message.settlement.record is not None:
-                    written = (message.settlement.record, *written)
-                for record in written:
-                    cut.records.append(record)
-                    cut.length_bytes += record.length_bytes
+                last = message
+                if settlement is not DONE:
+                    self._add_to(cut, settlement)
+            if last is not None:
+                cut.offsets[partition] = last.place.offset + 1
         return cut if cut.messages else None
+
+    @staticmethod
+    def _add_to(cut: Cut, settlement: Settlement) -> None:
+        written = settlement.order
+        if settlement.record is not None:
+            written = (settlement.record, *written)
+        for record in written:
+            cut.records.append(record)
+            cut.length_bytes += record.length_bytes
 
     def committed(self, cut: Cut) -> None:
         """Notes that the transaction was committed."""
         counted = [0] * len(Outcome)
-        for message in cut.messages:
-            assert message.settlement is not None
-            place = message.place
-            shelf = self._shelves[Partition(place.topic, place.partition)]
-            first = shelf.records.popleft()
-            shelf.held_bytes -= message.length_bytes
-            assert first is message
-            message.state = State.COMMITTED
-            counted[message.settlement.outcome] += 1
-            if message.settlement.outcome is Outcome.DEAD:
-                self._count_reason(message.settlement.reason)
-            message.settlement = None
-            self._leave(message)
+        for partition, next_offset in cut.offsets.items():
+            shelf = self._shelves[partition]
+            while shelf.records and shelf.records[0].place.offset < next_offset:
+                message = shelf.records.popleft()
+                shelf.held_bytes -= message.length_bytes
+                settlement = message.settlement
+                assert settlement is not None
+                message.state = State.COMMITTED
+                message.settlement = None
+                counted[settlement.outcome] += 1
+                if settlement.outcome is Outcome.DEAD:
+                    self._count_reason(settlement.reason)
+                self._leave(message)
+        self._settled -= len(cut.messages)
         counts = self.counts
         counts.commits += 1
         counts.done += counted[Outcome.DONE]

@@ -30,6 +30,7 @@ from typing import TypeVar
 
 from delaywheel.consumer.book import CUT_RECORDS, Book, Counts, Cut
 from delaywheel.consumer.message import (
+    DONE,
     Batch,
     ConsumerError,
     Outcome,
@@ -59,8 +60,15 @@ from delaywheel.message import time_text
 
 _LOG = logging.getLogger("delaywheel.consumer")
 
-FETCH_RECORDS = 500
+FETCH_RECORDS = 1_000
 FETCH_S = 0.1
+PAUSE_AFTER_S = 0.25
+"""A partition of which enough is held is paused after so long: the client drops what it has fetched
+of a paused one. Until then nothing at all is fetched."""
+REST_S = 0.01
+SPACED_S = 0.02
+"""Between transactions at least: Kafka is still writing the ends of the last one, and the client
+would ask again only after its back-off."""
 LOOK_S = 5.0
 """How long a topic that was made anew may be read at the old offsets."""
 
@@ -99,6 +107,8 @@ class Engine:
         self._begun_with: dict[str, int] = {}
         self._look_at_s = 0.0
         self._crowded: set[Partition] = set()
+        self._crowded_since_s: float | None = None
+        self._last_commit_s = 0.0
         self._paused: set[Partition] = set()
         self._are_sources_paused = False
         self._is_paused_by_caller = False
@@ -182,9 +192,10 @@ class Engine:
             self._raise_error()
             if not self._may_hand_out:
                 return batch
+            now_ms, now_s = self._clock_ms(), time.monotonic()
             while len(batch) < most and (message := self._book.hand_out()) is not None:
-                if self._is_for_a_handler(message):
-                    message.handed_s = time.monotonic()
+                if self._is_for_a_handler(message, now_ms):
+                    message.handed_s = now_s
                     batch.append(message)
         return batch
 
@@ -236,7 +247,18 @@ class Engine:
 
     def done(self, message: ReceivedMessage) -> bool:
         """See `ReceivedMessage.done`."""
-        return self._settle(message, Settlement(Outcome.DONE))
+        return self._settle(message, DONE)
+
+    def all_done(self, messages: Sequence[ReceivedMessage]) -> None:
+        """See `Desk`."""
+        now_s = time.monotonic()
+        with self._changed:
+            for message in messages:
+                if not message.is_settled:
+                    self._note(message, DONE)
+                    self._handler_times.add(now_s - message.handed_s)
+            if self._is_draining:
+                self._changed.notify_all()
 
     def retry(
         self,
@@ -278,10 +300,9 @@ class Engine:
             _log_outcome(message, settlement)
         return is_ours
 
-    def _is_for_a_handler(self, message: ReceivedMessage) -> bool:
+    def _is_for_a_handler(self, message: ReceivedMessage, now_ms: int) -> bool:
         """Whether a record is to be handed out now; if not, it is settled here or held back."""
         assert self._policy is not None
-        now_ms = self._clock_ms()
         turn = True if self._order is None else self._order.admit(message, now_ms)
         if turn is False:
             self._book.hold_back(message)
@@ -301,7 +322,8 @@ class Engine:
             raise SettledError(f"{message!r} was settled before")
         if self._order is not None and message.state is not State.FORGOTTEN:
             written, freed = self._order.settled(message, settlement)
-            settlement = settlement._replace(order=written)
+            if written:
+                settlement = settlement._replace(order=written)
             if freed:
                 self._book.put_back(freed)
                 self._notify()
@@ -350,9 +372,12 @@ class Engine:
         if self._book.can_cut:
             wait_s = max(0.0, min(FETCH_S, self._next_commit_s - now_s))
         self._called_back = False
-        # While it is full nothing is fetched; but this call also serves the group.
-        most = max(1, min(FETCH_RECORDS, self._book.room))
-        records = self._broker.fetch(most, wait_s)
+        if self._rests(now_s):
+            records: Sequence[Incoming] = ()
+        else:
+            # While it is full nothing is fetched; but this call also serves the group.
+            most = max(1, min(FETCH_RECORDS, self._book.room))
+            records = self._broker.fetch(most, wait_s)
         if self._called_back and records:
             # They may have been fetched before the call or after it: read them again.
             if self._book.partitions:
@@ -364,8 +389,23 @@ class Engine:
         if self._must_recover:
             if time.monotonic() >= self._recover_at_s:
                 self._recover()
-        elif self._wants_commit or time.monotonic() >= self._next_commit_s:
+        elif self._is_time_to_commit():
             self._commit()
+
+    def _is_time_to_commit(self) -> bool:
+        now_s = time.monotonic()
+        if self._wants_commit or now_s >= self._next_commit_s:
+            return True
+        return self._book.is_worth_a_commit and now_s >= self._last_commit_s + SPACED_S
+
+    def _rests(self, now_s: float) -> bool:
+        """Waits a moment instead of fetching, if room may be free again soon."""
+        since_s = self._crowded_since_s
+        if since_s is None or now_s - since_s >= PAUSE_AFTER_S:
+            return False
+        with self._changed:
+            self._changed.wait(REST_S)
+        return True
 
     def _take(self, records: Sequence[Incoming]) -> None:
         if not records:
@@ -396,7 +436,9 @@ class Engine:
         with self._changed:
             partitions = self._book.partitions
             self._crowded = self._book.crowded(self._crowded)
-            resting = set(self._crowded) | self._resting_sources(partitions)
+            resting = self._resting_sources(partitions)
+            if self._is_crowded_for_long():
+                resting |= self._crowded
             if self._is_paused_by_caller or not fetches:
                 resting = set(partitions)
         if resting - self._paused:
@@ -404,6 +446,14 @@ class Engine:
         if self._paused - resting:
             self._broker.resume(sorted(self._paused - resting))
         self._paused = resting
+
+    def _is_crowded_for_long(self) -> bool:
+        now_s = time.monotonic()
+        if not self._crowded:
+            self._crowded_since_s = None
+        elif self._crowded_since_s is None:
+            self._crowded_since_s = now_s
+        return bool(self._crowded) and now_s - (self._crowded_since_s or 0.0) >= PAUSE_AFTER_S
 
     def _resting_sources(self, partitions: Sequence[Partition]) -> set[Partition]:
         """While too much is away, reads only returning records: waiting keeps the order then."""
@@ -451,7 +501,8 @@ class Engine:
                 self._teller.commit_failed(failure.text)
             if not cut.is_full:
                 break
-        self._next_commit_s = time.monotonic() + self._settings.commit_every_ms / 1000
+        self._last_commit_s = time.monotonic()
+        self._next_commit_s = self._last_commit_s + self._settings.commit_every_ms / 1000
 
     def _committed(self, cut: Cut) -> Told:
         told = self._teller.worth_telling(cut.messages)
@@ -475,7 +526,7 @@ class Engine:
 
     def _narrow(self, failure: Failure, cut: Cut) -> None:
         """Looks for the record that is refused, and gives it another outcome once it is alone."""
-        self._cut_most = len(cut.messages) // 2
+        self._cut_most = min(len(cut.messages), CUT_RECORDS) // 2
         if self._cut_most:
             return
         self._cut_most = 1

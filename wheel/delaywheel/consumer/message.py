@@ -118,11 +118,19 @@ class Settlement(NamedTuple):
     reason: str = ""
 
 
+DONE = Settlement(Outcome.DONE)
+"""The settlement of all records that are done, unless their order writes something."""
+
+
 class Desk(Protocol):
     """Settles messages on behalf of a consumer."""
 
     def done(self, message: ReceivedMessage) -> bool:
         """Settles a record as handled."""
+        ...
+
+    def all_done(self, messages: Sequence[ReceivedMessage]) -> None:
+        """Settles those as handled that are not settled."""
         ...
 
     def retry(
@@ -178,10 +186,10 @@ class ReceivedMessage:
     """
 
     __slots__ = (
-        "_desk",
         "_on_lost",
         "are_headers_unread",
         "attempt",
+        "desk",
         "first_error",
         "handed_s",
         "headers",
@@ -196,7 +204,7 @@ class ReceivedMessage:
     )
 
     def __init__(self, desk: Desk, record: Incoming, trip: Trip, headers: Headers) -> None:
-        self._desk = desk
+        self.desk = desk
         self._on_lost: Callable[[], None] | None = None
         self.place: Place = record.place
         self.key = record.key
@@ -268,7 +276,8 @@ class ReceivedMessage:
     @property
     def is_settled(self) -> bool:
         """Whether it has an outcome; False if it was taken from this consumer before that."""
-        return self.state in (State.SETTLED, State.COMMITTED)
+        state = self.state
+        return state is State.SETTLED or state is State.COMMITTED
 
     def header(self, name: str) -> bytes | None:
         """Returns the last value of a header; None if it is absent or null."""
@@ -288,7 +297,7 @@ class ReceivedMessage:
         Raises:
             SettledError: It was settled before.
         """
-        return self._desk.done(self)
+        return self.desk.done(self)
 
     def retry(
         self, after: Duration | None = None, *, error: BaseException | str | None = None
@@ -304,7 +313,7 @@ class ReceivedMessage:
             SettledError: It was settled before.
             ValueError: `after` is not a duration.
         """
-        return self._desk.retry(self, after, error)
+        return self.desk.retry(self, after, error)
 
     def dead(self, reason: str, *, error: BaseException | str | None = None) -> bool:
         """Settles the record as a dead letter with this reason.
@@ -312,7 +321,7 @@ class ReceivedMessage:
         Raises:
             SettledError: It was settled before.
         """
-        return self._desk.dead(self, reason, error)
+        return self.desk.dead(self, reason, error)
 
     def __enter__(self) -> Self:
         return self
@@ -338,11 +347,11 @@ class ReceivedMessage:
 
     def fail(self, error: Exception) -> bool:
         """Settles it by its handler's exception; False if the exception must be raised."""
-        return self._desk.fail(self, error)
+        return self.desk.fail(self, error)
 
     def overrules(self, error: Exception) -> bool:
         """Whether its outcome stands, and an exception that came later is only logged."""
-        if not self._desk.is_outcome(error):
+        if not self.desk.is_outcome(error):
             return False
         _LOG.warning("%r was settled before this was raised", self, exc_info=error)
         return True
@@ -388,11 +397,11 @@ class Batch(list[ReceivedMessage]):
 
 def _leave(messages: Sequence[ReceivedMessage], error: BaseException | None) -> bool:
     """Settles the rest of a `with` block; returns whether its exception is handled."""
-    open_ = [message for message in messages if not message.is_settled]
     if error is None:
-        for message in open_:
-            message.done()
+        if messages:
+            messages[0].desk.all_done(messages)
         return False
+    open_ = [message for message in messages if not message.is_settled]
     # An interrupted or cancelled handler has not failed: its messages are delivered again.
     if not isinstance(error, Exception):
         return False

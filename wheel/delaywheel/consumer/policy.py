@@ -257,6 +257,8 @@ class Policy:
 
     def _expires_ms(self, message: ReceivedMessage) -> int | None:
         """Returns when the time to live ends, counted from the first timestamp; None: never."""
+        if not message.headers:
+            return None
         ttl_s = self._ttl_s(message)
         if ttl_s is None or message.timestamp_ms < 0:
             return None

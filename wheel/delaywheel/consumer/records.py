@@ -147,8 +147,10 @@ class Trip(NamedTuple):
 
 def content_bytes(key: bytes | None, value: bytes | None, headers: Headers | None) -> int:
     """Returns the length of key, value and headers."""
-    lengths_bytes = sum(len(name) + len(content or b"") for name, content in headers or ())
-    return len(key or b"") + len(value or b"") + lengths_bytes
+    length_bytes = len(key or b"") + len(value or b"")
+    if headers:
+        length_bytes += sum(len(name) + len(content or b"") for name, content in headers)
+    return length_bytes
 
 
 def unpack_retry(record: Incoming) -> tuple[Trip, Headers]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import uuid
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from types import TracebackType
 from typing import Final, Protocol, Self, Unpack
@@ -17,6 +17,7 @@ from typing import Final, Protocol, Self, Unpack
 from delaywheel import ingress
 from delaywheel.consumer.book import Counts
 from delaywheel.consumer.message import (
+    DONE,
     Batch,
     Outcome,
     ReceivedMessage,
@@ -134,7 +135,13 @@ class MemoryConsumer:
 
     def done(self, message: ReceivedMessage) -> bool:
         """See `ReceivedMessage.done`."""
-        return self._settle(message, Settlement(Outcome.DONE))
+        return self._settle(message, DONE)
+
+    def all_done(self, messages: Sequence[ReceivedMessage]) -> None:
+        """See `Desk`."""
+        for message in messages:
+            if not message.is_settled:
+                self._settle(message, DONE)
 
     def retry(
         self,
