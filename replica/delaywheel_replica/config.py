@@ -61,6 +61,9 @@ class Config:
             one; none: they need none
         tls_ca: the same for the certificates of other nodes, where this node calls them; none:
             `tls_client_ca`, else a list of public ones
+        peer_tls: whether nodes speak [TLS with one another](SECURITY.md#tls-between-nodes), with
+            the same certificates: `"off"`; `"accept"`: if another node dials so; `"prefer"`: also
+            where this node dials, if the other one can; `"required"`: nothing else
         span_seconds: how far ahead dues may lie: the greatest delay, 7 days; up to 366 days. What
             each second costs: [disk](#disk). The same on all nodes
         late_window_seconds: how long after its due a message is still taken: the time for retries.
@@ -130,6 +133,7 @@ class Config:
     tls_key: Path | None = None
     tls_client_ca: Path | None = None
     tls_ca: Path | None = None
+    peer_tls: Literal["off", "accept", "prefer", "required"] = "off"
     span_seconds: Annotated[int, Ge(1), Le(366 * 86_400)] = 7 * 86_400
     late_window_seconds: Annotated[int, Ge(1), Le(86_400)] = 120
     max_message_bytes: Annotated[int, Ge(1), Le(64 * _MIB)] = 1_000_000

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delaywheel_replica.peers import outbox as module
+from delaywheel_replica.peers import sockets
 from delaywheel_replica.peers.framing import Incoming, Part
 from delaywheel_replica.peers.outbox import Outbox, Tally
 from delaywheel_replica.peers.sockets import Channel
@@ -181,7 +181,7 @@ def test_what_waits_is_woken_for_once_and_not_overtaken() -> None:
 
 
 def test_more_parts_than_the_kernel_takes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_MOST_BUFFERS", 3)
+    monkeypatch.setattr(sockets, "_MOST_BUFFERS", 3)
     bench = Bench(room=1 << 30)
     bench.put(*(b"%d" % n for n in range(10)))
     assert bench.socket.messages == [b"0123456789"]
@@ -190,7 +190,7 @@ def test_more_parts_than_the_kernel_takes_at_once(monkeypatch: pytest.MonkeyPatc
 
 def test_a_real_kernel_takes_as_many_parts_as_are_given_to_it() -> None:
     ours, theirs = socket.socketpair()
-    parts = [b"x"] * (2 * module._MOST_BUFFERS)
+    parts = [b"x"] * (2 * sockets._MOST_BUFFERS)
     with ours, theirs:
         outbox = Outbox(Channel(ours, ""), 1 << 20, Tally(), wake=lambda: None)
         outbox.put(parts, is_heartbeat=False)

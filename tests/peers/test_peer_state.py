@@ -12,6 +12,7 @@ from delaywheel_replica.core.protocol.messages import Vote
 from delaywheel_replica.peers import peer as module
 from delaywheel_replica.peers.accepting import Acceptor
 from delaywheel_replica.peers.encoding import encode
+from delaywheel_replica.peers.encryption import PLAIN
 from delaywheel_replica.peers.framing import PREFACE, head_of
 from delaywheel_replica.peers.handshake import Hello, PeerIdentity, encode_hello
 from delaywheel_replica.peers.outbox import Outbox, Tally
@@ -141,7 +142,11 @@ def test_a_break_while_a_message_is_taken_is_reported_again_when_its_stream_ends
     peer, waiting = Peer(ME, "n2", "a:1", reported.append), outbox()
     peer.welcomed(Stream.CONTROL, THEIRS, waiting)
     acceptor = Acceptor(
-        ME, {"n2": peer}, lambda *_: peer.left(Stream.CONTROL, waiting), data_bytes=100
+        ME,
+        {"n2": peer},
+        lambda *_: peer.left(Stream.CONTROL, waiting),
+        data_bytes=100,
+        security=PLAIN,
     )
     ours, theirs = socket.socketpair()
     with ours, theirs:

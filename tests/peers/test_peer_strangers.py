@@ -57,8 +57,10 @@ def test_who_begins_otherwise_is_closed_unanswered_and_logged_once(
                 except ConnectionError:
                     continue  # it was closed before all was said
                 raw.wait_ended()
-    text = f"127.0.0.1 is not a node: it begins with {garbage[:8]!r}"
-    assert refused(logs) == [(PeerReason.MALFORMED, text)]
+    told = PeerReason.MALFORMED, f"127.0.0.1 is not a node: it begins with {garbage[:8]!r}"
+    if garbage.startswith(b"\x16\x03"):
+        told = PeerReason.TLS_REFUSED, "127.0.0.1 speaks TLS: peer_tls is off here"
+    assert refused(logs) == [told]
 
 
 @pytest.mark.usefixtures("one")

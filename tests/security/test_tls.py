@@ -6,12 +6,10 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
-from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 
 import pytest
-import trustme
 
 from delaywheel import Client, Tls
 from delaywheel.errors import RefusedError, TimedOutError
@@ -26,31 +24,11 @@ from delaywheel_replica.server.certificates import (
     certificate_faults,
 )
 from local.loopback.kafka import free_ports
+from support.peers.authority import Authority
 from support.server.fake_cleaner import FakeCleaner
 from support.server.server_process import ServerProcess, config_for, wait_until
 
 HANDLE = "n1.1:1800000000:" + 32 * "0"
-
-
-class Authority:
-    """Signs certificates, and writes them to files."""
-
-    def __init__(self, folder: Path, name: str) -> None:
-        self._folder, self._name = folder, name
-        self._authority = trustme.CA()
-        self.file = folder / f"{name}.ca.pem"
-        self._authority.cert_pem.write_to_path(self.file)
-
-    def sign(self, name: str, *names: str, days: float = 30) -> tuple[Path, Path]:
-        """Returns the files of a certificate for these names, and of its key."""
-        until = datetime.now(UTC) + timedelta(days=days)
-        since = until - timedelta(days=60)
-        signed = self._authority.issue_cert(*names, not_before=since, not_after=until)
-        cert, key = (self._folder / f"{self._name}.{name}.{kind}.pem" for kind in ("cert", "key"))
-        cert.write_bytes(b"".join(each.bytes() for each in signed.cert_chain_pems))
-        key.touch(0o600)
-        key.write_bytes(signed.private_key_pem.bytes())
-        return cert, key
 
 
 @pytest.fixture(scope="module")
@@ -185,8 +163,10 @@ def test_a_client_takes_renewed_files(good: Authority, other: Authority, tmp_pat
             wait_until("the new files are taken", gets_in)
 
 
-@pytest.mark.parametrize("plain", [(), ("n1",)])
-def test_nodes_ask_each_other_by_tls(good: Authority, tmp_path: Path, plain: tuple[str]) -> None:
+@pytest.mark.parametrize(("plain", "peer_tls"), [((), "required"), (("n1",), "prefer")])
+def test_nodes_ask_each_other_by_tls(
+    good: Authority, tmp_path: Path, plain: tuple[str], peer_tls: str
+) -> None:
     """Also while they are being switched over, one after the other."""
     ports = free_ports(2)
     members = {f"n{n}": f"127.0.0.1:{port}" for n, port in enumerate(ports, 1)}
@@ -197,7 +177,7 @@ def test_nodes_ask_each_other_by_tls(good: Authority, tmp_path: Path, plain: tup
         for node in members:
             wants = {} if node in plain else tls_settings(good, wants_certificates=not plain)
             if wants:
-                wants["tls_ca"] = str(good.file)
+                wants |= {"tls_ca": str(good.file), "peer_tls": peer_tls}
             server = ServerProcess(tmp_path / node, node_id=node, members=members, **wants)
             server.start(prepare=partial(_follow, servers.get("n1")))
             stack.callback(server.kill)

@@ -10,6 +10,7 @@ from delaywheel_replica.core.protocol.codec import MalformedError
 from delaywheel_replica.core.protocol.messages import PeerMessage
 from delaywheel_replica.peers import sockets
 from delaywheel_replica.peers.encoding import decode
+from delaywheel_replica.peers.encryption import PeerSecurity, RefusedHandshakeError
 from delaywheel_replica.peers.framing import PREFACE, Incoming, head_of
 from delaywheel_replica.peers.handshake import (
     Hello,
@@ -38,6 +39,9 @@ _TEXT: Final = 300
 _HTTP: Final = b"PRI * HTTP/2.0"[: len(PREFACE)]
 """Every HTTP/2 client begins with this."""
 
+_TLS: Final = b"\x16\x03"
+"""Every TLS client begins with this."""
+
 _log = get_logger(__name__)
 
 
@@ -51,6 +55,7 @@ class Acceptor:
         on_message: Callable[[str, PeerMessage], None],
         *,
         data_bytes: int,
+        security: PeerSecurity,
     ) -> None:
         """Begins without connections.
 
@@ -60,8 +65,10 @@ class Acceptor:
             on_message: Called with the sender and the message, in the order of each stream; raises
                 MalformedError for an impossible one. `serve` raises any other exception of it.
             data_bytes: The longest message on a data stream.
+            security: Encrypts what is to be, and judges certificates.
         """
         self._me = me
+        self._security = security
         self._peers = peers
         self._on_message = on_message
         self._most_bytes = {Stream.CONTROL: CONTROL_BYTES, Stream.DATA: data_bytes}
@@ -74,6 +81,13 @@ class Acceptor:
             channel: The connection of the dialling node.
             greeted: Called when it turns out to be a member's, and welcome.
         """
+        try:
+            self._security.accepted(channel)
+        except RefusedHandshakeError as error:
+            self._note_stranger(error.refusal)
+            return
+        except OSError:  # gone, or silent for too long
+            return
         incoming = Incoming(channel.until(time.monotonic() + HELLO_S), HELLO_BYTES)
         try:
             hello = self._hello(channel, incoming)
@@ -85,7 +99,7 @@ class Acceptor:
         node = hello.identity.node
         # A node of another version may send something unknown here: it is refused then.
         stream = hello.stream or Stream.CONTROL
-        refusal = self._judge(hello)
+        refusal = self._judge(hello) or self._security.judge(channel, self._peers[node].address)
         if refusal is None:
             refusal = self._peers[node].came(stream, hello.identity, channel)
         if refusal is not None:
@@ -168,10 +182,13 @@ def _answer(channel: Channel, answer: PeerIdentity | PeerRefusal) -> None:
     """Sends the only answer on the connection; if that fails, the peer sees the end."""
     data = encode_answer(answer)
     with contextlib.suppress(OSError):
-        channel.socket.sendall(b"".join((PREFACE, head_of([data]), data)))
+        channel.send_all(b"".join((PREFACE, head_of([data]), data)))
 
 
 def _no_node(channel: Channel, began: bytes) -> PeerRefusal:
+    if began.startswith(_TLS):
+        text = f"{channel.remote} speaks TLS: peer_tls is off here"
+        return PeerRefusal(PeerReason.TLS_REFUSED, text)
     if began != _HTTP:
         text = f"{channel.remote} is not a node: it begins with {began!r}"
         return PeerRefusal(PeerReason.MALFORMED, text)

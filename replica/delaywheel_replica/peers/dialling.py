@@ -7,12 +7,14 @@ sent for a second, and when the stream ends.
 
 import os
 import select
+import ssl
 import threading
 import time
 from typing import Final
 
 from delaywheel_replica.core.protocol.codec import MalformedError
 from delaywheel_replica.peers import sockets
+from delaywheel_replica.peers.encryption import PeerSecurity, RefusedHandshakeError
 from delaywheel_replica.peers.framing import PREFACE, Incoming, head_of
 from delaywheel_replica.peers.handshake import decode_answer
 from delaywheel_replica.peers.outbox import Outbox
@@ -42,7 +44,15 @@ _HTTP: Final = b"\x04\0\0\0\0"
 class Dialler:
     """One stream to one peer, with its own thread."""
 
-    def __init__(self, peer: Peer, stream: Stream, *, hello: bytes, max_bytes: int) -> None:
+    def __init__(
+        self,
+        peer: Peer,
+        stream: Stream,
+        *,
+        hello: bytes,
+        max_bytes: int,
+        security: PeerSecurity,
+    ) -> None:
         """Does nothing yet.
 
         Args:
@@ -50,8 +60,10 @@ class Dialler:
             stream: The kind of stream.
             hello: The first message.
             max_bytes: How much may wait to be sent.
+            security: Says whether it is encrypted.
         """
         self._peer = peer
+        self._security = security
         self._stream = stream
         self._greeting = b"".join((PREFACE, head_of([hello]), hello))
         self._max_bytes = max_bytes
@@ -83,7 +95,7 @@ class Dialler:
             try:
                 self._converse()
                 pause_s = _PAUSE_S
-            except _RefusedError as error:
+            except (_RefusedError, RefusedHandshakeError) as error:
                 self._peer.refused(Way.OUT, self._stream, error.refusal)
                 pause_s = _REFUSED_PAUSE_S
             except OSError:
@@ -96,8 +108,10 @@ class Dialler:
         Raises:
             OSError: It could not be opened.
             _RefusedError: One of the two refused it.
+            RefusedHandshakeError: The same, for TLS.
         """
-        channel = sockets.dial(self._peer.address)
+        address = self._peer.address
+        channel = self._security.dialled(lambda: sockets.dial(address), address)
         room = os.eventfd(0, os.EFD_NONBLOCK)
         tally = self._peer.tallies[Way.OUT, self._stream]
         outbox = Outbox(channel, self._max_bytes, tally, wake=lambda: os.eventfd_write(room, 1))
@@ -119,9 +133,13 @@ class Dialler:
     def _greet(self, channel: Channel, outbox: Outbox) -> None:
         if self._stream is Stream.CONTROL:
             channel.is_control()
-        channel.socket.sendall(self._greeting)
+        channel.send_all(self._greeting)
         incoming = Incoming(channel.until(time.monotonic() + _ANSWER_S), _ANSWER_BYTES)
-        began = incoming.take(len(PREFACE))
+        try:
+            began = incoming.take(len(PREFACE))
+        except ssl.SSLError as error:  # with TLS 1.3 the dialled side refuses only now
+            text = f"{self._peer.address}: {error.reason or error}"
+            raise _RefusedError(PeerRefusal(PeerReason.TLS_REFUSED, text)) from error
         if began is not None and began != PREFACE:
             raise _RefusedError(_no_peer(self._peer, began))
         try:

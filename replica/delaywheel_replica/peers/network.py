@@ -19,6 +19,7 @@ from delaywheel_replica.core.protocol.messages import ABOUT_FRAMES, Frames, Goss
 from delaywheel_replica.peers.accepting import Acceptor
 from delaywheel_replica.peers.dialling import Dialler
 from delaywheel_replica.peers.encoding import encode, encode_in_parts
+from delaywheel_replica.peers.encryption import PLAIN, PeerSecurity
 from delaywheel_replica.peers.framing import Part
 from delaywheel_replica.peers.handshake import Hello, PeerIdentity, encode_hello
 from delaywheel_replica.peers.listening import Listener
@@ -49,6 +50,7 @@ class PeerNetwork:
         on_message: Callable[[str, PeerMessage], None],
         on_disconnected: Callable[[str], None],
         data_queue_bytes: int = DATA_QUEUE_BYTES,
+        security: PeerSecurity = PLAIN,
     ) -> None:
         """Begins without listening or dialling.
 
@@ -62,6 +64,7 @@ class PeerNetwork:
             on_disconnected: Called on the peers' threads after a connection broke on which the peer
                 was heard; perhaps more than once for one death.
             data_queue_bytes: The most bytes of frames that wait for one peer.
+            security: Says which connections are encrypted.
         """
         self._on_disconnected = on_disconnected
         self._is_stopping = False
@@ -77,6 +80,7 @@ class PeerNetwork:
                 stream,
                 hello=encode_hello(Hello(me, peer.node, stream)),
                 max_bytes=limits[stream],
+                security=security,
             )
             for peer in self._peers.values()
             for stream in Stream
@@ -86,6 +90,7 @@ class PeerNetwork:
             self._peers,
             on_message,
             data_bytes=data_bytes(int(me.settings.get(_FRAME_BYTES, 0))),
+            security=security,
         )
         self._listener = Listener(acceptor.serve, peers=len(self._peers))
         # Heartbeats and pushed frames go to all peers: they are encoded for the first of them.

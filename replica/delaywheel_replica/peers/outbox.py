@@ -6,19 +6,14 @@ lost is sent or asked for again. So a full outbox drops new messages instead of 
 and a heartbeat followed by a newer one is not sent.
 """
 
-import socket
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from delaywheel_replica.peers.framing import PING, Part, head_of
 from delaywheel_replica.peers.sockets import Channel
-
-_MOST_BUFFERS: Final = 1_024
-"""The kernel accepts no more parts than this in one call."""
 
 
 @dataclass(slots=True)
@@ -80,8 +75,8 @@ class Outbox:
 
     @property
     def waits(self) -> bool:
-        """Whether a message waits for room."""
-        return bool(self._waiting) or self._heartbeat is not None
+        """Whether a message waits for room, or a part of one that is encrypted."""
+        return bool(self._waiting) or self._heartbeat is not None or self._channel.has_unsent
 
     def put(self, parts: Sequence[Part], *, is_heartbeat: bool) -> None:
         """Sends, queues or drops a message. A heartbeat replaces one that waits.
@@ -146,6 +141,10 @@ class Outbox:
                 self._wake()
 
     def _flush(self) -> None:
+        try:
+            self._channel.push()
+        except OSError:
+            self._close()
         while (message := self._first()) is not None:
             count = self._write(message.buffers)
             if not count:
@@ -170,7 +169,7 @@ class Outbox:
     def _write(self, buffers: Sequence[Part]) -> int:
         """Returns how many bytes the kernel accepted; 0 also if the connection broke."""
         try:
-            count = self._channel.socket.sendmsg(buffers[:_MOST_BUFFERS], (), socket.MSG_DONTWAIT)
+            count = self._channel.send_some(buffers)
         except BlockingIOError:
             return 0
         except OSError:

@@ -7,14 +7,22 @@ was sent for `_UNTAKEN_MS` also loses its connection, since it no longer reads. 
 wait for any of that: a leader counts as silent when its heartbeats are missing for a second.
 """
 
+from __future__ import annotations
+
 import contextlib
 import select
 import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from delaywheel_replica.peers.framing import Part
+
+if TYPE_CHECKING:
+    from delaywheel_replica.peers.encryption import Cipher
 
 PING_S: Final = 1.0
 SILENCE_S: Final = 3.0
@@ -32,6 +40,9 @@ _LEAST_FRAME_BYTES: Final = 64 << 20
 _BESIDE_FRAME_BYTES: Final = 16 << 20
 """What a message carries besides a frame's rows: topics, the wheel's card. No other message is as
 long: frames share a message only while they are short, and heartbeats have some bytes per wheel."""
+
+_MOST_BUFFERS: Final = 1_024
+"""The kernel accepts no more parts than this in one call."""
 
 CONTROL_BYTES: Final = 8 << 20
 """The longest message on a control stream: a heartbeat has some hundred bytes for each wheel."""
@@ -55,11 +66,13 @@ class Channel:
     Attributes:
         socket: The connection's socket.
         remote: The other side's address, without its port.
+        cipher: What encrypts it; None: nothing does.
     """
 
     def __init__(self, connected: socket.socket, remote: str) -> None:
         self.socket = connected
         self.remote = remote
+        self.cipher: Cipher | None = None
         self._lock = threading.Lock()
         self._is_closed = False
 
@@ -73,7 +86,7 @@ class Channel:
             self.socket.settimeout(left_s)
             return self.socket.recv_into(view)
 
-        return receive_into
+        return self._decrypting(receive_into)
 
     def unless_silent(self) -> Callable[[memoryview], int]:
         """Returns a receive function that raises BlockingIOError after too long a silence.
@@ -83,7 +96,44 @@ class Channel:
         self.socket.settimeout(None)
         silence = struct.pack("ll", int(SILENCE_S), int(SILENCE_S % 1 * 1e6))
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, silence)
-        return self.socket.recv_into
+        return self._decrypting(self.socket.recv_into)
+
+    def send_all(self, data: bytes) -> None:
+        """Sends all of it, as the socket's timeout allows."""
+        if self.cipher is None:
+            self.socket.sendall(data)
+        else:
+            self.cipher.write_all(data)
+
+    def send_some(self, buffers: Sequence[Part]) -> int:
+        """Sends as much as there is room for; returns how many bytes.
+
+        Raises:
+            BlockingIOError: There is no room.
+            OSError: The connection broke.
+        """
+        if self.cipher is None:
+            return self.socket.sendmsg(buffers[:_MOST_BUFFERS], (), socket.MSG_DONTWAIT)
+        return self.cipher.write_some(buffers)
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether bytes that `send_some` took wait for room."""
+        return self.cipher is not None and self.cipher.has_unsent
+
+    def push(self) -> None:
+        """Sends those as far as there is room.
+
+        Raises:
+            OSError: The connection broke.
+        """
+        if self.cipher is not None:
+            self.cipher.push()
+
+    def _decrypting(self, receive_into: Callable[[memoryview], int]) -> Callable[[memoryview], int]:
+        if self.cipher is None:
+            return receive_into
+        return partial(self.cipher.read_into, receive_into)
 
     def is_control(self) -> None:
         """Makes the socket's buffers small, so that little waits in them."""
@@ -151,6 +201,11 @@ def listen(address: str) -> socket.socket:
     family, _, _, _, bound = found[0]
     both = host == "::" and socket.has_dualstack_ipv6()
     return socket.create_server((str(bound[0]), int(bound[1])), family=family, dualstack_ipv6=both)
+
+
+def host_of(address: str) -> str:
+    """Returns the host of host:port, an IPv6 address without its brackets."""
+    return address.rpartition(":")[0].strip("[]")
 
 
 def _host_and_port(address: str) -> tuple[str, int]:

@@ -14,6 +14,7 @@ was revoked since then ends with them. gRPC has no other hook: its fetcher runs 
 
 from __future__ import annotations
 
+import ssl
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -117,6 +118,7 @@ class NodeCertificates:
         self._stamp = _stamp(config)
         self._current = Certificates.read(config, time.time())
         self._served = self._current
+        self._contexts: dict[bool, tuple[Certificates, ssl.SSLContext]] = {}
         self._look_at_s = time.monotonic() + _LOOK_EVERY_S
         self.refused: str | None = None
         """Why the files on the disk are not taken; None: they are."""
@@ -147,6 +149,22 @@ class NodeCertificates:
         """Returns what this node calls another with: it shows the same certificate."""
         current = self.current
         return grpc.ssl_channel_credentials(current.node_ca, current.key, current.chain)
+
+    def peer_context(self, is_dialled: bool) -> ssl.SSLContext:
+        """Returns what this node needs for a TLS connection with another one, either way."""
+        current = self.current
+        known, context = self._contexts.get(is_dialled, (None, None))
+        if context is None or known is not current:
+            try:
+                made = _peer_context(self._config, current, is_dialled=is_dialled)
+            except OSError as error:  # an SSLError is one, too: the files are just being replaced
+                if context is None:
+                    raise
+                _log.warning("certificates refused", cause=str(error), stay="the earlier ones")
+            else:
+                context = made
+            self._contexts[is_dialled] = current, context
+        return context
 
     def _take(self) -> None:
         try:
@@ -181,6 +199,28 @@ def certificate_faults(config: Config) -> Iterator[Fault]:
             Certificates.read(config, time.time())
         except CertificateError as error:
             yield Fault(str(error), names)
+    if config.peer_tls != "off":
+        for name, given in (
+            ("tls_cert", config.tls_cert),
+            ("tls_ca or tls_client_ca", config.tls_ca or config.tls_client_ca),
+        ):
+            if given is None:
+                yield Fault(f"peer_tls {config.peer_tls}: needs {name}", ("peer_tls", *names))
+
+
+def _peer_context(
+    config: Config, certificates: Certificates, *, is_dialled: bool
+) -> ssl.SSLContext:
+    assert config.tls_cert is not None
+    assert certificates.node_ca is not None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if is_dialled else ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_verify_locations(cadata=certificates.node_ca.decode())
+    context.load_cert_chain(config.tls_cert, config.tls_key)  # it takes files alone
+    if is_dialled:
+        context.num_tickets = 0  # the side that dialled takes anything that comes for the end
+    return context
 
 
 def _certificates(name: str, path: Path) -> tuple[bytes, list[Certificate]]:

@@ -22,6 +22,7 @@ from delaywheel_replica.config import Config
 from delaywheel_replica.core.node.events import DiskState, MemberConfig
 from delaywheel_replica.core.protocol.status_files import CleanerStatus
 from delaywheel_replica.link import Link, Stop, Wake
+from delaywheel_replica.peers.encryption import PLAIN, PeerSecurity, PeerTls
 from delaywheel_replica.peers.handshake import PeerIdentity
 from delaywheel_replica.peers.network import PeerNetwork
 from delaywheel_replica.process.inheritance import ADDRESS_VARIABLE, report_ready
@@ -423,9 +424,15 @@ class Server:
             config.members,
             on_message=self._driver.received,
             on_disconnected=self._driver.disconnected,
+            security=self._peer_security(),
         )
         self._surroundings.network = network
         network.start(config.listens_for_peers)
+
+    def _peer_security(self) -> PeerSecurity:
+        if self._certificates is None:
+            return PLAIN
+        return PeerSecurity(PeerTls(self._config.peer_tls), self._certificates.peer_context)
 
     async def _watch_for_twin(self, stop: asyncio.Event) -> None:
         """Ends a process with a copied data folder: the one that came first goes on."""

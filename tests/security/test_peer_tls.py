@@ -1,0 +1,216 @@
+"""TLS between nodes: which modes connect, whose certificates are accepted, and full buffers."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from delaywheel.identity import WheelId
+from delaywheel_replica.core.protocol.messages import Frames, Gossip, Vote, VoteAsk, WheelCard
+from delaywheel_replica.peers.encryption import Cipher, Contexts, PeerSecurity, PeerTls
+from delaywheel_replica.peers.outbox import Outbox, Tally
+from delaywheel_replica.peers.sockets import Channel
+from delaywheel_replica.peers.states import Connection, PeerReason
+from delaywheel_replica.server.certificates import NodeCertificates, certificate_faults
+from local.loopback.kafka import free_ports
+from support.core.values import heartbeat
+from support.peers.authority import Authority
+from support.peers.site import Site, identity
+from support.server.server_process import config_for
+from support.wheels.copies import bundled, copy_of
+
+OFF, ACCEPT, PREFER, REQUIRED = PeerTls
+WHEEL = WheelId("n1", 1)
+CARD = WheelCard(WHEEL, {"n1": "disk-n1", "n2": "disk-n2"}, 2, 7200)
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("good"), "good")
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("other"), "other")
+
+
+def contexts(files: tuple[Path, Path], ca: Path) -> Contexts:
+    settings = {"tls_cert": str(files[0]), "tls_key": str(files[1]), "tls_client_ca": str(ca)}
+    return NodeCertificates(config_for(files[0].parent, **settings)).peer_context
+
+
+@contextmanager
+def two(first: PeerSecurity, second: PeerSecurity) -> Iterator[tuple[Site, Site]]:
+    members = {f"n{n}": f"127.0.0.1:{port}" for n, port in enumerate(free_ports(2), 1)}
+    with ExitStack() as stack:
+        sites = [
+            stack.enter_context(Site(identity(node), members, security=security))
+            for node, security in zip(members, (first, second), strict=True)
+        ]
+        yield sites[0], sites[1]
+
+
+def security(mode: PeerTls, good: Authority) -> PeerSecurity:
+    if mode is OFF:
+        return PeerSecurity(mode, None)
+    return PeerSecurity(mode, contexts(good.sign("node", "127.0.0.1"), good.file))
+
+
+@pytest.mark.parametrize(
+    ("one", "another"),
+    [
+        *((OFF, each) for each in (OFF, ACCEPT, PREFER)),
+        *((ACCEPT, each) for each in (ACCEPT, PREFER)),
+        *((PREFER, each) for each in (PREFER, REQUIRED)),
+        (REQUIRED, REQUIRED),
+    ],
+)
+def test_modes_that_connect(good: Authority, one: PeerTls, another: PeerTls) -> None:
+    with two(security(one, good), security(another, good)) as (a, b):
+        a.wait_connected("n2")
+        b.wait_connected("n1")
+        a.network.send("n2", VoteAsk(1, 1000))
+        b.network.send("n1", Vote(2))
+        a.wait_for_messages(1)
+        b.wait_for_messages(1)
+        assert (a.came, b.came) == ([("n2", Vote(2))], [("n1", VoteAsk(1, 1000))])
+
+
+@pytest.mark.parametrize("mode", [OFF, ACCEPT])
+def test_a_node_that_wants_tls_takes_no_plain_text(good: Authority, mode: PeerTls) -> None:
+    with two(security(mode, good), security(REQUIRED, good)) as (plain, wants):
+        plain.wait_refused("n2", PeerReason.TLS_REFUSED)
+        assert plain.state("n2").connection is not Connection.CONNECTED
+        if mode is OFF:
+            wants.wait_refused("n1", PeerReason.TLS_REFUSED)
+
+
+def test_all_of_it_arrives_in_order(good: Authority) -> None:
+    """Long messages need more than the kernel takes at once."""
+    frames = Frames(CARD, bundled([copy_of(1, bytes(range(256)) * 40_000)]))
+    with two(security(REQUIRED, good), security(REQUIRED, good)) as (a, b):
+        a.wait_connected("n2")
+        a.network.send("n2", frames)
+        for number in range(200):
+            a.network.send("n2", VoteAsk(number, number))
+        a.network.send("n2", frames)
+        b.wait_for_messages(202)
+        asked = [message for message in b.from_("n1") if isinstance(message, VoteAsk)]
+        assert asked == [VoteAsk(number, number) for number in range(200)]
+        assert [m for m in b.from_("n1") if isinstance(m, Frames)] == [frames, frames]
+
+
+@pytest.mark.parametrize("fault", ["authority", "name", "expired"])
+def test_a_certificate_that_does_not_suit_is_refused_by_either_end(
+    good: Authority, other: Authority, fault: str
+) -> None:
+    files = {
+        "authority": lambda: other.sign("n2", "127.0.0.1"),
+        "name": lambda: good.sign("n2", "elsewhere.example.org"),
+        "expired": lambda: expired(good),
+    }[fault]()
+    wrong = PeerSecurity(REQUIRED, made(files, good.file))
+    with two(security(REQUIRED, good), wrong) as (a, b):
+        b.wait_refused("n1", PeerReason.TLS_REFUSED)
+        a.wait_refused("n2", PeerReason.TLS_REFUSED)
+        assert a.state("n2").connection is not Connection.CONNECTED
+
+
+def expired(good: Authority) -> tuple[Path, Path]:
+    return good.sign("expired", "127.0.0.1", days=-1)
+
+
+def made(files: tuple[Path, Path], ca: Path) -> Contexts:
+    """As `contexts`, of files that no node would start with."""
+
+    def context(is_dialled: bool) -> ssl.SSLContext:
+        protocol = ssl.PROTOCOL_TLS_SERVER if is_dialled else ssl.PROTOCOL_TLS_CLIENT
+        context = ssl.SSLContext(protocol)
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_verify_locations(ca)
+        context.load_cert_chain(*files)
+        if is_dialled:
+            context.num_tickets = 0
+        return context
+
+    return context
+
+
+def test_half_handshakes_keep_no_peer_out(good: Authority) -> None:
+    one, another = security(REQUIRED, good), security(REQUIRED, good)
+    with ExitStack() as stack:
+        members = {f"n{n}": f"127.0.0.1:{port}" for n, port in enumerate(free_ports(2), 1)}
+        a = stack.enter_context(Site(identity("n1"), members, security=one))
+        host, _, port = members["n1"].rpartition(":")
+        for began in (b"", b"\x16", b"\x16\x03\x01\x02\x00\x01", b"dwpee") * 20:
+            line = stack.enter_context(socket.create_connection((host, int(port))))
+            line.sendall(began)
+        b = stack.enter_context(Site(identity("n2"), members, security=another))
+        a.wait_connected("n2")
+        b.wait_connected("n1")
+
+
+def test_a_full_kernel_makes_messages_wait_and_the_newest_heartbeat_win(good: Authority) -> None:
+    """Nothing of what waits is encrypted, but for what fits one write."""
+    ours, theirs = socket.socketpair()
+    files = good.sign("node", "127.0.0.1")
+    source = contexts(files, good.file)
+    with ours, theirs:
+        for each in (ours, theirs):
+            for buffer in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+                each.setsockopt(socket.SOL_SOCKET, buffer, 4_096)
+        sending, receiving = Channel(ours, "a"), Channel(theirs, "b")
+        accepted = Cipher(theirs, source(True), None)  # noqa: FBT003 - see `Contexts`
+        until = receiving.until(time.monotonic() + 60)
+        thread = threading.Thread(target=accepted.shake_hands, args=(until,))
+        thread.start()
+        cipher = Cipher(ours, source(False), "127.0.0.1")  # noqa: FBT003 - as above
+        cipher.shake_hands(sending.until(time.monotonic() + 60))
+        thread.join()
+        sending.cipher = cipher
+        ours.settimeout(0)
+        woken: list[int] = []
+        outbox = Outbox(sending, 1 << 20, Tally(), wake=lambda: woken.append(1))
+        outbox.put([b"a" * 300_000], is_heartbeat=False)
+        for number in range(5):
+            outbox.put([b"heartbeat %d" % number], is_heartbeat=True)
+        assert woken
+        assert outbox.waits
+        wanted = [b"a" * 300_000, b"heartbeat 4"]
+        length_bytes = sum(4 + len(each) for each in wanted)
+        came, view = bytearray(), memoryview(bytearray(1 << 20))
+        theirs.settimeout(0)
+        while len(came) < length_bytes:
+            outbox.flush()
+            with suppress(BlockingIOError):  # less than one record is there
+                came += view[: accepted.read_into(theirs.recv_into, view)]
+        assert came == b"".join(len(each).to_bytes(4, "little") + each for each in wanted)
+        assert not outbox.waits
+
+
+def test_gossip_over_tls_is_heard(good: Authority) -> None:
+    with two(security(PREFER, good), security(REQUIRED, good)) as (a, b):
+        a.wait_connected("n2")
+        for _ in range(20):
+            a.network.send("n2", Gossip(heartbeat("n1"), ()))
+        b.wait("gossip", lambda: b.from_("n1"))
+
+
+def test_peer_tls_needs_certificates(good: Authority, tmp_path: Path) -> None:
+    def told(**settings: str) -> list[str]:
+        faults = certificate_faults(config_for(tmp_path, **settings))
+        return [fault.text for fault in faults]
+
+    cert, key = good.sign("n", "127.0.0.1")
+    needs = [f"peer_tls prefer: needs {name}" for name in ("tls_cert", "tls_ca or tls_client_ca")]
+    files = {"tls_cert": str(cert), "tls_key": str(key)}
+    assert told(peer_tls="prefer") == needs
+    assert told(peer_tls="prefer", **files) == needs[1:]
+    assert told(peer_tls="prefer", **files, tls_ca=str(good.file)) == []
