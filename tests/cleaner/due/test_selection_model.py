@@ -167,7 +167,7 @@ class Selection(RuleBasedStateMachine):
     def lose(self) -> None:
         """All members are missing the awaited frames; repaired ones are not given up."""
         waiting = self.reader.unreadable
-        self.lost |= waiting - self.reader.look_at_lost(waiting, LATER_MS).kept
+        self.lost |= waiting - self.reader.look_at_lost(waiting, LATER_MS, floor=0).kept
         self.reader.update(self.limits, self.lost)
 
     def teardown(self) -> None:

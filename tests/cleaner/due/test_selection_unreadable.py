@@ -42,7 +42,7 @@ def lost(seq: int, slot: int, messages: int, reason: str, wheel: WheelId = A1) -
 
 def look_at_lost(leader: Leader, wheel: WheelId, seq: int) -> LostFrames | None:
     """What is known of a frame; None: it can be read."""
-    looked = leader.reader.look_at_lost(FrameSet.of([(wheel, seq)]), LATER_MS)
+    looked = leader.reader.look_at_lost(FrameSet.of([(wheel, seq)]), LATER_MS, floor=0)
     assert len(looked.lost) + len(looked.kept) == 1
     return looked.lost[0] if looked.lost else None
 

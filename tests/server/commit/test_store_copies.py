@@ -569,6 +569,75 @@ def test_of_a_frame_that_only_cannot_be_read_nobody_is_told_that_it_is_absent() 
     assert read(store, WHEEL, 1, 4) == ([1, 2, 3, 4], [])
 
 
+def test_of_a_row_that_cannot_be_read_nobody_is_told_that_its_frame_is_absent() -> None:
+    disk = SimulatedDisk()
+    store = opened(disk)
+    store.mirror(CARD, bundled(written_elsewhere()))
+    disk.set_content(layout.slot_path(layout.wheel_folder(DATA, WHEEL), BASE_SLOT), b"")
+
+    def found(first_seq: int, now_ms: int) -> tuple[list[int], list[int]]:
+        disk.failing_reads = "index.", errno.EIO
+        _, absent, unreadable = store.outgoing.read(
+            WHEEL, first_seq, 5, max_bytes=9_999, max_frames=9, floor=0, now_ms=now_ms
+        )
+        disk.failing_reads = None
+        return list(absent), list(unreadable)
+
+    first_ms = (BASE_SLOT + 9_999) * 1000
+    assert found(1, first_ms) == ([], [1, 2, 3, 4, 5])
+    over_ms = first_ms + UNREADABLE_WAIT_MS
+    assert found(2, over_ms - 1) == ([], [2, 3, 4, 5]), "all of them at once"
+    assert found(1, over_ms) == ([], [1, 2, 3, 4, 5]), "nobody has looked in the slot files"
+    disk.failing_reads = "index.", errno.EIO
+    finish(store.reading_again(WHEEL, SeqSet([(1, 5)])))
+    assert [found(seq, over_ms)[0] for seq in (1, 3, 5)] == [[1], [3], [5]]
+    assert [found(seq, over_ms) for seq in (2, 4)] == [([], [2, 4]), ([], [4])], "they lie there"
+
+
+def test_slot_files_that_cannot_be_searched_are_waited_for_until_a_minute_after_them() -> None:
+    disk = SimulatedDisk()
+    store = opened(disk)
+    store.mirror(CARD, bundled(written_elsewhere()))
+    index = layout.index_path(layout.wheel_folder(DATA, WHEEL), 0)
+    rows = disk.content(index)
+    disk.set_content(index, bytes(16) + rows[16:])
+    assert asked(store, 1, 5) == (NO_SEQS, SeqSet.of([1]))
+    disk.failing_reads = ".slot", errno.EIO
+    assert finish(store.reading_again(WHEEL, SeqSet.of([1]))) == NO_SEQS
+
+    def absent(now_ms: int) -> tuple[SeqSet, SeqSet]:
+        _, absent, unreadable = store.outgoing.read(
+            WHEEL, 1, 1, max_bytes=9_999, max_frames=9, floor=0, now_ms=now_ms
+        )
+        return absent, unreadable
+
+    over_ms = last_slot_of(disk) * 1000 + UNREADABLE_WAIT_MS
+    assert absent(over_ms - 1) == (NO_SEQS, SeqSet.of([1]))
+    assert absent(over_ms) == (SeqSet.of([1]), NO_SEQS)
+    disk.failing_reads = None
+    assert finish(store.reading_again(WHEEL, SeqSet.of([1]))) == SeqSet.of([1])
+
+
+def last_slot_of(disk: SimulatedDisk) -> int:
+    return max(int(path.stem) for path in disk.paths() if path.suffix == ".slot")
+
+
+def test_a_frame_that_was_written_and_cannot_be_read_is_still_missing() -> None:
+    disk = SimulatedDisk()
+    store = opened(disk)
+    copies = bundled(written_elsewhere())
+    store.mirror(CARD, copies)
+    disk.failing_reads = ".slot", errno.EIO
+    held = store.repair(CARD, copies.part(1, 3))
+    assert (held.missing, held.not_returned) == (SeqSet.of([2, 3]), SeqSet.of([2, 3]))
+    assert finish(store.reading_again(WHEEL, SeqSet.of([2]))) == NO_SEQS
+    assert store.held(WHEEL).not_returned == SeqSet.of([3]), "the other one is fetched again"
+    disk.failing_reads = None
+    assert finish(store.reading_again(WHEEL, SeqSet.of([2, 3]))) == SeqSet.of([2, 3])
+    held = store.held(WHEEL)
+    assert (held.missing, held.not_returned) == (NO_SEQS, NO_SEQS)
+
+
 def test_rows_that_are_lost_while_a_node_runs_are_restored() -> None:
     disk = SimulatedDisk()
     store = opened(disk)

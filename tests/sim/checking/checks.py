@@ -54,7 +54,7 @@ from sim.checking.calm import (
     wrong_candidacies,
     wrong_closes,
 )
-from sim.checking.held_up import held_up, wrong_report
+from sim.checking.held_up import held_up, held_up_by_media, wrong_report
 from sim.checking.letters import has_expired_long_ago, wrong_letter
 from sim.checking.truth import FrameName, FrameTruth, Key, RewrittenError, index_of
 from sim.kafka.log import Entry as LogEntry
@@ -610,6 +610,8 @@ class Checks:
         record = self.control.wheels.get(wheel)
         if record is None:
             self._fail(f"{wheel}/{seq} is committed to be lost, and {wheel} is not registered")
+        if is_calm_beside(self._world.plan, "unreadable", "kill_server", "kill_cleaner"):
+            self._fail(f"{wheel}/{seq} is committed to be lost; its medium returned nothing")
         if frame is None or frame.gone or record is None:
             return
         holders = [
@@ -716,6 +718,7 @@ class Checks:
         self._ingress.check_at_the_end()
         self._fail_all(wrong_candidacies(self._world))
         self._fail_all(held_up(self._world))
+        self._fail_all(held_up_by_media(self._world))
         for node in self._world.living():
             self._check_copies(node)
             assert node.server is not None

@@ -10,6 +10,9 @@ Topics in trouble delay messages for others no longer than troubles.py says:
 
 The second sees what the first cannot: failed transactions, elections and searches, and other nodes.
 
+A node whose medium returns nothing holds nobody up either, while two others hold all: where nothing
+else happens, no message waits longer than it takes to find that out, and to elect another leader.
+
 A leader that forwards reports that messages are late, if its w is far behind its clock while a
 message waits; and if that lasts, it reports why, and names a topic of ours that refuses records.
 """
@@ -27,6 +30,7 @@ from delaywheel_replica.core.protocol.status_files import Role
 from sim.checking.calm import is_calm_beside
 from sim.machine.clocks import EPOCH_MS
 from sim.machine.scheduler import US_PER_MS, US_PER_S
+from sim.plans.plan import Action
 
 if TYPE_CHECKING:
     from sim.nodes.node import SimNode
@@ -47,6 +51,9 @@ LATE_S = 1.0
 FIRST_LEADER_US = 3 * US_PER_S
 """There is a leader by then."""
 
+
+UNREADABLE_S = 8.0
+"""A leader that cannot read what is due gives way sooner: two fetches, its lag, an election."""
 
 BEHIND_MS = 600
 """A w that is further behind is reported, where no commit is slow."""
@@ -84,6 +91,20 @@ def held_up(world: World) -> Iterator[str]:
     regained_s = (world.scheduler.now_us - first_us) / US_PER_S * PATIENCE_S / REGAIN_S
     if total_s > PATIENCE_S + SLACK_S + regained_s + (len(spells) - 1) * FOUND_S:
         yield f"topics in trouble held up the others for {total_s:.1f} s in all"
+
+
+def held_up_by_media(world: World) -> Iterator[str]:
+    """Checks a finished run: nothing waited for the medium of one node that returned nothing."""
+    plan = world.plan
+    kinds = [step for step in plan.steps if isinstance(step, Action) and step.kind == "unreadable"]
+    is_alone = len({step.arguments["node"] for step in kinds}) == 1
+    if not (is_alone and is_calm_beside(plan, "unreadable")):
+        return
+    if plan.settings.min_insync < len(plan.settings.nodes) - 1 or plan.settings.min_insync < 2:
+        return
+    for wait in _waits(world):
+        if wait.seconds > UNREADABLE_S:
+            yield f"messages waited {wait.seconds:.1f} s for a medium that others do not need"
 
 
 def wrong_report(world: World, node: SimNode, view: View) -> Iterator[str]:

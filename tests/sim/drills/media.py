@@ -41,6 +41,29 @@ def undeletable_files(script: Script) -> None:
     script.until_ms = 58_000
 
 
+@MEDIA(r"a +no content of", r"commit .* of [bc],", r"kafka +delivers m\d+ ")
+def unreadable_leader(script: Script) -> None:
+    """The medium of the leader takes everything, and returns nothing of it for long.
+
+    What it repairs is of no use to it, but the other nodes have all of it.
+    """
+    part = script.random.choice((".slot", "index."))
+    script.flow(2_500, 30_000, 250, script.random.choice(("a", "c")), delay_ms=5_000)
+    script.flow(2_600, 4_000, 100, "ca", delay_ms=4_500)
+    script.do(script.about(5_000), "unreadable", node="a", part=part, choice=0, ms=30_000)
+    script.until_ms = 34_000
+
+
+@MEDIA(r"a +no content of index\.", r"server died", r"a +does ReadAgain")
+def unreadable_rows_of_the_past(script: Script) -> None:
+    """The only node cannot read rows of frames that are long delivered, and restarts."""
+    script.cluster("a", 1)
+    script.flow(1_500, 20_000, 100, "a", delay_ms=300)
+    script.do(script.about(22_000), "unreadable", node="a", part="index.", choice=0, ms=9_000)
+    script.do(script.about(22_300), "kill_server", node="a")
+    script.until_ms = 33_000
+
+
 @MEDIA(r"a +no content of \.slot", r"kafka +delivers m\d+ a\.1")
 def unreadable_alone(script: Script) -> None:
     """The medium of the only node returns nothing for two seconds, in which messages are due."""

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delaywheel.identity import WheelId
-from delaywheel.seqset import SeqSet
+from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel.storage.files.index import read_raw_rows
 from delaywheel.storage.folder import layout
 from delaywheel.storage.folder.disk import Disk
@@ -20,11 +20,14 @@ from delaywheel.storage.frames.bundle import FrameBundle
 from delaywheel.storage.frames.rows import INDEX_ROW
 from delaywheel.storage.reading.places import Places, SlotPlaces
 from delaywheel.storage.reading.reader import DamagedFrame
+from delaywheel.storage.reading.unreadable_rows import UnreadableRows
 from delaywheel.storage.recovery import recover
 from delaywheel.storage.writing import restoring
 from delaywheel.storage.writing.mirror import MirrorWheel
+from delaywheel.storage.writing.placing import Place
 from delaywheel.storage.writing.restoring import Restored
 from delaywheel.storage.writing.table_writer import SlotTable
+from delaywheel_replica.cleaner.due import given_up
 from sim.mutants.mutant import Mutant, Patch, everywhere, instead
 
 _NOTHING: Places = (np.empty(0, np.int64), np.empty(0, INDEX_ROW))
@@ -81,6 +84,33 @@ def unreadable_is_lost() -> list[Patch]:
     return [instead(DamagedFrame, "is_waited_for", is_waited_for)]
 
 
+def unreadable_rows_are_lost() -> list[Patch]:
+    def waited_for(*_: object) -> SeqSet:
+        return NO_SEQS
+
+    return [instead(UnreadableRows, "waited_for", waited_for)]
+
+
+def finished_is_lost() -> list[Patch]:
+    real = given_up.look_at
+
+    def look_at(*arguments: Any, floor: int) -> given_up.Looked:
+        return real(*arguments, floor=min(0, floor))
+
+    return [everywhere(real, look_at)]
+
+
+def written_is_held() -> list[Patch]:
+    real = MirrorWheel._mend
+
+    def mend(self: MirrorWheel, place: Place) -> bool:
+        real(self, place)
+        self._missing.remove(SeqSet.of([place.seq]))
+        return True
+
+    return [instead(MirrorWheel, "_mend", mend)]
+
+
 def missing_segments_are_finished() -> list[Patch]:
     def lost_behind(*_: object) -> None:
         return None
@@ -112,7 +142,7 @@ def searched_once() -> list[Patch]:
         disk: Disk, folder: Path, wheel: WheelId, seqs: SeqSet, **options: Any
     ) -> Steps[Restored]:
         restored = yield from real(disk, folder, wheel, seqs, **options)
-        return restored._replace(nowhere=seqs)
+        return restored._replace(nowhere=seqs, unread_slot=-1)
 
     return [everywhere(real, searched)]
 
@@ -123,6 +153,24 @@ WHEEL: dict[str, Mutant] = {
         unreadable_is_lost,
         "committed to be lost|progress is ahead|never delivered",
         ("unreadable_alone",),
+    ),
+    "rows that cannot be read are lost": Mutant(
+        "a frame whose row the medium does not return for a moment is given up like a damaged one",
+        unreadable_rows_are_lost,
+        "committed to be lost",
+        ("unreadable_rows_of_the_past",),
+    ),
+    "what is finished is lost": Mutant(
+        "a leader gives up frames whose seconds are finished, since their files are deleted",
+        finished_is_lost,
+        "committed to be lost",
+        ("unreadable_rows_of_the_past",),
+    ),
+    "what was written is held": Mutant(
+        "a frame counts as repaired although the medium does not return what was written",
+        written_is_held,
+        "for a medium that others do not need",
+        ("unreadable_leader",),
     ),
     "a missing segment is finished": Mutant(
         "a start takes an index segment that the medium has lost for one that was deleted",

@@ -87,6 +87,8 @@ FOUND = {
     "half_a_group",
     "switched_flush",
     "unreadable_alone",
+    "unreadable_leader",
+    "unreadable_rows_of_the_past",
     "segment_gone_alone",
     "zeroed_index_alone",
     "counted_while_unreadable",

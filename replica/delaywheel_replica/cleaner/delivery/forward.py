@@ -84,7 +84,7 @@ class ReaderPort(Protocol):
     def want(self, places: Mapping[Position, int]) -> None:
         """Waits for frames that are taken, but have messages to be read again."""
 
-    def look_at_lost(self, frames: FrameSet, now_ms: int) -> Looked:
+    def look_at_lost(self, frames: FrameSet, now_ms: int, *, floor: int) -> Looked:
         """Returns what is known of frames to be given up, and which are kept all the same."""
 
     def update(
@@ -399,7 +399,8 @@ class Forwarder:
         todo = duties(self.state, progress, self._watch, self._cluster, situation)
         if not todo.lost:
             return todo, []
-        looked = self._reader.look_at_lost(todo.lost, situation.now_ms)
+        floor = 0 if self.state.progress is None else self.state.progress.floor
+        looked = self._reader.look_at_lost(todo.lost, situation.now_ms, floor=floor)
         if looked.kept:
             situation = replace(situation, looked_for=todo.lost - looked.kept)
             todo = duties(self.state, progress, self._watch, self._cluster, situation)

@@ -17,8 +17,9 @@ from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel.storage.files.index import ROWS_PER_SEGMENT
 from delaywheel.storage.folder.disk import Disk
 from delaywheel.storage.frames.format import DamageReason
-from delaywheel.storage.frames.rows import is_hole
+from delaywheel.storage.frames.rows import is_gone, is_hole, is_unreadable
 from delaywheel.storage.reading.reader import UNREADABLE_WAIT_MS, DamagedFrame, WheelReader
+from delaywheel.storage.reading.unreadable_rows import UnreadableRows
 from delaywheel_replica.core.protocol.frames import FrameSet
 
 ROWS_AT_ONCE: Final = 4 * ROWS_PER_SEGMENT
@@ -59,9 +60,29 @@ class Looked:
     kept: FrameSet
 
 
-def look_at(disk: Disk, data: Path, frames: FrameSet, now_ms: int) -> Looked:
-    """Examines frames that are to be given up."""
-    looking = _Looking(disk, data, now_ms)
+def look_at(
+    disk: Disk,
+    data: Path,
+    frames: FrameSet,
+    now_ms: int,
+    unreadable_rows: UnreadableRows,
+    *,
+    floor: int,
+) -> Looked:
+    """Examines frames that are to be given up.
+
+    Finished frames are not lost: their files are deleted. If their rows could not be read for a
+    while, nodes said that they are missing them.
+
+    Args:
+        disk: Where the wheels lie.
+        data: The data folder.
+        frames: The frames.
+        now_ms: The leader's clock.
+        unreadable_rows: Since when rows cannot be read; is brought up to date.
+        floor: Slots below are finished.
+    """
+    looking = _Looking(disk, data, now_ms, unreadable_rows, floor)
     kept = {wheel: looking.look(wheel, seqs) for wheel, seqs in frames.items()}
     return Looked(sorted(looking.lost), FrameSet.of_wheels(kept))
 
@@ -91,10 +112,14 @@ def _follows(each: LostFrames, before: LostFrames) -> bool:
 
 
 class _Looking:
-    def __init__(self, disk: Disk, data: Path, now_ms: int) -> None:
+    def __init__(
+        self, disk: Disk, data: Path, now_ms: int, unreadable_rows: UnreadableRows, floor: int
+    ) -> None:
         self._disk = disk
         self._data = data
         self._now_ms = now_ms
+        self._floor = floor
+        self._unreadable_rows = unreadable_rows
         self._rows_left = ROWS_AT_ONCE
         self._frames_left = FRAMES_AT_ONCE
         self.lost: list[LostFrames] = []
@@ -118,11 +143,13 @@ class _Looking:
 
     def _look(self, reader: WheelReader, first_seq: int, rows: NDArray[np.void]) -> SeqSet:
         holes, has_place = is_hole(rows), rows["length"] > 0
-        kept, holes_lost = self._search(reader, SeqSet.where(first_seq, holes))
+        looked_at = NO_SEQS.with_span(first_seq, first_seq + len(rows) - 1)
+        unread = SeqSet.where(first_seq, is_unreadable(rows))
+        kept = self._unreadable_rows.waited_for(reader.wheel, looked_at, unread, self._now_ms)
+        also_kept, holes_lost = self._search(reader, SeqSet.where(first_seq, holes) - kept)
+        kept |= also_kept | SeqSet.where(first_seq, is_gone(rows))
         self._without_place(reader.wheel, holes_lost, DamageReason.HOLE)
-        gone = SeqSet.where(first_seq, ~holes & ~has_place)
-        self._without_place(reader.wheel, gone, DamageReason.GONE)
-        numbers = np.flatnonzero(has_place)
+        numbers = np.flatnonzero(has_place & (rows["slot"] >= self._floor))
         chosen = numbers[: self._frames_left]
         self._frames_left -= len(chosen)
         slots = rows["slot"][chosen]

@@ -10,6 +10,7 @@ import numpy as np
 from delaywheel.identity import WheelId
 from delaywheel.storage.folder.disk import Disk
 from delaywheel.storage.reading.cancels import Budget, CancelLook
+from delaywheel.storage.reading.unreadable_rows import UnreadableRows
 from delaywheel.ttl import TTL_HEADER
 from delaywheel_replica.cleaner.due.given_up import Looked, look_at
 from delaywheel_replica.cleaner.due.runs import WheelNumbers
@@ -34,7 +35,6 @@ class DueReader:
 
     Call `start` after each election with the committed progress, `update` when limits move,
     `next_step` after each update, when `next_due_ms` falls due and at least every 100 ms (it
-    also preloads), `done` after the commit. `next_step` changes no progress: a step that was
     also preloads), `done` after the commit. `next_step` changes no progress: a step that was
     not committed is simply requested again.
     A frame that cannot be read is never taken: its wheel, or its second, waits until it can be, or
@@ -72,6 +72,7 @@ class DueReader:
         self._looked_ms: int | None = None
         self._wanted: Mapping[Position, int] = {}
         self._unread = Awaited([])
+        self._unreadable_rows = UnreadableRows()
 
     def start(self, progress: Progress) -> None:
         """Starts from a committed progress; forgets all loaded seconds and all limits."""
@@ -105,9 +106,9 @@ class DueReader:
                 unread.want(reader, place.seq, slot)
         self._wanted, self._unread = places, unread
 
-    def look_at_lost(self, frames: FrameSet, now_ms: int) -> Looked:
+    def look_at_lost(self, frames: FrameSet, now_ms: int, *, floor: int) -> Looked:
         """Returns the index rows of frames to be given up, and which frames are kept."""
-        return look_at(self._disk, self._data, frames, now_ms)
+        return look_at(self._disk, self._data, frames, now_ms, self._unreadable_rows, floor=floor)
 
     def update(
         self,

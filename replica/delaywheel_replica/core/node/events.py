@@ -115,6 +115,7 @@ class Held:
         top_slot: The greatest slot of a frame; -1: none.
         missing: Seqs up to `applied` that cannot be read.
         final_seq: T once it is closed.
+        not_returned: Those of `missing` that were written nevertheless, and not read again since.
     """
 
     card: WheelCard
@@ -122,6 +123,7 @@ class Held:
     top_slot: int
     missing: SeqSet = NO_SEQS
     final_seq: int | None = None
+    not_returned: SeqSet = NO_SEQS
 
 
 @dataclass(frozen=True, slots=True)

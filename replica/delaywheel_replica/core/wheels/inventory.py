@@ -45,6 +45,7 @@ class _Wheel:
     # When missing frames are to be read again, and how long after the last time.
     reading_ms: int = 0
     reading_every_ms: int = READ_AGAIN_MS
+    read_to: int = 0  # the last one that was read again: many are read in parts
     # When frames were repaired, in the last `READ_AGAIN_MS`.
     repaired: list[tuple[int, SeqSet]] = field(default_factory=list)
 
@@ -131,7 +132,9 @@ class Inventory:
             elif now_ms >= known.reading_ms:
                 known.reading_every_ms = min(2 * known.reading_every_ms, READ_AGAIN_AT_MOST_MS)
                 known.reading_ms = now_ms + known.reading_every_ms
-                found[wheel] = missing.least(READ_AGAIN_FRAMES)
+                behind = missing.within(known.read_to + 1, missing.last) or missing
+                found[wheel] = behind.least(READ_AGAIN_FRAMES)
+                known.read_to = found[wheel].last
         return found
 
     def unreadable(self, wheel: WheelId, seqs: SeqSet) -> None:

@@ -389,7 +389,7 @@ class Mirrors:
         held = self._inventory.get(wheel)
         applied = 0 if held is None else held.applied
         limit = self._limit(wheel)
-        missing = NO_SEQS if held is None else held.missing
+        missing = NO_SEQS if held is None else held.missing - held.not_returned
         missing |= sought.within(applied + 1, MOST)
         if not missing and limit <= applied:
             return None

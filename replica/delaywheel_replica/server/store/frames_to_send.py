@@ -8,10 +8,10 @@ from delaywheel.identity import WheelId
 from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel.storage.files.index import ROWS_PER_SEGMENT
 from delaywheel.storage.frames.bundle import NO_BUNDLE, FrameBundle
-from delaywheel.storage.frames.format import DamageReason
 from delaywheel.storage.frames.frame_copy import FrameCopy
 from delaywheel.storage.frames.rows import HOLE_ROW
 from delaywheel.storage.reading.reader import DamagedFrame, WheelReader
+from delaywheel.storage.reading.unreadable_rows import UnreadableRows
 from delaywheel.storage.writing.mirror import MirrorWheel
 from delaywheel_replica.process.logs import get_logger
 from delaywheel_replica.server.store.copies import Copies
@@ -54,6 +54,7 @@ class FramesToSend:
         """
         self._copies = copies
         self._missing = missing
+        self._unreadable_rows = UnreadableRows()
         self.own: WheelReader | None = None
         self.recent = Recent(recent_bytes)
 
@@ -119,7 +120,7 @@ class FramesToSend:
         if len(recent):
             is_over()
             return FoundFrames(recent)
-        absent = self._absent(wheel, first_seq, last_seq)
+        absent = self._absent(wheel, first_seq, last_seq, now_ms)
         if absent:
             return FoundFrames(NO_BUNDLE, absent)
         reading = self._reading(wheel, first_seq, end_seq, floor)
@@ -138,28 +139,34 @@ class FramesToSend:
         if damaged_seq:
             _log.error("frames damaged in memory", wheel=str(self.own.wheel), last_seq=damaged_seq)
 
-    def _absent(self, wheel: WheelId, first_seq: int, last_seq: int) -> SeqSet:
+    def _absent(self, wheel: WheelId, first_seq: int, last_seq: int, now_ms: int) -> SeqSet:
         """Returns the leading seqs that are holes, except lost frames, which are sent as holes."""
         copy = self.copy_of(wheel)
         if copy is None:
             return NO_SEQS
-        end_seq = copy.end_of_hole(first_seq, min(last_seq, first_seq + ROWS_PER_SEGMENT - 1))
+        end_seq = min(last_seq, first_seq + ROWS_PER_SEGMENT - 1)
+        end_seq = copy.end_of_hole(first_seq, end_seq, now_ms=now_ms)
         lost = self._missing.lost.seqs(wheel).within(first_seq, end_seq)
         return NO_SEQS.with_span(first_seq, lost.first - 1 if lost else end_seq)
 
     def _may_be_whole(self, wheel: WheelId, now_ms: int, frame: DamagedFrame) -> SeqSet:
         """Returns this frame, and those behind it, if nobody may be told that they are absent.
 
-        A lost row says nothing of its frame, before the slot files were searched for it.
+        A lost row says nothing of its frame, before the slot files were searched for it; nor does
+        one that cannot be read, before it was waited for.
         """
-        if frame.is_waited_for(now_ms):
-            return NO_SEQS.with_span(frame.seq, frame.seq)
-        if frame.reason is not DamageReason.HOLE:
-            return NO_SEQS
+        alone = NO_SEQS.with_span(frame.seq, frame.seq)
+        if not frame.is_without_row:
+            return alone if frame.is_waited_for(now_ms) else NO_SEQS
         copy = self.copy_of(wheel)
         if copy is None:  # the open wheel, which is left because of this, and read then
-            return NO_SEQS.with_span(frame.seq, frame.seq)
-        return copy.unsought(frame.seq, copy.last_seq)
+            return alone
+        rows = copy.unreadable_rows(frame.seq)
+        waited_for = self._unreadable_rows.waited_for(wheel, rows | alone, rows, now_ms)
+        if frame.seq in waited_for:
+            return waited_for
+        unsought = copy.unsought(frame.seq, copy.last_seq, now_ms=now_ms)
+        return unsought if frame.seq in unsought else NO_SEQS
 
     def _reading(
         self, wheel: WheelId, first_seq: int, last_seq: int, floor: int

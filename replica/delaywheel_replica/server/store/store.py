@@ -455,6 +455,7 @@ class Store:
             top_slot=copy.top_slot,
             missing=self._missing.of(copy),
             final_seq=copy.meta.final_seq,
+            not_returned=copy.not_returned,
         )
 
     def held_wheels(self) -> dict[WheelId, Held]:

@@ -101,6 +101,12 @@ class DamagedFrame:
         return self.may_be_whole
 
     @property
+    def is_without_row(self) -> bool:
+        """Whether the row was lost, or cannot be read: so nothing is known of the frame."""
+        is_unread = self.reason is DamageReason.UNREADABLE and not self.slot
+        return is_unread or self.reason is DamageReason.HOLE
+
+    @property
     def is_finished(self) -> bool:
         """Whether the frame is of a finished slot, according to its row."""
         return self.reason is DamageReason.GONE and not self.slot

@@ -180,7 +180,8 @@ def recovering(
         yield
     with suppress(OSError):  # then the next start examines a few slots needlessly
         forget_announced(disk, folder)
-    return Recovered(last_seq, cut, missing, restored.nowhere)
+    nowhere = restored.nowhere if restored.unread_slot < 0 else NO_SEQS
+    return Recovered(last_seq, cut, missing, nowhere)
 
 
 def _first_seq(disk: Disk, folder: Path) -> int:

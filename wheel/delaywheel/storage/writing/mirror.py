@@ -70,7 +70,7 @@ from delaywheel.storage.frames.rows import (
     is_hole,
     is_unreadable,
 )
-from delaywheel.storage.reading.reader import DamagedFrame, WheelReader
+from delaywheel.storage.reading.reader import UNREADABLE_WAIT_MS, DamagedFrame, WheelReader
 from delaywheel.storage.writing.cutting import cut_beyond
 from delaywheel.storage.writing.dial import Dial
 from delaywheel.storage.writing.medium import CopyMedium
@@ -84,7 +84,7 @@ from delaywheel.storage.writing.placing import (
     not_finished,
     place_of,
 )
-from delaywheel.storage.writing.restoring import restoring
+from delaywheel.storage.writing.restoring import Restored, restoring
 from delaywheel.storage.writing.table_writer import SlotTable
 
 
@@ -114,6 +114,9 @@ class MirrorWheel:
         self._dial = dial
         self._missing = MissingFrames()
         self._searched = NO_SEQS  # missing frames that were looked for in all slot files
+        # And in all but some: by the greatest slot whose file could not be read.
+        self._searched_but: dict[int, SeqSet] = {}
+        self._not_returned = NO_SEQS  # missing frames that were written nevertheless
         self._occupied = Occupied(self._reader)
         self._medium = CopyMedium(disk, data, meta.wheel, self._slots, self._index)
         self.meta = meta
@@ -177,6 +180,14 @@ class MirrorWheel:
     def missing(self) -> SeqSet:
         """Frames up to the last one that cannot be read and are not known to be finished."""
         return self._missing.seqs
+
+    @property
+    def not_returned(self) -> SeqSet:
+        """Missing frames that were written in their places, and not read again since.
+
+        It is no use to fetch them once more before that: the medium takes what it does not return.
+        """
+        return self._not_returned & self._missing.seqs
 
     # --- writing
 
@@ -274,14 +285,16 @@ class MirrorWheel:
         self._missing.add(seqs)
         with self._medium.lock:
             self._medium.note_missing(seqs)
+        unread = set()
         for place in damaged:
-            if place.seq not in taken:
-                self._mend(place)
-                between()
+            if place.seq not in taken and not self._mend(place):
+                unread.add(place.seq)
+            between()
+        self._not_returned |= SeqSet.of(unread)
         # Also of frames whose rows could not be read when this was opened, and can be now.
         self.top_slot = max([self.top_slot, *(place.slot for place in places)])
         refused += [lies_there(seq) for seq in sorted(taken)]
-        self._missing.remove(SeqSet.of({place.seq for place in places} - taken))
+        self._missing.remove(SeqSet.of({place.seq for place in places} - taken - unread))
         return refused
 
     def reading_again(self, seqs: SeqSet) -> Steps[SeqSet]:
@@ -297,12 +310,13 @@ class MirrorWheel:
         restored = yield from restoring(
             self._disk, self._folder, self.wheel, new, floor=self._floor
         )
-        self._searched |= restored.nowhere  # others may lose their rows yet
+        self._note_searched(new, restored)
         for slot, found in restored.by_slot.items():
             self._index.rewritten(found)
             self._table.change({slot})
             self._medium.rewritten(found)
         there = NO_SEQS
+        self._not_returned -= seqs
         for seq in seqs.within(1, self.last_seq):
             copy = next(self.copies(seq, seq, floor=self._floor), None)
             if isinstance(copy, FrameCopy):
@@ -355,28 +369,55 @@ class MirrorWheel:
 
     # --- reading
 
-    def end_of_hole(self, first_seq: int, last_seq: int) -> int:
+    def end_of_hole(self, first_seq: int, last_seq: int, *, now_ms: int) -> int:
         """Returns the end of the hole that begins at `first_seq`, at most `last_seq`.
 
         Rows that the medium cannot read are none: nobody knows that their frames are absent. Nor
         are holes whose frames may lie in slot files, as nobody has looked there (`unsought`).
         """
-        span, searched = (s.span_of(first_seq) for s in (self._missing.seqs, self._searched))
+        sought = self._sought(now_ms)
+        span, searched = self._missing.seqs.span_of(first_seq), sought.span_of(first_seq)
         if span is None or searched is None:
             return first_seq - 1
         rows = self._reader.rows(first_seq, min(last_seq, span[1], searched[1]))
         others = np.flatnonzero(~is_hole(rows) | is_unreadable(rows))
         return first_seq - 1 + (int(others[0]) if len(others) else len(rows))
 
-    def unsought(self, first_seq: int, last_seq: int) -> SeqSet:
+    def unreadable_rows(self, first_seq: int) -> SeqSet:
+        """Returns the rows in a row from `first_seq` on that the medium cannot read."""
+        rows = self._reader.rows(first_seq, first_seq + ROWS_PER_SEGMENT - 1)
+        others = np.flatnonzero(~is_unreadable(rows))
+        count = int(others[0]) if len(others) else len(rows)
+        return NO_SEQS.with_span(first_seq, first_seq + count - 1)
+
+    def unsought(self, first_seq: int, last_seq: int, *, now_ms: int) -> SeqSet:
         """Returns the holes in a row from `first_seq` on whose frames may lie in slot files.
 
-        `reading_again` looks there.
+        `reading_again` looks there. For files that it cannot read, it is waited as long as for
+        frames that have a row.
         """
         last_seq = min(last_seq, first_seq + ROWS_PER_SEGMENT - 1)
         others = np.flatnonzero(~is_hole(self._reader.rows(first_seq, last_seq)))
         end = first_seq - 1 + int(others[0]) if len(others) else min(last_seq, self.last_seq)
-        return NO_SEQS.with_span(first_seq, end) - self._searched
+        return NO_SEQS.with_span(first_seq, end) - self._sought(now_ms)
+
+    def _sought(self, now_ms: int) -> SeqSet:
+        """Returns missing frames that lie in no slot file, as far as is waited to know it."""
+        sought = self._searched
+        for unread_slot, seqs in self._searched_but.items():
+            if now_ms >= unread_slot * 1000 + UNREADABLE_WAIT_MS:
+                sought |= seqs
+        return sought
+
+    def _note_searched(self, looked_for: SeqSet, found: Restored) -> None:
+        """Notes what a search has found; found frames may lose their rows once more."""
+        searched_but = {slot: s - looked_for for slot, s in self._searched_but.items()}
+        if found.unread_slot < 0:
+            self._searched |= found.nowhere
+        else:
+            before = searched_but.get(found.unread_slot, NO_SEQS)
+            searched_but[found.unread_slot] = before | found.nowhere
+        self._searched_but = {slot: seqs for slot, seqs in searched_but.items() if seqs}
 
     def copies(
         self, first_seq: int, last_seq: int, *, floor: int
@@ -558,14 +599,21 @@ class MirrorWheel:
         if self._dial is not None:
             self._dial.add(rows if bundle.is_whole else rows[bundle.has_content])
 
-    def _mend(self, place: Place) -> None:
-        """Writes one missing frame and its row."""
+    def _mend(self, place: Place) -> bool:
+        """Writes one missing frame and its row; returns whether they can be read.
+
+        Otherwise it stays missing: who does not get back what is due has to let another node lead.
+        """
         self._write(place)
         self._write_row(place)
         # In this order: a reader that looks at both in between must find it in one.
         seqs = SeqSet.of([place.seq])
         self._medium.rewritten(seqs)
+        found = next(self.copies(place.seq, place.seq, floor=self._floor), None)
+        if isinstance(found, DamagedFrame):
+            return False
         self._missing.remove(seqs)
+        return True
 
     def _write_row(self, place: Place) -> None:
         old = self._reader.rows(place.seq, place.seq)

@@ -27,7 +27,9 @@ class Restored(NamedTuple):
     by_slot: dict[int, SeqSet]
     """The seqs that were restored, by slot: their rows can be read."""
     nowhere: SeqSet = NO_SEQS
-    """The holes whose frames lie in no slot file: all files could be read."""
+    """The holes whose frames lie in none of the slot files that could be read."""
+    unread_slot: int = -1
+    """The greatest slot whose file could not be read; -1: there is none."""
 
 
 def restoring(
@@ -45,18 +47,22 @@ def restoring(
     holes = _holes_among(disk, folder, seqs)
     yield
     restored: dict[int, SeqSet] = {}
-    searched_all = True
+    unread_slot = -1
     if not holes:
         return Restored(restored)
     for slot in list_slots(disk, folder, floor):
+        found: dict[int, bytes] = {}
         try:
             found = rows_in_file(disk, folder, wheel, slot, holes)
-            if found:
-                _rewrite(disk, folder, found)
         except OSError as error:
             if not is_medium_error(error):
                 raise
-            found, searched_all = {}, False
+            unread_slot = max(unread_slot, slot)
+        try:
+            _rewrite(disk, folder, found)
+        except OSError as error:
+            if not is_medium_error(error):
+                raise
         yield
         if found:
             seqs = SeqSet.of(found)
@@ -66,7 +72,7 @@ def restoring(
             holes -= seqs
             if not holes:
                 break
-    return Restored(restored, holes if searched_all else NO_SEQS)
+    return Restored(restored, holes, unread_slot)
 
 
 def _holes_among(disk: Disk, folder: Path, seqs: SeqSet) -> SeqSet:
