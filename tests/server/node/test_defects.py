@@ -99,6 +99,8 @@ def test_what_a_peers_message_raises_reaches_the_peers_thread(
         _store=SimpleNamespace(state=SimpleNamespace(storage="s")),
         _boot_id="b",
         _address="",
+        _certificates=None,
+        _peer_security=lambda: None,
         _driver=SimpleNamespace(received=disbelieve, disconnected=fail),
         _surroundings=SimpleNamespace(),
     )
