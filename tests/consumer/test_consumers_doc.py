@@ -134,6 +134,13 @@ def test_routes(run: Callable[..., Program]) -> None:
 
 
 @pytest.mark.kafka
+def test_delays(run: Callable[..., Program]) -> None:
+    running = run("shipping", (b"x", []))  # the cause is a TimeoutError: two more attempts
+    assert running.wait_for(3) == [f"shipping, attempt {number}" for number in (1, 2, 3)]
+    running.stop()
+
+
+@pytest.mark.kafka
 def test_watching(run: Callable[..., Program]) -> None:
     running = run("ConsumerMetrics", (b"x", []))
     expected = f"given up: {running.topic}/0/0 ATTEMPTS_EXHAUSTED: ValueError: no such order"

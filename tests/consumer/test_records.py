@@ -186,4 +186,4 @@ def test_no_two_groups_share_a_topic_or_a_transactional_id() -> None:
 def test_durations_are_rounded_up() -> None:
     assert length_ms(timedelta(microseconds=1)) == 1
     assert length_ms("1m30s") == 90_000
-    assert read_settings("o", "g", "k", {"retry": ()}).retry_ms == ()
+    assert read_settings("o", "g", "k", {"retry": ()}).retry.longest_ms == 0

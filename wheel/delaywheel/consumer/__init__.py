@@ -8,8 +8,8 @@
                 charge(message.value)
 
 It needs the extra `consumer` (confluent-kafka). docs/CONSUMERS.md says what it promises, and
-`book.py` has the states of a record. The modules that decide (`book`, `policy`, `records`,
-`routing`) know no Kafka; `engine` carries decisions out on a thread, through `port`.
+`book.py` has the states of a record. What decides (`book`, `rules`, `records`) knows no Kafka;
+`engine` carries decisions out on a thread, through `port`.
 """
 
 try:
@@ -28,9 +28,10 @@ from delaywheel.consumer.message import (
     ReceivedMessage,
     SettledError,
 )
-from delaywheel.consumer.policy import DeadLetterReason
 from delaywheel.consumer.records import Partition, Place
-from delaywheel.consumer.routing import Route, RoutePatternError
+from delaywheel.consumer.rules.backoff import ExponentialBackoff
+from delaywheel.consumer.rules.policy import DeadLetterReason
+from delaywheel.consumer.rules.routing import Route, RoutePatternError
 from delaywheel.consumer.sync import RetryConsumer
 from delaywheel.consumer.watching.events import ConsumerEvents
 from delaywheel.consumer.watching.health import ConsumerHealth, ConsumerTrouble
@@ -45,6 +46,7 @@ __all__ = [
     "ConsumerTrouble",
     "Counts",
     "DeadLetterReason",
+    "ExponentialBackoff",
     "Partition",
     "Place",
     "ReceivedMessage",

@@ -40,7 +40,6 @@ from delaywheel.consumer.message import (
     State,
 )
 from delaywheel.consumer.order import KeyOrder, whole_lanes
-from delaywheel.consumer.policy import Policy
 from delaywheel.consumer.port import (
     FIRST_BACKOFF_S,
     LONGEST_BACKOFF_S,
@@ -51,6 +50,7 @@ from delaywheel.consumer.port import (
     insist,
 )
 from delaywheel.consumer.records import Incoming, Partition, Passed, Trip, unpack_retry
+from delaywheel.consumer.rules.policy import Policy
 from delaywheel.consumer.settings import Settings
 from delaywheel.consumer.watching.events import Teller, Told
 from delaywheel.consumer.watching.figures import Figures, HandlerTimes

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypedDict
 
-from delaywheel.consumer.routing import Route
+from delaywheel.consumer.rules.backoff import Backoff, Delays, delays_of
+from delaywheel.consumer.rules.routing import Route
 from delaywheel.consumer.watching.events import ConsumerEvents
 from delaywheel.levels import Duration, length_ms
 from delaywheel.ttl import TTL_HEADER
@@ -47,7 +48,15 @@ class Options(TypedDict, total=False):
 
     Attributes:
         cluster: The delaywheel cluster's id; needed only where several use the same Kafka.
-        retry: The delay before each further attempt. Empty: failed records are dead at once.
+        retry: The delay before each further attempt: a list (empty: failed records are dead at
+            once), an `ExponentialBackoff`, or a function of message and error that returns a delay,
+            or None for dead.
+        retry_by: Other back-offs, by class of the exception: the first counts of which the error,
+            or what it was raised from, is an instance.
+        retry_for: No retry comes later than so long after the record's timestamp: it is dead then.
+            None: no such limit.
+        jitter: By how much of itself a delay becomes longer at most, so that what failed together
+            does not come back together. Not for `retry(after=…)`.
         retry_on: Exceptions that are retried.
         dead_on: Exceptions that are not retried, even if `retry_on` includes them: the record is
             dead at once. Any other exception is raised out of the `with` block, and the record
@@ -80,7 +89,10 @@ class Options(TypedDict, total=False):
     """
 
     cluster: str | None
-    retry: Iterable[Duration]
+    retry: Backoff
+    retry_by: Mapping[type[Exception], Backoff]
+    retry_for: Duration | None
+    jitter: float
     retry_on: type[Exception] | Sequence[type[Exception]]
     dead_on: type[Exception] | Sequence[type[Exception]]
     route: Iterable[str] | None
@@ -120,7 +132,10 @@ class Settings:
     group: str
     bootstrap: str
     cluster: str | None = None
-    retry_ms: tuple[int, ...] = ()
+    retry: Delays = field(default_factory=lambda: delays_of(()))
+    retry_by: tuple[tuple[type[Exception], Delays], ...] = ()
+    retry_for_ms: int | None = None
+    jitter: float = 0.0
     retry_on: tuple[type[Exception], ...] = (Exception,)
     dead_on: tuple[type[Exception], ...] = ()
     route: Route | None = None
@@ -178,6 +193,9 @@ def read_settings(
         raise ValueError(f"kafka: {', '.join(kept)}: the consumer sets this itself")
     route, expired = options.get("route"), options.get("expired", "skip")
     start = options.get("start", "earliest")
+    retry_for, jitter = options.get("retry_for"), options.get("jitter", 0.0)
+    if not 0 <= jitter <= 1:
+        raise ValueError(f"jitter={jitter}: from 0 to 1")
     if expired not in ("skip", "dead"):
         raise ValueError(f"expired={expired!r}: neither 'skip' nor 'dead'")
     if start not in ("earliest", "latest"):
@@ -194,7 +212,10 @@ def read_settings(
         group=group,
         bootstrap=bootstrap,
         cluster=options.get("cluster"),
-        retry_ms=tuple(length_ms(delay) for delay in _levels(options.get("retry", DEFAULT_RETRY))),
+        retry=delays_of(options.get("retry", DEFAULT_RETRY)),
+        retry_by=tuple(_by_class(options.get("retry_by", {}))),
+        retry_for_ms=None if retry_for is None else length_ms(retry_for),
+        jitter=jitter,
         retry_on=_exceptions(options.get("retry_on", Exception)),
         dead_on=_exceptions(options.get("dead_on", ())),
         route=None if route is None else Route(route),
@@ -217,10 +238,12 @@ def read_settings(
     )
 
 
-def _levels(levels: Iterable[Duration]) -> Iterable[Duration]:
-    if isinstance(levels, str):
-        raise TypeError(f"retry={levels!r}: give a list of delays, such as ({levels!r},)")
-    return levels
+def _by_class(
+    given: Mapping[type[Exception], Backoff],
+) -> Iterator[tuple[type[Exception], Delays]]:
+    for one, backoff in given.items():
+        _exceptions(one)
+        yield one, delays_of(backoff)
 
 
 def _names(source: str, group: str) -> TopicNames:

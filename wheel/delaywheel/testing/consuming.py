@@ -26,9 +26,9 @@ from delaywheel.consumer.message import (
     State,
 )
 from delaywheel.consumer.order import KeyOrder
-from delaywheel.consumer.policy import Policy
 from delaywheel.consumer.port import Start
 from delaywheel.consumer.records import Incoming, Outgoing, Partition, Place, Trip, unpack_retry
+from delaywheel.consumer.rules.policy import Policy
 from delaywheel.consumer.settings import Options, read_settings
 from delaywheel.levels import Duration
 from delaywheel.record_headers import is_reserved

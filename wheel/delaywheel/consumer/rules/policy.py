@@ -4,11 +4,15 @@
 |---|---|---|
 | ended, or said done | any | done |
 | raised one of `dead_on` | any | dead, NOT_RETRIABLE |
-| raised one of `retry_on`, or said retry | yes | retried, after the level of this attempt |
+| raised one of `retry_on`, or said retry | yes | retried, after its back-off's delay |
 | raised one of `retry_on`, or said retry | no | dead, ATTEMPTS_EXHAUSTED |
 | raised anything else | any | none: the exception is raised, the record stays unsettled |
 | said retry after a delay | any | retried, after that delay |
 | said dead | any | dead, with the reason given |
+
+The back-off is that of `retry_by` for the exception, or for one that it was raised from; else
+`retry`. A retry that would come later than `retry_for` after the record's timestamp is dead,
+TIME_EXHAUSTED.
 
 A record whose time to live has passed, or would pass before it came back, has expired: it is
 skipped, or dead with EXPIRED. A retry that is too large for the ingress topic, for what ingress
@@ -22,7 +26,7 @@ is dead before it is handled, HEADER_INVALID: no client reads the headers of suc
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from typing import Literal
 
@@ -43,6 +47,7 @@ from delaywheel.consumer.records import (
     retry_record,
     shortened,
 )
+from delaywheel.consumer.rules.backoff import Delays, Failure, with_jitter
 from delaywheel.consumer.settings import Settings
 from delaywheel.ingress import HEADER_BYTES, HEADERS_MOST, IngressLimits
 from delaywheel.levels import Duration, length_ms
@@ -58,6 +63,7 @@ class DeadLetterReason(StrEnum):
     """Why a record became a dead letter if its handler gave no reason."""
 
     ATTEMPTS_EXHAUSTED = "ATTEMPTS_EXHAUSTED"
+    TIME_EXHAUSTED = "TIME_EXHAUSTED"
     NOT_RETRIABLE = "NOT_RETRIABLE"
     EXPIRED = "EXPIRED"
     MESSAGE_TOO_LARGE = "MESSAGE_TOO_LARGE"
@@ -84,10 +90,12 @@ class Policy:
             ConsumerError: A level is beyond the span.
         """
         self._limits = limits
-        if limits is not None and max(self._settings.retry_ms, default=0) > limits.span_ms:
+        delays = (self._settings.retry, *(each for _, each in self._settings.retry_by))
+        longest_ms = int(max(each.longest_ms for each in delays) * (1 + self._settings.jitter))
+        if limits is not None and longest_ms > limits.span_ms:
             raise ConsumerError(
                 ConsumerReason.DELAY_BEYOND_SPAN,
-                f"{max(self._settings.retry_ms) / 1000:,.3f} s in retry, and the cluster takes"
+                f"{longest_ms / 1000:,.3f} s in retry, and the cluster takes"
                 f" {limits.span_ms / 1000:,.0f} s",
             )
 
@@ -116,17 +124,16 @@ class Policy:
         now_ms: int,
     ) -> Settlement:
         """Returns the settlement of a failed record: it comes back, is dead, or has expired."""
-        levels = self._settings.retry_ms
-        if after is not None:
-            wait_ms = length_ms(after)
-        elif message.attempt <= len(levels):
-            wait_ms = levels[message.attempt - 1]
-        else:
-            return self.dead(message, DeadLetterReason.ATTEMPTS_EXHAUSTED, error)
+        wait_ms = length_ms(after) if after is not None else self._delay_ms(message, error)
+        if isinstance(wait_ms, DeadLetterReason):
+            return self.dead(message, wait_ms, error)
         if self._limits is not None and wait_ms > self._limits.span_ms:
             why = error or f"a delay of {wait_ms} ms, at most {self._limits.span_ms}"
             return self.dead(message, DeadLetterReason.DELAY_BEYOND_SPAN, why)
         due_ms = now_ms + wait_ms
+        limit_ms = self._settings.retry_for_ms
+        if limit_ms is not None and 0 <= message.timestamp_ms < due_ms - limit_ms:
+            return self.dead(message, DeadLetterReason.TIME_EXHAUSTED, error)
         expiry_ms = self._expires_ms(message)
         if expiry_ms is not None and due_ms >= expiry_ms:
             return self.expired(message, error)
@@ -135,6 +142,23 @@ class Policy:
         if record is None:
             return self.dead(message, DeadLetterReason.MESSAGE_TOO_LARGE, error)
         return Settlement(Outcome.RETRIED, record, due_ms, why=trip.last_error or "no error given")
+
+    def _delay_ms(self, message: ReceivedMessage, error: Failure) -> int | DeadLetterReason:
+        """Returns the delay before the next attempt, or why there is none."""
+        delays = self._delays(error)
+        delay_ms = delays.after(message, error)
+        if delay_ms is not None:
+            return with_jitter(delay_ms, message, self._settings.jitter)
+        if delays.is_chosen:
+            return DeadLetterReason.NOT_RETRIABLE
+        return DeadLetterReason.ATTEMPTS_EXHAUSTED
+
+    def _delays(self, error: Failure) -> Delays:
+        for one in _causes(error) if self._settings.retry_by else ():
+            for kind, delays in self._settings.retry_by:
+                if isinstance(one, kind):
+                    return delays
+        return self._settings.retry
 
     def park(self, message: ReceivedMessage, due_ms: int) -> Settlement:
         """Returns the settlement that brings a record back for the same attempt."""
@@ -263,6 +287,15 @@ class Policy:
         if ttl_s is None or message.timestamp_ms < 0:
             return None
         return message.timestamp_ms + ttl_s * 1000
+
+
+def _causes(error: Failure) -> Iterator[BaseException]:
+    """Yields an exception, and those that it was raised from."""
+    seen: set[int] = set()
+    while isinstance(error, BaseException) and id(error) not in seen:
+        yield error
+        seen.add(id(error))
+        error = error.__cause__ or error.__context__
 
 
 def _failed(message: ReceivedMessage, error: BaseException | str | None) -> Trip:

@@ -1,0 +1,136 @@
+"""Delays before further attempts: a list, an exponential back-off, or a function of the program.
+
+| given | the delay before attempt n + 1 | after that |
+|---|---|---|
+| `("5s", "30s")` | the nth of the list | dead, ATTEMPTS_EXHAUSTED |
+| `ExponentialBackoff` | `first * factor ** (n - 1)`, at most `cap` | after `retries`: the same |
+| a function of message and error | what it returns | None: dead, NOT_RETRIABLE |
+
+Jitter makes a delay longer, never shorter, by a part of itself that follows from the record's
+origin and attempt: what failed together comes back spread out, and the same record always alike.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+from delaywheel.consumer.message import ReceivedMessage
+from delaywheel.levels import Duration, length_ms
+
+Failure: TypeAlias = BaseException | str | None
+"""How a handler failed; None: it did not say."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExponentialBackoff:
+    """Delays that grow by a factor.
+
+    Attributes:
+        first: The delay before the second attempt.
+        cap: The longest delay.
+        factor: How much longer each is than the one before.
+        retries: How many further attempts there are; then a record is dead.
+
+    Raises:
+        ValueError: A number is out of range, or a text is not a duration.
+
+    Example:
+        Ten further attempts, after 5 s, 10 s, 20 s, …, at most 10 min::
+
+            ExponentialBackoff("5s", cap="10m", retries=10)
+    """
+
+    first: Duration
+    cap: Duration = "1h"
+    factor: float = 2.0
+    retries: int = 10
+
+    def __post_init__(self) -> None:
+        """Checks the numbers."""
+        if length_ms(self.first) > length_ms(self.cap):
+            raise ValueError(f"cap={self.cap!r}: below first={self.first!r}")
+        if not (math.isfinite(self.factor) and self.factor >= 1):
+            raise ValueError(f"factor={self.factor}: at least 1")
+        if self.retries < 0:
+            raise ValueError(f"retries={self.retries}: at least 0")
+
+    def delay_ms(self, attempt: int) -> int | None:
+        """Returns the delay after this attempt; None: it was the last one.
+
+        Example:
+            >>> backoff = ExponentialBackoff("5s", cap="1m", retries=5)
+            >>> [backoff.delay_ms(attempt) for attempt in range(1, 7)]
+            [5000, 10000, 20000, 40000, 60000, None]
+        """
+        if attempt > self.retries:
+            return None
+        cap_ms = length_ms(self.cap)
+        try:
+            grown = length_ms(self.first) * self.factor ** (attempt - 1)
+        except OverflowError:
+            return cap_ms
+        return min(cap_ms, math.ceil(grown))
+
+
+Backoff: TypeAlias = (
+    Iterable[Duration] | ExponentialBackoff | Callable[[ReceivedMessage, Failure], Duration | None]
+)
+"""What the options take: see above."""
+
+
+class Delays(NamedTuple):
+    """A checked back-off.
+
+    Attributes:
+        after: Returns the delay in milliseconds after a failed attempt; None: it was the last one.
+        longest_ms: The longest; 0: unknown.
+        is_chosen: Whether the program chooses itself which attempt is the last one.
+    """
+
+    after: Callable[[ReceivedMessage, Failure], int | None]
+    longest_ms: int = 0
+    is_chosen: bool = False
+
+
+def delays_of(given: Backoff) -> Delays:
+    """Checks a back-off.
+
+    Raises:
+        ValueError: A text is not a duration.
+        TypeError: It is a single text, or not a back-off.
+    """
+    if isinstance(given, str):
+        raise TypeError(f"retry={given!r}: give a list of delays, such as ({given!r},)")
+    if isinstance(given, ExponentialBackoff):
+        longest_ms = max((given.delay_ms(n + 1) or 0 for n in range(given.retries)), default=0)
+        return Delays(lambda message, _: given.delay_ms(message.attempt), longest_ms)
+    if callable(given):
+        return Delays(_chosen_by(given), is_chosen=True)
+    levels_ms = tuple(length_ms(delay) for delay in given)
+
+    def after(message: ReceivedMessage, _: Failure) -> int | None:
+        return levels_ms[message.attempt - 1] if message.attempt <= len(levels_ms) else None
+
+    return Delays(after, max(levels_ms, default=0))
+
+
+def with_jitter(delay_ms: int, message: ReceivedMessage, jitter: float) -> int:
+    """Returns a delay that is up to this part of itself longer, by where the record is from."""
+    if not jitter:
+        return delay_ms
+    digest = hashlib.blake2b(f"{message.origin}#{message.attempt}".encode(), digest_size=4).digest()
+    return delay_ms + int(delay_ms * jitter * int.from_bytes(digest) / 0xFFFF_FFFF)
+
+
+def _chosen_by(
+    choose: Callable[[ReceivedMessage, Failure], Duration | None],
+) -> Callable[[ReceivedMessage, Failure], int | None]:
+    def after(message: ReceivedMessage, error: Failure) -> int | None:
+        chosen = choose(message, error)
+        return None if chosen is None else length_ms(chosen)
+
+    return after
