@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from difflib import get_close_matches
+from itertools import combinations
 from pathlib import Path
 
 from delaywheel.client.exchange.channel import leads_elsewhere
@@ -33,6 +34,7 @@ def faults(config: Config) -> Iterator[Fault]:
     yield from _kafka(config)
     yield from _members(config)
     yield from _addresses(config)
+    yield from _ports(config)
     yield from _bounds(config)
     yield from _ingress(config)
 
@@ -67,11 +69,6 @@ def _members(config: Config) -> Iterator[Fault]:
         meant = did_you_mean(node, members)
         yield Fault(f"members: node_id {node!r} is not among them{meant}", ("members", "node_id"))
         return
-    if len(members) > 1 and config.listens_for_peers == config.listen:
-        yield Fault(
-            f"members: {config.listen} is where callers are taken (listen); peers need another",
-            ("members", "listen", "peer_listen", "node_id"),
-        )
     if config.min_insync is not None and config.min_insync > len(members):
         yield Fault(
             f"min_insync {config.min_insync}: only {len(members)} members",
@@ -100,6 +97,27 @@ def _addresses(config: Config) -> Iterator[Fault]:
                 " it, and peer_listen to this",
                 ("members",),
             )
+
+
+def _ports(config: Config) -> Iterator[Fault]:
+    """Checks that no two of the node's own addresses are the same."""
+    own = {"listen": config.listen}
+    if len(config.members) > 1 and config.node_id in config.members:
+        own["peer_listen"] = config.listens_for_peers
+    if config.metrics_listen is not None:
+        own["metrics_listen"] = config.metrics_listen
+    for (name, address), (other, taken) in combinations(own.items(), 2):
+        if _collide(address, taken):
+            yield Fault(
+                f"{other} {taken}: {name} already listens there; give it another port",
+                (name, other, *(("members", "node_id") if "peer_listen" in {name, other} else ())),
+            )
+
+
+def _collide(one: str, other: str) -> bool:
+    """Whether two addresses cannot be listened on at once."""
+    (host, _, port), (another, _, taken) = one.rpartition(":"), other.rpartition(":")
+    return port == taken != "0" and (host == another or not (_leads(one) and _leads(other)))
 
 
 def _leads(address: str) -> bool:

@@ -24,7 +24,7 @@ from delaywheel_replica.peers.framing import Part
 from delaywheel_replica.peers.handshake import Hello, PeerIdentity, encode_hello
 from delaywheel_replica.peers.listening import Listener
 from delaywheel_replica.peers.peer import Peer
-from delaywheel_replica.peers.sockets import data_bytes
+from delaywheel_replica.peers.sockets import data_bytes, why_not
 from delaywheel_replica.peers.states import Connection, PeerState, Stream
 
 DATA_QUEUE_BYTES: Final = 32 << 20
@@ -106,7 +106,7 @@ class PeerNetwork:
         try:
             bound = self._listener.start(listen)
         except OSError as error:
-            raise PeerListenError(f"peer_listen {listen}: {error}") from error
+            raise PeerListenError(f"peer_listen {listen}: {why_not(error)}") from error
         for dialler in self._diallers:
             dialler.start()
         return bound

@@ -10,6 +10,7 @@ wait for any of that: a leader counts as silent when its heartbeats are missing 
 from __future__ import annotations
 
 import contextlib
+import os
 import select
 import socket
 import struct
@@ -206,6 +207,12 @@ def listen(address: str) -> socket.socket:
 def host_of(address: str) -> str:
     """Returns the host of host:port, an IPv6 address without its brackets."""
     return address.rpartition(":")[0].strip("[]")
+
+
+def why_not(error: OSError) -> str:
+    """Returns the system's reason alone: libraries add the address, which our callers name."""
+    is_the_systems = error.errno is not None and not isinstance(error, socket.gaierror)
+    return os.strerror(error.errno or 0) if is_the_systems else str(error)
 
 
 def _host_and_port(address: str) -> tuple[str, int]:

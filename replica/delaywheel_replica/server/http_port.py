@@ -18,6 +18,7 @@ from typing import Final
 from aiohttp import web
 from prometheus_client.exposition import choose_encoder
 
+from delaywheel_replica.peers.sockets import why_not
 from delaywheel_replica.process.logs import get_logger
 from delaywheel_replica.server.listening import ListenError
 from delaywheel_replica.server.metrics.catalogue import Collected
@@ -51,7 +52,8 @@ class HttpPort:
             await web.TCPSite(self._runner, host.strip("[]"), int(port)).start()
         except (OSError, OverflowError) as error:
             await self._runner.cleanup()
-            raise ListenError(f"metrics_listen {listen}: {error}") from error
+            why = why_not(error) if isinstance(error, OSError) else error
+            raise ListenError(f"metrics_listen {listen}: {why}") from error
         address = f"{host}:{self._runner.addresses[0][1]}"
         _log.info("metrics", address=address)
         return address

@@ -10,7 +10,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.config import Config
-from delaywheel_replica.peers.sockets import listen
+from delaywheel_replica.peers.sockets import listen, why_not
 from delaywheel_replica.server.certificates import MAX_CONNECTION_AGE_MS, NodeCertificates
 from delaywheel_replica.server.cluster.operator import DelayWheelAdminService
 from delaywheel_replica.server.intake.admission import Admission
@@ -161,7 +161,7 @@ def _why_not(address: str) -> str | None:
     try:
         listen(address).close()
     except OSError as error:
-        return error.strerror or str(error)
+        return why_not(error)
     return None
 
 

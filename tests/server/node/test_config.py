@@ -137,7 +137,12 @@ def test_secrets_are_masked_when_shown() -> None:
         ({"members": {"n2": "a:1"}}, "not among them"),
         ({"min_insync": "2"}, "only 1 members"),
         ({"members": {"n1": "a:1", "n2": "b"}}, "'b' is not host:port"),
-        ({"members": {"n1": "a:1", "n2": "b:1"}, "listen": "a:1"}, "peers need another"),
+        ({"members": {"n1": "a:1", "n2": "b:1"}, "listen": "a:1"}, "peer_listen a:1: listen "),
+        ({"metrics_listen": "127.0.0.1:7420"}, "metrics_listen 127.0.0.1:7420: listen already"),
+        (
+            {"metrics_listen": "0.0.0.0:1", "members": {"n1": "a:1", "n2": "b:1"}},
+            "metrics_listen 0.0.0.0:1: peer_listen already",
+        ),
         ({"peer_listen": "7421"}, "not host:port"),
         ({"span_seconds": "0"}, "span_seconds"),
         ({"max_message_bytes": "20000000"}, "max_message_bytes is above"),

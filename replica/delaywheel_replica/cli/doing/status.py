@@ -142,7 +142,7 @@ def _show(answer: pb.DescribeClusterResponse, found: Verdict, *, short: bool) ->
     if short:
         say(f"{found.line}{_in_short(answer)}")
         return
-    print_prose(found.line)
+    print_prose(f"{found.line}{', see below' if found.unnamed else ''}")
     print()
     _print(answer, found)
 

@@ -89,7 +89,7 @@ class Verdict:
             return self.state
         more = len(self.unnamed)
         named = "; ".join(self.causes[:_NAMED])
-        return f"{self.state}: {named}{f'; and {more} more, see below' if more > 0 else ''}"
+        return f"{self.state}: {named}{f'; and {more} more' if more > 0 else ''}"
 
 
 def verdict(answer: pb.DescribeClusterResponse) -> Verdict:

@@ -19,7 +19,7 @@ from typing import Final
 from delaywheel.storage.folder.disk import PosixDisk
 from delaywheel_replica.cli.doing.checking.items import CheckedItem, fault, ok, warning
 from delaywheel_replica.config import Config
-from delaywheel_replica.peers.sockets import listen
+from delaywheel_replica.peers.sockets import listen, why_not
 from delaywheel_replica.process.descriptors import WANTED_DESCRIPTORS, raise_descriptor_limit
 from delaywheel_replica.server.intake.descriptors import share_out
 
@@ -166,7 +166,7 @@ def _port(name: str, address: str) -> CheckedItem:
             advice = f"set {name} to an address of this machine, or to 0.0.0.0:PORT"
         else:
             advice = f"correct {name}"
-        return fault(name, f"{address}: {error.strerror or error}", advice)
+        return fault(name, f"{address}: {why_not(error)}", advice)
     return ok(name, f"{address} is free")
 
 
