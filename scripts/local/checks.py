@@ -40,11 +40,7 @@ OUTAGES = f"{NODES}/test_outages.py"
 SCRIPTS = "tests/scripts"
 """What runs here starts brokers of its own."""
 SPARK = ("tests/audit/reconcile", "tests/audit/kafka/test_kafka_source.py")
-"""All tests that need Spark."""
-BOOKS = tuple(
-    f"tests/audit/reconcile/test_{name}.py" for name in ("ingress_storm", "seeded_faults")
-)
-"""Those of them that run nodes first. Spark is started once for these, and once for all others."""
+"""All tests that need Spark: it is started once, for these."""
 SIMULATION = "tests/sim"
 DRILLS = f"{SIMULATION}/tests/test_sim_drills.py"
 MUTANTS = f"{SIMULATION}/tests/test_sim_mutants_short.py"
@@ -125,12 +121,10 @@ def _waiting(and_not_slow: str, *, fast: bool) -> tuple[Step, ...]:
     elsewhere = _ignored(NODES, SCRIPTS, SIMULATION, *SPARK, SERVER, *SERVING, *CORE, *UNTIED)
     without = (*_PYTEST, "-m", _NEITHER + and_not_slow)
     # All of these are slow, and pytest fails if it has nothing to do.
-    books = () if fast else (Step("pytest books", (*pytest, *BOOKS)),)
     slow = () if fast else (Step("pytest scripts", (*pytest, SCRIPTS)),)
     slower = () if fast else (Step("pytest outages", (*pytest, OUTAGES)),)
     return (
-        Step("pytest spark", (*pytest, *SPARK, *_ignored(*BOOKS))),
-        *books,
+        Step("pytest spark", (*pytest, *SPARK)),
         Step("pytest one node", (*pytest, ALONE)),
         Step("pytest nodes", (*pytest, NODES, *_ignored(OUTAGES, ALONE, THREE))),
         Step("pytest serving", (*without, *SERVING)),

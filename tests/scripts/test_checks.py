@@ -213,7 +213,6 @@ def test_steps_of_the_project(tmp_path: Path) -> None:
     computing, waiting = queues(fast=False, scratch=tmp_path)
     assert [step.name for step in waiting.steps] == [
         "pytest spark",
-        "pytest books",
         "pytest one node",
         "pytest nodes",
         "pytest serving",
