@@ -125,13 +125,13 @@ def _waiting(and_not_slow: str, *, fast: bool) -> tuple[Step, ...]:
     slower = () if fast else (Step("pytest outages", (*pytest, OUTAGES)),)
     return (
         Step("pytest spark", (*pytest, *SPARK)),
-        Step("pytest one node", (*pytest, ALONE)),
         Step("pytest nodes", (*pytest, NODES, *_ignored(OUTAGES, ALONE, THREE))),
-        Step("pytest serving", (*without, *SERVING)),
         Step("pytest kafka", (*pytest, *elsewhere)),
+        Step("pytest serving", (*without, *SERVING)),
         Step("pytest consumers", (*pytest, *CONSUMERS, LIKE_KAFKA)),
-        Step("pytest 3 nodes", (*pytest, THREE)),
+        Step("pytest one node", (*pytest, ALONE)),
         *slow,
+        Step("pytest 3 nodes", (*pytest, THREE)),
         *slower,
     )
 

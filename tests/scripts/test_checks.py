@@ -213,13 +213,13 @@ def test_steps_of_the_project(tmp_path: Path) -> None:
     computing, waiting = queues(fast=False, scratch=tmp_path)
     assert [step.name for step in waiting.steps] == [
         "pytest spark",
-        "pytest one node",
         "pytest nodes",
-        "pytest serving",
         "pytest kafka",
+        "pytest serving",
         "pytest consumers",
-        "pytest 3 nodes",
+        "pytest one node",
         "pytest scripts",
+        "pytest 3 nodes",
         "pytest outages",
     ]
     assert [step.name for step in computing.steps] == [
