@@ -289,7 +289,7 @@ def test_a_process_with_a_copied_folder_has_to_go_and_the_first_one_stays(
             assert time.monotonic() < deadline
             assert all(result.handle for result in cluster["n1"].produce(row()))
             assert "n3" in cluster.wheel("n1", "n1.1").in_sync
-            time.sleep(0.1)
+            time.sleep(0.3)
         assert copy.process.returncode == 78
     finally:
         copy.kill()
