@@ -157,8 +157,8 @@ class Message:
     ) -> None:
         _check_topic(topic)
         self.topic: Final = topic
-        self.value: Final = _checked_bytes("value", value)
-        self.key: Final = _checked_bytes("key", key)
+        self.value: Final = checked_bytes("value", value)
+        self.key: Final = checked_bytes("key", key)
         self.headers: Final[tuple[tuple[str, bytes | None], ...]] = (
             _header_pairs(headers) if headers else ()
         )
@@ -336,7 +336,12 @@ def _check_topic(topic: str) -> None:
         )
 
 
-def _checked_bytes(what: str, content: object) -> bytes | None:
+def checked_bytes(what: str, content: object) -> bytes | None:
+    """Returns content that is bytes or None.
+
+    Raises:
+        TypeError: It is something else; the text says what to do.
+    """
     if content is None or isinstance(content, bytes):
         return content
     kind = type(content).__name__
@@ -358,7 +363,7 @@ def _header_pairs(headers: Headers) -> tuple[tuple[str, bytes | None], ...]:
                 Reason.HEADER_INVALID,
                 f"header {name!r}: empty, with U+0000, or not encodable in UTF-8",
             )
-        _checked_bytes(f"the value of header {name!r}", value)
+        checked_bytes(f"the value of header {name!r}", value)
     return pairs
 
 

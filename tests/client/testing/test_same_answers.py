@@ -74,7 +74,7 @@ def test_another_due(world: World, client: Any) -> None:
     assert moved.handle.id == handle.id
     assert client.reschedule(handle, to=to + LATER) == moved
     old = client.get(handle)
-    assert (old.state, old.rescheduled_to_ms) == (MessageState.CANCELLED, moved.due_ms)
+    assert (old.state, old.rescheduled_to_ms) == (MessageState.RESCHEDULED, moved.due_ms)
     assert client.get(moved.handle).state is MessageState.PENDING
     cancelled = client.cancel(handle)
     assert (cancelled.outcome, cancelled.due_ms) == (CancelOutcome.RESCHEDULED, moved.due_ms)

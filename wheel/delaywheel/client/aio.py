@@ -73,6 +73,7 @@ class AsyncClient:
         self._sender: Final = AioSender(queue, timeout, self._calls.deliver_all)
         self._cancels: Final = AioCancels(self._calls.cancel)
         self._closed = False
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     async def produce(
         self,
@@ -275,3 +276,11 @@ class AsyncClient:
         self._birth.check()
         if self._closed:
             raise ClientClosedError
+        loop = asyncio.get_running_loop()
+        if self._loop is None:
+            self._loop = loop
+        elif self._loop is not loop:
+            raise RuntimeError(
+                "this AsyncClient is used on another event loop than before: its connections belong"
+                " to that one; make a client in each loop (each asyncio.run has its own)"
+            )

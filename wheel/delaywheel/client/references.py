@@ -27,4 +27,14 @@ def message_ref(
     if handle is None and id_ is not None and deliver_at is not None:
         pair = pb.IdAndDue(id=checked_id(id_), due_ms=unix_ms(deliver_at))
         return pb.MessageRef(id_and_due=pair)
-    raise MessageInvalidError(Reason.HANDLE_AMBIGUOUS, Reason.HANDLE_AMBIGUOUS.advice)
+    raise MessageInvalidError(Reason.HANDLE_AMBIGUOUS, _what_is_wrong(handle, id_, deliver_at))
+
+
+def _what_is_wrong(handle: object, id_: object, deliver_at: object) -> str:
+    if handle is not None:
+        return "Give a handle alone, or id and deliver_at instead of it."
+    if id_ is not None:
+        return "Give deliver_at too: an id alone does not say in which second the message is."
+    if deliver_at is not None:
+        return "Give id too: deliver_at alone may be of many messages."
+    return "Say which message: give its handle, or its id and deliver_at."

@@ -7,7 +7,7 @@ from typing import Final, TypedDict
 from delaywheel.client.exchange.answers import StoredMessage
 from delaywheel.client.exchange.question import Question, cancel_many_question, search_question
 from delaywheel.client.references import Id
-from delaywheel.message import Handle, checked_id, unix_ms
+from delaywheel.message import Handle, checked_bytes, checked_id, unix_ms
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 
 _PAGE: Final = 1_000
@@ -76,6 +76,7 @@ def filter_of(topic: str | None, options: FilterOptions) -> pb.Filter:
 
     Raises:
         MessageInvalidError: An id or a due is invalid.
+        TypeError: A key or a header's value is not bytes.
     """
     header = options.get("header")
     name, value = (header, None) if isinstance(header, str) or header is None else header
@@ -83,9 +84,11 @@ def filter_of(topic: str | None, options: FilterOptions) -> pb.Filter:
     id_ = options.get("id")
     return pb.Filter(
         topic=topic,
-        key=options.get("key"),
+        key=checked_bytes("key", options.get("key")),
         id=None if id_ is None else checked_id(id_),
-        header=None if name is None else pb.Header(name=name, value=value),
+        header=None
+        if name is None
+        else pb.Header(name=name, value=checked_bytes("the value of header", value)),
         from_ms=None if due_from is None else unix_ms(due_from),
         to_ms=None if due_to is None else unix_ms(due_to),
     )

@@ -59,6 +59,9 @@ def produce(  # noqa: PLR0913 - as many as the command has
         timeout=timeout_s,
         past_due="deliver" if past_ok else "reject",
     )
+    ways = sum(way is not None for way in (delay, at, level))
+    if ways > 1 or (ways == 0 and jsonl is None):
+        raise usage("say when it is due: one of --delay, --at and --level")
     source = lines or jsonl
     topics = [] if topic is None else [topic]
     if not topics and jsonl is None:

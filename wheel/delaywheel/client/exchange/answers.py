@@ -89,6 +89,8 @@ class MessageState(StrEnum):
     DONE = "DONE"
     """Delivered or a dead letter; the service does not know which, but the outcomes topic does."""
     CANCELLED = "CANCELLED"
+    RESCHEDULED = "RESCHEDULED"
+    """It has another due: `StoredMessage.rescheduled_to_ms`. Who asks by that finds it."""
     DELIVERED = "DELIVERED"
     """It is in its topic; known only for recently delivered messages."""
     DEAD_LETTERED = "DEAD_LETTERED"
@@ -126,7 +128,7 @@ class StoredMessage:
         timestamp_ms: None: the time of forwarding.
         dead_reason: Why it is a dead letter; None: it is not known to be one.
         place: The place of its record or dead letter; None: not asked for, or not found.
-        rescheduled_to_ms: The due that it was given later; the state is then CANCELLED. None: it
+        rescheduled_to_ms: The due that it was given later; the state is then RESCHEDULED. None: it
             was not rescheduled.
     """
 
@@ -151,7 +153,7 @@ class StoredMessage:
         """Converts a protocol message."""
         return cls(
             handle=Handle.parse(stored.handle),
-            state=MessageState.of(stored.state),
+            state=_state_of(stored),
             due_ms=stored.due_ms,
             accepted_at_ms=stored.accepted_at_ms,
             wheel=stored.wheel,
@@ -171,3 +173,11 @@ class StoredMessage:
             if stored.HasField("rescheduled_to_ms")
             else None,
         )
+
+
+def _state_of(stored: pb.StoredMessage) -> MessageState:
+    """Returns the state; of what was given another due, the service says CANCELLED."""
+    is_moved = stored.HasField("rescheduled_to_ms")
+    if is_moved and stored.state == pb.MESSAGE_STATE_CANCELLED:
+        return MessageState.RESCHEDULED
+    return MessageState.of(stored.state)
