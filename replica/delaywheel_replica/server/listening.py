@@ -100,15 +100,15 @@ class Listener:
             *(reflection.SERVICE_NAME, REFLECTION_V1),
         )
         reflected = reflection.aio.ReflectionServicer(service_names=names)
-        self._server.add_generic_rpc_handlers(
-            (
-                calls.of_service(_SERVICES["DelayWheel"], services.questions, producing),
-                calls.of_service(_SERVICES["DelayWheelAdmin"], services.admin, {}),
-                checks.of_service(_HEALTH, self._health, {}),
-                calls.of_service(_REFLECTION, reflected, {}),
-                calls.of_service(_REFLECTION, reflected, {}, REFLECTION_V1),
-            )
-        )
+        reflecting = calls.of_service(_REFLECTION, reflected, {})
+        for name, handlers in (
+            (SERVICE, calls.of_service(_SERVICES["DelayWheel"], services.questions, producing)),
+            (ADMIN_SERVICE, calls.of_service(_SERVICES["DelayWheelAdmin"], services.admin, {})),
+            (health.SERVICE_NAME, checks.of_service(_HEALTH, self._health, {})),
+            (reflection.SERVICE_NAME, reflecting),
+            (REFLECTION_V1, reflecting),
+        ):
+            self._server.add_registered_method_handlers(name, handlers)
 
     async def start(self, earlier_address: str | None) -> str:
         """Listens; returns the address.

@@ -89,9 +89,7 @@ async def _serve(kind: str, send: Connection) -> None:
     if kind == "stream":
         served["DelayProduceStream"] = handler
     server = grpc.aio.server(options=[("grpc.so_reuseport", 0), ("grpc.http2.bdp_probe", 0)])
-    server.add_generic_rpc_handlers(
-        (grpc.method_handlers_generic_handler("delaywheel.v1.DelayWheel", served),)
-    )
+    server.add_registered_method_handlers("delaywheel.v1.DelayWheel", served)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     send.send(port)

@@ -431,7 +431,8 @@ async def site() -> AsyncIterator[Site]:
     service = DelayWheelAdminService(leader.operator)
     calls = Calls(Reception(), counts, answers)
     described = pb.DESCRIPTOR.services_by_name["DelayWheelAdmin"]
-    server.add_generic_rpc_handlers((calls.of_service(described, service, {}),))
+    handlers = calls.of_service(described, service, {})
+    server.add_registered_method_handlers(described.full_name, handlers)
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
     place = Place(addresses={"b": address})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,16 +38,24 @@ class Site:
     counts: Counts = field(default_factory=Counts)
     reception: Reception = field(default_factory=lambda: Reception(CALLS._replace(calls=3)))
     go_on: asyncio.Event = field(default_factory=asyncio.Event)
+    begun: list[str] = field(default_factory=list)
     admission: Admission = field(
         default_factory=lambda: Admission(
             max_bytes=2 * _LONG, max_caller_bytes=_LONG, close=close_connections
         )
     )
 
+    async def DescribeCluster(  # noqa: N802 - gRPC's names
+        self, _request: object, _context: Context
+    ) -> pb.DescribeClusterResponse:
+        self.begun.append("DescribeCluster")
+        return pb.DescribeClusterResponse()
+
     async def GetMessage(self, _request: object, _context: Context) -> pb.GetMessageResponse:  # noqa: N802 - gRPC's names
         return pb.GetMessageResponse(message=pb.StoredMessage(value=bytes(_LONG)))
 
     async def Cancel(self, _request: object, _context: Context) -> pb.CancelResponse:  # noqa: N802 - as above
+        self.begun.append("Cancel")
         await self.go_on.wait()
         return pb.CancelResponse()
 
@@ -60,11 +68,18 @@ class Site:
 
 @pytest.fixture
 async def site() -> AsyncIterator[Site]:
-    made = Site()
+    async with _served(Site()) as made:
+        yield made
+
+
+@asynccontextmanager
+async def _served(made: Site) -> AsyncIterator[Site]:
     calls = Calls(made.reception, made.counts, Answers(made.admission, lambda _: 1))
     server = grpc.aio.server(options=_OPTIONS)
     described = pb.DESCRIPTOR.services_by_name["DelayWheel"]
-    server.add_generic_rpc_handlers((calls.of_service(described, made, {}),))
+    server.add_registered_method_handlers(
+        described.full_name, calls.of_service(described, made, {})
+    )
     made.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
     yield made
@@ -81,6 +96,27 @@ async def until(check: Callable[[], bool]) -> None:
     while not check():
         assert time.monotonic() < deadline
         await asyncio.sleep(0.01)
+
+
+async def test_calls_of_one_method_do_not_queue_behind_those_of_another() -> None:
+    """gRPC takes several passes of the event loop to accept a call; here each has work to do."""
+    async with _served(Site(reception=Reception())) as site:
+        site.go_on.set()
+        with grpc.insecure_channel(site.address) as channel:  # its own threads send
+            grpc.channel_ready_future(channel).result(timeout=30)
+            cancels = [_call(channel.unary_unary, "Cancel").future(b"") for _ in range(60)]
+            described = _call(channel.unary_unary, "DescribeCluster").future(b"")
+            _work(0.3)  # so they are all there before the first is accepted
+            while not described.done():
+                _work(0.001)
+                await asyncio.sleep(0)
+            assert site.begun.index("DescribeCluster") < 30
+            await until(lambda: all(each.done() for each in cancels))
+
+
+def _work(seconds: float) -> None:
+    """Keeps the event loop from doing anything else."""
+    time.sleep(seconds)
 
 
 async def test_an_answer_that_is_not_read_is_counted_until_it_is(site: Site) -> None:

@@ -85,21 +85,22 @@ class Calls:
         service: ServiceDescriptor,
         servicer: object,
         raw: Mapping[str, Handler],
-        name: str | None = None,
-    ) -> grpc.GenericRpcHandler:
-        """Returns handlers for all calls of a service.
+    ) -> dict[str, Handler]:
+        """Returns handlers for all calls of a service, by method.
+
+        Register them by method (`add_registered_method_handlers`): gRPC accepts one call of each
+        registered method at a time, and one of all others together, and takes some six passes of
+        the event loop for each. So calls of one method do not queue behind those of another.
 
         Args:
             service: The service's descriptor.
             servicer: Has a method for each call, as gRPC's generated classes have.
             raw: Handlers of those calls that accept bytes.
-            name: The name by which it is called; absent: its own.
         """
-        handlers = {
+        return {
             method.name: raw.get(method.name) or self._handler(method, servicer)
             for method in service.methods
         }
-        return grpc.method_handlers_generic_handler(name or service.full_name, handlers)
 
     def call(self, name: str, work: Work) -> Handler:
         """Returns a handler with one request and one answer, both as bytes."""
