@@ -266,6 +266,12 @@ def test_options_stand_anywhere(command: Command) -> None:
     assert ended.err.startswith("error: USAGE: unrecognized arguments: x")
 
 
+def test_a_mistyped_option_is_told_what_was_meant(command: Command) -> None:
+    for option in (("--dealy", "5s"), ("--dealy=5s",)):
+        ended = command("produce", "orders", "v", *option)
+        assert f"{' '.join(option)}: did you mean --delay? (delaywheel produce" in ended.err
+
+
 def test_address_must_be_one(command: Command) -> None:
     ended = command("status", "--server", "nonsense")
     assert ended.code == 2

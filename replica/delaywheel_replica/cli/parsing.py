@@ -126,7 +126,12 @@ class Parser(argparse.ArgumentParser):
         Raises:
             Failure: USAGE, and what is wrong.
         """
-        return vars(self.parse_intermixed_args(list(arguments)))
+        named, unknown = self.parse_known_intermixed_args(list(arguments))
+        if unknown:
+            flags = [flag for action in self.declared for flag in action.option_strings]
+            said = f"unrecognized arguments: {' '.join(unknown)}"
+            self.error(f"{said}{meant(unknown[0].partition('=')[0], flags)}")
+        return vars(named)
 
     def completed(self, named: dict[str, Any]) -> dict[str, Any]:
         """Returns what the command gets of the arguments read (see `after`).
@@ -141,6 +146,15 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Ends with a named reason instead of a page of usage."""
         raise usage(f"{message} ({self.prog} --help)")
+
+
+def meant(name: str, names: Iterable[str]) -> str:
+    """Returns a suggestion for a mistyped name, to append to its error."""
+    # Only here: for mistyped names.
+    from difflib import get_close_matches  # noqa: PLC0415
+
+    near = get_close_matches(name, names, n=1)
+    return f": did you mean {near[0]}?" if near else ""
 
 
 def usage(message: str) -> Failure:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 
 from delaywheel_replica.cli.commands import all_commands, find
 from delaywheel_replica.cli.failures import ExitCode
-from delaywheel_replica.cli.parsing import Command, CommandGroup, Parser, print_list, usage
+from delaywheel_replica.cli.parsing import Command, CommandGroup, Parser, meant, print_list, usage
 
 _HELP = ("-h", "--help")
 _FIRST = """
@@ -47,12 +47,12 @@ def run(arguments: Sequence[str]) -> int:
         group, name = found, rest.pop(0)
         found = group.commands.get(name)
         if found is None:
-            raise usage(f"no command {prog} {name!r}{_meant(name, group.commands)}")
+            raise usage(f"no command {prog} {name!r}{meant(name, group.commands)}")
         prog = f"{prog} {name}"
     if found is None:
         if name.startswith("-"):
             raise usage(f"{name} comes after a command: delaywheel COMMAND {name} …")
-        raise usage(f"no command {name!r}{_meant(name, all_commands())} (delaywheel --help)")
+        raise usage(f"no command {name!r}{meant(name, all_commands())} (delaywheel --help)")
     return _do(prog, found, rest)
 
 
@@ -63,11 +63,3 @@ def _do(prog: str, command: Command, arguments: list[str]) -> int:
     do = getattr(import_module(module), function)
     code = do(arguments) if command.reads_itself else do(**named)
     return ExitCode.DONE if code is None else code
-
-
-def _meant(name: str, names: Iterable[str]) -> str:
-    # Only here: for mistyped names.
-    from difflib import get_close_matches  # noqa: PLC0415
-
-    near = get_close_matches(name, names, n=1)
-    return f": did you mean {near[0]}?" if near else ""

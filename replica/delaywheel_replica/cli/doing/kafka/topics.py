@@ -47,7 +47,7 @@ def create(
             say(f"made: {topic}")
             new += 1
     if new:
-        note("All nodes accept messages for them within 2 s.")
+        note("within 2 s all nodes accept messages for new topics")
     seen_names.note(asked_server(), topics=topics)
 
 
