@@ -64,6 +64,7 @@ class Config:
         peer_tls: whether nodes speak [TLS with one another](SECURITY.md#tls-between-nodes), with
             the same certificates: `"off"`; `"accept"`: if another node dials so; `"prefer"`: also
             where this node dials, if the other one can; `"required"`: nothing else
+        metrics_tls: `metrics_listen` speaks TLS, with `tls_cert`; it asks nobody for a certificate
         span_seconds: how far ahead dues may lie: the greatest delay, 7 days; up to 366 days. What
             each second costs: [disk](#disk). The same on all nodes
         late_window_seconds: how long after its due a message is still taken: the time for retries.
@@ -134,6 +135,7 @@ class Config:
     tls_client_ca: Path | None = None
     tls_ca: Path | None = None
     peer_tls: Literal["off", "accept", "prefer", "required"] = "off"
+    metrics_tls: bool = False
     span_seconds: Annotated[int, Ge(1), Le(366 * 86_400)] = 7 * 86_400
     late_window_seconds: Annotated[int, Ge(1), Le(86_400)] = 120
     max_message_bytes: Annotated[int, Ge(1), Le(64 * _MIB)] = 1_000_000

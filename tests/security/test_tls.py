@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import ssl
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from urllib.error import URLError
+from urllib.request import urlopen
 
 import pytest
 
@@ -193,6 +196,35 @@ def test_nodes_ask_each_other_by_tls(
         wait_until("each answers the other", all_answer)
 
 
+def test_metrics_over_tls_show_a_renewed_certificate(
+    good: Authority, other: Authority, tmp_path: Path
+) -> None:
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    (port,) = free_ports(1)
+
+    def put(authority: Authority) -> None:
+        for path, new in zip((cert, key), authority.sign("m", "127.0.0.1"), strict=True):
+            path.write_bytes(new.read_bytes())
+
+    def healthy(authority: Authority) -> bool:
+        context = ssl.create_default_context(cafile=authority.file)
+        try:
+            with urlopen(f"https://127.0.0.1:{port}/healthz", context=context) as answer:
+                return bool(answer.read() == b"ok\n")
+        except URLError:
+            return False
+
+    put(good)
+    files = {"tls_cert": str(cert), "tls_key": str(key)}
+    listen = f"127.0.0.1:{port}"
+    with ServerProcess(tmp_path / "n1", **files, metrics_listen=listen, metrics_tls="true"):
+        wait_until("it answers", lambda: healthy(good))
+        assert not healthy(other)
+        put(other)
+        wait_until("the new certificate is shown", lambda: healthy(other))
+        assert not healthy(good)
+
+
 def _follow(leader: ServerProcess | None, cleaner: FakeCleaner) -> None:
     cleaner.nodes, cleaner.min_insync = 2, 1
     cleaner.follows = None if leader is None else leader.cleaner
@@ -211,6 +243,7 @@ def test_refused_files_are_named(good: Authority, tmp_path: Path) -> None:
     junk.write_text("-----BEGIN CERTIFICATE-----\nno\n-----END CERTIFICATE-----\n")
     assert faults(tls_cert=cert, tls_key=key, tls_client_ca=good.file) == ""
     assert "both, or neither" in faults(tls_cert=cert)
+    assert "needs tls_cert" in faults(metrics_tls="true")
     assert "no meaning without" in faults(tls_client_ca=good.file)
     assert "no such file" in faults(tls_cert=tmp_path / "none.pem", tls_key=key)
     assert "no certificate in PEM form" in faults(tls_cert=junk, tls_key=key)

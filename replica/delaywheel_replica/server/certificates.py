@@ -18,6 +18,7 @@ import ssl
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import Enum, auto
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Final, Self
@@ -104,6 +105,14 @@ class Certificates:
         return grpc.ssl_server_certificate_configuration([(self.key, self.chain)], self.client_ca)
 
 
+class _Role(Enum):
+    """On which side of a connection the node's certificate is shown by Python's own TLS."""
+
+    DIALLED = auto()
+    DIALS = auto()
+    HTTP = auto()
+
+
 class NodeCertificates:
     """This node's certificates as its files have them now. Thread-safe."""
 
@@ -118,7 +127,7 @@ class NodeCertificates:
         self._stamp = _stamp(config)
         self._current = Certificates.read(config, time.time())
         self._served = self._current
-        self._contexts: dict[bool, tuple[Certificates, ssl.SSLContext]] = {}
+        self._contexts: dict[_Role, tuple[Certificates, ssl.SSLContext]] = {}
         self._look_at_s = time.monotonic() + _LOOK_EVERY_S
         self.refused: str | None = None
         """Why the files on the disk are not taken; None: they are."""
@@ -152,18 +161,31 @@ class NodeCertificates:
 
     def peer_context(self, is_dialled: bool) -> ssl.SSLContext:
         """Returns what this node needs for a TLS connection with another one, either way."""
+        return self._context(_Role.DIALLED if is_dialled else _Role.DIALS)
+
+    def http_context(self) -> ssl.SSLContext:
+        """Returns what the HTTP port listens with; it is renewed at each handshake."""
+
+        def renew(line: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
+            line.context = self._context(_Role.HTTP)
+
+        context = self._context(_Role.HTTP)
+        context.sni_callback = renew  # called whether or not the other side names a host
+        return context
+
+    def _context(self, role: _Role) -> ssl.SSLContext:
         current = self.current
-        known, context = self._contexts.get(is_dialled, (None, None))
+        known, context = self._contexts.get(role, (None, None))
         if context is None or known is not current:
             try:
-                made = _peer_context(self._config, current, is_dialled=is_dialled)
+                made = _made_context(self._config, current, role)
             except OSError as error:  # an SSLError is one, too: the files are just being replaced
                 if context is None:
                     raise
                 _log.warning("certificates refused", cause=str(error), stay="the earlier ones")
             else:
                 context = made
-            self._contexts[is_dialled] = current, context
+            self._contexts[role] = current, context
         return context
 
     def _take(self) -> None:
@@ -199,6 +221,8 @@ def certificate_faults(config: Config) -> Iterator[Fault]:
             Certificates.read(config, time.time())
         except CertificateError as error:
             yield Fault(str(error), names)
+    if config.metrics_tls and config.tls_cert is None:
+        yield Fault("metrics_tls: needs tls_cert", ("metrics_tls", *names))
     if config.peer_tls != "off":
         for name, given in (
             ("tls_cert", config.tls_cert),
@@ -208,17 +232,18 @@ def certificate_faults(config: Config) -> Iterator[Fault]:
                 yield Fault(f"peer_tls {config.peer_tls}: needs {name}", ("peer_tls", *names))
 
 
-def _peer_context(
-    config: Config, certificates: Certificates, *, is_dialled: bool
-) -> ssl.SSLContext:
+def _made_context(config: Config, certificates: Certificates, role: _Role) -> ssl.SSLContext:
     assert config.tls_cert is not None
+    dials = role is _Role.DIALS
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT if dials else ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(config.tls_cert, config.tls_key)  # it takes files alone
+    if role is _Role.HTTP:
+        return context
     assert certificates.node_ca is not None
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if is_dialled else ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.verify_mode = ssl.CERT_REQUIRED
     context.load_verify_locations(cadata=certificates.node_ca.decode())
-    context.load_cert_chain(config.tls_cert, config.tls_key)  # it takes files alone
-    if is_dialled:
+    if role is _Role.DIALLED:
         context.num_tickets = 0  # the side that dialled takes anything that comes for the end
     return context
 

@@ -9,10 +9,11 @@ path          answers
 ``/readyz``   200 while new messages are accepted; else 503, and the text begins with the reason
 ============  =================================================================================
 
-It has a port of its own and neither TLS nor authentication; nothing can be changed through it.
+It has a port of its own, TLS if asked, and no authentication; nothing can be changed through it.
 """
 
 import asyncio
+import ssl
 from typing import Final
 
 from aiohttp import web
@@ -49,7 +50,9 @@ class HttpPort:
         host, _, port = listen.rpartition(":")
         await self._runner.setup()
         try:
-            await web.TCPSite(self._runner, host.strip("[]"), int(port)).start()
+            await web.TCPSite(
+                self._runner, host.strip("[]"), int(port), ssl_context=self._ssl_context()
+            ).start()
         except (OSError, OverflowError) as error:
             await self._runner.cleanup()
             why = why_not(error) if isinstance(error, OSError) else error
@@ -61,6 +64,12 @@ class HttpPort:
     async def stop(self) -> None:
         """Stops listening."""
         await self._runner.cleanup()
+
+    def _ssl_context(self) -> ssl.SSLContext | None:
+        certificates = self._sources.certificates
+        if certificates is None or not self._sources.config.metrics_tls:
+            return None
+        return certificates.http_context()
 
     def _app(self) -> web.Application:
         app = web.Application()
