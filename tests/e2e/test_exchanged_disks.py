@@ -1,7 +1,8 @@
 """Each node's disk is exchanged in turn, then each node is killed in turn; takes a minute or two.
 
-Between the exchanges the operator waits for what RUNBOOK says: no messages on one node only. The
-first node is lost before it has published its part of the ledger.
+Messages are sent all the time, some due at once and some for later. Between the exchanges the
+operator waits for what RUNBOOK says: no messages on one node only. The first node is lost before it
+has published its part of the ledger.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.kafka_settings import KafkaNames
 from local.loopback.kafka import KafkaBroker
 from local.loopback.node import Node
-from support.kafka.read_committed import CommittedReader
+from support.kafka.read_committed import CommittedReader, create_topic
+from support.services.load import Load, assert_arrived
 from support.services.trio import Trio, row, run_cli, send, stub_of
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
@@ -48,24 +50,32 @@ def test_disks_are_exchanged_and_nothing_is_lost_or_waits(
         ids = [os.urandom(16) for _ in range(MESSAGES)]
         rows = [row(topic, b"v", delay_s=LATER_S + n, id_=id_) for n, id_ in enumerate(ids)]
         wheel = send(first, *rows)[0].partition(":")[0]
-        exchange(trio, first)
-        trio.wait("its rows are in the ledger", lambda: set(ids) <= entered(books, wheel))
-        assert_gapless(books, wheel)
-        for node in (leader, other):
-            exchange(trio, node)
-        for node in trio.nodes:
-            others = trio.others(node)
-            trio.kill(node)
-            trio.wait("another one forwards", lambda: forwards(others[0]))  # noqa: B023
-            (handle,) = send(others[0], row(topic, b"now", delay_s=0.5))
-            assert handle
-            assert seen_with_details(others[0]).pending.messages >= 3 * MESSAGES
-            trio.start(node)
-            trio.wait_accepting()
-            trio.wait_in_sync()
+        create_topic(kafka.address, busy := f"{topic}-busy")
+        with Load(trio.client(timeout=30.0), busy) as load:
+            load.wait_for_more()
+            exchange(trio, first)
+            trio.wait("its rows are in the ledger", lambda: set(ids) <= entered(books, wheel))
+            assert_gapless(books, wheel)
+            for node in (leader, other):
+                exchange(trio, node)
+                load.wait_for_more()
+            for node in trio.nodes:
+                others = trio.others(node)
+                trio.kill(node)
+                trio.wait("another one forwards", lambda: forwards(others[0]))  # noqa: B023
+                (handle,) = send(others[0], row(topic, b"now", delay_s=0.5))
+                assert handle
+                load.wait_for_more()
+                assert seen_with_details(others[0]).pending.messages >= 3 * MESSAGES
+                trio.start(node)
+                trio.wait_accepting()
+                trio.wait_in_sync()
+        assert not load.errors
         with CommittedReader(kafka.address, topic) as reader:
             reader.wait_for(3, timeout_s=60)
             assert {m.value() for m in reader.read_to_end()} == {b"now"}
+        with CommittedReader(kafka.address, busy) as reader:
+            assert_arrived(reader, load.acknowledged)
     with CommittedReader(kafka.address, KafkaNames(cluster_id).outcomes) as outcomes:
         assert not [m for m in outcomes.read_to_end() if b'"lost"' in (m.value() or b"")]
 
