@@ -81,7 +81,7 @@ class CancelDecision(StrEnum):
     UNKNOWN = "unknown"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # frozen, making one would cost as much as the decision
 class CancelView:
     """What a leader's node knows of one message, identified by (id, due).
 

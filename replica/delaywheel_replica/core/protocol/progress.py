@@ -149,13 +149,13 @@ class Progress(Done):
     @property
     def ahead_ms(self) -> int | None:
         """The latest due of messages done ahead of w; None: there are none."""
-        return max((done.last_due_ms for done in self.ahead), default=None)
+        return max(done.last_due_ms for done in self.ahead) if self.ahead else None
 
     def covers(self, due_ms: int, position: Position) -> bool:
         """Whether the message at this place, with this due, is done."""
-        return self.includes(due_ms, position) or any(
-            done.includes(due_ms, position) for done in self.ahead
-        )
+        if self.includes(due_ms, position):
+            return True
+        return bool(self.ahead) and any(done.includes(due_ms, position) for done in self.ahead)
 
     def covers_all(self, wheel: WheelId, seq: int, due_ms: int) -> bool:
         """Whether all messages of a frame are done, given its last due."""

@@ -37,7 +37,7 @@ from delaywheel_replica.core.protocol.reschedules import MessageKey
 from delaywheel_replica.link import CommitSoon
 from delaywheel_replica.quantities import counted
 from delaywheel_replica.server.changing.awaited import AwaitedCall
-from delaywheel_replica.server.changing.sights import Moment, Sights
+from delaywheel_replica.server.changing.sights import DECIDED_AT_ONCE, Moment, Sights
 from delaywheel_replica.server.changing.waiting import (
     Decided,
     PendingCancel,
@@ -57,8 +57,6 @@ KEPT_AT_MOST: Final = 49_152
 """A message takes about 1 KiB."""
 QUEUED_S: Final = 1.0
 _BATCH: Final = 2_048
-_AT_ONCE: Final = 256
-"""Decisions between which the event loop serves others."""
 _ASKED_ABOUT: Final = 64
 """Messages that are looked for on other nodes at once, before it is said that none has them."""
 _RESOLVED_AT_ONCE: Final = 8
@@ -330,9 +328,9 @@ class CancelGroups:
         subjects = await self._sights.find_many([asked.reference for asked in batch])
         self._spent("looked_up", len(batch), taken_ms)
         to_write: list[PendingCancel] = []
-        for begin in range(0, len(batch), _AT_ONCE):
+        for begin in range(0, len(batch), DECIDED_AT_ONCE):
             moment = self._sights.moment()
-            for row in range(begin, min(begin + _AT_ONCE, len(batch))):
+            for row in range(begin, min(begin + DECIDED_AT_ONCE, len(batch))):
                 pending = self._begin(batch[row], subjects[row], moment)
                 if pending is not None:
                     to_write.append(pending)
@@ -471,7 +469,7 @@ class CancelGroups:
                 self._unknown(pending)
             elif decided.decision is not CancelDecision.WAIT:
                 self._settle(pending, decided)
-            if number % _AT_ONCE == 0:
+            if number % DECIDED_AT_ONCE == 0:
                 await asyncio.sleep(0)
         for begin in range(0, len(doubtful), _BATCH):
             await self._confirm(doubtful[begin : begin + _BATCH])
@@ -493,7 +491,7 @@ class CancelGroups:
                 self._unknown(pending)
             elif decided.decision is not CancelDecision.WAIT:
                 self._settle(pending, decided)
-            if number % _AT_ONCE == 0:
+            if number % DECIDED_AT_ONCE == 0:
                 await asyncio.sleep(0)
 
 
