@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from itertools import count
+from typing import cast
 
 import numpy as np
 import pytest
@@ -15,10 +16,11 @@ from local.bench.jobs import Sent, paced, value_of
 from local.bench.page import page_of, stack
 from local.bench.report import print_report
 from local.bench.rounds import disturbances, in_turn, is_steady, run_rounds, warm_up
-from local.bench.running import as_document, compared
+from local.bench.running import Spent, as_document, compared
 from local.bench.stand import Part
-from local.bench.usage import Look, Usage, cpu_s_of, look, switches_of
+from local.bench.usage import Look, Usage, Watch, cpu_s_of, look, switches_of
 from local.bench.workloads import USUAL, WORKLOADS
+from local.stage.changing import CALLS, ENDS, SENDS
 from local.stage.scraping import Cost, NodeCost
 from local.stage.tally import Spread
 
@@ -128,6 +130,20 @@ def test_pace_sends_all_and_not_too_early() -> None:
         sent += batch
         assert sent <= (time.monotonic() - started_at) * 1_000 + 1
     assert sent == 200
+
+
+def test_a_call_costs_what_is_used_beyond_the_messages_beside_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    moments = iter([(0.0, 0.0), (2.0, 0.2), (12.0, 6.2), (22.0, 17.2)])  # seconds, CPU seconds
+    monkeypatch.setattr(Spent, "_now", lambda _: next(moments))
+    spent = Spent(cast("Watch", None))
+    for moment in (SENDS, CALLS, ENDS):
+        assert spent.cpu_us(1_000) is None, "a load without calls"
+        spent.note(moment)
+    costs = spent.cpu_us(1_000)
+    assert costs is not None
+    assert [round(costs[of]) for of in ("message", "call")] == [500, 500]
 
 
 def test_a_value_has_its_length() -> None:

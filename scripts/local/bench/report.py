@@ -56,6 +56,10 @@ def _print_changed(changed: Mapping[str, Any]) -> None:
     print(f"{changed['per_s']:,} a second: {outcomes or 'no calls'}; {times}")
     if changed["calm_after_s"] is not None:
         print(f"calls are quick again after {changed['calm_after_s']:.1f} s")
+    if changed["cpu_us"] is not None:
+        message, call = changed["cpu_us"]["message"], changed["cpu_us"]["call"]
+        ratio = call / max(message, 1e-9)
+        print(f"CPU, all processes: {message:.0f} us a message, {call:.0f} a call, {ratio:.2f} x")
     shares = changed["cpu_share"].items()
     print("core: " + ", ".join(f"{name} {share:.1%}" for name, share in shares if share >= 0.001))
 

@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from typing import Any, Final
 
 from local.bench.figures import Extent, differences, ratios
@@ -27,13 +28,14 @@ from local.bench.workloads import (
 )
 from local.loopback.cluster import ClusterError
 from local.loopback.node import send_signal
-from local.stage.changing import change
+from local.stage.changing import CALLS, ENDS, SENDS, change
 
 FILL_S: Final = 20.0
 AT_ONCE_MS: Final = (0, 1_000)
 """How far ahead dues are if nothing has to be accepted before."""
 _WARM_RATE_PER_S: Final = 2_000
 _LEAD_S: Final = 4.0
+_AT_REST_S: Final = 2.0
 BEFORE_KILL_S: Final = 3.0
 CALM_P99_MS: Final = 200.0
 """The lateness above which a second after the leader was killed is not calm."""
@@ -225,9 +227,13 @@ class Runner:
         for number in range(self._options.rounds):
             self._say(f"round {number + 1}")
             watch = Watch({**self._stand.pids(), "caller": os.getpid()})
+            spent = Spent(watch)
+            time.sleep(_AT_REST_S)
             began_s = time.monotonic()
-            figures.append(change(addresses, BULK, kind, self._options.seconds).document())
-            took_s = time.monotonic() - began_s
+            seconds = self._options.seconds
+            figures.append(change(addresses, BULK, kind, seconds, spent.note).document())
+            took_s = time.monotonic() - began_s + _AT_REST_S
+            figures[-1]["cpu_us"] = spent.cpu_us(kind.rate_per_s)
             figures[-1]["cpu_share"] = {
                 name: used.cpu_s / took_s for name, used in watch.read().items()
             }
@@ -249,6 +255,33 @@ class Runner:
         nodes = self._stand.cluster.nodes
         files = (path for node in nodes for path in node.data.rglob("*") if path.is_file())
         return sum(path.stat().st_size for path in files) / len(nodes)
+
+
+class Spent:
+    """CPU of all processes at the moments of a load; the first of them is rest."""
+
+    def __init__(self, watch: Watch) -> None:
+        """Begins, at rest."""
+        self._watch = watch
+        self._at = [("rest", *self._now())]
+
+    def note(self, moment: str) -> None:
+        """Notes what was spent until now."""
+        self._at.append((moment, *self._now()))
+
+    def cpu_us(self, rate_per_s: int) -> dict[str, float] | None:
+        """Returns what a message costs beyond rest, and a call beyond the messages beside it."""
+        if [moment for moment, _, _ in self._at] != ["rest", SENDS, CALLS, ENDS]:
+            return None
+        shares = [
+            (cpu_s - cpu_before_s) / (at_s - before_s)
+            for (_, before_s, cpu_before_s), (_, at_s, cpu_s) in pairwise(self._at)
+        ]
+        message, call = (1e6 * (more - less) / rate_per_s for less, more in pairwise(shares))
+        return {"message": message, "call": call}
+
+    def _now(self) -> tuple[float, float]:
+        return time.monotonic(), sum(used.cpu_s for used in self._watch.read().values())
 
 
 def _disturbed(parts: dict[str, Part]) -> str:

@@ -80,16 +80,40 @@ class Changing(Protocol):
     def messages(self) -> int: ...  # noqa: D102
 
 
-def change(addresses: Sequence[str], topic: str, how: Changing, seconds: float) -> Changed:
-    """Measures; blocks."""
-    return asyncio.run(_change(addresses, topic, how, seconds))
+SENDS, CALLS, ENDS = "sends", "calls", "ends"
+"""Moments of a load at a rate: messages are sent; there are as many calls as messages; the end."""
 
 
-async def _change(addresses: Sequence[str], topic: str, how: Changing, seconds: float) -> Changed:
+def change(
+    addresses: Sequence[str],
+    topic: str,
+    how: Changing,
+    seconds: float,
+    on_moment: Callable[[str], object] = lambda _: None,
+) -> Changed:
+    """Measures; blocks.
+
+    Args:
+        addresses: Of the nodes.
+        topic: Where messages go.
+        how: The load.
+        seconds: How long calls are measured.
+        on_moment: Called at each moment of a load at a rate.
+    """
+    return asyncio.run(_change(addresses, topic, how, seconds, on_moment))
+
+
+async def _change(
+    addresses: Sequence[str],
+    topic: str,
+    how: Changing,
+    seconds: float,
+    on_moment: Callable[[str], object],
+) -> Changed:
     changed = Changed()
     async with AsyncClient(addresses) as client:
         await client.produce(topic, b"warm", delay=timedelta(seconds=_AHEAD_S))
-        load = _Load(client, topic, how, changed)
+        load = _Load(client, topic, how, changed, on_moment)
         match how.way:
             case "handles":
                 await _by_handles(client, topic, how, seconds, changed)
@@ -107,8 +131,16 @@ async def _change(addresses: Sequence[str], topic: str, how: Changing, seconds: 
 class _Load:
     """Messages at a rate, each with its call."""
 
-    def __init__(self, client: AsyncClient, topic: str, how: Changing, changed: Changed) -> None:
+    def __init__(
+        self,
+        client: AsyncClient,
+        topic: str,
+        how: Changing,
+        changed: Changed,
+        on_moment: Callable[[str], object],
+    ) -> None:
         self.client = client
+        self._on_moment = on_moment
         self.changed = changed
         self.topic = topic
         self._how = how
@@ -124,6 +156,9 @@ class _Load:
         began_s = time.monotonic()
         self._from_s, self._until_s = began_s + lead_s, began_s + lead_s + seconds
         number = 0
+        self._on_moment(SENDS)
+        if calls:
+            asyncio.get_running_loop().call_later(lead_s, self._on_moment, CALLS)
         async with asyncio.TaskGroup() as tasks:
             while (now_s := time.monotonic()) < self._until_s:
                 wanted = int((now_s - began_s) * self._how.rate_per_s)
@@ -131,6 +166,7 @@ class _Load:
                     number += 1
                     tasks.create_task(self._one(calls=calls))
                 await asyncio.sleep(0.005)
+            self._on_moment(ENDS)
         self.changed.seconds = seconds
 
     def _due(self) -> datetime:
