@@ -1,8 +1,15 @@
-"""Pending messages are moved to another cluster while callers send: each arrives once."""
+"""Pending messages are moved to another cluster while callers send: each arrives once.
+
+Half of `DELAYWHEEL_MOVED_MESSAGES`, between clusters of `DELAYWHEEL_MOVED_NODES` nodes: more of
+either than usual shows what a move takes (`pytest -s`).
+"""
 
 from __future__ import annotations
 
 import json
+import os
+import time
+import uuid
 from collections import Counter
 from collections.abc import Iterator
 from datetime import timedelta
@@ -13,14 +20,16 @@ import pytest
 from delaywheel import Client, Message
 from delaywheel_replica.kafka_settings import KafkaNames
 from local.loopback.kafka import KafkaBroker
-from support.clients.command import Command
+from support.clients.command import Command, Ended
 from support.kafka.read_committed import create_topic, headers_of, read_all
 from support.services.caller import Caller
 from support.services.service import Service
 
 pytestmark = pytest.mark.kafka
 
-LATER_S = 14
+MESSAGES = int(os.environ.get("DELAYWHEEL_MOVED_MESSAGES", "1000"))
+NODES = int(os.environ.get("DELAYWHEEL_MOVED_NODES", "1"))
+LATER_S = 14 + MESSAGES // 400
 """How far ahead those are due that are moved; others are due in a second or two."""
 
 HEADERS = [("a", b"1"), ("a", None), ("b", b"\xfe\0"), ("dw-retry-attempt", b"2")]
@@ -58,8 +67,17 @@ class Sending(Caller):
 
 
 @pytest.fixture
+def here(request: pytest.FixtureRequest, kafka: KafkaBroker, tmp_path: Path) -> Iterator[Service]:
+    if NODES == 1:
+        yield request.getfixturevalue("service")
+        return
+    with Service(kafka.address, tmp_path / "here", f"h{uuid.uuid4().hex[:9]}", nodes=NODES) as one:
+        yield one
+
+
+@pytest.fixture
 def other(kafka: KafkaBroker, tmp_path: Path, cluster_id: str) -> Iterator[Service]:
-    with Service(kafka.address, tmp_path / "other", cluster_id) as running:
+    with Service(kafka.address, tmp_path / "other", cluster_id, nodes=NODES) as running:
         yield running
 
 
@@ -69,7 +87,7 @@ def command(capsys: pytest.CaptureFixture[str]) -> Command:
 
 
 def test_each_message_arrives_once_when_it_is_moved_under_load(
-    service: Service,
+    here: Service,
     other: Service,
     command: Command,
     kafka: KafkaBroker,
@@ -78,23 +96,24 @@ def test_each_message_arrives_once_when_it_is_moved_under_load(
 ) -> None:
     topic, pending, moved = f"{cluster_id}-moved", tmp_path / "pending", tmp_path / "moved"
     create_topic(kafka.address, topic)
-    here, there = ("--server", service.node()["address"]), ("--server", other.node()["address"])
-    with Sending(service.node()["address"], topic) as callers:
-        callers.send(1_000)
-        listed = command("export", "--topic", topic, "--from", "now+4s", *here)
-        assert listed.code == 0, listed.err
+    timed = Timed(command)
+    old, new = ("--server", here.address), ("--server", other.address)
+    with Sending(here.address, topic) as callers:
+        for _ in range(max(1, MESSAGES // 10_000)):
+            callers.send(min(MESSAGES, 10_000))
+        listed = timed("export", "--topic", topic, "--from", "now+4s", *old)
         pending.write_text(listed.out)
-        cancelled = command("export", "--cancel", str(pending), *here)
-        assert cancelled.code == 0, cancelled.err
+        cancelled = timed("export", "--cancel", str(pending), *old)
         # A run that was killed is repeated: it answers the same.
-        again = command("export", "--cancel", str(pending), *here)
+        again = timed("export", "--cancel", str(pending), *old)
         assert again.out == cancelled.out
         moved.write_text(cancelled.out)
         for _ in range(2):
-            assert command("produce", "--jsonl", str(moved), *there).code == 0
+            timed("produce", "--jsonl", str(moved), *new)
+    print("\n".join(timed.lines))  # noqa: T201 - `pytest -s`
     number = len(cancelled.out.splitlines())
-    assert 500 <= number <= len(listed.out.splitlines())
-    for cluster in (service, other):
+    assert MESSAGES // 3 <= number <= len(listed.out.splitlines())
+    for cluster in (here, other):
         cluster.wait_done(max(callers.dues.values()))
     records = read_all(kafka.address, topic)
     assert all(list(headers_of(record))[: len(HEADERS)] == HEADERS for record in records)
@@ -105,8 +124,24 @@ def test_each_message_arrives_once_when_it_is_moved_under_load(
     }
     # Both books: what was moved is cancelled in one, and was accepted twice by the other.
     ids = {json.loads(line)["id"] for line in cancelled.out.splitlines()}
-    assert outcomes(kafka, service, "cancelled", ids) == Counter(ids)
+    assert outcomes(kafka, here, "cancelled", ids) == Counter(ids)
     assert outcomes(kafka, other, "duplicate", ids) == Counter(ids)
+
+
+class Timed:
+    """Runs commands, which must succeed, and notes how long each took."""
+
+    def __init__(self, command: Command) -> None:
+        self._command = command
+        self.lines: list[str] = []
+
+    def __call__(self, *words: str) -> Ended:
+        began = time.monotonic()
+        ended = self._command(*words)
+        assert ended.code == 0, ended.err
+        took_s = time.monotonic() - began
+        self.lines.append(f"{' '.join(words[:2])}: {took_s:.1f} s; {ended.err.strip()}")
+        return ended
 
 
 def outcomes(kafka: KafkaBroker, of: Service, kind: str, ids: set[str]) -> Counter[str]:

@@ -64,6 +64,7 @@ class Service:
         config: Mapping[str, str] | None = None,
         topics: Sequence[str] = (),
         restart: bool = True,
+        nodes: int = 1,
     ) -> None:
         """Prepares; nothing runs before `start`."""
         self.kafka = kafka
@@ -74,6 +75,7 @@ class Service:
         self._settings = {**QUICK, "cluster_id": cluster_id, **(config or {})}
         self._topics = topics
         self._restart = restart
+        self._nodes = nodes
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
@@ -97,7 +99,7 @@ class Service:
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 [
-                    *(sys.executable, "-m", "local.loopback.cluster", "--nodes", "1"),
+                    *(sys.executable, "-m", "local.loopback.cluster", "--nodes", str(self._nodes)),
                     *("--kafka", self.kafka, "--data", str(self.data)),
                     *("--ready-file", str(self._ready)),
                     *([] if self._restart else ["--no-restart"]),
@@ -158,7 +160,7 @@ class Service:
             seen = described(self.address)
             if seen is None or not seen.HasField("leader"):
                 return False
-            return any(member.accepting for member in seen.members)
+            return sum(member.accepting for member in seen.members) == self._nodes
 
         wait_until("the node accepts and leads", leads)
 
