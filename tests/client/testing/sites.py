@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from confluent_kafka import Producer
 
 from client.testing.worlds import PATIENCE_S
-from delaywheel.consumer import ReceivedMessage, RetryConsumer
+from delaywheel.consumer import AsyncRetryConsumer, ReceivedMessage, RetryConsumer
 from delaywheel.testing import MemoryConsumer, MemoryService
 from support.kafka.read_committed import headers_of, read_all
 
 GROUP = "billing"
 AnyConsumer: TypeAlias = RetryConsumer | MemoryConsumer
 Handler: TypeAlias = Callable[[ReceivedMessage], object]
+Coroutine: TypeAlias = Callable[[ReceivedMessage], Awaitable[object]]
 
 
 class Letter(NamedTuple):
@@ -60,6 +62,10 @@ class Site(Protocol):
 
     def letters(self, consumer: AnyConsumer) -> list[Letter]:
         """Returns the group's dead letters."""
+        ...
+
+    def run(self, handle: Coroutine, number: int, **options: Any) -> list[ReceivedMessage]:
+        """Runs a coroutine as the handler, three at once, of so many records."""
         ...
 
 
@@ -109,6 +115,26 @@ class RealSite:
         records = read_all(self._kafka, f"{self.topic}-dead-{GROUP}")
         return [_letter(record.value(), headers_of(record)) for record in records]
 
+    def run(self, handle: Coroutine, number: int, **options: Any) -> list[ReceivedMessage]:
+        seen: list[ReceivedMessage] = []
+
+        async def run() -> None:
+            made = AsyncRetryConsumer(
+                self.topic, group=GROUP, bootstrap=self._kafka, cluster=self._cluster, **options
+            )
+
+            async def one(message: ReceivedMessage) -> None:
+                seen.append(message)
+                if len(seen) == number:
+                    made.stop()
+                await handle(message)
+
+            async with made as consumer, asyncio.timeout(PATIENCE_S):
+                await consumer.run(one, concurrency=3)
+
+        asyncio.run(run())
+        return seen
+
 
 class MemorySite:
     """The service in memory; time passes where a test waits for a record."""
@@ -139,6 +165,24 @@ class MemorySite:
     def letters(self, consumer: AnyConsumer) -> list[Letter]:
         assert isinstance(consumer, MemoryConsumer)
         return [_letter(letter.value, letter.headers) for letter in consumer.dead_letters]
+
+    def run(self, handle: Coroutine, number: int, **options: Any) -> list[ReceivedMessage]:
+        seen: list[ReceivedMessage] = []
+
+        async def one(message: ReceivedMessage) -> None:
+            seen.append(message)
+            await handle(message)
+
+        async def run() -> None:
+            async with self.consumer(**options) as consumer:
+                for _ in range(600):
+                    await consumer.run(one, concurrency=3)
+                    if len(seen) >= number:
+                        return
+                    self._service.advance("100ms")
+
+        asyncio.run(run())
+        return seen
 
 
 def _letter(value: bytes | None, headers: list[tuple[str, bytes | None]]) -> Letter:

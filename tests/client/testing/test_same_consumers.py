@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from client.testing.sites import Sent, Site, handled
@@ -143,3 +145,24 @@ def test_one_record_of_a_key_is_in_hand_at_a_time(site: Site) -> None:
         assert second.value == b"a2", "after a dead record its key continues"
         assert second.done()
         assert keyless.done()
+
+
+def test_coroutines_as_handlers(site: Site) -> None:
+    at_once: list[int] = []
+    under_way = 0
+
+    async def handle(message: ReceivedMessage) -> None:
+        nonlocal under_way
+        under_way += 1
+        at_once.append(under_way)
+        await asyncio.sleep(0.05)
+        under_way -= 1
+        unlucky(message)
+
+    site.send(*(Sent(value) for value in (b"1", b"unlucky", b"2", b"3", b"4")))
+    seen = site.run(handle, 7, retry=("200ms", "200ms"))
+    failed = [message.attempt for message in seen if message.value == b"unlucky"]
+    assert failed == [1, 2, 3]
+    assert {message.value for message in seen} == {b"1", b"2", b"3", b"4", b"unlucky"}
+    assert len(seen) == 7
+    assert 1 < max(at_once) <= 3

@@ -7,9 +7,10 @@ once. With `ordered`, a record that comes back is known by its place of origin, 
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from types import TracebackType
 from typing import Final, Protocol, Self, Unpack
@@ -59,6 +60,8 @@ class Source(Protocol):
 class MemoryConsumer:
     """Iterates over what has appeared and was not handled; ends where a real one would wait.
 
+    It has the loops of both consumers, `for` and `async for` (and `run`).
+
     Attributes:
         dead_letters: The letters, as they would be in the group's topic for them.
     """
@@ -94,6 +97,42 @@ class MemoryConsumer:
             if self._is_for_a_handler(message):
                 message.state = State.IN_HAND
                 yield message
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Has nothing to end."""
+
+    async def __aiter__(self) -> AsyncIterator[ReceivedMessage]:
+        for message in self:
+            yield message
+
+    async def run(
+        self, handle: Callable[[ReceivedMessage], Awaitable[object]], *, concurrency: int = 1
+    ) -> None:
+        """Handles what has appeared within `async with`, up to `concurrency` at once.
+
+        Raises:
+            ValueError: `concurrency` is below 1.
+            ExceptionGroup: Exceptions from handlers that mean neither retry nor dead.
+        """
+        if concurrency < 1:
+            raise ValueError(f"concurrency={concurrency}: at least 1")
+
+        async def one(message: ReceivedMessage) -> None:
+            async with message:
+                await handle(message)
+
+        while some := list(islice(self, concurrency)):
+            async with asyncio.TaskGroup() as handlers:
+                for message in some:
+                    handlers.create_task(one(message))
 
     def batches(self, most: int = 100, *, wait: Duration = "100ms") -> Iterator[Batch]:
         """Yields batches of messages, as far as they have appeared: `wait` has no effect."""

@@ -126,6 +126,8 @@ class MemoryService:
     ) -> MemoryConsumer:
         """Returns a consumer that retries, for handlers: the options are those of `RetryConsumer`.
 
+        For handlers that are coroutines as well: it has what `AsyncRetryConsumer` has.
+
         Example:
             ::
 
