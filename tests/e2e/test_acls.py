@@ -133,21 +133,6 @@ def test_what_is_listed_is_enough(
     assert "uthoriz" not in node.log.read_text()
 
 
-@pytest.mark.usefixtures("node")
-def test_a_check_finds_them_enough_and_names_what_is_taken_away(
-    broker: AuthorizingBroker, command: Command, tmp_path: Path
-) -> None:
-    assert not unfit(broker, command, tmp_path)
-    for topic, right in ((NAMES.dead, "Write"), ("orders", "Read"), (INGRESS, "Read")):
-        broker.deny(ResourceType.TOPIC, topic, right.upper())
-        assert unfit(broker, command, tmp_path) == {f"topic {topic}": f"grant {right} on it"}
-        broker.give_back(ResourceType.TOPIC, topic)
-    broker.deny(ResourceType.GROUP, NAMES.ingress_group, "READ")
-    what = f"group {NAMES.ingress_group}"
-    assert unfit(broker, command, tmp_path) == {what: "grant Read on it"}
-    broker.give_back(ResourceType.GROUP, NAMES.ingress_group)
-
-
 def unfit(broker: AuthorizingBroker, command: Command, data_dir: Path) -> dict[str, str]:
     """What `config check --connect` says is to be done in Kafka."""
     settings = {
@@ -236,4 +221,20 @@ def test_a_group_that_is_closed_is_reported_and_stops_nothing(
     # It has the ingress topic's name.
     fault = "not allowed to show how far ingress is"
     wait_until("it is logged", lambda: fault in node.log.read_text())
+    broker.give_back(ResourceType.GROUP, NAMES.ingress_group)
+
+
+@pytest.mark.usefixtures("node")
+def test_a_check_finds_them_enough_and_names_what_is_taken_away(
+    broker: AuthorizingBroker, command: Command, tmp_path: Path
+) -> None:
+    """Comes last: for half a minute the node says of a topic of records that it was closed."""
+    assert not unfit(broker, command, tmp_path)
+    for topic, right in ((NAMES.dead, "Write"), ("orders", "Read"), (INGRESS, "Read")):
+        broker.deny(ResourceType.TOPIC, topic, right.upper())
+        assert unfit(broker, command, tmp_path) == {f"topic {topic}": f"grant {right} on it"}
+        broker.give_back(ResourceType.TOPIC, topic)
+    broker.deny(ResourceType.GROUP, NAMES.ingress_group, "READ")
+    what = f"group {NAMES.ingress_group}"
+    assert unfit(broker, command, tmp_path) == {what: "grant Read on it"}
     broker.give_back(ResourceType.GROUP, NAMES.ingress_group)
