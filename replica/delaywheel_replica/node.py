@@ -124,7 +124,8 @@ def main() -> int:
         log.say("cannot start", "error", error=str(error), data_dir=data)
         return 1
     except OSError as error:
-        why = (error.strerror or str(error)).lower()
+        no_folder = isinstance(error, FileExistsError | NotADirectoryError)
+        why = "it is no folder" if no_folder else (error.strerror or str(error)).lower()
         path = error.filename if error.filename != str(data) else None
         is_wrong = error.errno in _WRONG_FOLDER
         advice = "correct data_dir, or let the node's user write there" if is_wrong else None

@@ -429,3 +429,13 @@ def test_only_a_wrong_setting_is_not_worth_a_restart(
     monkeypatch.setenv(RESOLVED_VARIABLE, json.dumps({"data_dir": str(tmp_path)}))
     monkeypatch.setattr(Supervisor, "run", run)
     assert main() == code
+
+
+def test_a_file_in_place_of_the_folder_is_called_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for data in (tmp_path / "file", tmp_path / "file" / "below"):
+        (tmp_path / "file").touch()
+        monkeypatch.setenv(RESOLVED_VARIABLE, json.dumps({"data_dir": str(data)}))
+        assert main() == 78
+        assert "it is no folder" in capfd.readouterr().err
