@@ -163,6 +163,10 @@ def test_what_a_silent_cleaner_did_last_says_nothing_of_now(data: Path) -> None:
     assert report.pending_messages == 3, "nothing is known to be done"
 
 
+def test_how_many_frames_it_lacks(data: Path) -> None:
+    assert described(data, None).members[0].report.lacking_frames == 2
+
+
 def test_which_files_its_disk_does_not_delete(data: Path) -> None:
     report = described(data, None, undeletable=undeletable(2)).members[0].report
     assert (report.undeletable_files, report.undeletable_file) == (2, "/data/1.slot")

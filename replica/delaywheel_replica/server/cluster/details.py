@@ -25,7 +25,13 @@ from delaywheel_replica.server.cluster.merging import counted_once
 from delaywheel_replica.server.cluster.replicas import Lags, replicas_of
 from delaywheel_replica.server.ledger.publisher import Publishing
 from delaywheel_replica.server.node.alone import alone_messages
-from delaywheel_replica.server.node.node_view import NodeView, done_slot, ledger_lag_frames, wall_ms
+from delaywheel_replica.server.node.node_view import (
+    NodeView,
+    done_slot,
+    lacking_frames,
+    ledger_lag_frames,
+    wall_ms,
+)
 from delaywheel_replica.server.node.pulse import Pulse
 
 
@@ -135,6 +141,7 @@ class Details:
         undeletable = self._own_report.undeletable.paths
         report.undeletable_files = len(undeletable)
         report.undeletable_file = str(undeletable[0]) if undeletable else ""
+        report.lacking_frames = lacking_frames(heartbeat)
         report.alone_messages = alone_messages(self._disk, self._data, cleaner, status)
         for row in self._dial.pending(now_ms // 1000, slot):
             report.pending_messages += row.messages

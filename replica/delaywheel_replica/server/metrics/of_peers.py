@@ -14,6 +14,7 @@ from delaywheel_replica.server.metrics.metric import (
     gauges,
 )
 from delaywheel_replica.server.metrics.scrape import Scrape
+from delaywheel_replica.server.node.node_view import lacking_frames
 
 
 def _wheels(scrape: Scrape) -> Values:
@@ -35,9 +36,7 @@ def _watermark_lag(scrape: Scrape) -> float | None:
 
 
 def _missing(scrape: Scrape) -> float | None:
-    if scrape.server is None:
-        return None
-    return sum(len(reported.missing) for reported in scrape.server.heartbeat.wheels.values())
+    return None if scrape.server is None else lacking_frames(scrape.server.heartbeat)
 
 
 def _peer_lags(scrape: Scrape) -> Values:
