@@ -277,6 +277,20 @@ def test_what_a_wrong_writer_made_is_judged_alike(
     assert raw(batch.columns) == [each for frame in frames for each in raw(frame.columns)]
 
 
+def test_cancels_whose_lengths_do_not_add_up_are_damaged_read_alone_too() -> None:
+    content, places = slot_file([(Kind.CANCELS, [message(number) for number in range(8)])])
+    changed = bytearray(content)
+    blob_length_at = 56
+    changed[blob_length_at] ^= 8
+    length = int(places[1]["length"][0])
+    changed[4:8] = crc32c(changed[CHECKED_FROM:length]).to_bytes(4, "little")
+    kind = Kind.CANCELS
+    places_of = bytes(changed), 0, places
+    assert decode_together(*places_of, wheel=WHEEL, slot=BASE_SLOT, kind=kind) is None
+    with pytest.raises(FrameDamaged, match="cancels"):
+        one_by_one(bytes(changed), places, kind)
+
+
 def raw(columns: Columns) -> list[object]:
     """Everything of each message, headers undecoded: these may be anything."""
     blob = memoryview(columns.blob)

@@ -275,7 +275,9 @@ def _has_checksum(buffer: Buffer) -> bool:
 
 def _decode_cancels(buffer: Buffer, header: FrameHeader) -> Columns:
     rows = header.messages
-    _check_columns_length(header)
+    end = _check_columns_length(header)
+    if end + -end % 8 != header.length_bytes:
+        raise FrameDamaged(DamageReason.LENGTHS, "cancels")
     ids_end = HEADER_LENGTH_BYTES + rows * ID_LENGTH_BYTES
     ids = np.frombuffer(buffer, np.uint8, rows * ID_LENGTH_BYTES, HEADER_LENGTH_BYTES)
     due_offsets = np.frombuffer(buffer, "<u2", rows, ids_end)
@@ -337,11 +339,13 @@ def _decode_tail(
     return starts, topics
 
 
-def _check_columns_length(header: FrameHeader) -> None:
+def _check_columns_length(header: FrameHeader) -> int:
+    """Returns where the frame's content ends, according to its header."""
     length = header.messages * row_length_bytes(header.kind, header.flags)
     end = HEADER_LENGTH_BYTES + header.columns_length + header.topics_length + header.blob_length
     if header.columns_length != length + -length % 8 or end > header.length_bytes:
         raise FrameDamaged(DamageReason.LENGTHS, "columns")
+    return end
 
 
 def decode_topics(dictionary: bytes) -> tuple[str, ...]:
