@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -214,3 +215,36 @@ def test_who_asks_again_once_the_old_second_is_deleted_is_told_the_same(
     # Where it is not, nothing is known of it.
     elsewhere = reschedule(server, handle, to_ms + 1_000)
     assert elsewhere.outcome == pb.RESCHEDULE_OUTCOME_TOO_LATE
+
+
+def is_waited_for(server: ServerProcess) -> bool:
+    """Whether a caller waits for a reschedule, longer than a refusal takes."""
+    request = pb.DescribeClusterRequest(details=True)
+    (member,) = server.stub.DescribeCluster(request, timeout=30).members
+    calls = member.report.waiting_calls
+    return any(each.call == "reschedule" and each.longest_ms >= 200 for each in calls)
+
+
+def test_a_frame_that_this_node_lacks_for_a_moment_is_waited_for(server: ServerProcess) -> None:
+    """Its heartbeat may overtake it: nobody is refused for that."""
+    handle, to_ms, away = produce(server, in_ms(60_000)), in_ms(90_000), WheelId("n2", 7)
+
+    def with_another(state: ControlState) -> ControlState:
+        (of_own, *_) = state.wheels.values()
+        return replace(
+            state, wheels={**state.wheels, away: replace(of_own, members={"n2": "disk"})}
+        )
+
+    def without(state: ControlState) -> ControlState:
+        return replace(state, wheels={w: of for w, of in state.wheels.items() if w != away})
+
+    server.cleaner.commit(with_another)
+    try:
+        refused(server, handle, Reason.NOT_UP_TO_DATE)
+        with ThreadPoolExecutor(1) as caller:
+            waiting = caller.submit(reschedule, server, handle, to_ms)
+            wait_until("it is asked", lambda: is_waited_for(server))
+            server.cleaner.commit(without)
+            assert waiting.result().due_ms == to_ms
+    finally:
+        server.cleaner.commit(without)

@@ -48,6 +48,8 @@ _AGAIN_S: Final = 0.2
 _LOOK_MS: Final = 500
 """How often a caller that waits has its second looked at: the record shows most decisions, and the
 leader itself looks for cancels before it decides."""
+_COMPLETE_MS: Final = 1_000
+"""How long a caller waits for frames that this node lacks, before it is sent elsewhere."""
 _NEAREST_MS: Final = 500
 """A new due that is nearer becomes this: it is decided while it is still to come."""
 
@@ -255,12 +257,21 @@ class Reschedules:
             )
 
     async def _check_free(self, id_: bytes, to_ms: int) -> None:
-        """Checks that no message or cancel of this id and due exists: it would count for both."""
-        other = (await self._sights.find(Reference(to_ms // 1000, id_, to_ms))).found
-        if other.copies or other.cancels:
-            raise RefusedError(Reason.DUE_TAKEN, f"Due {to_ms}")
-        if not other.complete:
-            raise RefusedError(Reason.NOT_UP_TO_DATE)
+        """Checks that no message or cancel of this id and due exists: it would count for both.
+
+        A heartbeat that says what a node has written comes on another connection than the frames,
+        so for a moment this node lacks something every now and then.
+        """
+        until_ms = monotonic_ms() + _COMPLETE_MS
+        while True:
+            other = (await self._sights.find(Reference(to_ms // 1000, id_, to_ms))).found
+            if other.copies or other.cancels:
+                raise RefusedError(Reason.DUE_TAKEN, f"Due {to_ms}")
+            if other.complete:
+                return
+            if monotonic_ms() >= until_ms:
+                raise RefusedError(Reason.NOT_UP_TO_DATE)
+            await self._next_change()
 
     def _place(self, found: Found) -> Position:
         """Returns a copy that progress covers, if there is one yet, otherwise any copy."""
