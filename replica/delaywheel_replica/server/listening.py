@@ -17,7 +17,7 @@ from delaywheel_replica.server.intake.admission import Admission
 from delaywheel_replica.server.intake.calls import Answers, Calls
 from delaywheel_replica.server.intake.descriptors import close_connections
 from delaywheel_replica.server.intake.producing import Producing
-from delaywheel_replica.server.intake.reception import HEALTH, Reception
+from delaywheel_replica.server.intake.reception import CALLS, HEALTH, Reception
 from delaywheel_replica.server.node.counts import Counts
 from delaywheel_replica.server.service import DelayWheelService
 
@@ -37,6 +37,8 @@ _HEALTH_BYTES: Final = 1 << 20
 _HEALTH_ANSWER_BYTES: Final = 64
 # At most this many windows of 64 KiB hold calls of one connection that are not read yet.
 _CALLS_OF_CALLER: Final = 256
+# Calls that have come and are not begun, twice what may be open: those beyond are refused by us.
+_PENDING_CALLS: Final = 2 * (CALLS.calls + HEALTH.calls)
 # How long calls on a connection that has its greatest age may go on: streams end with it.
 _AGE_GRACE_MS: Final = 60_000
 # A request above the limit is refused with a reason, unless it is even larger than this.
@@ -192,6 +194,10 @@ def _options(config: Config, connections: int) -> list[tuple[str, int]]:
         # Otherwise the window would grow to what the line can carry.
         ("grpc.http2.bdp_probe", 0),
         ("grpc.max_concurrent_streams", _CALLS_OF_CALLER),
+        # Once a thousand calls have come and are not begun, gRPC would end some as CANCELLED: our
+        # own bounds refuse calls by name.
+        ("grpc.server.max_pending_requests", _PENDING_CALLS),
+        ("grpc.server.max_pending_requests_hard_limit", _PENDING_CALLS),
         # Each needs a descriptor, and the wheel needs descriptors more.
         ("grpc.max_allowed_incoming_connections", connections),
         # Detects callers that vanished; callers' own pings are allowed.

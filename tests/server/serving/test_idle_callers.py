@@ -124,3 +124,24 @@ async def test_streams_on_which_nothing_is_sent_give_way(server: ServerProcess) 
     async with idle_calls(server, method, connections=16, calls=2) as beside:
         for _ in range(3):
             await produce_on_stream(beside)
+
+
+async def test_of_many_calls_at_once_each_is_answered_or_refused_by_name(
+    server: ServerProcess,
+) -> None:
+    """More than gRPC by itself keeps until they are begun: it would end some as CANCELLED."""
+    async with AsyncExitStack() as held:
+        calls: list[Any] = []
+        for _ in range(12):
+            channel = grpc.aio.insecure_channel(str(server.address), options=CHANNEL_OPTIONS)
+            await held.enter_async_context(channel)
+            await channel.channel_ready()
+            unary: Any = channel.unary_unary(PRODUCE)
+            calls += [unary(request(), timeout=PATIENCE_S) for _ in range(250)]
+        ended = await asyncio.gather(*(code_of(call) for call in calls))
+    assert set(ended) <= {grpc.StatusCode.OK, grpc.StatusCode.RESOURCE_EXHAUSTED}
+
+
+async def code_of(call: Any) -> grpc.StatusCode:
+    code: grpc.StatusCode = await call.code()
+    return code
