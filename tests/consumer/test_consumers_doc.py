@@ -134,6 +134,13 @@ def test_routes(run: Callable[..., Program]) -> None:
 
 
 @pytest.mark.kafka
+def test_on_threads(run: Callable[..., Program]) -> None:
+    running = run("packing", (b"a", []), (b"b", []))
+    assert sorted(running.wait_for(2)) == ["packed a", "packed b"]
+    running.stop()
+
+
+@pytest.mark.kafka
 def test_delays(run: Callable[..., Program]) -> None:
     running = run("shipping", (b"x", []))  # the cause is a TimeoutError: two more attempts
     assert running.wait_for(3) == [f"shipping, attempt {number}" for number in (1, 2, 3)]

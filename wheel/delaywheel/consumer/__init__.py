@@ -23,6 +23,7 @@ from delaywheel.consumer.aio import AsyncRetryConsumer
 from delaywheel.consumer.book import Counts
 from delaywheel.consumer.message import (
     Batch,
+    BatchItemError,
     ConsumerError,
     ConsumerReason,
     ReceivedMessage,
@@ -39,6 +40,7 @@ from delaywheel.consumer.watching.health import ConsumerHealth, ConsumerTrouble
 __all__ = [
     "AsyncRetryConsumer",
     "Batch",
+    "BatchItemError",
     "ConsumerError",
     "ConsumerEvents",
     "ConsumerHealth",

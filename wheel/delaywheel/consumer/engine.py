@@ -260,6 +260,15 @@ class Engine:
             if self._is_draining:
                 self._changed.notify_all()
 
+    def hand_back(self, messages: Sequence[ReceivedMessage]) -> None:
+        """See `Desk`."""
+        with self._changed:
+            waiting = [one for one in messages if one.state is State.IN_HAND]
+            for message in waiting:
+                self._book.hold_back(message)
+            self._book.put_back(waiting)
+            self._notify()
+
     def retry(
         self,
         message: ReceivedMessage,

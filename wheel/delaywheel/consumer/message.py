@@ -98,6 +98,31 @@ class SettledError(RuntimeError):
     """`done`, `retry` or `dead` was called for a message that was settled before."""
 
 
+class BatchItemError(Exception):
+    """Raised in a batch's `with` block: one message failed, and the handling stopped there.
+
+    Those before it are done; it is retried or dead by the exception that this one was raised from;
+    those after it are handed out again, their attempt not counted.
+
+    Args:
+        item: The message, or its index in the batch.
+
+    Example:
+        ::
+
+            with batch:
+                for message in batch:
+                    try:
+                        charge(message.value)
+                    except ConnectionError as error:
+                        raise BatchItemError(message) from error
+    """
+
+    def __init__(self, item: int | ReceivedMessage) -> None:
+        super().__init__(item)
+        self.item = item
+
+
 class Settlement(NamedTuple):
     """An outcome, and the record that its transaction writes.
 
@@ -131,6 +156,10 @@ class Desk(Protocol):
 
     def all_done(self, messages: Sequence[ReceivedMessage]) -> None:
         """Settles those as handled that are not settled."""
+        ...
+
+    def hand_back(self, messages: Sequence[ReceivedMessage]) -> None:
+        """Takes back records that nobody has begun to handle: they are handed out again, first."""
         ...
 
     def retry(
@@ -369,7 +398,7 @@ class Batch(list[ReceivedMessage]):
     """Messages to be handled together.
 
     As a context manager it settles those that are still unsettled: left normally they are done,
-    left by an exception each is retried or dead.
+    left by an exception each is retried or dead; `BatchItemError` says which one failed.
     """
 
     def __enter__(self) -> Self:
@@ -401,6 +430,8 @@ def _leave(messages: Sequence[ReceivedMessage], error: BaseException | None) -> 
         if messages:
             messages[0].desk.all_done(messages)
         return False
+    if isinstance(error, BatchItemError):
+        return _leave_at(messages, error)
     open_ = [message for message in messages if not message.is_settled]
     # An interrupted or cancelled handler has not failed: its messages are delivered again.
     if not isinstance(error, Exception):
@@ -411,3 +442,13 @@ def _leave(messages: Sequence[ReceivedMessage], error: BaseException | None) -> 
         return False
     _LOG.info("%r failed", open_[0], exc_info=error)
     return True
+
+
+def _leave_at(messages: Sequence[ReceivedMessage], error: BatchItemError) -> bool:
+    """Settles a batch up to the message that failed; the rest is handed out again."""
+    at = error.item if isinstance(error.item, int) else messages.index(error.item)
+    failed, cause = messages[at], error.__cause__
+    reason = cause if isinstance(cause, Exception) else error
+    failed.desk.all_done(messages[:at])
+    failed.desk.hand_back([one for one in messages[at + 1 :] if not one.is_settled])
+    return failed.overrules(reason) if failed.is_settled else _leave([failed], reason)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import Self, Unpack
 
@@ -13,6 +13,7 @@ from delaywheel.consumer.kafka import KafkaBroker
 from delaywheel.consumer.message import Batch, ReceivedMessage
 from delaywheel.consumer.records import Partition
 from delaywheel.consumer.settings import Options, read_settings
+from delaywheel.consumer.threads import HandlerThreads
 from delaywheel.consumer.watching.figures import Figures
 from delaywheel.consumer.watching.health import ConsumerHealth
 from delaywheel.levels import Duration, length_ms
@@ -162,6 +163,24 @@ class RetryConsumer(BaseConsumer):
                 yield batch
             elif self._engine.has_ended:
                 return
+
+    def run(self, handle: Callable[[ReceivedMessage], object], *, concurrency: int = 1) -> None:
+        """Handles each message within `with message`, on so many threads, until `stop`.
+
+        Records of one key are handled one after another, in their order; those without a key by any
+        thread. What a handler has not begun by the end is left to the next owner.
+
+        Raises:
+            ValueError: `concurrency` is below 1.
+            BaseException: An exception from a handler that means neither retry nor dead; handlers
+                that have begun are waited for.
+        """
+        threads = HandlerThreads(handle, concurrency)
+        threads.run(
+            lambda most: self.receive_batch(most, WAIT_S),
+            lambda: self._engine.has_ended,
+            self._engine.hand_back,
+        )
 
     def receive(self, timeout_s: float | None = None) -> ReceivedMessage | None:
         """Returns the next message; None if none came in time, or none will come."""

@@ -182,6 +182,12 @@ class MemoryConsumer:
             if not message.is_settled:
                 self._settle(message, DONE)
 
+    def hand_back(self, messages: Sequence[ReceivedMessage]) -> None:
+        """See `Desk`."""
+        for message in messages:
+            message.state = State.WAITING
+        self._freed.extendleft(reversed(messages))
+
     def retry(
         self,
         message: ReceivedMessage,
