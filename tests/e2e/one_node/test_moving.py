@@ -1,6 +1,6 @@
 """Pending messages are moved to another cluster while callers send: each arrives once.
 
-Half of `DELAYWHEEL_MOVED_MESSAGES`, between clusters of `DELAYWHEEL_MOVED_NODES` nodes: more of
+Half of `MOVED_MESSAGES`, between clusters of `MOVED_NODES` nodes: more of
 either than usual shows what a move takes (`pytest -s`).
 """
 
@@ -27,8 +27,8 @@ from support.services.service import Service
 
 pytestmark = pytest.mark.kafka
 
-MESSAGES = int(os.environ.get("DELAYWHEEL_MOVED_MESSAGES", "1000"))
-NODES = int(os.environ.get("DELAYWHEEL_MOVED_NODES", "1"))
+MESSAGES = int(os.environ.get("MOVED_MESSAGES", "1000"))
+NODES = int(os.environ.get("MOVED_NODES", "1"))
 LATER_S = 14 + MESSAGES // 400
 """How far ahead those are due that are moved; others are due in a second or two."""
 
