@@ -7,6 +7,7 @@ node, instead of one for each.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from itertools import islice
 from time import monotonic
 from typing import Final
 
@@ -31,7 +32,8 @@ class AioCancels:
         """Prepares; `cancel` makes one call of messages, until a deadline."""
         self._cancel: Final = cancel
         self._calls_at_once: Final = calls_at_once
-        self._gathered: list[_One] = []
+        # A caller that gives up takes its message out, however many there are.
+        self._gathered: Final[dict[asyncio.Future[CancelResult], _One]] = {}
         self._gathered_since_s = 0.0
         self._tasks: Final[set[asyncio.Task[None]]] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -43,26 +45,24 @@ class AioCancels:
             DelaywheelError: As of `Client.cancel`.
         """
         settled: asyncio.Future[CancelResult] = asyncio.get_running_loop().create_future()
-        one = message, deadline_s, settled
         if not self._gathered:
             self._gathered_since_s = monotonic()
-        self._gathered.append(one)
+        self._gathered[settled] = message, deadline_s, settled
         self._pump()
         try:
             # The call gives up at the latest deadline of its messages; this is a later safeguard.
             async with asyncio.timeout(max(0.0, deadline_s - monotonic())):
                 result = await settled
         except TimeoutError:
-            is_unsent = one in self._gathered
-            if is_unsent:
-                self._gathered.remove(one)
+            is_unsent = self._gathered.pop(settled, None) is not None
             raise TimedOutError("not answered in time", outcome_known=is_unsent) from None
         return outcome_of(result)
 
     def _pump(self) -> None:
         while self._gathered and self._may_go():
-            batch = self._gathered[:MESSAGES_AT_MOST]
-            self._gathered = self._gathered[MESSAGES_AT_MOST:]
+            batch = list(islice(self._gathered.values(), MESSAGES_AT_MOST))
+            for _, _, settled in batch:
+                del self._gathered[settled]
             self._gathered_since_s = monotonic()
             task = asyncio.create_task(self._send(batch), name="delaywheel-cancels")
             self._tasks.add(task)
