@@ -82,6 +82,13 @@ class Consumers:
         self._processes[number].wait()
         self._processes[number] = self._start(number)
 
+    def restart_stopped(self) -> int:
+        """Starts those again that have stopped by themselves; returns how many had."""
+        stopped = [n for n, process in enumerate(self._processes) if process.poll() is not None]
+        for number in stopped:
+            self._processes[number] = self._start(number)
+        return len(stopped)
+
     def are_alive(self) -> bool:
         return all(process.poll() is None for process in self._processes)
 

@@ -9,7 +9,8 @@ import json
 import random
 import signal
 import sys
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from delaywheel.consumer import RetryConsumer
@@ -33,6 +34,7 @@ class Plan:
         seed: That decides.
         handled: A file to which each attempt is written as it begins.
         ordered: Whether keys keep their order.
+        kafka: Settings of its clients.
     """
 
     bootstrap: str
@@ -42,6 +44,7 @@ class Plan:
     seed: int
     handled: str
     ordered: bool = False
+    kafka: Mapping[str, str] = field(default_factory=dict)
 
     def failures(self, number: int) -> int:
         """How many attempts at this message fail; one more than the number of levels: it dies."""
@@ -71,6 +74,7 @@ class Plan:
                 retry_on=PlannedError,
                 instance=instance,
                 ordered=self.ordered,
+                kafka=self.kafka,
             ) as consumer,
             Path(self.handled).open("ab", buffering=0) as handled,
         ):
