@@ -280,6 +280,20 @@ def test_a_frame_without_row_is_absent_once_the_slot_files_were_searched_for_it(
     assert asked(restarted(disk), 2, 5) == (two, NO_SEQS)
 
 
+def test_rows_that_a_failed_write_left_are_synced_before_they_count() -> None:
+    disk = SimulatedDisk()
+    store = opened(disk, sync_groups=True)
+    copies = bundled(written_elsewhere())
+    store.mirror(CARD, copies.part(0, 1))
+    index = layout.index_path(layout.wheel_folder(DATA, WHEEL), 0)
+    written_bytes = 16 * (len(copies) - 1)
+    disk.faults.append(Fault("write", path_part="index", written_bytes=written_bytes))
+    with suppress(OSError):
+        store.mirror(CARD, copies)
+    assert store.mirror(CARD, copies).applied == len(copies)
+    assert disk.is_durable(index, 0, 16 * len(copies))
+
+
 @pytest.mark.parametrize("restarts", [False, True])
 def test_a_row_that_is_lost_again_before_it_can_be_read_is_written_again(*, restarts: bool) -> None:
     disk = SimulatedDisk()

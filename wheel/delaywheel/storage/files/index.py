@@ -97,9 +97,12 @@ class IndexWriter:
             segment, row = divmod(self.last_seq, ROWS_PER_SEGMENT)
             part = rows[: ROWS_PER_SEGMENT - row]
             file = self._opened(segment)
-            file.write_at((part.tobytes(),), row * INDEX_ROW_LENGTH_BYTES)
-            # After the write: a concurrent sync must not count it as done.
-            self.mark_unsynced((segment,))
+            try:
+                file.write_at((part.tobytes(),), row * INDEX_ROW_LENGTH_BYTES)
+            finally:
+                # After the write: a concurrent sync must not count it as done. And after a failed
+                # one: rows that it wrote nevertheless count once they are seen (`look_again`).
+                self.mark_unsynced((segment,))
             self.last_seq += len(part)
             rows = rows[len(part) :]
 
@@ -113,8 +116,8 @@ class IndexWriter:
         try:
             file.write_at((row,), place * INDEX_ROW_LENGTH_BYTES)
         finally:
+            self.mark_unsynced((segment,))  # a failed write may have written it
             file.close()
-        self.mark_unsynced((segment,))
         self._tops.forget(segment)
 
     def rewritten(self, seqs: SeqSet) -> None:
