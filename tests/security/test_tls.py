@@ -58,10 +58,11 @@ def node(tmp_path_factory: pytest.TempPathFactory, good: Authority) -> Iterator[
         yield running
 
 
-def outcome_for(node: ServerProcess, tls: Tls | None) -> str:
+def outcome_for(node: ServerProcess, tls: Tls | None, host: str = "127.0.0.1") -> str:
     """Makes a call; returns "in", or why the client was kept out."""
     assert node.address is not None
-    with Client(node.address, tls=tls, timeout=1.5) as client:
+    address = node.address.replace("127.0.0.1", host)
+    with Client(address, tls=tls, timeout=1.5) as client:
         try:
             client.cancel(HANDLE)
         except TimedOutError as error:
@@ -98,6 +99,15 @@ def test_a_name_that_the_certificate_lacks_is_told(good: Authority, tmp_path: Pa
     cert, key = good.sign("elsewhere", "elsewhere.example.org")
     with ServerProcess(tmp_path / "n1", tls_cert=str(cert), tls_key=str(key)) as node:
         assert "not for 127.0.0.1" in outcome_for(node, Tls(good.file))
+
+
+def test_a_host_that_refuses_on_one_of_its_addresses_is_told_what_is_wrong_on_the_other(
+    node: ServerProcess, other: Authority
+) -> None:
+    """The node listens at 127.0.0.1, not at ::1, which localhost is as well."""
+    for _ in range(3):  # gRPC's own words are those of either
+        assert "the node wants TLS" in outcome_for(node, None, "localhost")
+        assert "signed by nobody" in outcome_for(node, Tls(other.file), "localhost")
 
 
 def test_a_plain_port_is_told(good: Authority, tmp_path: Path) -> None:

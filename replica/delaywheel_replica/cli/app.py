@@ -18,6 +18,8 @@ _HELP = ("-h", "--help")
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs one command and exits with its code."""
     _escape_what_cannot_be_encoded()
+    # gRPC would log each failed handshake, beside the one line that says what is wrong.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     try:
         code = run(sys.argv[1:] if arguments is None else arguments)
         sys.stdout.flush()

@@ -216,9 +216,12 @@ class Security:
         return failure if text is None else replace(failure, text=f"{address}: {text}")
 
 
-# gRPC's texts for a connection that was made, and ended before any data.
+# gRPC's texts for a connection that was made, and ended before any data. Of a name with several
+# addresses it tells what one said, such as the IPv6 one of localhost, where nothing listens.
 _OF_TLS: Final = re.compile(
-    r"handshake|TSI_|SSL|Verification|Socket closed|reset by peer|Broken pipe", re.IGNORECASE
+    r"handshake|TSI_|SSL|Verification|Socket closed|reset by peer|Broken pipe"
+    r"|ipv6:.*(refused|unreachable)",
+    re.IGNORECASE,
 )
 
 
@@ -242,7 +245,7 @@ def tls_fault(address: str, tls: Tls | None, timeout_s: float) -> str | None:
             context.wrap_socket(plain, server_hostname=host) as line,
         ):
             if tls is None:
-                return "the node wants TLS: give tls=Tls(ca=…)"
+                return "the node wants TLS: give tls=Tls(ca=…), or --tls-ca"
             # A node that does not accept the certificate ends the connection after the handshake,
             # and gRPC's servers do not say why.
             return None if line.recv(1) else _inferred(tls)
