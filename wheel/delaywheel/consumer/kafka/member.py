@@ -117,7 +117,10 @@ class KafkaBroker:
             check_rights(admin, self._settings, ingress)
             return Start(ingress, check_sizes(admin, self._settings, ingress))
         except KafkaException as exception:
-            raise away(exception) from exception
+            raised = away(exception)
+            if isinstance(raised, KafkaAway):  # at the start the address may be the wrong one
+                raised = KafkaAway(f"{self._settings.bootstrap}: {raised}")
+            raise raised from exception
 
     def subscribe(
         self, *, on_assign: OnPartitions, on_revoke: OnPartitions, on_lost: OnPartitions
@@ -365,7 +368,8 @@ class KafkaBroker:
     @property
     def _asking(self) -> AdminClient:
         if self._admin is None:
-            self._admin = AdminClient(self._client())
+            # Its log would go to stderr, 20 lines a second while Kafka is away; errors are told.
+            self._admin = AdminClient({**self._client(), "log_level": 0})
         return self._admin
 
     def _client(self) -> dict[str, Any]:
