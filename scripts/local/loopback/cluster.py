@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import shutil
 import sys
 import tempfile
@@ -23,7 +24,7 @@ import time
 import types
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from local.loopback.child import end_if_interrupted, interrupt_on_signals
 from local.loopback.kafka import KafkaBroker, claim_port, free_ports, write_ready_file
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[3]
 START_TIMEOUT_S = 100.0
 WATCH_EVERY_S = 0.1
+PATIENCE_S = 15.0
 KNOWN_PORT = 7420
 """Where `delaywheel` and the documents' examples look for a node."""
 
@@ -432,6 +434,20 @@ def _asked_for(options: argparse.Namespace, settings: Mapping[str, Any]) -> Loca
     return cluster
 
 
+def _watch(cluster: LocalCluster, topics: Sequence[str]) -> NoReturn:
+    """Keeps the nodes running, and says once what to do next, or why nothing comes of it."""
+    announced, doubts_at_s = False, time.monotonic() + PATIENCE_S
+    while True:
+        cluster.watch()
+        if not announced and cluster.accepts:
+            print(next_commands(cluster, topics), flush=True)
+            announced = True
+        elif not announced and time.monotonic() > doubts_at_s:
+            print(f"no messages are taken yet: is Kafka at {cluster.kafka}?", flush=True)
+            doubts_at_s = math.inf
+        time.sleep(WATCH_EVERY_S)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a cluster until Ctrl-C or SIGTERM."""
     parser = argument_parser()
@@ -451,13 +467,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 cluster.create_topic(topic)
             for node in cluster.nodes:
                 print(f"{node.id} takes calls at {node.address}; log: {node.log}", flush=True)
-            announced = False
-            while True:
-                cluster.watch()
-                if not announced and cluster.accepts:
-                    print(next_commands(cluster, options.topic), flush=True)
-                    announced = True
-                time.sleep(WATCH_EVERY_S)
+            _watch(cluster, options.topic)
     except KeyboardInterrupt:
         return 0
     except (ClusterError, KafkaError) as error:
