@@ -690,6 +690,20 @@ def test_a_wheel_whose_identity_is_damaged_gets_it_from_where_it_is_registered()
         assert store.unverified == frozenset()
 
 
+def test_a_start_waits_a_minute_for_what_says_where_a_wheel_ends() -> None:
+    disk = SimulatedDisk()
+    opened(disk).mirror(CARD, bundled(written_elsewhere()))
+    disk.set_content(layout.index_path(layout.wheel_folder(DATA, WHEEL), 0), b"")
+    disk.restart()
+    store = looked_into(disk, "boot-2")
+    disk.failing_reads = ".slot", errno.EIO
+    for now_ms in (1_000, 61_999):
+        with pytest.raises(OSError, match="Input/output"):
+            finish(store.verifying(WHEEL, now_ms=now_ms))
+    assert store.unverified == {WHEEL}, "what another node may ask of it is not known"
+    assert finish(store.verifying(WHEEL, now_ms=62_000)).applied == 0
+
+
 def test_a_node_refuses_a_wheel_of_a_newer_release() -> None:
     disk = SimulatedDisk()
     opened(disk).mirror(CARD, bundled(written_elsewhere()))

@@ -83,6 +83,18 @@ def segment_gone_alone(script: Script) -> None:
     script.until_ms = 18_000
 
 
+@MEDIA(r"a +an index segment is gone: a\.1", r"no content of \.slot", r"delivers m\d+ a\.1")
+def segment_gone_unreadable(script: Script) -> None:
+    """The same while the slot files cannot be read, which alone say where the wheel ends."""
+    script.cluster("a", 1)
+    script.flow(1_500, 8_000, 50, "a", delay_ms=9_000)
+    script.flow(7_000, 8_000, 50, "a", delay_ms=50)  # so that progress covers what was written
+    at_ms = script.about(8_100)
+    script.do(at_ms, "segment_gone", node="a", choice=1, ms=300)
+    script.do(at_ms + 100, "unreadable", node="a", part=".slot", choice=0, ms=script.about(4_000))
+    script.until_ms = 24_000
+
+
 @MEDIA(r"a +zeros in index", r"a +starts", r"kafka +delivers m\d+ a\.1")
 def zeroed_index_alone(script: Script) -> None:
     """Rows of the only node's index turn into zeros while they are pending, and it restarts."""

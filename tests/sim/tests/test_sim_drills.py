@@ -90,6 +90,7 @@ FOUND = {
     "unreadable_leader",
     "unreadable_rows_of_the_past",
     "segment_gone_alone",
+    "segment_gone_unreadable",
     "zeroed_index_alone",
     "counted_while_unreadable",
     "restored_later",

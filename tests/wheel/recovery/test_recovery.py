@@ -15,9 +15,10 @@ from delaywheel.storage.files.wheel_folder import (
     save_checkpoint,
 )
 from delaywheel.storage.folder import layout
+from delaywheel.storage.folder.steps import finish
 from delaywheel.storage.frames.format import DamageReason, Frame
 from delaywheel.storage.reading.reader import DamagedFrame, WheelReader
-from delaywheel.storage.recovery.recover import Cut, Recovered, recover_wheel
+from delaywheel.storage.recovery.recover import Cut, Recovered, recover_wheel, recovering
 from delaywheel.storage.writing.wheel import OriginWheel
 from sim.machine.disk import Fault, SimulatedDisk, SimulatedFile
 from support.wheels.messages import BASE_SLOT, Message, message
@@ -245,6 +246,20 @@ def test_rows_that_cannot_be_read_since_a_checkpoint_are_missing(*, os_crashed: 
         disk.delete(slot_file(wheel, ahead))
     recovered = recover_wheel(disk, DATA, wheel.wheel, os_crashed=os_crashed)
     assert set(range(257, 513)) <= set(recovered.damaged)
+
+
+@pytest.mark.parametrize("operation", ["open", "read"])
+def test_a_start_may_wait_for_slot_files_that_say_where_the_wheel_ends(operation: str) -> None:
+    disk, wheel, frames = wheel_of_three()
+    disk.set_content(index_file(wheel), b"")
+    fault = Fault(operation, path_part=slot_file(wheel, 1).name)
+    disk.faults += [fault]
+    with pytest.raises(OSError, match="Input/output"):
+        finish(recovering(disk, DATA, wheel.wheel, os_crashed=True, must_read=True))
+    assert finish(recovering(disk, DATA, wheel.wheel, os_crashed=True, must_read=True)).damaged == (
+        NO_SEQS
+    )
+    assert read_all(disk, DATA, wheel.wheel) == frames
 
 
 def test_an_index_that_cannot_be_opened_hides_its_rows_as_long_as_that_lasts() -> None:

@@ -145,7 +145,7 @@ class LongWork:
         return event, bool(self._deleting or self._verifying)
 
     def _verify(self, effect: VerifyWheel) -> Iterator[object]:
-        held = yield from self._store.verifying(effect.wheel, effect.record)
+        held = yield from self._store.verifying(effect.wheel, effect.record, now_ms=self._now_ms())
         self._verified[effect.wheel] = held
 
     def _read_again(self, effect: ReadAgain) -> Iterator[object]:

@@ -32,6 +32,7 @@ from delaywheel.storage.folder.layout import meta_path, wheel_folder
 from delaywheel.storage.folder.medium_errors import is_medium_error
 from delaywheel.storage.folder.steps import Steps, finish
 from delaywheel.storage.frames.format import NO_SLOT
+from delaywheel.storage.reading.reader import UNREADABLE_WAIT_MS
 from delaywheel.storage.recovery.recover import recovering
 from delaywheel.storage.writing.dial import Dial
 from delaywheel.storage.writing.mirror import MirrorWheel
@@ -67,6 +68,7 @@ class Copies:
     table_rows: int = ROWS_PER_SEGMENT
     floor: int = 0
     _copies: dict[WheelId, MirrorWheel] = field(default_factory=dict)
+    _unreadable_since_ms: dict[WheelId, int] = field(default_factory=dict)
 
     @property
     def known(self) -> Mapping[WheelId, MirrorWheel]:
@@ -89,14 +91,19 @@ class Copies:
         return wheels
 
     def verifying(
-        self, wheel: WheelId, registered: WheelMeta | None, *, counts: bool
+        self, wheel: WheelId, registered: WheelMeta | None, *, counts: bool, now_ms: int
     ) -> Steps[None]:
         """Recovers a wheel that an earlier process left.
+
+        Where its last rows are lost, slot files say where it ends. Those that the medium does not
+        return for now are waited for, up to a minute: what lies in them would seem never to have
+        been written, and the leader of a lone node would give it up.
 
         Args:
             wheel: Its name.
             registered: Its identity, if its own is damaged; None: that is not known.
             counts: Whether the dial must count what it holds: true if an earlier process left it.
+            now_ms: The monotonic clock.
 
         Raises:
             OSError: The medium reported an error; try again.
@@ -104,8 +111,16 @@ class Copies:
         """
         if registered is not None:
             yield from self._identifying(registered)
-        # An earlier process may have met a failed sync, and died before it wrote everything again.
-        yield from self._recovering(wheel, is_doubtful=True)
+        since_ms = self._unreadable_since_ms.get(wheel, now_ms)
+        must_read = now_ms < since_ms + UNREADABLE_WAIT_MS
+        try:
+            # An earlier process may have met a failed sync, and died before it wrote all again.
+            yield from self._recovering(wheel, is_doubtful=True, must_read=must_read)
+        except OSError as error:
+            if is_medium_error(error):
+                self._unreadable_since_ms[wheel] = since_ms
+            raise
+        self._unreadable_since_ms.pop(wheel, None)
         if counts:
             yield from self._counting(wheel)
 
@@ -169,7 +184,9 @@ class Copies:
         except OSError as error:  # it is only for people to look at
             _log.warning("wheel not counted", wheel=str(wheel), error=str(error))
 
-    def _recovering(self, wheel: WheelId, *, is_doubtful: bool = False) -> Steps[MirrorWheel]:
+    def _recovering(
+        self, wheel: WheelId, *, is_doubtful: bool = False, must_read: bool = False
+    ) -> Steps[MirrorWheel]:
         # An earlier process may have made it.
         self.disk.sync_folder(wheel_folder(self.data, wheel))
         yield
@@ -177,7 +194,12 @@ class Copies:
         meta = load_meta(self.disk, self.data, wheel)
         os_crashed = not is_same_boot(meta.boot, self.boot)
         recovered = yield from recovering(
-            self.disk, self.data, wheel, os_crashed=os_crashed, floor=self.floor
+            self.disk,
+            self.data,
+            wheel,
+            os_crashed=os_crashed,
+            floor=self.floor,
+            must_read=must_read,
         )
         if meta.boot != self.boot:  # not before: an interrupted start must do all of it again
             save_meta(self.disk, self.data, replace(meta, boot=self.boot))

@@ -193,20 +193,24 @@ class Store:
         """Makes this the durable content of node.json, except `unsynced`, which the store knows."""
         self._folder.put(replace(state, unsynced=self._unsynced))
 
-    def verifying(self, wheel: WheelId, record: WheelRecord | None = None) -> Steps[Held]:
+    def verifying(
+        self, wheel: WheelId, record: WheelRecord | None = None, *, now_ms: int = 0
+    ) -> Steps[Held]:
         """Recovers a left wheel, in steps; returns what it holds.
 
         Args:
             wheel: The wheel.
             record: How it is registered, in case that its own identity cannot be read; None: it is
                 not known.
+            now_ms: The monotonic clock.
 
         Raises:
             OSError: The medium reported an error; try again.
             MetaDamaged: Its identity is lost, and the wheel is not known to be registered.
         """
         meta = None if record is None else self._registered(wheel, record)
-        yield from self._copies.verifying(wheel, meta, counts=wheel not in self._counted)
+        counts = wheel not in self._counted
+        yield from self._copies.verifying(wheel, meta, counts=counts, now_ms=now_ms)
         self.unverified -= {wheel}
         self._counted -= {wheel}
         if self._unsynced and self._limits.sync_groups and not self.unverified:

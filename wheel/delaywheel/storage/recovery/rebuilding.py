@@ -86,15 +86,19 @@ def rebuild_rows(
     *,
     safe_seq: int,
     end_seq: int,
+    must_read: bool = False,
 ) -> Steps[SeqSet]:
     """Rebuilds all rows after the checkpoint from frames; returns the damaged seqs.
 
     The rows go at least up to ``end_seq``. Memory is bounded, but for one byte a row.
+
+    Raises:
+        OSError: ``must_read``, and the medium does not return a file that may hold later frames.
     """
     found = FoundRows(disk, folder, safe_seq)
     unsure: dict[int, int] = {}
     for slot, begin in longer.items():
-        stopped = _gather(disk, folder, wheel, (slot, begin), found, ())
+        stopped = _gather(disk, folder, wheel, (slot, begin), found, (), must_read=must_read)
         if stopped is not None:
             unsure[slot] = stopped
         if found.is_full:
@@ -129,6 +133,8 @@ def _gather(
     place: tuple[int, int],
     found: FoundRows,
     resume_at: Sequence[int],
+    *,
+    must_read: bool = False,
 ) -> int | None:
     """Gathers the rows of a slot's whole frames behind a place of its file.
 
@@ -139,7 +145,8 @@ def _gather(
     try:
         file = disk.open_read(layout.slot_path(folder, slot))
     except OSError as error:
-        if not (is_medium_error(error) or isinstance(error, FileNotFoundError)):
+        is_medium = is_medium_error(error)
+        if (must_read and is_medium) or not (is_medium or isinstance(error, FileNotFoundError)):
             raise
         return None  # its frames are those that their rows speak of
     try:
@@ -147,7 +154,9 @@ def _gather(
         while offset < end:
             try:
                 frame = _read_frame(file, wheel, slot, offset, end)
-            except FrameDamaged:
+            except FrameDamaged as damage:
+                if must_read and isinstance(damage.__cause__, OSError):
+                    raise damage.__cause__ from damage
                 behind = bisect_right(resume_at, offset)
                 if behind == len(resume_at):
                     return offset

@@ -107,7 +107,13 @@ def recover_wheel(
 
 
 def recovering(
-    disk: Disk, data: Path, wheel: WheelId, *, os_crashed: bool, floor: int = 0
+    disk: Disk,
+    data: Path,
+    wheel: WheelId,
+    *,
+    os_crashed: bool,
+    floor: int = 0,
+    must_read: bool = False,
 ) -> Steps[Recovered]:
     """Makes a wheel's index and slot files agree; it must have no writer.
 
@@ -117,9 +123,12 @@ def recovering(
         wheel: The wheel's name.
         os_crashed: The machine was restarted since the wheel was written.
         floor: Slots below are finished; their deleted files are not damage.
+        must_read: Do not conclude where the wheel ends from slot files that the medium does not
+            return.
 
     Raises:
         WheelMissing: There is no such wheel.
+        OSError: ``must_read``, and such a file may hold frames that have no rows.
     """
     meta = load_meta(disk, data, wheel)
     folder = layout.wheel_folder(data, wheel)
@@ -146,6 +155,7 @@ def recovering(
             longer,
             safe_seq=safe_seq,
             end_seq=max(end_seq, synced_seq),
+            must_read=must_read,
         )
         slots = list(longer)
     else:
