@@ -23,9 +23,14 @@ PATIENCE_S = 60.0
 def create_topic(
     bootstrap: str, topic: str, *, partitions: int = 1, config: dict[str, str] | None = None
 ) -> None:
-    """Creates a topic and waits until every partition of it takes requests."""
+    """Creates a topic and waits until every partition of it takes requests.
+
+    It keeps its records: a test may give them timestamps that Kafka would delete them for, at a
+    moment of each five minutes.
+    """
     client = AdminClient({"bootstrap.servers": bootstrap})
-    wanted = NewTopic(topic, num_partitions=partitions, replication_factor=1, config=config or {})
+    kept = {"retention.ms": "-1"} | (config or {})
+    wanted = NewTopic(topic, num_partitions=partitions, replication_factor=1, config=kept)
     client.create_topics([wanted])[topic].result()
     latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
     ends = {TopicPartition(topic, number): latest for number in range(partitions)}
