@@ -100,6 +100,7 @@ FOUND = {
     "disputed",
     "missing_for_a_moment",
     "expired_meanwhile",
+    "expired_by_another_header",
     "slow_files",
     "slow_starts",
     "set_back",
