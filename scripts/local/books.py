@@ -142,7 +142,8 @@ class Sender:
                 "batch.size": 1_000_000,
                 "compression.type": "lz4",
                 "queue.buffering.max.messages": 500_000,
-                "acks": 1,
+                # Keeps the order of what is sent again because a new partition is not led yet.
+                "enable.idempotence": True,
             }
         )
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from delaywheel.identity import WheelId
+from delaywheel.storage.files.wheel_folder import load_checkpoint, save_checkpoint
 from delaywheel.storage.folder import layout
 from delaywheel.storage.folder.disk import PosixDisk
 from delaywheel.storage.frames.format import Frame, Kind
@@ -66,7 +67,11 @@ def delete_slot_file(folders: Iterable[Path], place: Place) -> None:
 
 
 def cut_off(folders: Iterable[Path], place: Place) -> None:
-    """Cuts the last frame of a wheel, with its row in the index, without a trace."""
+    """Cuts the last frame of a wheel, with its row in the index, without a trace.
+
+    A checkpoint made since would be one: it says how many frames there were.
+    """
+    disk = PosixDisk()
     folders = list(folders)
     for path in _slot_files(folders, place):
         assert path.stat().st_size == place.offset + place.length, "frames lie behind it"
@@ -77,6 +82,9 @@ def cut_off(folders: Iterable[Path], place: Place) -> None:
         assert index.stat().st_size == place.seq * INDEX_ROW_LENGTH_BYTES, "it is not the last"
         with index.open("r+b") as file:
             file.truncate((place.seq - 1) * INDEX_ROW_LENGTH_BYTES)
+        made = load_checkpoint(disk, index.parent)
+        if made is not None and made.seq >= place.seq:
+            save_checkpoint(disk, index.parent, made._replace(seq=place.seq - 1))
 
 
 def _slot_files(folders: Iterable[Path], place: Place) -> list[Path]:
