@@ -9,20 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from delaywheel.consumer import ConsumerError, ExponentialBackoff, ReceivedMessage
-from delaywheel.consumer.records import Partition
 from delaywheel.ingress import IngressLimits
-from support.consumer.driven import DrivenConsumer
+from support.consumer.driven import DrivenConsumer, start
 from support.consumer.fake_kafka import INGRESS, FakeKafka
 
 HOUR_MS = 3_600_000
-
-
-def start(kafka: FakeKafka, **options: object) -> DrivenConsumer:
-    consumer = DrivenConsumer(kafka, **options)
-    topics = (kafka.source, kafka.retry)
-    kafka.rebalance({consumer.broker: [Partition(topic, 0) for topic in topics]})
-    consumer.turn()
-    return consumer
 
 
 def outcomes(error: Exception, attempts: int = 9, **options: object) -> list[int | str]:

@@ -8,20 +8,10 @@ import pytest
 
 from delaywheel.consumer import ConsumerError, ConsumerReason
 from delaywheel.consumer.records import Headers, Outgoing, Partition
-from support.consumer.driven import DrivenConsumer
+from support.consumer.driven import DrivenConsumer, start
 from support.consumer.fake_kafka import FakeKafka, Fault
 
 TURNS = 200
-
-
-def start(kafka: FakeKafka, **options: object) -> DrivenConsumer:
-    consumer = DrivenConsumer(kafka, **options)
-    topics = (kafka.source, kafka.retry)
-    kafka.rebalance(
-        {consumer.broker: [Partition(t, n) for t in topics for n in range(kafka.partitions)]}
-    )
-    consumer.turn()
-    return consumer
 
 
 def kill_large_ones(kafka: FakeKafka, consumer: DrivenConsumer) -> Counter[bytes]:

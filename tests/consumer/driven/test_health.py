@@ -14,7 +14,7 @@ from delaywheel.consumer.records import Partition
 from delaywheel.consumer.watching.figures import Figures
 from delaywheel.consumer.watching.health import ConsumerHealth
 from delaywheel.consumer.watching.metrics import ConsumerMetrics
-from support.consumer.driven import DrivenConsumer
+from support.consumer.driven import DrivenConsumer, start
 from support.consumer.fake_kafka import FakeKafka, Fault
 
 
@@ -45,16 +45,6 @@ class Noted(ConsumerEvents):
 
     def revoked(self, partitions: Sequence[Partition]) -> None:
         self.told.append(("revoked", len(partitions)))
-
-
-def start(kafka: FakeKafka, **options: object) -> DrivenConsumer:
-    consumer = DrivenConsumer(kafka, **options)
-    topics = (kafka.source, kafka.retry)
-    kafka.rebalance(
-        {consumer.broker: [Partition(t, n) for t in topics for n in range(kafka.partitions)]}
-    )
-    consumer.turn()
-    return consumer
 
 
 def look(consumer: DrivenConsumer) -> dict[str, str]:

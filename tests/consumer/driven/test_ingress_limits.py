@@ -11,21 +11,11 @@ from delaywheel.consumer.records import Headers, Outgoing, Partition
 from delaywheel.ingress import HEADERS_MOST, IngressLimits
 from delaywheel_replica.core.ingress.place import Place
 from delaywheel_replica.core.ingress.reading import Delayed, Incoming, Rules, read
-from support.consumer.driven import DrivenConsumer
+from support.consumer.driven import DrivenConsumer, start
 from support.consumer.fake_kafka import INGRESS, FakeKafka
 
 NOW_MS = 1_700_000_000_000
 LIMITS = IngressLimits(span_ms=60_000, message_bytes=1_000)
-
-
-def start(kafka: FakeKafka, **options: object) -> DrivenConsumer:
-    consumer = DrivenConsumer(kafka, **options)
-    topics = (kafka.source, kafka.retry)
-    kafka.rebalance(
-        {consumer.broker: [Partition(t, n) for t in topics for n in range(kafka.partitions)]}
-    )
-    consumer.turn()
-    return consumer
 
 
 def sent(kafka: FakeKafka, consumer: DrivenConsumer, after: str = "5s") -> Outgoing:

@@ -10,20 +10,13 @@ import pytest
 from delaywheel.consumer import ReceivedMessage
 from delaywheel.consumer.message import State
 from delaywheel.consumer.records import Incoming, Partition, Place
-from support.consumer.driven import DrivenConsumer
+from support.consumer.driven import DrivenConsumer, start
 from support.consumer.fake_kafka import FakeKafka
 
 
 @pytest.fixture
 def kafka() -> FakeKafka:
     return FakeKafka(partitions=1)
-
-
-def start(kafka: FakeKafka, **options: object) -> DrivenConsumer:
-    consumer = DrivenConsumer(kafka, **options)
-    kafka.rebalance({consumer.broker: [Partition(kafka.source, 0), Partition(kafka.retry, 0)]})
-    consumer.turn()
-    return consumer
 
 
 def handle(consumer: DrivenConsumer) -> list[bytes | None]:

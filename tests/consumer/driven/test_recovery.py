@@ -8,18 +8,8 @@ from delaywheel.consumer.message import ReceivedMessage
 from delaywheel.consumer.order import LONGEST_AGAIN_MS
 from delaywheel.consumer.port import Failure
 from delaywheel.consumer.records import Partition, Passed
-from support.consumer.driven import DrivenConsumer
+from support.consumer.driven import start
 from support.consumer.fake_kafka import INGRESS, FakeBroker, FakeKafka, Fault
-
-
-def start(kafka: FakeKafka, **options: object) -> DrivenConsumer:
-    consumer = DrivenConsumer(kafka, **options)
-    topics = (kafka.source, kafka.retry)
-    kafka.rebalance(
-        {consumer.broker: [Partition(t, n) for t in topics for n in range(kafka.partitions)]}
-    )
-    consumer.turn()
-    return consumer
 
 
 def retries(kafka: FakeKafka) -> int:

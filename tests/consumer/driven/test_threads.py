@@ -11,18 +11,10 @@ from delaywheel.consumer import BatchItemError, ReceivedMessage
 from delaywheel.consumer.message import Batch, State
 from delaywheel.consumer.records import Partition
 from delaywheel.consumer.threads import HandlerThreads
-from support.consumer.driven import DrivenConsumer
+from support.consumer.driven import DrivenConsumer, start
 from support.consumer.fake_kafka import FakeKafka
 
 PATIENCE_S = 30.0
-
-
-def start(kafka: FakeKafka, **options: object) -> DrivenConsumer:
-    consumer = DrivenConsumer(kafka, **options)
-    topics = (kafka.source, kafka.retry)
-    kafka.rebalance({consumer.broker: [Partition(topic, 0) for topic in topics]})
-    consumer.turn()
-    return consumer
 
 
 def filled(records: int, keys: int, **options: object) -> DrivenConsumer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from delaywheel.consumer.engine import Engine
 from delaywheel.consumer.message import ReceivedMessage
+from delaywheel.consumer.records import Partition
 from delaywheel.consumer.settings import Options, Settings, read_settings
 from support.consumer.fake_kafka import FakeBroker, FakeKafka
 
@@ -29,3 +30,14 @@ class DrivenConsumer:
         taken = self.engine.hand_out(most)
         self.hand += taken
         return taken
+
+
+def start(kafka: FakeKafka, **options: object) -> DrivenConsumer:
+    """Makes a consumer to which all partitions are assigned."""
+    consumer = DrivenConsumer(kafka, **options)
+    topics = (kafka.source, kafka.retry)
+    kafka.rebalance(
+        {consumer.broker: [Partition(t, n) for t in topics for n in range(kafka.partitions)]}
+    )
+    consumer.turn()
+    return consumer
