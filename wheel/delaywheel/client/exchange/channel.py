@@ -124,13 +124,13 @@ class Tls:
 
     def context(self) -> ssl.SSLContext:
         """Returns what Python's own TLS needs to connect; checks the files with it."""
-        context = ssl.create_default_context()
+        if self.ca is None:
+            context = ssl.create_default_context()
+        else:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            _loading(f"tls.ca {self.ca}", lambda: context.load_verify_locations(self.ca))
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.set_alpn_protocols(["h2"])
-        if self.ca is not None:
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-            context.set_alpn_protocols(["h2"])
-            _loading(f"tls.ca {self.ca}", lambda: context.load_verify_locations(self.ca))
         if self.cert is not None and self.key is not None:
             cert, key = self.cert, self.key
             what = f"tls.cert {cert}, tls.key {key}"
