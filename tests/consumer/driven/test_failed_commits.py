@@ -152,9 +152,9 @@ def test_what_is_only_done_needs_one_transaction_however_much_it_is() -> None:
     while len(consumer.hand) < 8_000:
         consumer.turn()
         consumer.take(5_000)
-    consumer.engine.all_done(consumer.hand)
-    consumer.engine.all_done(consumer.hand)  # nothing is settled twice
-    consumer.engine._commit()
+    consumer.engine.desk.all_done(consumer.hand)
+    consumer.engine.desk.all_done(consumer.hand)  # nothing is settled twice
+    consumer.engine._commits.commit()
     assert (consumer.engine.counts.done, consumer.engine.counts.commits) == (8_000, 1)
 
 
@@ -163,8 +163,8 @@ def test_a_commit_comes_before_its_time_if_settled_records_take_the_room() -> No
     for number in range(20):
         kafka.send(b"%d" % number)
     consumer = start(kafka, max_held=20, commit_every="1h")
-    consumer.engine._commit()  # the first comes at once
-    consumer.engine._last_commit_s = 0.0
+    consumer.engine._commits.commit()  # the first comes at once
+    consumer.engine._commits.last_s = 0.0
     for _ in range(4):
         consumer.turn()
     for message in consumer.take(4):

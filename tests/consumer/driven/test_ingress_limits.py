@@ -32,13 +32,13 @@ def test_sizes_are_judged_as_ingress_does(headers: Headers) -> None:
     rules = Rules({}, LIMITS.message_bytes, frozenset())
     kafka = FakeKafka(partitions=1, limits=LIMITS)
     engine = start(kafka).engine
-    policy = engine._policy
+    policy = engine._state.policy
     assert policy is not None
     judged = set()
     for size in range(LIMITS.message_bytes):
         place = consumed.Place(kafka.source, 0, 0, NOW_MS)
         record = consumed.Incoming(place, b"k", b"v" * size, headers)
-        message = ReceivedMessage(engine, record, consumed.Trip(1, place), headers)
+        message = ReceivedMessage(engine.desk, record, consumed.Trip(1, place), headers)
         settled = policy.retry(message, "5s", None, NOW_MS)
         # A retry that is made whatever the limits.
         policy.learn_limits(None)
@@ -69,7 +69,7 @@ def test_delays_beyond_the_span_are_dead_letters_or_stop_the_start() -> None:
 def test_too_many_headers_are_a_dead_letter() -> None:
     kafka = FakeKafka(partitions=1)
     consumer = start(kafka)
-    consumer.engine._policy._most_bytes = dict.fromkeys(  # type: ignore[union-attr]
+    consumer.engine._state.policy._most_bytes = dict.fromkeys(
         (INGRESS, kafka.dead, kafka.retry), 1 << 30
     )
     kafka.send(b"v", headers=[("a", None)] * HEADERS_MOST)

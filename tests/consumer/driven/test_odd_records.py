@@ -155,10 +155,10 @@ def test_a_record_that_is_never_settled_is_a_trouble(kafka: FakeKafka) -> None:
     [message] = consumer.take()
     assert trouble_of(consumer) is None
     message.handed_s -= 2
-    assert consumer.engine.oldest_in_hand_s >= 2
+    assert consumer.engine.desk.oldest_in_hand_s >= 2
     assert "orders/0/0" in (trouble_of(consumer) or "")
     message.done()
-    assert (trouble_of(consumer), consumer.engine.oldest_in_hand_s) == (None, 0.0)
+    assert (trouble_of(consumer), consumer.engine.desk.oldest_in_hand_s) == (None, 0.0)
 
 
 def trouble_of(consumer: DrivenConsumer) -> str | None:

@@ -57,8 +57,8 @@ def test_a_retry_that_never_comes_back_is_given_up(caplog: pytest.LogCaptureFixt
     for _ in range(3):
         consumer.turn()
     assert consumer.broker.away([LANE]) == {LANE: []}
-    assert consumer.engine._order is not None
-    assert (consumer.engine._order.lost, consumer.engine._order.away_bytes) == (1, 0)
+    assert consumer.engine._state.order is not None
+    assert (consumer.engine._state.order.lost, consumer.engine._state.order.away_bytes) == (1, 0)
 
 
 def test_of_those_that_wait_for_a_record_only_the_next_is_examined(
@@ -70,7 +70,7 @@ def test_of_those_that_wait_for_a_record_only_the_next_is_examined(
         kafka.send(b"v", key=b"k")
     for _ in range(20):
         consumer.turn()
-    order = consumer.engine._order
+    order = consumer.engine._state.order
     assert order is not None
     examined = 0
     admit = order.admit

@@ -119,8 +119,8 @@ class OrderedGroup(RuleBasedStateMachine):
             raise AssertionError(self.kafka.offsets, ends)
         lanes = [Partition(self.kafka.source, number) for number in range(PARTITIONS)]
         assert not any(consumer.broker.away(lanes).values())
-        assert consumer.engine._order is not None
-        assert consumer.engine._order.away_bytes == 0
+        assert consumer.engine._state.order is not None
+        assert consumer.engine._state.order.away_bytes == 0
 
 
 TestOrderedGroup = OrderedGroup.TestCase

@@ -40,7 +40,7 @@ def test_a_topic_that_is_deleted_meanwhile_makes_no_outcome_of_another_come_twic
     for message in consumer.take(2):
         message.retry()
     consumer.broker.fault = Fault.UNKNOWN
-    consumer.engine._commit()
+    consumer.engine._commits.commit()
     del kafka.passed[Partition(kafka.source, 1)]  # the group's offsets go with a topic
     for _ in range(4):
         consumer.turn()

@@ -34,7 +34,7 @@ def take_of(consumer: DrivenConsumer, records: int) -> tuple[object, object]:
 
     def take(most: int) -> Batch:
         nonlocal taken
-        batch = consumer.engine.hand_out(most)
+        batch = consumer.engine.desk.hand_out(most)
         taken += len(batch)
         return batch
 
@@ -61,7 +61,7 @@ def test_records_of_a_key_are_handled_in_order_and_others_meanwhile() -> None:
         seen[message.key].append(int(message.value or b""))
 
     take, has_ended = take_of(consumer, 200)
-    HandlerThreads(handle, 4).run(take, has_ended, consumer.engine.hand_back)  # type: ignore[arg-type]
+    HandlerThreads(handle, 4).run(take, has_ended, consumer.engine.desk.hand_back)  # type: ignore[arg-type]
     consumer.turn()
     assert consumer.engine.counts.done == 200
     for key, numbers in seen.items():
@@ -77,7 +77,7 @@ def test_what_a_handler_raises_ends_it_and_the_rest_is_handed_back() -> None:
 
     take, has_ended = take_of(consumer, 100)
     with pytest.raises(RuntimeError, match="no outcome"):
-        HandlerThreads(handle, 1).run(take, has_ended, consumer.engine.hand_back)  # type: ignore[arg-type]
+        HandlerThreads(handle, 1).run(take, has_ended, consumer.engine.desk.hand_back)  # type: ignore[arg-type]
     waiting = [int(one.value or b"") for one in consumer.take(100)]
     assert waiting == list(range(8, 100))  # in order, and nothing twice
 
@@ -91,23 +91,23 @@ def test_a_concurrency_below_one_is_refused() -> None:
 @pytest.mark.parametrize("ordered", [True, False])
 def test_a_batch_that_stops_at_one_is_done_before_it(by_index: bool, ordered: bool) -> None:
     consumer = filled(5, 1 if not ordered else 9, ordered=ordered)
-    batch = consumer.engine.hand_out(5)
+    batch = consumer.engine.desk.hand_out(5)
     with batch:
         raise BatchItemError(2 if by_index else batch[2]) from OSError("down")
-    consumer.engine._commit()
+    consumer.engine._commits.commit()
     counts = consumer.engine.counts
     assert (counts.done, counts.retried) == (2, 1)
     again = consumer.take(9)
     assert [(one.value, one.attempt) for one in again] == [(b"3", 1), (b"4", 1)]
     for one in again:
         one.done()
-    consumer.engine._commit()
+    consumer.engine._commits.commit()
     assert consumer.engine.counts.done == 4
 
 
 def test_a_batch_that_stops_at_what_means_no_outcome_raises_that() -> None:
     consumer = filled(3, 1, retry_on=OSError)
-    batch = consumer.engine.hand_out(3)
+    batch = consumer.engine.desk.hand_out(3)
     with pytest.raises(BatchItemError), batch:
         raise BatchItemError(1) from KeyError("x")
     assert [one.state for one in batch] == [State.SETTLED, State.IN_HAND, State.WAITING]

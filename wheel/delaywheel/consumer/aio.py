@@ -110,7 +110,7 @@ class AsyncRetryConsumer(BaseConsumer):
         deadline = None if timeout_s is None else loop.time() + timeout_s
         while True:
             self._ready.clear()
-            batch = self._engine.hand_out(most)
+            batch = self._engine.desk.hand_out(most)
             left_s = WAIT_S if deadline is None else deadline - loop.time()
             if batch or left_s <= 0 or self._engine.has_ended:
                 return batch
@@ -122,4 +122,4 @@ class AsyncRetryConsumer(BaseConsumer):
 
     async def flush(self, timeout_s: float = 30.0) -> bool:
         """See `RetryConsumer.flush`."""
-        return await asyncio.to_thread(self._engine.flush, timeout_s)
+        return await asyncio.to_thread(self._engine.desk.flush, timeout_s)

@@ -65,7 +65,7 @@ class BaseConsumer:
     @property
     def oldest_in_hand_s(self) -> float:
         """How long the record has been in hand that holds up its partition longest; 0: none."""
-        return self._engine.oldest_in_hand_s
+        return self._engine.desk.oldest_in_hand_s
 
     @property
     def group(self) -> str:
@@ -179,7 +179,7 @@ class RetryConsumer(BaseConsumer):
         threads.run(
             lambda most: self.receive_batch(most, WAIT_S),
             lambda: self._engine.has_ended,
-            self._engine.hand_back,
+            self._engine.desk.hand_back,
         )
 
     def receive(self, timeout_s: float | None = None) -> ReceivedMessage | None:
@@ -191,11 +191,11 @@ class RetryConsumer(BaseConsumer):
         """Returns available messages, as soon as there are any, up to this number."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
-            batch = self._engine.hand_out(most)
+            batch = self._engine.desk.hand_out(most)
             left_s = WAIT_S if deadline is None else deadline - time.monotonic()
             if batch or left_s <= 0 or self._engine.has_ended:
                 return batch
-            self._engine.wait(min(left_s, WAIT_S))
+            self._engine.desk.wait(min(left_s, WAIT_S))
 
     def flush(self, timeout_s: float = 30.0) -> bool:
         """Waits until settled records are committed; returns whether they are.
@@ -203,4 +203,4 @@ class RetryConsumer(BaseConsumer):
         A settled record behind an unsettled one of its partition cannot be committed, and is not
         waited for.
         """
-        return self._engine.flush(timeout_s)
+        return self._engine.desk.flush(timeout_s)

@@ -1,0 +1,189 @@
+"""The transactions of a consumer, and what became of those that failed."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from delaywheel.consumer.book import CUT_RECORDS, Cut
+from delaywheel.consumer.engine.dispatcher import Dispatcher
+from delaywheel.consumer.engine.positions import Positions
+from delaywheel.consumer.engine.state import EngineState
+from delaywheel.consumer.port import FIRST_BACKOFF_S, LONGEST_BACKOFF_S, Failure
+from delaywheel.consumer.watching.events import Told
+from delaywheel.consumer.watching.health import ConsumerTrouble
+
+_LOG = logging.getLogger("delaywheel.consumer")
+
+_SPACED_S = 0.02
+"""Between transactions at least: Kafka is still writing the ends of the last one, and the client
+would ask again only after its back-off."""
+
+
+class Commits:
+    """Commits what is settled: on the engine's thread."""
+
+    def __init__(self, state: EngineState, positions: Positions, dispatcher: Dispatcher) -> None:
+        self._state = state
+        self._book = state.book
+        self._positions = positions
+        self._dispatcher = dispatcher
+        self._doubtful: Cut | None = None
+        self._failures = 0
+        self._recover_at_s = 0.0
+        self._cut_most: int | None = None
+        self.last_s = 0.0
+        self.next_s = 0.0
+
+    def turn(self) -> None:
+        """Commits if it is time, or recovers."""
+        now_s = time.monotonic()
+        if self._state.must_recover:
+            if now_s >= self._recover_at_s:
+                self.recover()
+        elif self._is_time(now_s):
+            self.commit()
+
+    def _is_time(self, now_s: float) -> bool:
+        if self._dispatcher.wants_commit or now_s >= self.next_s:
+            return True
+        return self._book.is_worth_a_commit and now_s >= self.last_s + _SPACED_S
+
+    def commit(self) -> None:
+        """Commits settled records, in as many transactions as that takes."""
+        state = self._state
+        while not state.must_recover:
+            with state.changed:
+                cut = self._book.cut(self._cut_most)
+                self._dispatcher.wants_commit = False
+            if cut is None:
+                break
+            failure = self._try(cut)
+            with state.changed:
+                told: Told = []
+                if failure is None:
+                    told = self._committed(cut)
+                    state.health.note(ConsumerTrouble.COMMIT_FAILED, None)
+                    self._failures = 0
+                    self._widen()
+                else:
+                    self._fail(failure, cut)
+                state.changed.notify_all()
+            state.teller.outcomes(told)
+            if failure is not None:
+                state.teller.commit_failed(failure.text)
+            if not cut.is_full:
+                break
+        self.last_s = time.monotonic()
+        self.next_s = self.last_s + state.settings.commit_every_ms / 1000
+
+    def _try(self, cut: Cut) -> Failure | None:
+        membership = self._state.membership
+        if membership is None:
+            return Failure("the consumer is no longer a member of its group")
+        passed = self._positions.passed(cut.offsets, cut.name)
+        return self._state.broker.commit(cut.records, passed, membership)
+
+    def _committed(self, cut: Cut) -> Told:
+        told = self._state.teller.worth_telling(cut.messages)
+        self._book.committed(cut)
+        return told
+
+    def _fail(self, failure: Failure, cut: Cut) -> None:
+        """Stops handing out until Kafka has shown what happened."""
+        _LOG.warning("a transaction of %d records failed: %s", len(cut.messages), failure.text)
+        self._state.health.note(ConsumerTrouble.COMMIT_FAILED, failure.text)
+        self._state.must_recover = True
+        self._book.counts.failed_commits += 1
+        if failure.is_refusal:
+            self._narrow(failure, cut)
+            return
+        self._doubtful = cut
+        if self._failures:
+            wait_s = FIRST_BACKOFF_S * 2.0 ** min(self._failures, 10)
+            self._recover_at_s = time.monotonic() + min(wait_s, LONGEST_BACKOFF_S)
+        self._failures += 1
+
+    def _narrow(self, failure: Failure, cut: Cut) -> None:
+        """Looks for the record that is refused, and gives it another outcome once it is alone."""
+        self._cut_most = min(len(cut.messages), CUT_RECORDS) // 2
+        if self._cut_most:
+            return
+        self._cut_most = 1
+        (message,) = cut.messages
+        assert message.settlement is not None
+        settlement = self._state.policy.instead(message, message.settlement, failure.text)
+        _LOG.error("%r: %s", message, failure.text)
+        if self._state.order is not None:
+            written, _ = self._state.order.settled(message, settlement)
+            known = {record.key for record in written}
+            others = [one for one in message.settlement.order if one.key not in known]
+            settlement = settlement._replace(order=(*others, *written))
+        self._book.resettle(message, settlement)
+
+    def _widen(self) -> None:
+        if self._cut_most is not None:
+            self._cut_most *= 2
+            if self._cut_most >= CUT_RECORDS:
+                self._cut_most = None
+
+    def recover(self) -> None:
+        """Ends what the old producer had begun, and finds out whether that was committed."""
+        state = self._state
+        if not self.renew() or self._doubtful is None:
+            return
+        cut = self._doubtful
+        found = state.insist(
+            "no committed offsets", lambda: state.broker.committed(list(cut.offsets))
+        )
+        if found is None:  # the end was asked for
+            state.must_recover = True
+            return
+        told: Told = []
+        with state.changed:
+            self._doubtful = None
+            # One of them is enough: those of a topic that was deleted meanwhile are gone.
+            if any(one is not None and one.transaction == cut.name for one in found.values()):
+                told = self._committed(cut)
+            state.notify()
+        state.teller.outcomes(told)
+
+    def renew(self) -> bool:
+        """Makes a new producer, which ends the old one's work; False: the end was asked for."""
+        state = self._state
+
+        def renew() -> bool:
+            state.broker.renew_producer()
+            return True
+
+        is_renewed = state.insist("no transactional producer", renew) is not None
+        state.must_recover = not is_renewed
+        self._recover_at_s = 0.0
+        return is_renewed
+
+    def forget_doubt(self) -> None:
+        """Asks no longer what became of a transaction; the caller has the lock.
+
+        The offsets of a partition that is no longer ours may be committed by others, and no longer
+        show our outcome.
+        """
+        self._doubtful = None
+
+    def settle_up(self, deadline_s: float) -> None:
+        """Commits what is settled, and what failed again: whoever reads on would handle it again.
+
+        It is tried once at least, and again until this time.
+        """
+        state = self._state
+        state.give_up_s = deadline_s
+        while True:
+            if state.must_recover:
+                self.recover()
+            if not state.must_recover:
+                self.commit()
+            with state.changed:
+                if not self._book.can_cut or time.monotonic() >= deadline_s:
+                    break
+            if state.must_recover:
+                time.sleep(FIRST_BACKOFF_S)
+        state.give_up_s = None

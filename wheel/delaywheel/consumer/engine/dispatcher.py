@@ -1,0 +1,215 @@
+"""Hands records out to handlers, and takes their outcomes: on the callers' threads."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from delaywheel.consumer.engine.state import EngineState
+from delaywheel.consumer.message import (
+    DONE,
+    Batch,
+    Outcome,
+    ReceivedMessage,
+    SettledError,
+    Settlement,
+    State,
+)
+from delaywheel.consumer.records import Partition
+from delaywheel.consumer.watching.figures import Figures, HandlerTimes
+from delaywheel.levels import Duration
+from delaywheel.message import time_text
+
+_LOG = logging.getLogger("delaywheel.consumer")
+
+_LOOK_S = 0.1
+
+
+class Dispatcher:
+    """Where a consumer's messages come from, and are settled: their `Desk`."""
+
+    def __init__(self, state: EngineState) -> None:
+        self._state = state
+        self._book = state.book
+        self._order = state.order
+        self._changed = state.changed
+        self._handler_times = HandlerTimes()
+        self.wants_commit = False
+        """Whether somebody waits for a commit."""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing will ever be handed out again."""
+        return self._state.is_stopping or self._state.has_ended
+
+    @property
+    def oldest_in_hand_s(self) -> float:
+        """How long the record has been in hand that holds up its partition longest; 0: none."""
+        now_s = time.monotonic()
+        with self._changed:
+            in_hand = [one for one in self._book.firsts() if one.state is State.IN_HAND]
+            return max((now_s - one.handed_s for one in in_hand), default=0.0)
+
+    def figures(self, lags: dict[Partition, int]) -> Figures:
+        """Returns all figures, of one moment; `lags` are the offsets behind what was read."""
+        oldest_s = self.oldest_in_hand_s
+        with self._changed:
+            book = self._book
+            return Figures(
+                counts=replace(book.counts),
+                dead_reasons=dict(book.dead_reasons),
+                held=book.held,
+                held_bytes=book.held_bytes,
+                in_hand=book.in_hand(book.partitions),
+                oldest_in_hand_s=oldest_s,
+                lags={
+                    at: unread + book.unended(at)
+                    for at, unread in lags.items()
+                    if at in book.positions
+                },
+                handled=tuple(self._handler_times.counts),
+                handled_s=self._handler_times.sum_s,
+            )
+
+    def hand_out(self, most: int) -> Batch:
+        """Returns the longest-waiting records, up to this number; empty if none are available now.
+
+        Raises:
+            ConsumerError: The consumer cannot continue.
+        """
+        batch = Batch()
+        with self._changed:
+            self._state.raise_error()
+            if not self._state.may_hand_out:
+                return batch
+            now_ms, now_s = self._state.clock_ms(), time.monotonic()
+            while len(batch) < most and (message := self._book.hand_out()) is not None:
+                if self._is_for_a_handler(message, now_ms):
+                    message.handed_s = now_s
+                    batch.append(message)
+        return batch
+
+    def wait(self, timeout_s: float) -> None:
+        """Returns when records may be available, or after this time."""
+        with self._changed:
+            if (self._book.has_waiting and self._state.may_hand_out) or self.has_ended:
+                return
+            self._changed.wait(timeout_s)
+
+    def flush(self, timeout_s: float) -> bool:
+        """Waits until settled records are committed, as far as can be; returns whether all are."""
+        deadline = time.monotonic() + timeout_s
+        with self._changed:
+            while self._book.can_cut and not self._state.has_ended:
+                self.wants_commit = True
+                left_s = deadline - time.monotonic()
+                if left_s <= 0:
+                    return False
+                self._changed.wait(min(left_s, _LOOK_S))
+            self._state.raise_error()
+        return True
+
+    # See `Desk`.
+
+    def done(self, message: ReceivedMessage) -> bool:
+        """See `ReceivedMessage.done`."""
+        return self._settle(message, DONE)
+
+    def all_done(self, messages: Sequence[ReceivedMessage]) -> None:
+        """See `Desk`."""
+        now_s = time.monotonic()
+        with self._changed:
+            for message in messages:
+                if not message.is_settled:
+                    self._note(message, DONE)
+                    self._handler_times.add(now_s - message.handed_s)
+            if self._state.is_draining:
+                self._changed.notify_all()
+
+    def hand_back(self, messages: Sequence[ReceivedMessage]) -> None:
+        """See `Desk`."""
+        with self._changed:
+            waiting = [one for one in messages if one.state is State.IN_HAND]
+            for message in waiting:
+                self._book.hold_back(message)
+            self._book.put_back(waiting)
+            self._state.notify()
+
+    def retry(
+        self,
+        message: ReceivedMessage,
+        after: Duration | None,
+        error: BaseException | str | None,
+    ) -> bool:
+        """See `ReceivedMessage.retry`."""
+        now_ms = self._state.clock_ms()
+        return self._settle(message, self._state.policy.retry(message, after, error, now_ms))
+
+    def dead(
+        self, message: ReceivedMessage, reason: str, error: BaseException | str | None
+    ) -> bool:
+        """See `ReceivedMessage.dead`."""
+        return self._settle(message, self._state.policy.dead(message, reason, error))
+
+    def fail(self, message: ReceivedMessage, error: Exception) -> bool:
+        """See `ReceivedMessage.fail`."""
+        settlement = self._state.policy.failed(message, error, self._state.clock_ms())
+        if settlement is not None:
+            self._settle(message, settlement)
+        return settlement is not None
+
+    def is_outcome(self, error: Exception) -> bool:
+        """See `Desk`."""
+        return self._state.policy.meaning(error) is not None
+
+    def _settle(self, message: ReceivedMessage, settlement: Settlement) -> bool:
+        with self._changed:
+            is_ours = self._note(message, settlement)
+            self._handler_times.add(time.monotonic() - message.handed_s)
+            if self._state.is_draining:
+                self._changed.notify_all()
+        if is_ours:
+            _log_outcome(message, settlement)
+        return is_ours
+
+    def _is_for_a_handler(self, message: ReceivedMessage, now_ms: int) -> bool:
+        """Whether a record is to be handed out now; if not, it is settled here or held back."""
+        turn = True if self._order is None else self._order.admit(message, now_ms)
+        if turn is False:
+            self._book.hold_back(message)
+            return False
+        if turn is not True:
+            self._note(message, self._state.policy.park(message, turn))
+            return False
+        settlement = self._state.policy.at_hand_out(message, now_ms)
+        if settlement is not None:
+            self._note(message, settlement)
+            _log_outcome(message, settlement)
+        return settlement is None
+
+    def _note(self, message: ReceivedMessage, settlement: Settlement) -> bool:
+        """Records an outcome, and decides whose turn it is then."""
+        if message.is_settled:
+            raise SettledError(f"{message!r} was settled before")
+        if self._order is not None and message.state is not State.FORGOTTEN:
+            written, freed = self._order.settled(message, settlement)
+            if written:
+                settlement = settlement._replace(order=written)
+            if freed:
+                self._book.put_back(freed)
+                self._state.notify()
+        return self._book.settle(message, settlement)
+
+
+def _log_outcome(message: ReceivedMessage, settlement: Settlement) -> None:
+    """Says what failed: one line for each retry and each dead letter."""
+    outcome, record = settlement.outcome, settlement.record
+    if outcome is Outcome.RETRIED:
+        due = time_text(settlement.due_ms)
+        _LOG.warning("%r is retried at %s: %s", message, due, settlement.why)
+    elif outcome is Outcome.DEAD and record is not None:
+        _LOG.error("%r is a dead letter in %s: %s", message, record.topic, settlement.why)
+    elif outcome is Outcome.EXPIRED:
+        _LOG.warning("%r has expired: %s", message, settlement.why)

@@ -1,0 +1,75 @@
+"""Which partitions a consumer reads now, and which are paused."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+from delaywheel.consumer.engine.state import EngineState
+from delaywheel.consumer.records import Partition
+
+_PAUSE_AFTER_S = 0.25
+"""A partition of which enough is held is paused after so long: the client drops what it has fetched
+of a paused one. Until then nothing at all is fetched."""
+_REST_S = 0.01
+
+
+class Flow:
+    """Bounds what is fetched, by partition."""
+
+    def __init__(self, state: EngineState) -> None:
+        self._state = state
+        self._crowded: set[Partition] = set()
+        self._crowded_since_s: float | None = None
+        self._are_sources_paused = False
+        self.paused: set[Partition] = set()
+
+    def read_from(self, positions: Mapping[Partition, int | None]) -> None:
+        """Reads these partitions from these offsets on; none is paused then."""
+        self._state.broker.assign(positions)
+        self.paused, self._crowded = set(), set()
+
+    def regulate(self, *, fetches: bool) -> None:
+        """Pauses partitions of which enough is held, or all if the caller has paused."""
+        with self._state.changed:
+            partitions = self._state.book.partitions
+            self._crowded = self._state.book.crowded(self._crowded)
+            resting = self._resting_sources(partitions)
+            if self._is_crowded_for_long():
+                resting |= self._crowded
+            if self._state.is_paused_by_caller or not fetches:
+                resting = set(partitions)
+        if resting - self.paused:
+            self._state.broker.pause(sorted(resting - self.paused))
+        if self.paused - resting:
+            self._state.broker.resume(sorted(self.paused - resting))
+        self.paused = resting
+
+    def rests(self, now_s: float) -> bool:
+        """Waits a moment instead of fetching, if room may be free again soon."""
+        since_s = self._crowded_since_s
+        if since_s is None or now_s - since_s >= _PAUSE_AFTER_S:
+            return False
+        with self._state.changed:
+            self._state.changed.wait(_REST_S)
+        return True
+
+    def _is_crowded_for_long(self) -> bool:
+        now_s = time.monotonic()
+        if not self._crowded:
+            self._crowded_since_s = None
+        elif self._crowded_since_s is None:
+            self._crowded_since_s = now_s
+        return bool(self._crowded) and now_s - (self._crowded_since_s or 0.0) >= _PAUSE_AFTER_S
+
+    def _resting_sources(self, partitions: Sequence[Partition]) -> set[Partition]:
+        """While too much is away, reads only returning records: waiting keeps the order then."""
+        order, bound = self._state.order, self._state.settings.max_away_bytes
+        if order is None:
+            return set()
+        away_bytes = order.away_bytes
+        if away_bytes >= bound or away_bytes * 2 <= bound:
+            self._are_sources_paused = away_bytes >= bound
+        if not self._are_sources_paused:
+            return set()
+        return {one for one in partitions if one.topic not in self._state.retry_topics}

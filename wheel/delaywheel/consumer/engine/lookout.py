@@ -1,0 +1,78 @@
+"""Looks every few seconds for what keeps records from being handled."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+
+from delaywheel.consumer.engine.state import EngineState
+from delaywheel.consumer.message import State
+from delaywheel.consumer.port import KafkaAway, Topic
+from delaywheel.consumer.records import Partition
+from delaywheel.consumer.watching.health import ConsumerTrouble
+
+
+class Lookout:
+    """Finds troubles, and how much is unread."""
+
+    def __init__(self, state: EngineState) -> None:
+        self._state = state
+        self._broker = state.broker
+        self.lags: dict[Partition, int] = {}
+        """How many offsets are unread in each partition."""
+
+    def look_at_hand(self) -> None:
+        """Finds a record that is never settled: later ones of its partition wait for it."""
+        long_s = time.monotonic() - self._state.settings.stuck_after_ms / 1000
+        with self._state.changed:
+            stuck = [
+                one
+                for one in self._state.book.firsts()
+                if one.state is State.IN_HAND and one.handed_s < long_s
+            ]
+        text = None
+        if stuck:
+            oldest = min(stuck, key=lambda one: one.handed_s)
+            text = f"{oldest!r} is not settled, and holds up the commits of its partition"
+        self._state.note_trouble(ConsumerTrouble.UNSETTLED, text)
+
+    def look_behind(self, paused: AbstractSet[Partition]) -> None:
+        """Finds out how much is unread, and what stands still behind an open transaction."""
+        unread = self._broker.unread(self._state.book.positions)
+        self.lags = {at: one.offsets for at, one in unread.items()}
+        standing = {at for at, one in unread.items() if one.offsets} - paused
+        found = sorted(self._broker.held_up({at: unread[at].offset for at in standing}))
+        text = None
+        if found:
+            text = f"{found[0]} waits for a transaction that its producer leaves open"
+            text += f", and {len(found) - 1} more" if found[1:] else ""
+        self._state.note_trouble(ConsumerTrouble.TRANSACTION_OPEN, text)
+
+    def look_at_topics(self) -> dict[str, Topic] | None:
+        """Takes in what the topics are now, and what ingress takes; None: Kafka does not answer."""
+        try:
+            topics = self._broker.topics()
+            limits = self._broker.limits()
+        except KafkaAway as away:
+            text = f"no answer about the topics: {away}"
+            self._state.health.note(ConsumerTrouble.KAFKA_AWAY, text)
+            return None
+        self._state.health.note(ConsumerTrouble.KAFKA_AWAY, None)
+        self._state.policy.learn_limits(limits)
+        self.learn_partitions(topics)
+        return topics
+
+    def learn_partitions(self, topics: Mapping[str, Topic]) -> None:
+        """Takes in how many partitions there are now."""
+        settings = self._state.settings
+        counts = {name: one.partitions for name, one in topics.items()}
+        self._state.policy.learn_partitions(counts)
+        needs = settings.ordered or settings.keep_partition
+        few = [
+            f"{names.retry} has {counts[names.retry]} partitions,"
+            f" {names.source} {counts[names.source]}: add some to it"
+            for names in settings.topics
+            if needs and counts.get(names.source, 0) > counts.get(names.retry, 1 << 31)
+        ]
+        self._state.note_trouble(ConsumerTrouble.PARTITIONS_DIFFER, "; ".join(few) or None)

@@ -1,0 +1,300 @@
+"""The engine's thread, and what the group tells it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
+
+from delaywheel.consumer.book import Counts
+from delaywheel.consumer.engine.commits import Commits
+from delaywheel.consumer.engine.dispatcher import Dispatcher
+from delaywheel.consumer.engine.flow import Flow
+from delaywheel.consumer.engine.lookout import Lookout
+from delaywheel.consumer.engine.positions import Positions
+from delaywheel.consumer.engine.state import EngineState, tell_lost
+from delaywheel.consumer.message import ReceivedMessage
+from delaywheel.consumer.order import whole_lanes
+from delaywheel.consumer.port import Broker
+from delaywheel.consumer.records import Incoming, Partition, Trip, unpack_retry
+from delaywheel.consumer.rules.policy import Policy
+from delaywheel.consumer.settings import Settings
+from delaywheel.consumer.watching.figures import Figures
+from delaywheel.consumer.watching.health import ConsumerHealth, ConsumerTrouble
+
+_LOG = logging.getLogger("delaywheel.consumer")
+
+_FETCH_RECORDS = 1_000
+_FETCH_S = 0.1
+_LOOK_S = 5.0
+"""How long a topic that was made anew may be read at the old offsets."""
+
+
+class Engine:
+    """One consumer's thread, and the desk where its messages are settled.
+
+    Attributes:
+        desk: Where messages come from, and are settled.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        broker: Broker,
+        *,
+        clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+    ) -> None:
+        """Does nothing before `start`."""
+        state = self._state = EngineState(settings, broker, clock_ms)
+        self._book = state.book
+        self._broker = broker
+        self._changed = state.changed
+        self.desk = Dispatcher(state)
+        self._flow = Flow(state)
+        self._lookout = Lookout(state)
+        self._positions = Positions(state, self._lookout)
+        self._commits = Commits(state, self._positions, self.desk)
+        self._called_back = False
+        self._look_at_s = 0.0
+        self._thread = threading.Thread(target=self._run, name="delaywheel-consumer", daemon=True)
+
+    # What callers ask for, on any thread.
+
+    @property
+    def health(self) -> ConsumerHealth:
+        """What keeps the consumer from its work."""
+        return self._state.health
+
+    @property
+    def counts(self) -> Counts:
+        """The numbers of records by outcome."""
+        return self._book.counts
+
+    @property
+    def partitions(self) -> list[Partition]:
+        """The partitions that are assigned now."""
+        with self._changed:
+            return self._book.partitions
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing will ever be handed out again."""
+        return self.desk.has_ended
+
+    def figures(self) -> Figures:
+        """Returns all figures, of one moment."""
+        return self.desk.figures(self._lookout.lags)
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Sets a callback for the thread: records may be available, or none ever will be."""
+        self._state.listen(listener)
+
+    def pause(self, *, on: bool) -> None:
+        """Pauses or resumes handing out and fetching."""
+        with self._changed:
+            self._state.is_paused_by_caller = on
+            self._state.notify()
+
+    def stop(self) -> None:
+        """Requests the end. Takes no lock: signal handlers may call it."""
+        self._state.is_stopping = True
+
+    def join(self) -> None:
+        """Waits for the thread to end.
+
+        Raises:
+            ConsumerError: It failed.
+        """
+        self.join_quietly()
+        self._state.raise_error()
+
+    def join_quietly(self) -> None:
+        """Waits for the thread to end, whether it failed or not."""
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    # The thread.
+
+    def _run(self) -> None:
+        try:
+            self._begin()
+            while not self._state.is_stopping:
+                self._turn()
+            self._end()
+        except BaseException as error:  # noqa: BLE001 - it is raised where the caller waits
+            self._state.error = error
+            self.health.note(ConsumerTrouble.STOPPED, str(error) or repr(error))
+        finally:
+            with self._changed:
+                lost = self._book.forget(self._book.partitions)
+                self._state.has_ended = True
+                self._state.notify()
+            tell_lost(lost)
+            try:
+                self._broker.close()
+            except Exception:  # noqa: BLE001 - whatever it was, this is the end
+                _LOG.exception("closing the Kafka clients failed")
+
+    def _begin(self) -> None:
+        state = self._state
+        start = state.insist("Kafka does not answer", self._broker.start)
+        if start is None:
+            return
+        state.policy = Policy(state.settings, start)
+        limits = state.insist("the limits of ingress", lambda: (self._broker.limits(),))
+        state.policy.learn_limits(None if limits is None else limits[0])
+        if not self._commits.renew():
+            return
+        self._broker.subscribe(
+            on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost
+        )
+
+    def _turn(self, *, fetches: bool = True) -> None:
+        """Fetches once, and commits if it is time."""
+        self._flow.regulate(fetches=fetches)
+        now_s = time.monotonic()
+        wait_s = _FETCH_S
+        if self._book.can_cut:
+            wait_s = max(0.0, min(_FETCH_S, self._commits.next_s - now_s))
+        self._called_back = False
+        if self._flow.rests(now_s):
+            records: Sequence[Incoming] = ()
+        else:
+            # While it is full nothing is fetched; but this call also serves the group.
+            most = max(1, min(_FETCH_RECORDS, self._book.room))
+            records = self._broker.fetch(most, wait_s)
+        if self._called_back and records:
+            # They may have been fetched before the call or after it: read them again.
+            if self._book.partitions:
+                self._flow.read_from(self._book.positions)
+            records = ()
+        self._take(records)
+        if now_s >= self._look_at_s:
+            self._look()
+        self._commits.turn()
+
+    def _take(self, records: Sequence[Incoming]) -> None:
+        if not records:
+            return
+        went_back = {
+            Partition(record.place.topic, record.place.partition)
+            for record in records
+            if self._book.goes_back(record.place)
+        }
+        if went_back:
+            self._assigned(self._state.ours, went_back)
+            return
+        messages = [self._message(record) for record in records]
+        with self._changed:
+            for message in messages:
+                self._book.take(message)
+            self._state.notify()
+
+    def _message(self, record: Incoming) -> ReceivedMessage:
+        if record.place.topic in self._state.retry_topics:
+            trip, headers = unpack_retry(record)
+        else:
+            trip, headers = Trip(1, record.place), record.headers or []
+        return ReceivedMessage(self.desk, record, trip, headers)
+
+    def _look(self) -> None:
+        """Looks for troubles, and begins anew in topics that were made anew.
+
+        The client would go on in them at the old offsets.
+        """
+        self._look_at_s = time.monotonic() + _LOOK_S
+        self._lookout.look_at_hand()
+        if not self._state.ours:
+            return
+        self._lookout.look_behind(self._flow.paused)
+        topics = self._lookout.look_at_topics()
+        if topics is not None and self._positions.are_of_other_topics(topics):
+            self._assigned(self._state.ours)
+
+    def _end(self) -> None:
+        """Ends gracefully: stays in the group until records in hand are settled."""
+        deadline = time.monotonic() + self._state.settings.drain_ms / 1000
+        with self._changed:
+            self._state.notify()
+        while self._book.in_hand(self._book.partitions) and time.monotonic() < deadline:
+            self._turn(fetches=False)
+        self._commits.settle_up(deadline)
+
+    # What the group tells, from within `Broker.fetch`.
+
+    def _assigned(
+        self, partitions: Sequence[Partition], went_back: AbstractSet[Partition] = frozenset()
+    ) -> None:
+        state, order = self._state, self._state.order
+        self._called_back = True
+        state.ours = list(partitions)
+        if state.must_recover:
+            self._commits.renew()
+        state.membership = self._broker.membership()
+        if order is not None:
+            partitions = self._whole_lanes(partitions)
+        positions = state.insist(
+            "no committed offsets", lambda: self._positions.find(partitions, went_back)
+        )
+        # Only now: every transaction of an earlier owner has ended, and is visible.
+        lanes = [
+            one for one in partitions if order is not None and one.topic not in state.retry_topics
+        ]
+        away = state.insist("the order topics cannot be read", lambda: self._broker.away(lanes))
+        if positions is None or away is None:  # the end was asked for
+            positions, away = dict.fromkeys(partitions), {}
+        self._flow.read_from(positions)
+        with self._changed:
+            self._commits.forget_doubt()
+            lost = self._book.assign(positions)
+            for lane, known in away.items():
+                assert order is not None
+                order.assign(lane, state.settings.names_of(lane.topic).order, known)
+            state.notify()
+        self.health.note(ConsumerTrouble.COMMIT_FAILED, None)
+        tell_lost(lost)
+        state.teller.assigned(list(partitions))
+        _LOG.info("assigned: %s", list(map(str, partitions)))
+
+    def _whole_lanes(self, partitions: Sequence[Partition]) -> list[Partition]:
+        whole = whole_lanes(self._state.settings, partitions)
+        halves = sorted(set(partitions) - set(whole))
+        text = f"not read without its counterpart: {', '.join(map(str, halves))}"
+        self._state.note_trouble(ConsumerTrouble.PARTITION_UNREAD, text if halves else None)
+        return whole
+
+    def _revoked(self, partitions: Sequence[Partition]) -> None:
+        self._called_back = True
+        deadline = time.monotonic() + self._state.settings.drain_ms / 1000
+        self._drain(partitions, deadline)
+        self._commits.settle_up(deadline)
+        self._lost(partitions)
+        with self._changed:
+            self._state.is_draining = False
+            self._state.notify()
+
+    def _lost(self, partitions: Sequence[Partition]) -> None:
+        self._called_back = True
+        state = self._state
+        with self._changed:
+            self._commits.forget_doubt()
+            lost = self._book.forget(partitions)
+            if state.order is not None:
+                state.order.forget(partitions)
+            self._changed.notify_all()
+        tell_lost(lost)
+        state.teller.revoked(list(partitions))
+        state.ours = [one for one in state.ours if one not in partitions]
+
+    def _drain(self, partitions: Sequence[Partition], deadline_s: float) -> None:
+        """Hands out nothing more, and waits until records in hand are settled."""
+        with self._changed:
+            self._state.is_draining = True
+            while self._book.in_hand(partitions) and time.monotonic() < deadline_s:
+                self._changed.wait(_FETCH_S)

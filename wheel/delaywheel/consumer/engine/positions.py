@@ -1,0 +1,116 @@
+"""Where a consumer reads on in its partitions, and what it says beside its offsets."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+
+from delaywheel.consumer.engine.lookout import Lookout
+from delaywheel.consumer.engine.state import EngineState
+from delaywheel.consumer.port import KafkaAway, Topic
+from delaywheel.consumer.records import Partition, Passed
+
+_LOG = logging.getLogger("delaywheel.consumer")
+
+
+class Positions:
+    """Finds positions, by what the group has committed and what the topics are now."""
+
+    def __init__(self, state: EngineState, lookout: Lookout) -> None:
+        self._state = state
+        self._broker = state.broker
+        self._lookout = lookout
+        self._topics: dict[str, Topic] = {}
+        self._begun_with: dict[str, int] = {}
+
+    def are_of_other_topics(self, topics: Mapping[str, Topic]) -> bool:
+        """Whether one of our topics was deleted and made anew since its positions were found."""
+        return any(
+            one.topic in topics and _is_another(self._topics.get(one.topic), topics[one.topic])
+            for one in self._state.ours
+        )
+
+    def find(
+        self, partitions: Sequence[Partition], went_back: AbstractSet[Partition]
+    ) -> dict[Partition, int | None]:
+        """Returns where to read on; None: from the beginning.
+
+        That is where the group was, unless the topic is another one, or ends before that.
+
+        If a group begins at the end, that position is committed before it is used: later records
+        are not skipped, even if this consumer dies at once.
+
+        Raises:
+            KafkaAway: Try again.
+        """
+        topics = self._broker.topics()
+        known = self._broker.committed(partitions)
+        ends = self._broker.ends([one for one in partitions if known[one] is not None])
+        positions: dict[Partition, int | None] = {}
+        for partition, passed in known.items():
+            positions[partition] = None if passed is None else passed.offset
+            if passed is None:
+                continue
+            why = None
+            if _is_another(Topic(passed.topic_id, 0), topics.get(partition.topic)):
+                why = "the topic was made anew"
+            elif passed.offset > ends[partition]:
+                why = f"it ends at {ends[partition]}"
+            elif partition in went_back:
+                why = "its offsets went back"
+            if why is not None:
+                _LOG.error("%s is read from its beginning: %s", partition, why)
+                positions[partition] = None
+                self._state.book.counts.restarts += 1
+        self._topics = topics
+        self._lookout.learn_partitions(topics)
+        if self._state.settings.start == "latest":
+            positions |= self._begin_at_the_end([one for one in partitions if known[one] is None])
+        return positions
+
+    def _begin_at_the_end(self, partitions: Sequence[Partition]) -> dict[Partition, int]:
+        """Returns the ends of partitions that the group has not begun with, once committed.
+
+        A partition that was added after the group had begun is read from its beginning: all of its
+        records came later. How many partitions there were is said in each commit.
+        """
+        state, retry_topics = self._state, self._state.retry_topics
+        new = [one for one in partitions if one.topic not in retry_topics]
+        if not state.ours or state.membership is None:
+            return {}
+        for topic in {one.topic for one in state.ours} - retry_topics:
+            if topic in self._topics and topic not in self._begun_with:
+                count = self._topics[topic].partitions
+                known = self._broker.committed([Partition(topic, n) for n in range(count)])
+                said = [one.begun_with for one in known.values() if one is not None]
+                self._begun_with[topic] = max(said) if said else count
+        first = [one for one in new if one.number < self._begun_with.get(one.topic, 0)]
+        if not first:
+            return {}
+        ends = self._broker.ends(first)
+        failure = self._broker.commit((), self.passed(ends), state.membership)
+        if failure is not None:
+            self._broker.renew_producer()
+            raise KafkaAway(failure.text)
+        return ends
+
+    def passed(
+        self, offsets: Mapping[Partition, int], transaction: str = ""
+    ) -> dict[Partition, Passed]:
+        """Returns offsets as they are committed, with what is said beside them."""
+        nowhere = Topic("", 0)
+        return {
+            one: Passed(
+                offset,
+                self._topics.get(one.topic, nowhere).id,
+                self._begun_with.get(one.topic, 0),
+                transaction,
+            )
+            for one, offset in offsets.items()
+        }
+
+
+def _is_another(before: Topic | None, now: Topic | None) -> bool:
+    """Whether a topic was deleted and made anew; not if Kafka does not say its id."""
+    return before is not None and now is not None and "" != before.id != now.id != ""

@@ -1,0 +1,131 @@
+"""What the parts of one consumer's engine share."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from delaywheel.consumer.book import Book
+from delaywheel.consumer.message import ConsumerError, ReceivedMessage
+from delaywheel.consumer.order import KeyOrder
+from delaywheel.consumer.port import Broker, insist
+from delaywheel.consumer.records import Partition
+from delaywheel.consumer.rules.policy import Policy
+from delaywheel.consumer.settings import Settings
+from delaywheel.consumer.watching.events import Teller
+from delaywheel.consumer.watching.health import ConsumerHealth, ConsumerTrouble
+
+_LOG = logging.getLogger("delaywheel.consumer")
+
+_T = TypeVar("_T")
+
+
+class EngineState:
+    """The state of one consumer's engine.
+
+    Attributes:
+        changed: Guards the book and the order, and is notified when callers' threads may go on.
+        ours: The partitions that the group has assigned.
+        membership: The proof of membership under which they were assigned.
+        must_recover: Whether a transaction failed, and its producer must be replaced.
+        is_draining: Whether partitions are being given up: nothing is handed out.
+        is_stopping: Whether the end was asked for.
+        has_ended: Whether the thread has ended.
+        give_up_s: When to stop insisting, on the monotonic clock; None: when the end is asked for.
+        error: What ended the thread.
+    """
+
+    def __init__(self, settings: Settings, broker: Broker, clock_ms: Callable[[], int]) -> None:
+        self.settings = settings
+        self.broker = broker
+        self.clock_ms = clock_ms
+        self.retry_topics = frozenset(names.retry for names in settings.topics)
+        self.book = Book(max_held=settings.max_held, max_held_bytes=settings.max_held_bytes)
+        self.order = KeyOrder(lost_after_ms=settings.lost_after_ms) if settings.ordered else None
+        self.changed = threading.Condition()
+        self.health = ConsumerHealth()
+        self.teller = Teller(settings.events)
+        self.ours: Sequence[Partition] = ()
+        self.membership: bytes | None = None
+        self.must_recover = False
+        self.is_draining = False
+        self.is_stopping = False
+        self.has_ended = False
+        self.is_paused_by_caller = False
+        self.give_up_s: float | None = None
+        self.error: BaseException | None = None
+        self._policy: Policy | None = None
+        self._listeners: list[Callable[[], None]] = []
+
+    @property
+    def policy(self) -> Policy:
+        """What decides outcomes; it is there once Kafka has answered."""
+        assert self._policy is not None
+        return self._policy
+
+    @policy.setter
+    def policy(self, policy: Policy) -> None:
+        self._policy = policy
+
+    @property
+    def may_hand_out(self) -> bool:
+        """Whether records may be handed out now."""
+        return not (
+            self.is_draining
+            or self.is_stopping
+            or self.is_paused_by_caller
+            # Until it is known what became of them, others may have these partitions.
+            or self.must_recover
+        )
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Sets a callback for the thread: records may be available, or none ever will be."""
+        with self.changed:
+            self._listeners.append(listener)
+
+    def notify(self) -> None:
+        """Wakes who waits for records; the caller has the lock."""
+        self.changed.notify_all()
+        for listener in self._listeners:
+            listener()
+
+    def note_trouble(self, trouble: ConsumerTrouble, text: str | None) -> None:
+        """Notes a trouble, or its end, and logs its beginning."""
+        if text is not None and trouble not in self.health.troubles:
+            _LOG.error("%s: %s", trouble, text)
+        self.health.note(trouble, text)
+
+    def insist(self, what: str, ask: Callable[[], _T]) -> _T | None:
+        """Asks until Kafka answers; None if the end came meanwhile."""
+
+        def note(trouble: str | None) -> None:
+            text = None if trouble is None else f"{what}: {trouble}"
+            self.health.note(ConsumerTrouble.KAFKA_AWAY, text)
+
+        def gives_up() -> bool:
+            if self.give_up_s is not None:
+                return time.monotonic() >= self.give_up_s
+            return self.is_stopping
+
+        return insist(ask, note, gives_up)
+
+    def raise_error(self) -> None:
+        """Raises what ended the thread, if anything did.
+
+        Raises:
+            ConsumerError: The consumer cannot continue.
+            RuntimeError: The thread ended for another reason.
+        """
+        if self.error is not None:
+            if isinstance(self.error, ConsumerError):
+                raise self.error
+            raise RuntimeError("the consumer's thread has ended") from self.error
+
+
+def tell_lost(messages: Sequence[ReceivedMessage]) -> None:
+    """Tells handlers that their records are no longer ours; to be called without the lock."""
+    for message in messages:
+        message.tell_lost()
