@@ -111,6 +111,13 @@ def test_by_hand(kafka: KafkaBroker, run: Callable[..., Program]) -> None:
 
 
 @pytest.mark.kafka
+def test_objects(run: Callable[..., Program]) -> None:
+    running = run("read_json", (b"{", []), (b'{"total": 3}', []))
+    assert running.wait_for(1) == ["None 3"]
+    running.stop()
+
+
+@pytest.mark.kafka
 def test_on_a_loop(run: Callable[..., Program]) -> None:
     running = run("asyncio", (b"a", []), (b"b", []))
     assert sorted(running.wait_for(2)) == ["mailed a", "mailed b"]

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from client.testing.sites import Sent, Site, handled
-from delaywheel.consumer import ReceivedMessage
+from delaywheel.consumer import ReceivedMessage, read_json, read_text
 from delaywheel.consumer.message import SettledError
 
 
@@ -145,6 +145,20 @@ def test_one_record_of_a_key_is_in_hand_at_a_time(site: Site) -> None:
         assert second.value == b"a2", "after a dead record its key continues"
         assert second.done()
         assert keyless.done()
+
+
+def test_what_cannot_be_read_is_a_dead_letter(site: Site) -> None:
+    with site.consumer(value_deserializer=read_json, key_deserializer=read_text) as consumer:
+        site.send(Sent(b'{"total": 3}', b"k"), Sent(b"[" * 9_000), Sent(b"4", b"\xff"), Sent(b"5"))
+        seen: list[tuple[object, object]] = []
+        handled(site, consumer, lambda one: seen.append((one.key_data, one.data)), 4)
+        letters = {letter.value: letter for letter in site.letters(consumer)}
+        counts = consumer.counts
+    assert seen == [("k", {"total": 3}), (None, 5)]
+    assert letters.keys() == {b"[" * 9_000, b"4"}
+    assert {letter.reason for letter in letters.values()} == {b"UNREADABLE"}
+    assert (letters[b"4"].detail or b"").startswith(b"UnreadableError: the key: UnicodeDecodeError")
+    assert (counts.done, counts.retried, counts.dead) == (2, 0, 2)
 
 
 def test_coroutines_as_handlers(site: Site) -> None:

@@ -28,9 +28,11 @@ from delaywheel.consumer.message import (
     ConsumerReason,
     ReceivedMessage,
     SettledError,
+    UnreadableError,
 )
 from delaywheel.consumer.records import Partition, Place
 from delaywheel.consumer.rules.backoff import ExponentialBackoff
+from delaywheel.consumer.rules.deserializers import read_json, read_text
 from delaywheel.consumer.rules.policy import DeadLetterReason
 from delaywheel.consumer.rules.routing import Route, RoutePatternError
 from delaywheel.consumer.sync import RetryConsumer
@@ -56,4 +58,7 @@ __all__ = [
     "Route",
     "RoutePatternError",
     "SettledError",
+    "UnreadableError",
+    "read_json",
+    "read_text",
 ]

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum, StrEnum
 from types import TracebackType
-from typing import NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self
 
-from delaywheel.consumer.records import Headers, Incoming, Outgoing, Place, Trip, content_bytes
+from delaywheel.consumer.records import (
+    Headers,
+    Incoming,
+    Outgoing,
+    Place,
+    Trip,
+    content_bytes,
+    error_text,
+)
+from delaywheel.consumer.rules.deserializers import Deserializer, Field, FieldContext, may_pass
 from delaywheel.errors import DelaywheelError
 from delaywheel.levels import Duration
 
@@ -98,6 +107,21 @@ class SettledError(RuntimeError):
     """`done`, `retry` or `dead` was called for a message that was settled before."""
 
 
+class UnreadableError(ValueError):
+    """A key or value is not what the consumer's deserializer reads: a dead letter, UNREADABLE.
+
+    `ReceivedMessage.data` raises it, and handlers may. Raised out of a batch's block, it counts for
+    its message, and the others are handed out again, their attempt not counted.
+
+    Attributes:
+        message: The message; None: the one in whose block it is raised.
+    """
+
+    def __init__(self, text: str, message: ReceivedMessage | None = None) -> None:
+        super().__init__(text)
+        self.message = message
+
+
 class BatchItemError(Exception):
     """Raised in a batch's `with` block: one message failed, and the handling stopped there.
 
@@ -149,6 +173,11 @@ DONE = Settlement(Outcome.DONE)
 
 class Desk(Protocol):
     """Settles messages on behalf of a consumer."""
+
+    @property
+    def deserializers(self) -> Mapping[Field, Deserializer]:
+        """What makes objects of keys and values."""
+        ...
 
     def done(self, message: ReceivedMessage) -> bool:
         """Settles a record as handled."""
@@ -215,6 +244,7 @@ class ReceivedMessage:
     """
 
     __slots__ = (
+        "_objects",
         "_on_lost",
         "are_headers_unread",
         "attempt",
@@ -235,6 +265,7 @@ class ReceivedMessage:
     def __init__(self, desk: Desk, record: Incoming, trip: Trip, headers: Headers) -> None:
         self.desk = desk
         self._on_lost: Callable[[], None] | None = None
+        self._objects: dict[Field, object] | None = None
         self.place: Place = record.place
         self.key = record.key
         self.value = record.value
@@ -272,6 +303,39 @@ class ReceivedMessage:
             "key": key,
             "attempt": self.attempt,
         }
+
+    @property
+    def data(self) -> Any:
+        """The value as `value_deserializer` reads it, once, when it is first asked for.
+
+        The bytes themselves if there is no such function; None for a null value.
+
+        Raises:
+            UnreadableError: It cannot be read.
+            Exception: It cannot be read now: the schema registry does not answer.
+        """
+        return self.value if self.value is None else self._read("value", self.value)
+
+    @property
+    def key_data(self) -> Any:
+        """The key as `key_deserializer` reads it; otherwise like `data`."""
+        return self.key if self.key is None else self._read("key", self.key)
+
+    def _read(self, field: Field, content: bytes) -> object:
+        deserializer = self.desk.deserializers.get(field)
+        if deserializer is None:
+            return content
+        if self._objects is None:
+            self._objects = {}
+        if field not in self._objects:
+            try:
+                read = deserializer(content, FieldContext(self.topic, field, self.headers))
+            except Exception as error:
+                if may_pass(error):
+                    raise
+                raise UnreadableError(f"the {field}: {error_text(error)}", self) from error
+            self._objects[field] = read
+        return self._objects[field]
 
     @property
     def timestamp_ms(self) -> int:
@@ -401,6 +465,14 @@ class Batch(list[ReceivedMessage]):
     left by an exception each is retried or dead; `BatchItemError` says which one failed.
     """
 
+    def drop_unreadable(self) -> None:
+        """Reads all data, and takes out what cannot be read: dead letters, settled here.
+
+        What cannot be read only now stays: its `data` raises that again.
+        """
+        if self and self[0].desk.deserializers:
+            self[:] = [message for message in self if _is_readable(message)]
+
     def __enter__(self) -> Self:
         return self
 
@@ -424,6 +496,18 @@ class Batch(list[ReceivedMessage]):
         return _leave(self, error)
 
 
+def _is_readable(message: ReceivedMessage) -> bool:
+    """Reads a message's data; settles it as a dead letter if that is impossible."""
+    try:
+        _ = message.data, message.key_data
+    except UnreadableError as error:
+        message.fail(error)
+        return False
+    except Exception:  # noqa: BLE001 - its handler meets it again, and the policy decides
+        return True
+    return True
+
+
 def _leave(messages: Sequence[ReceivedMessage], error: BaseException | None) -> bool:
     """Settles the rest of a `with` block; returns whether its exception is handled."""
     if error is None:
@@ -432,16 +516,27 @@ def _leave(messages: Sequence[ReceivedMessage], error: BaseException | None) -> 
         return False
     if isinstance(error, BatchItemError):
         return _leave_at(messages, error)
+    if isinstance(error, UnreadableError) and error.message is not None and messages[1:]:
+        return _leave_out(messages, error.message, error)
     open_ = [message for message in messages if not message.is_settled]
     # An interrupted or cancelled handler has not failed: its messages are delivered again.
     if not isinstance(error, Exception):
         return False
     if not open_:
         return any(message.overrules(error) for message in messages)
-    if not all(message.fail(error) for message in open_):
-        return False
-    _LOG.info("%r failed", open_[0], exc_info=error)
-    return True
+    is_handled = all(message.fail(error) for message in open_)
+    if is_handled:
+        _LOG.info("%r failed", open_[0], exc_info=error)
+    return is_handled
+
+
+def _leave_out(
+    messages: Sequence[ReceivedMessage], unreadable: ReceivedMessage, error: UnreadableError
+) -> bool:
+    """Settles the message of a batch that cannot be read; the others are handed out again."""
+    others = [one for one in messages if one is not unreadable and not one.is_settled]
+    unreadable.desk.hand_back(others)
+    return unreadable.overrules(error) if unreadable.is_settled else _leave([unreadable], error)
 
 
 def _leave_at(messages: Sequence[ReceivedMessage], error: BatchItemError) -> bool:

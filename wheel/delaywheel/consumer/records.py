@@ -35,7 +35,7 @@ Their names begin with `dw-dead-`, as in the service's own dead letters:
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from delaywheel import ingress
@@ -288,6 +288,16 @@ def error_text(error: BaseException) -> str:
         said = "(its text is unavailable)"
     name = type(error).__name__
     return (f"{name}: {said}" if said else name)[:LONGEST_ERROR]
+
+
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """Yields an exception, and those that it was raised from."""
+    seen: set[int] = set()
+    left: BaseException | None = error
+    while left is not None and id(left) not in seen:
+        yield left
+        seen.add(id(left))
+        left = left.__cause__ or left.__context__
 
 
 def encode_error(text: str) -> bytes:

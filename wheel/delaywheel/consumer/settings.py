@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypedDict
 
 from delaywheel.consumer.rules.backoff import Backoff, Delays, delays_of
+from delaywheel.consumer.rules.deserializers import Deserializer, Field, deserializers_of
 from delaywheel.consumer.rules.routing import Route
 from delaywheel.consumer.watching.events import ConsumerEvents
 from delaywheel.levels import Duration, length_ms
@@ -65,6 +66,10 @@ class Options(TypedDict, total=False):
         expired: What becomes of records whose time to live has passed: skipped, or dead letters.
         ttl_header: The header that states the time to live, in seconds; None: there is none. Others
             use the name `ttl` for hours or milliseconds.
+        value_deserializer: Makes `message.data` of a record's value: a function of the bytes and of
+            a `SerializationContext`, such as `read_json` or one of confluent-kafka's. What it
+            cannot read is a dead letter, UNREADABLE.
+        key_deserializer: The same for `message.key_data`.
         keep_partition: Whether a retry comes back on the partition of the same number.
         ordered: Whether records of one key keep their order: those behind a retried one come back
             after it. `order.py` says how, docs/CONSUMERS.md what it costs.
@@ -98,6 +103,8 @@ class Options(TypedDict, total=False):
     route: Iterable[str] | None
     expired: Literal["skip", "dead"]
     ttl_header: str | None
+    value_deserializer: Deserializer | None
+    key_deserializer: Deserializer | None
     keep_partition: bool
     ordered: bool
     max_away_bytes: int
@@ -141,6 +148,7 @@ class Settings:
     route: Route | None = None
     expired: Literal["skip", "dead"] = "skip"
     ttl_header: str | None = TTL_HEADER
+    deserializers: Mapping[Field, Deserializer] = field(default_factory=dict)
     keep_partition: bool = False
     ordered: bool = False
     max_away_bytes: int = 64_000_000
@@ -221,6 +229,12 @@ def read_settings(
         route=None if route is None else Route(route),
         expired=expired,
         ttl_header=options.get("ttl_header", TTL_HEADER),
+        deserializers=deserializers_of(
+            {
+                "key": options.get("key_deserializer"),
+                "value": options.get("value_deserializer"),
+            }
+        ),
         keep_partition=options.get("keep_partition", False),
         ordered=options.get("ordered", False),
         max_away_bytes=_positive("max_away_bytes", options.get("max_away_bytes", 64_000_000)),

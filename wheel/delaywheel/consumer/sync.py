@@ -159,6 +159,7 @@ class RetryConsumer(BaseConsumer):
                 if left_s <= 0:
                     break
                 batch += self.receive_batch(most - len(batch), left_s)
+            batch.drop_unreadable()
             if batch:
                 yield batch
             elif self._engine.has_ended:

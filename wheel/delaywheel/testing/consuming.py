@@ -10,7 +10,15 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections import Counter, defaultdict, deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from itertools import islice
 from types import TracebackType
 from typing import Final, Protocol, Self, Unpack
@@ -29,6 +37,7 @@ from delaywheel.consumer.message import (
 from delaywheel.consumer.order import KeyOrder
 from delaywheel.consumer.port import Start
 from delaywheel.consumer.records import Incoming, Outgoing, Partition, Place, Trip, unpack_retry
+from delaywheel.consumer.rules.deserializers import Deserializer, Field
 from delaywheel.consumer.rules.policy import Policy
 from delaywheel.consumer.settings import Options, read_settings
 from delaywheel.levels import Duration
@@ -139,7 +148,14 @@ class MemoryConsumer:
         del wait
         messages = iter(self)
         while batch := Batch(islice(messages, most)):
-            yield batch
+            batch.drop_unreadable()
+            if batch:
+                yield batch
+
+    @property
+    def deserializers(self) -> Mapping[Field, Deserializer]:
+        """See `Desk`."""
+        return self._settings.deserializers
 
     @property
     def counts(self) -> Counts:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from delaywheel.consumer.engine.state import EngineState
@@ -18,6 +18,7 @@ from delaywheel.consumer.message import (
     State,
 )
 from delaywheel.consumer.records import Partition
+from delaywheel.consumer.rules.deserializers import Deserializer, Field
 from delaywheel.consumer.watching.figures import Figures, HandlerTimes
 from delaywheel.levels import Duration
 from delaywheel.message import time_text
@@ -43,6 +44,11 @@ class Dispatcher:
     def has_ended(self) -> bool:
         """Whether nothing will ever be handed out again."""
         return self._state.is_stopping or self._state.has_ended
+
+    @property
+    def deserializers(self) -> Mapping[Field, Deserializer]:
+        """See `Desk`."""
+        return self._state.settings.deserializers
 
     @property
     def oldest_in_hand_s(self) -> float:

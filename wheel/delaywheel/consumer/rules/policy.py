@@ -3,6 +3,7 @@
 | the handler | attempts left | outcome |
 |---|---|---|
 | ended, or said done | any | done |
+| raised UnreadableError | any | dead, UNREADABLE |
 | raised one of `dead_on` | any | dead, NOT_RETRIABLE |
 | raised one of `retry_on`, or said retry | yes | retried, after its back-off's delay |
 | raised one of `retry_on`, or said retry | no | dead, ATTEMPTS_EXHAUSTED |
@@ -26,7 +27,7 @@ is dead before it is handled, HEADER_INVALID: no client reads the headers of suc
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Literal
 
@@ -36,11 +37,13 @@ from delaywheel.consumer.message import (
     Outcome,
     ReceivedMessage,
     Settlement,
+    UnreadableError,
 )
 from delaywheel.consumer.port import FORWARD_ROOM_BYTES, Start
 from delaywheel.consumer.records import (
     Outgoing,
     Trip,
+    causes,
     dead_letter,
     error_text,
     kept,
@@ -70,6 +73,7 @@ class DeadLetterReason(StrEnum):
     RETRY_REFUSED = "RETRY_REFUSED"
     HEADER_INVALID = "HEADER_INVALID"
     DELAY_BEYOND_SPAN = "DELAY_BEYOND_SPAN"
+    UNREADABLE = "UNREADABLE"
 
 
 class Policy:
@@ -105,13 +109,15 @@ class Policy:
 
     def meaning(self, error: Exception) -> Literal["retry", "dead"] | None:
         """Returns the outcome that a handler's exception calls for; None if it must be raised."""
-        if isinstance(error, self._settings.dead_on):
+        if isinstance(error, (UnreadableError, *self._settings.dead_on)):
             return "dead"
         return "retry" if isinstance(error, self._settings.retry_on) else None
 
     def failed(self, message: ReceivedMessage, error: Exception, now_ms: int) -> Settlement | None:
         """Returns the settlement by a handler's exception; None if that must be raised."""
         meaning = self.meaning(error)
+        if isinstance(error, UnreadableError):
+            return self.dead(message, DeadLetterReason.UNREADABLE, error)
         if meaning == "dead":
             return self.dead(message, DeadLetterReason.NOT_RETRIABLE, error)
         return self.retry(message, None, error, now_ms) if meaning == "retry" else None
@@ -154,7 +160,12 @@ class Policy:
         return DeadLetterReason.ATTEMPTS_EXHAUSTED
 
     def _delays(self, error: Failure) -> Delays:
-        for one in _causes(error) if self._settings.retry_by else ():
+        if self._settings.retry_by and isinstance(error, BaseException):
+            return self._delays_by_class(error)
+        return self._settings.retry
+
+    def _delays_by_class(self, error: BaseException) -> Delays:
+        for one in causes(error):
             for kind, delays in self._settings.retry_by:
                 if isinstance(one, kind):
                     return delays
@@ -287,15 +298,6 @@ class Policy:
         if ttl_s is None or message.timestamp_ms < 0:
             return None
         return message.timestamp_ms + ttl_s * 1000
-
-
-def _causes(error: Failure) -> Iterator[BaseException]:
-    """Yields an exception, and those that it was raised from."""
-    seen: set[int] = set()
-    while isinstance(error, BaseException) and id(error) not in seen:
-        yield error
-        seen.add(id(error))
-        error = error.__cause__ or error.__context__
 
 
 def _failed(message: ReceivedMessage, error: BaseException | str | None) -> Trip:

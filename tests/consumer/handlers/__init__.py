@@ -1,0 +1,1 @@
+"""What stands around a handler: deserializers, middleware, and handlers of dead letters."""

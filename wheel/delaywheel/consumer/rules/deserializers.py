@@ -1,0 +1,83 @@
+"""Makes objects of keys and values, by the deserializers that a consumer was given.
+
+A deserializer is a function of the bytes and of where they stand (topic, field and headers), like
+confluent-kafka's own for Avro, Protobuf and JSON with a schema registry. Null stays None.
+
+| it raises | then |
+|---|---|
+| an OSError, or an error that came from one | that error: the bytes may be fine, and the policy |
+|   | decides as for any failure of a handler |
+| a registry's 401, 403, 408, 429 or 5xx | the same |
+| anything else | UnreadableError: a dead letter, UNREADABLE, with the bytes as they are |
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from inspect import iscoroutinefunction
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
+
+from delaywheel.consumer.records import Headers, causes
+
+Deserializer: TypeAlias = Callable[[bytes, Any], object]
+Field: TypeAlias = Literal["key", "value"]
+
+_PASSING: Final = frozenset({401, 403, 408, 429})
+_SERVER_ERRORS: Final = range(500, 600)
+
+
+class FieldContext(NamedTuple):
+    """Where the bytes stand: what confluent-kafka's `SerializationContext` says.
+
+    Attributes:
+        topic: The topic that the record was first read from.
+        field: `key` or `value`; equal to confluent-kafka's `MessageField`.
+        headers: The record's own headers.
+    """
+
+    topic: str
+    field: Field
+    headers: Headers
+
+
+def read_text(content: bytes, _: object) -> str:
+    """A deserializer: text in UTF-8."""
+    return content.decode()
+
+
+def read_json(content: bytes, _: object) -> Any:
+    """A deserializer: JSON."""
+    return json.loads(content)
+
+
+def deserializers_of(given: Mapping[Field, Deserializer | None]) -> dict[Field, Deserializer]:
+    """Returns those that are given.
+
+    Raises:
+        TypeError: One cannot be called, or has to be awaited.
+    """
+    found: dict[Field, Deserializer] = {}
+    for field, deserializer in given.items():
+        if deserializer is None:
+            continue
+        if not callable(deserializer):
+            raise TypeError(f"{field}_deserializer={deserializer!r}: not a function")
+        called = getattr(type(deserializer), "__call__", None)  # noqa: B004 - it may be a coroutine
+        if iscoroutinefunction(deserializer) or iscoroutinefunction(called):
+            raise TypeError(
+                f"{field}_deserializer={deserializer!r}: it has to be awaited; give a plain"
+                " function, or await this one in the handler"
+            )
+        found[field] = deserializer
+    return found
+
+
+def may_pass(error: BaseException) -> bool:
+    """Whether a deserializer failed for a reason that may pass: the registry does not answer."""
+    return any(isinstance(one, OSError) or _is_of_server(one) for one in causes(error))
+
+
+def _is_of_server(error: BaseException) -> bool:
+    status = getattr(error, "http_status_code", None)
+    return status in _PASSING or status in _SERVER_ERRORS
