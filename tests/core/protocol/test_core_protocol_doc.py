@@ -16,6 +16,7 @@ from delaywheel_replica.core.leader.cancel import (
 )
 from delaywheel_replica.core.leader.closing import AnswersWanted, Close, closing, wheels_to_close
 from delaywheel_replica.core.leader.floor import FRAME_GATES
+from delaywheel_replica.core.leader.halves import HalfEnd, HalfRows, ends
 from delaywheel_replica.core.leader.holders import takeable
 from delaywheel_replica.core.leader.lost_frames import Sought, frames_lost
 from delaywheel_replica.core.leader.registration import MAX_WHEELS, Registered, register
@@ -381,3 +382,31 @@ def test_cancel_after_writing() -> None:
     assert [(row[0], row[1]) for row in rows] == list(SEEN)
     for counted, message, decision in rows:
         assert after_writing(SEEN[counted, message]) is CancelDecision[decision]
+
+
+HALF = HalfRows(VIEW.due_ms, frozenset([COPY]))
+SAID_OF_HALVES = {
+    "another copy was done before, or comes first in this step": replace(
+        HALF, copies=frozenset([COPY, CANCEL])
+    ),
+    "a cancel counts": replace(HALF, cancels=frozenset([CANCEL]), commits=frozenset([CANCEL])),
+    "a commit or a release counts": replace(HALF, releases=frozenset([CANCEL])),
+    "none of these": replace(HALF, commits=frozenset([Position(A1, 3, 0)])),
+}
+
+
+def test_what_becomes_of_a_half() -> None:
+    rows = table("a copy of a half that a step takes")[1:]
+    assert [row[0] for row in rows] == list(SAID_OF_HALVES)
+    after = Progress(VIEW.due_ms, None, {A1: 2})
+    for what, end in rows:
+        found = ends(SAID_OF_HALVES[what], VIEW.progress or after, after)
+        assert found[max(found)] is HalfEnd[end]
+
+
+def test_of_a_half_that_is_done_only_its_outcome_says_what_became() -> None:
+    half = replace(VIEW, is_half=True, releases=[CANCEL])
+    assert before_writing(replace(half, progress=DONE)) is CancelDecision.UNKNOWN
+    released = Progress(0, None, {A1: 2})
+    assert before_writing(replace(half, progress=released)) is CancelDecision.UNKNOWN
+    assert before_writing(half) is CancelDecision.WRITE

@@ -11,6 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+from sim.models.halves import HalvesModel
+from sim.models.halves import State as HalfState
 from sim.models.ingress import IngressModel
 from sim.models.ingress import State as IngressState
 from sim.models.model import Explored, explore
@@ -49,12 +51,28 @@ LARGER_INGRESSES = [
     IngressModel(records=2),
     IngressModel(begins=3),
 ]
-Model: TypeAlias = WheelModel | TermModel | IngressModel
-Found: TypeAlias = Explored[WheelState] | Explored[TermState] | Explored[IngressState]
+HALVES = [
+    HalvesModel(cancels=0),
+    HalvesModel(says=1, ends=0),
+    HalvesModel(copies=1, says=1, ends=0, ahead=True),
+    HalvesModel(copies=1, says=1, ends=0, losses=1),
+]
+LARGER_HALVES = [
+    HalvesModel(),
+    HalvesModel(copies=1, ahead=True),
+    HalvesModel(says=1, ends=0, ahead=True),
+    HalvesModel(says=1, ends=0, losses=1),
+]
+Model: TypeAlias = WheelModel | TermModel | IngressModel | HalvesModel
+Found: TypeAlias = (
+    Explored[WheelState] | Explored[TermState] | Explored[IngressState] | Explored[HalfState]
+)
 ALL: list[Model] = [
-    *WHEELS, *TERMS, *INGRESSES, *LARGER_WHEELS, *LARGER_TERMS, *LARGER_INGRESSES,
+    *WHEELS, *TERMS, *INGRESSES, *HALVES,
+    *LARGER_WHEELS, *LARGER_TERMS, *LARGER_INGRESSES, *LARGER_HALVES,
 ]  # fmt: skip
 WHEEL_STATES, TERM_STATES, INGRESS_STATES = 1_000_000, 2_000_000, 1_000_000
+HALF_STATES = 1_000_000
 """Limit for the states; a model with more has grown."""
 
 
@@ -81,6 +99,9 @@ def exhausted(model: Model) -> Exhausted:
         found = explore(model.start, model.moves, model.wrong, at_most=WHEEL_STATES)
     elif isinstance(model, TermModel):
         found = explore(model.start, model.moves, model.wrong, at_most=TERM_STATES)
+    elif isinstance(model, HalvesModel):
+        uncached = replace(model)
+        found = explore(uncached.start, uncached.moves, uncached.wrong, at_most=HALF_STATES)
     else:
         forgetful = replace(model)  # caches may be of code that another exploration has changed
         found = explore(forgetful.start, forgetful.moves, forgetful.wrong, at_most=INGRESS_STATES)

@@ -50,12 +50,17 @@ taken since the last scan. A WAIT survives a change of leader, because the next 
 decide; UNKNOWN, and a WAIT whose deadline passes, are answered UNAVAILABLE. Before answering
 NOT_FOUND a node asks the others (`others_to_ask`): what was acknowledged after their last
 heartbeats is not known yet.
+
+A half message (halves.py) is done before its due if a release counts for it; and if it is done
+without a cancel it was forwarded, or its sender was asked, which progress does not show: where a
+plain message was ALREADY_DELIVERED, a half is UNKNOWN, and its outcome says which.
 """
 
 from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
 
+from delaywheel_replica.core.leader.halves import is_released
 from delaywheel_replica.core.protocol.control import WheelRecord
 from delaywheel_replica.core.protocol.progress import Position, Progress
 from delaywheel_replica.core.protocol.status_files import CleanerStatus
@@ -101,6 +106,8 @@ class CancelView:
         confirmed: The cancels were found by a scan that began when the node held every frame <= V
             of this progress.
         before: What was committed directly before this progress; None: unknown.
+        is_half: It is a half message.
+        releases: Where releases of it lie, as far as known; a scan that confirms finds all.
     """
 
     due_ms: int
@@ -114,6 +121,8 @@ class CancelView:
     rescheduled: bool = False
     confirmed: bool = False
     before: Progress | None = None
+    is_half: bool = False
+    releases: Collection[Position] = ()
 
 
 def directly_before(
@@ -162,7 +171,7 @@ def before_writing(view: CancelView) -> CancelDecision:
 def _before_any(view: CancelView, progress: Progress) -> CancelDecision:
     """Decides when a copy of the message exists, but no cancel of it."""
     if _is_done(view, progress):
-        return CancelDecision.ALREADY_DELIVERED if view.complete else CancelDecision.UNKNOWN
+        return _done(view)
     if view.due_ms <= view.now_ms + TOO_LATE_MS:
         return CancelDecision.TOO_LATE
     return CancelDecision.WRITE
@@ -182,9 +191,14 @@ def after_writing(view: CancelView) -> CancelDecision:
         if _is_to_come(view, progress) or _was_to_come(view):
             return _confirmed(view)
         return CancelDecision.UNKNOWN
-    if _is_done(view, progress):
-        return CancelDecision.ALREADY_DELIVERED if view.complete else CancelDecision.UNKNOWN
-    return CancelDecision.WAIT
+    return _done(view) if _is_done(view, progress) else CancelDecision.WAIT
+
+
+def _done(view: CancelView) -> CancelDecision:
+    """Decides when a copy is done, and no cancel of it counts."""
+    if view.complete and not view.is_half:
+        return CancelDecision.ALREADY_DELIVERED
+    return CancelDecision.UNKNOWN
 
 
 def _confirmed(view: CancelView) -> CancelDecision:
@@ -196,7 +210,7 @@ def _confirmed(view: CancelView) -> CancelDecision:
 
 def _is_to_come(view: CancelView, progress: Progress) -> bool:
     """Whether no transaction can have taken any copy of the message yet."""
-    if view.due_ms <= progress.due_ms:
+    if view.due_ms <= progress.due_ms or _is_released(view, progress):
         return False
     if progress.ahead_ms is None or view.due_ms > progress.ahead_ms:
         return True
@@ -214,4 +228,11 @@ def _was_to_come(view: CancelView) -> bool:
 
 
 def _is_done(view: CancelView, progress: Progress) -> bool:
-    return any(progress.covers(view.due_ms, copy) for copy in view.copies)
+    is_covered = any(progress.covers(view.due_ms, copy) for copy in view.copies)
+    return is_covered or _is_released(view, progress)
+
+
+def _is_released(view: CancelView, progress: Progress) -> bool:
+    return bool(view.releases) and any(
+        is_released(copy, view.releases, progress) for copy in view.copies
+    )

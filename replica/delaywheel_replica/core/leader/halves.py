@@ -1,0 +1,106 @@
+"""Decides what becomes of a half message: one that is sent with a local transaction, or not at all.
+
+A half is an ordinary message in every way but one: unless a row says that it was committed, it is
+not forwarded at its due, but asked about. All that decides lies in the slot of its due:
+
+| row | written by | says |
+|---|---|---|
+| half | any node, once or again in other wheels | the message, invisible until it is decided |
+| commit | any node | forward the half at its due |
+| release | the node that accepted the half | forward the half as soon as this row is <= V |
+| cancel | the leader's node | never forward it |
+
+A release counts at once for a copy of the half in its own wheel, with a lower seq: so whoever takes
+the release has the copy in the same step, and a leader needs to notice releases alone. For all
+other copies it is a commit.
+
+A step leads from one progress to the next. A copy <= V is *done* if it is due by w (or was done
+ahead), or if a release <= V counts for it at once. A step takes the copies that are done after it
+and were not before. The first line that fits:
+
+| a copy that a step takes | ends as |
+|---|---|
+| another copy was done before, or comes before it in this step | DUPLICATE |
+| a cancel is <= V' | CANCELLED |
+| a commit or release is <= V' | FORWARDED |
+| none of these | ASKED |
+
+Everything follows from w, V, V' and rows <= V', so any leader decides the same. Rows that come
+after the end change nothing: the half is done.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from delaywheel_replica.core.protocol.progress import Position, Progress
+
+
+class HalfEnd(StrEnum):
+    """What becomes of one copy of a half."""
+
+    FORWARDED = "forwarded"
+    CANCELLED = "cancelled"
+    ASKED = "asked"
+    """Its sender is asked; until it answers, the message is neither sent nor given up."""
+    DUPLICATE = "duplicate"
+
+
+@dataclass(frozen=True, slots=True)
+class HalfRows:
+    """Where the rows of one half lie, all of them in the slot of its due.
+
+    Attributes:
+        due_ms: The half's due.
+        copies: The half itself.
+        commits: Commits of it.
+        releases: Releases of it.
+        cancels: Cancels of it.
+    """
+
+    due_ms: int
+    copies: frozenset[Position]
+    commits: frozenset[Position] = frozenset()
+    releases: frozenset[Position] = frozenset()
+    cancels: frozenset[Position] = frozenset()
+
+
+def is_released(copy: Position, releases: Iterable[Position], progress: Progress) -> bool:
+    """Whether a release <= V counts at once for this copy."""
+    return any(
+        release.wheel == copy.wheel and copy.seq < release.seq <= progress.seq(release.wheel)
+        for release in releases
+    )
+
+
+def is_done(rows: HalfRows, copy: Position, progress: Progress) -> bool:
+    """Whether this copy of a half has its end."""
+    return progress.covers(rows.due_ms, copy) or is_released(copy, rows.releases, progress)
+
+
+def ends(rows: HalfRows, before: Progress, after: Progress) -> dict[Position, HalfEnd]:
+    """Returns the copies that a step takes, with their ends.
+
+    Args:
+        rows: All rows of the half that are <= V'; others may be among them.
+        before: The progress that the step begins with.
+        after: The progress that it leads to.
+    """
+    was_done = {copy for copy in rows.copies if is_done(rows, copy, before)}
+    taken = sorted(copy for copy in rows.copies - was_done if is_done(rows, copy, after))
+    found = dict.fromkeys(taken, HalfEnd.DUPLICATE)
+    if taken and not was_done:
+        found[taken[0]] = _end(rows, after)
+    return found
+
+
+def _end(rows: HalfRows, after: Progress) -> HalfEnd:
+    if _counts(rows.cancels, after):
+        return HalfEnd.CANCELLED
+    if _counts(rows.commits | rows.releases, after):
+        return HalfEnd.FORWARDED
+    return HalfEnd.ASKED
+
+
+def _counts(rows: Iterable[Position], progress: Progress) -> bool:
+    return any(row.seq <= progress.seq(row.wheel) for row in rows)
