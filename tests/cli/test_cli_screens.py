@@ -156,7 +156,8 @@ def answered(asked: tuple[str, ...]) -> object:
         case "reschedule":
             handle = f"n1.7:{LATER_MS // 1_000}:{IDS[0].hex()}"
             outcome = pb.RESCHEDULE_OUTCOME_RESCHEDULED
-            return pb.RescheduleResponse(outcome=outcome, due_ms=LATER_MS, handle=handle)
+            moved = pb.MessageRescheduled(outcome=outcome, due_ms=LATER_MS, handle=handle)
+            return pb.RescheduleResponse(results=[moved])
         case "cancel":
             done = pb.CancelResult(handle=HANDLES[0], outcome=pb.CANCEL_OUTCOME_CANCELLED)
             return pb.CancelManyResponse(results=[done] * 204)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from time import monotonic
 from typing import Any, cast
 
-from delaywheel.client.aio_gathering import AioCancels
+from delaywheel.client.aio_gathering import AioChanges
 from delaywheel.errors import TimedOutError
 
 
@@ -30,9 +30,9 @@ async def test_who_gives_up_is_not_searched_for_among_all_others() -> None:
         await asyncio.Event().wait()
         return []
 
-    cancels = AioCancels(cast("Any", hangs), calls_at_once=1)
+    cancels = AioChanges(cast("Any", hangs), calls_at_once=1)
     deadline_s = monotonic() + 0.2
-    callers = [cancels.cancel(cast("Any", _Named()), deadline_s) for _ in range(3_000)]
+    callers = [cancels.change(cast("Any", _Named()), deadline_s) for _ in range(3_000)]
     results = await asyncio.gather(*callers, return_exceptions=True)
     errors = [each for each in results if isinstance(each, TimedOutError)]
     assert len(errors) == 3_000

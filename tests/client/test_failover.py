@@ -21,6 +21,7 @@ from support.clients.fake_service import (
     accept,
     accept_but_lose_reply,
     answer,
+    cancelled,
     hang,
     refuse_rows,
 )
@@ -295,11 +296,10 @@ class TestQuestions:
         ids=["no-leader", "unknown", "hang"],
     )
     def test_a_cancel_is_asked_elsewhere(self, make: Make, obstacle: object) -> None:
-        cancelled = answer(pb.CancelResponse(outcome=pb.CANCEL_OUTCOME_CANCELLED))
         with FakeCluster() as cluster, make(cluster.addresses[0], attempt_timeout=0.5) as client:
             wait_until("all are found", finds(client, cluster))
             for number in range(3):
-                cluster.nodes[number].script.append(cancelled)
+                cluster.nodes[number].script.append(cancelled())
             stays = max(range(3), key=lambda number: len(cluster.sent(number)))
             cluster.nodes[stays].script.appendleft(obstacle)  # type: ignore[arg-type]
             assert client.cancel(HANDLE, timeout=IN_TIME_S).outcome is CancelOutcome.CANCELLED

@@ -17,24 +17,28 @@ from delaywheel import (
     RescheduleOutcome,
 )
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-from support.clients.fake_service import Behaviour, FakeService, abort, abort_bare, answer
-
-
-def cancelled(outcome: pb.CancelOutcome.ValueType) -> object:
-    return pb.CancelResponse(outcome=outcome)
+from support.clients.fake_service import (
+    Behaviour,
+    FakeService,
+    abort,
+    abort_bare,
+    answer,
+    cancelled,
+    rescheduled,
+)
 
 
 class TestCancel:
     @pytest.mark.parametrize("outcome", list(CancelOutcome))
     def test_every_outcome_has_a_name(self, outcome: CancelOutcome) -> None:
         number = pb.CancelOutcome.Value(f"CANCEL_OUTCOME_{outcome}")
-        with FakeService(answer(cancelled(number))) as service, Client(service.address) as client:
+        with FakeService(cancelled(number)) as service, Client(service.address) as client:
             assert client.cancel(Handle("a.1", 17, bytes(16))).outcome is outcome
-        assert service.cancels[0].message.handle == "a.1:17:" + "0" * 32
+        assert service.cancels[0].messages[0].handle == "a.1:17:" + "0" * 32
 
     def test_of_what_was_rescheduled_the_new_due_is_reported_with_one_call(self) -> None:
-        reported = pb.CancelResponse(outcome=pb.CANCEL_OUTCOME_RESCHEDULED, due_ms=19_000)
-        with FakeService(answer(reported)) as service, Client(service.address) as client:
+        reported = cancelled(pb.CANCEL_OUTCOME_RESCHEDULED, 19_000)
+        with FakeService(reported) as service, Client(service.address) as client:
             came_to = client.cancel(Handle("a.1", 17, bytes(16)))
             assert came_to == Cancelled(CancelOutcome.RESCHEDULED, 19_000)
             assert client.cancel(Handle("a.1", 19, bytes(16))).due_ms is None
@@ -44,7 +48,7 @@ class TestCancel:
         with FakeService() as service, Client(service.address) as client:
             due = datetime(2031, 1, 1, microsecond=1, tzinfo=UTC)
             assert client.cancel(id=bytes(16), deliver_at=due).outcome is CancelOutcome.CANCELLED
-        pair = service.cancels[0].message.id_and_due
+        pair = service.cancels[0].messages[0].id_and_due
         assert (pair.id, pair.due_ms) == (bytes(16), int(due.timestamp()) * 1000 + 1)
 
     @pytest.mark.parametrize(
@@ -66,7 +70,7 @@ class TestCancel:
     ) -> None:
         lost = abort_bare(grpc.StatusCode.UNAVAILABLE)
         with (
-            FakeService(lost, answer(cancelled(outcome))) as service,
+            FakeService(lost, cancelled(outcome)) as service,
             Client(service.address) as client,
             pytest.raises(RefusedError) as caught,
         ):
@@ -210,21 +214,21 @@ class TestReschedule:
         assert reported.outcome is RescheduleOutcome.RESCHEDULED
         assert reported.due_ms == int(self.TO.timestamp()) * 1000
         assert reported.handle == Handle("a.1", reported.due_ms // 1000, bytes(16))
-        assert service.reschedules[0].message.handle == "a.1:17:" + "0" * 32
+        assert service.reschedules[0].messages[0].message.handle == "a.1:17:" + "0" * 32
 
     @pytest.mark.parametrize(
         "outcome", set(RescheduleOutcome) - {RescheduleOutcome.RESCHEDULED}, ids=str
     )
     def test_every_other_outcome_has_a_name_and_no_handle(self, outcome: RescheduleOutcome) -> None:
         number = pb.RescheduleOutcome.Value(f"RESCHEDULE_OUTCOME_{outcome}")
-        response = answer(pb.RescheduleResponse(outcome=number))
+        response = rescheduled(number)
         with FakeService(response) as service, Client(service.address) as client:
             reported = client.reschedule(Handle("a.1", 17, bytes(16)), to=self.TO)
         assert (reported.outcome, reported.handle, reported.due_ms) == (outcome, None, None)
 
     def test_after_a_lost_reply_too_late_is_no_answer(self) -> None:
         lost = abort_bare(grpc.StatusCode.UNAVAILABLE)
-        late = answer(pb.RescheduleResponse(outcome=pb.RESCHEDULE_OUTCOME_TOO_LATE))
+        late = rescheduled(pb.RESCHEDULE_OUTCOME_TOO_LATE)
         with (
             FakeService(lost, late) as service,
             Client(service.address) as client,

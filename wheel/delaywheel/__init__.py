@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         MessageState,
         Rescheduled,
         RescheduleOutcome,
+        RescheduleResult,
         StoredMessage,
     )
     from delaywheel.client.exchange.channel import Tls
@@ -59,6 +60,7 @@ __all__ = [
     "Reason",
     "RefusedError",
     "RescheduleOutcome",
+    "RescheduleResult",
     "Rescheduled",
     "Result",
     "StoredMessage",
@@ -75,6 +77,7 @@ _HOMES = {
         "MessageState",
         "Rescheduled",
         "RescheduleOutcome",
+        "RescheduleResult",
         "StoredMessage",
     ),
     "client.exchange.pending": ("PendingResult",),

@@ -595,31 +595,27 @@ Global___IdAndDue: _TypeAlias = IdAndDue  # noqa: Y015
 class CancelRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    MESSAGE_FIELD_NUMBER: _builtins.int
     MESSAGES_FIELD_NUMBER: _builtins.int
     PARTLY_FIELD_NUMBER: _builtins.int
     partly: _builtins.bool
-    """Of many: answer soon after some are decided. The others have neither outcome nor error, and are
-    still being cancelled: asking again joins that.
+    """Answer soon after some are decided. The others have neither outcome nor error, and are still
+    being cancelled: asking again joins that.
     """
     @_builtins.property
-    def message(self) -> Global___MessageRef:
-        """Either one message, or many."""
-
-    @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___MessageRef]:
-        """At most 1,000. Each is answered in `results`; only what concerns all of them ends the call."""
+        """1 to 1,000. Each is answered in `results`; what concerns all of them ends the call. So a single
+        one that is refused ends it.
+        """
 
     def __init__(
         self,
         *,
-        message: Global___MessageRef | None = ...,
         messages: _abc.Iterable[Global___MessageRef] | None = ...,
         partly: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "messages", b"messages", "partly", b"partly"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages", "partly", b"partly"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -629,38 +625,26 @@ Global___CancelRequest: _TypeAlias = CancelRequest  # noqa: Y015
 class CancelResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    OUTCOME_FIELD_NUMBER: _builtins.int
-    DUE_MS_FIELD_NUMBER: _builtins.int
     RESULTS_FIELD_NUMBER: _builtins.int
-    outcome: Global___CancelOutcome.ValueType
-    """For one message."""
-    due_ms: _builtins.int
-    """Only if the message was rescheduled: its present due."""
     @_builtins.property
     def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___MessageCancelled]:
-        """For many messages, in order."""
+        """In the order of the request."""
 
     def __init__(
         self,
         *,
-        outcome: Global___CancelOutcome.ValueType = ...,
-        due_ms: _builtins.int | None = ...,
         results: _abc.Iterable[Global___MessageCancelled] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_due_ms", b"_due_ms", "due_ms", b"due_ms"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_due_ms", b"_due_ms", "due_ms", b"due_ms", "outcome", b"outcome", "results", b"results"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["results", b"results"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__due_ms: _TypeAlias = _typing.Literal["due_ms"]  # noqa: Y015
-    _WhichOneofArgType__due_ms: _TypeAlias = _typing.Literal["_due_ms", b"_due_ms"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__due_ms) -> _WhichOneofReturnType__due_ms | None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CancelResponse: _TypeAlias = CancelResponse  # noqa: Y015
 
 @_typing.final
 class MessageCancelled(_message.Message):
-    """What became of one of many messages."""
-
     DESCRIPTOR: _descriptor.Descriptor
 
     OUTCOME_FIELD_NUMBER: _builtins.int
@@ -693,6 +677,32 @@ Global___MessageCancelled: _TypeAlias = MessageCancelled  # noqa: Y015
 class RescheduleRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    MESSAGES_FIELD_NUMBER: _builtins.int
+    PARTLY_FIELD_NUMBER: _builtins.int
+    partly: _builtins.bool
+    """As in a CancelRequest."""
+    @_builtins.property
+    def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___NewDue]:
+        """1 to 1,000, answered as those of a CancelRequest."""
+
+    def __init__(
+        self,
+        *,
+        messages: _abc.Iterable[Global___NewDue] | None = ...,
+        partly: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages", "partly", b"partly"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RescheduleRequest: _TypeAlias = RescheduleRequest  # noqa: Y015
+
+@_typing.final
+class NewDue(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
     MESSAGE_FIELD_NUMBER: _builtins.int
     DELIVER_AT_MS_FIELD_NUMBER: _builtins.int
     deliver_at_ms: _builtins.int
@@ -711,33 +721,60 @@ class RescheduleRequest(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___RescheduleRequest: _TypeAlias = RescheduleRequest  # noqa: Y015
+Global___NewDue: _TypeAlias = NewDue  # noqa: Y015
 
 @_typing.final
 class RescheduleResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    RESULTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___MessageRescheduled]:
+        """In the order of the request."""
+
+    def __init__(
+        self,
+        *,
+        results: _abc.Iterable[Global___MessageRescheduled] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["results", b"results"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RescheduleResponse: _TypeAlias = RescheduleResponse  # noqa: Y015
+
+@_typing.final
+class MessageRescheduled(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
     OUTCOME_FIELD_NUMBER: _builtins.int
     DUE_MS_FIELD_NUMBER: _builtins.int
     HANDLE_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
     outcome: Global___RescheduleOutcome.ValueType
+    """UNSPECIFIED when error is set, and, if `partly` was asked for, when it is not decided."""
     due_ms: _builtins.int
     """Only if RESCHEDULED: the message's due, and its handle from now on."""
     handle: _builtins.str
+    @_builtins.property
+    def error(self) -> Global___Error: ...
     def __init__(
         self,
         *,
         outcome: Global___RescheduleOutcome.ValueType = ...,
         due_ms: _builtins.int = ...,
         handle: _builtins.str = ...,
+        error: Global___Error | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["due_ms", b"due_ms", "handle", b"handle", "outcome", b"outcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["due_ms", b"due_ms", "error", b"error", "handle", b"handle", "outcome", b"outcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___RescheduleResponse: _TypeAlias = RescheduleResponse  # noqa: Y015
+Global___MessageRescheduled: _TypeAlias = MessageRescheduled  # noqa: Y015
 
 @_typing.final
 class StoredMessage(_message.Message):

@@ -104,15 +104,15 @@ class DelayWheelServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Cancel(self, request, context):
-        """Withdraws pending messages: one, or up to 1,000, each on its own. CANCELLED means that it is
-        never delivered. The call may be repeated: it finds what the first attempt did.
+        """Withdraws pending messages, each on its own. CANCELLED means that it is never delivered. The
+        call may be repeated: it finds what the first attempt did.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Reschedule(self, request, context):
-        """Gives a pending message another due: it is delivered at one of the two, in any case. The call
+        """Gives pending messages other dues: each is delivered at one of its two, in any case. The call
         may be repeated: for a message that was rescheduled before, it returns the present due.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

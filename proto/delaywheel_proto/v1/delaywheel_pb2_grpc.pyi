@@ -44,11 +44,11 @@ class DelayWheelStub:
     DelayProduceStream: _grpc.StreamStreamMultiCallable[_delaywheel_pb2.DelayProduceRequest, _delaywheel_pb2.DelayProduceResponse]
     """The same, with many requests in flight on one stream; responses come in the order of requests."""
     Cancel: _grpc.UnaryUnaryMultiCallable[_delaywheel_pb2.CancelRequest, _delaywheel_pb2.CancelResponse]
-    """Withdraws pending messages: one, or up to 1,000, each on its own. CANCELLED means that it is
-    never delivered. The call may be repeated: it finds what the first attempt did.
+    """Withdraws pending messages, each on its own. CANCELLED means that it is never delivered. The
+    call may be repeated: it finds what the first attempt did.
     """
     Reschedule: _grpc.UnaryUnaryMultiCallable[_delaywheel_pb2.RescheduleRequest, _delaywheel_pb2.RescheduleResponse]
-    """Gives a pending message another due: it is delivered at one of the two, in any case. The call
+    """Gives pending messages other dues: each is delivered at one of its two, in any case. The call
     may be repeated: for a message that was rescheduled before, it returns the present due.
     """
     CancelMany: _grpc.UnaryUnaryMultiCallable[_delaywheel_pb2.CancelManyRequest, _delaywheel_pb2.CancelManyResponse]
@@ -76,11 +76,11 @@ class DelayWheelAsyncStub(DelayWheelStub):
     DelayProduceStream: _aio.StreamStreamMultiCallable[_delaywheel_pb2.DelayProduceRequest, _delaywheel_pb2.DelayProduceResponse]  # type: ignore[assignment]
     """The same, with many requests in flight on one stream; responses come in the order of requests."""
     Cancel: _aio.UnaryUnaryMultiCallable[_delaywheel_pb2.CancelRequest, _delaywheel_pb2.CancelResponse]  # type: ignore[assignment]
-    """Withdraws pending messages: one, or up to 1,000, each on its own. CANCELLED means that it is
-    never delivered. The call may be repeated: it finds what the first attempt did.
+    """Withdraws pending messages, each on its own. CANCELLED means that it is never delivered. The
+    call may be repeated: it finds what the first attempt did.
     """
     Reschedule: _aio.UnaryUnaryMultiCallable[_delaywheel_pb2.RescheduleRequest, _delaywheel_pb2.RescheduleResponse]  # type: ignore[assignment]
-    """Gives a pending message another due: it is delivered at one of the two, in any case. The call
+    """Gives pending messages other dues: each is delivered at one of its two, in any case. The call
     may be repeated: for a message that was rescheduled before, it returns the present due.
     """
     CancelMany: _aio.UnaryUnaryMultiCallable[_delaywheel_pb2.CancelManyRequest, _delaywheel_pb2.CancelManyResponse]  # type: ignore[assignment]
@@ -123,8 +123,8 @@ class DelayWheelServicer(metaclass=_abc_1.ABCMeta):
         request: _delaywheel_pb2.CancelRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_delaywheel_pb2.CancelResponse, _abc.Awaitable[_delaywheel_pb2.CancelResponse]]:
-        """Withdraws pending messages: one, or up to 1,000, each on its own. CANCELLED means that it is
-        never delivered. The call may be repeated: it finds what the first attempt did.
+        """Withdraws pending messages, each on its own. CANCELLED means that it is never delivered. The
+        call may be repeated: it finds what the first attempt did.
         """
 
     @_abc_1.abstractmethod
@@ -133,7 +133,7 @@ class DelayWheelServicer(metaclass=_abc_1.ABCMeta):
         request: _delaywheel_pb2.RescheduleRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_delaywheel_pb2.RescheduleResponse, _abc.Awaitable[_delaywheel_pb2.RescheduleResponse]]:
-        """Gives a pending message another due: it is delivered at one of the two, in any case. The call
+        """Gives pending messages other dues: each is delivered at one of its two, in any case. The call
         may be repeated: for a message that was rescheduled before, it returns the present due.
         """
 

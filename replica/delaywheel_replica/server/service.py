@@ -73,7 +73,7 @@ class DelayWheelService:
                 return self._max_message_bytes
             case pb.ListSlotsRequest() | pb.DescribeClusterRequest() | pb.CancelManyRequest():
                 return _LIST_BYTES
-            case pb.CancelRequest():
+            case pb.CancelRequest() | pb.RescheduleRequest():
                 return _SHORT_BYTES + _RESULT_BYTES * len(request.messages)
             case _:
                 return _SHORT_BYTES
@@ -97,7 +97,9 @@ class DelayWheelService:
     ) -> pb.RescheduleResponse:
         """See the protocol."""
         passed = was_passed(context.invocation_metadata())
-        return await self._changes.reschedules.reschedule(request, passed=passed)
+        return await self._changes.reschedules.reschedule(
+            request, passed=passed, left_s=context.time_remaining()
+        )
 
     async def GetMessage(  # noqa: N802 - gRPC's names
         self, request: pb.GetMessageRequest, context: Context

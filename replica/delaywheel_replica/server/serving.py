@@ -33,7 +33,7 @@ from delaywheel_replica.server.changing.cancel_many import CancelMany
 from delaywheel_replica.server.changing.cancels import Cancels
 from delaywheel_replica.server.changing.decided import Decisions
 from delaywheel_replica.server.changing.gathering import CancelGroups
-from delaywheel_replica.server.changing.passed_on import PassedCancels
+from delaywheel_replica.server.changing.passed_on import passed_cancels, passed_reschedules
 from delaywheel_replica.server.changing.reschedules import Reschedules, Span
 from delaywheel_replica.server.changing.sights import Sights
 from delaywheel_replica.server.cluster.details import Details, OwnReport
@@ -253,7 +253,7 @@ class Server:
             next_change=self._hearing.next_change,
             counts=self._counts,
         )
-        cancels = Cancels(sights, self._cancel_groups, PassedCancels(self._passing))
+        cancels = Cancels(sights, self._cancel_groups, passed_cancels(self._passing))
         cancel_many = CancelMany(self._view, self._search, self._cancel_groups, self._passing)
         self._decisions = Decisions(
             self._view,
@@ -266,7 +266,7 @@ class Server:
             self._view,
             sights,
             self._decisions,
-            self._passing,
+            passed_reschedules(self._passing),
             span=Span(config.span_seconds, config.max_clock_skew_ms),
             announce=self._link.send,
             next_change=self._hearing.next_change,

@@ -220,7 +220,7 @@ def test_get_of_what_is_done(
 def test_message_is_named_by_id_and_due(command: Command, node: ScriptedNode, at: str) -> None:
     command("get", "--id", ID.hex(), "--at", at)
     command("cancel", "--id", ID.hex(), "--at", at)
-    for ref in (node.gets[-1].message, node.cancels[-1].message):
+    for ref in (node.gets[-1].message, node.cancels[-1].messages[0]):
         assert (ref.id_and_due.id, ref.id_and_due.due_ms) == (ID, DUE_MS)
 
 

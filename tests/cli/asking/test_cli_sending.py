@@ -10,7 +10,7 @@ import pytest
 from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from support.clients.command import Command
-from support.clients.fake_service import abort, answer
+from support.clients.fake_service import abort, answer, cancelled, rescheduled
 from support.clients.scripted_node import ScriptedNode
 from support.clients.stored import DUE_MS, HANDLE, ID, stored
 
@@ -131,7 +131,7 @@ def test_not_cancelled_is_exit_code_1_and_named(
     command: Command, node: ScriptedNode, outcome: str
 ) -> None:
     number = pb.CancelOutcome.Value(f"CANCEL_OUTCOME_{outcome}")
-    node.script.append(answer(pb.CancelResponse(outcome=number)))
+    node.script.append(cancelled(number))
     ended = command("cancel", HANDLE, "--json")
     assert (ended.code, ended.document) == (1, {"outcome": outcome, "rescheduled_to_ms": None})
     assert f"error: {outcome}" in ended.err
@@ -144,7 +144,7 @@ def test_what_was_rescheduled_is_reported_with_its_due(
     moved = stored()
     moved.state, moved.rescheduled_to_ms = pb.MESSAGE_STATE_CANCELLED, 1_900_000_060_000
     reported = [
-        answer(pb.CancelResponse(outcome=outcome, due_ms=moved.rescheduled_to_ms)),
+        cancelled(outcome, moved.rescheduled_to_ms),
         answer(pb.GetMessageResponse(message=moved)),
     ]
     node.script += reported[:1]
@@ -239,9 +239,8 @@ def test_reschedule_prints_the_handle_from_now_on(command: Command, node: Script
     ended = command("reschedule", HANDLE, "--to", "1900000060000")
     assert (ended.code, ended.out) == (0, f"a.1:1900000060:{'0' * 32}\n")
     assert "due 2030-03-17T17:47:40.000Z" in ended.err
-    assert node.reschedules[-1].deliver_at_ms == 1_900_000_060_000
-    late = pb.RescheduleResponse(outcome=pb.RESCHEDULE_OUTCOME_TOO_LATE)
-    node.script.append(answer(late))
+    assert node.reschedules[-1].messages[0].deliver_at_ms == 1_900_000_060_000
+    node.script.append(rescheduled(pb.RESCHEDULE_OUTCOME_TOO_LATE))
     ended = command("reschedule", HANDLE, "--to", "1900000060000", "--json")
     assert ended.code == 1
     assert ended.document == {"outcome": "TOO_LATE", "handle": None, "due_ms": None}

@@ -90,7 +90,7 @@ def test_other_languages_may_call_it() -> None:
         (streamed,) = stub.DelayProduceStream(iter([pb.DelayProduceRequest(messages=sent[:1])]))
         assert not streamed.results[0].error.reason
         ref = pb.MessageRef(handle=results[0].handle)
-        outcome = stub.Cancel(pb.CancelRequest(message=ref)).outcome
-        assert outcome == pb.CANCEL_OUTCOME_CANCELLED
+        (cancelled,) = stub.Cancel(pb.CancelRequest(messages=[ref])).results
+        assert cancelled.outcome == pb.CANCEL_OUTCOME_CANCELLED
         service.advance("10s")
         assert sorted(each.value or b"" for each in service.delivered("t")) == [b"1", b"2"]

@@ -19,7 +19,7 @@ from delaywheel_replica.core.protocol.progress import Position, Progress
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role, ServerStatus
 from delaywheel_replica.server.changing.cancels import Cancels
 from delaywheel_replica.server.changing.gathering import CancelGroups
-from delaywheel_replica.server.changing.passed_on import PassedCancels
+from delaywheel_replica.server.changing.passed_on import passed_cancels
 from delaywheel_replica.server.changing.sights import Sights
 from delaywheel_replica.server.commit.writing import Writing
 from delaywheel_replica.server.lookup.places import Places
@@ -125,8 +125,9 @@ class Site:
         named = named or pb.MessageRef(id_and_due=pb.IdAndDue(id=bytes(16), due_ms=self.due_ms))
         async with self.serving() as cancels:
             try:
-                request = pb.CancelRequest(message=named)
-                return (await cancels.cancel(request, passed=False, left_s=None)).outcome
+                request = pb.CancelRequest(messages=[named])
+                answer = await cancels.cancel(request, passed=False, left_s=None)
+                return answer.results[0].outcome
             except RefusedError as error:
                 return error.refusal.reason
 
@@ -140,7 +141,7 @@ class Site:
         )
         running = asyncio.create_task(groups.run())
         try:
-            yield Cancels(sights, groups, PassedCancels(cast("Passing", self)))
+            yield Cancels(sights, groups, passed_cancels(cast("Passing", self)))
         finally:
             running.cancel()
 

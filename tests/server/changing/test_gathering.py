@@ -137,12 +137,12 @@ async def test_who_asks_for_a_part_hears_soon_of_what_is_decided() -> None:
     async with site.serving() as groups:
         alone = asyncio.create_task(groups.cancel([named(1)], 9))
         await site.until(lambda: site.written == [1])
-        rest = [asyncio.create_task(groups.cancel_partly([named(1), later], 9))]
+        rest = [asyncio.create_task(groups.cancel([named(1), later], 9, partly=True))]
         await site.until(lambda: site.written == [1, 1])
         site.reach(2)  # the first cancel, and not the second one
         assert await alone == cancelled()
         assert await rest[0] == [*cancelled(), None]
-        rest.append(asyncio.create_task(groups.cancel_partly([later], 9)))
+        rest.append(asyncio.create_task(groups.cancel([later], 9, partly=True)))
         await asyncio.sleep(0)
         site.reach(100)
         assert await rest[1] == cancelled()

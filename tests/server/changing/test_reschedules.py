@@ -22,7 +22,7 @@ from delaywheel_replica.core.protocol.reschedules import (
     RescheduleWish,
     RescheduleWritten,
 )
-from delaywheel_replica.server.changing import reschedules
+from delaywheel_replica.server.changing.awaited import WAIT_S
 from support.server.server_process import ServerProcess, wait_until
 
 
@@ -49,9 +49,12 @@ def produce(server: ServerProcess, due_ms: int, **fields: Any) -> str:
     return result.handle
 
 
-def reschedule(server: ServerProcess, handle: str, to_ms: int) -> pb.RescheduleResponse:
-    request = pb.RescheduleRequest(message=named(handle), deliver_at_ms=to_ms)
-    return server.stub.Reschedule(request, timeout=30)
+def reschedule(
+    server: ServerProcess, handle: str, to_ms: int, timeout_s: float = 30
+) -> pb.MessageRescheduled:
+    due = pb.NewDue(message=named(handle), deliver_at_ms=to_ms)
+    request = pb.RescheduleRequest(messages=[due])
+    return server.stub.Reschedule(request, timeout=timeout_s).results[0]
 
 
 def test_a_message_is_found_where_it_went_and_its_old_handle_says_so(server: ServerProcess) -> None:
@@ -71,7 +74,7 @@ def test_a_message_is_found_where_it_went_and_its_old_handle_says_so(server: Ser
     for again_ms in (to_ms, to_ms + 5_000):
         again = reschedule(server, handle, again_ms)
         assert (again.outcome, again.due_ms) == (reported.outcome, to_ms)
-    cancel = server.stub.Cancel(pb.CancelRequest(message=named(handle)), timeout=30)
+    (cancel,) = server.stub.Cancel(pb.CancelRequest(messages=[named(handle)]), timeout=30).results
     assert (cancel.outcome, cancel.due_ms) == (pb.CANCEL_OUTCOME_RESCHEDULED, to_ms)
     was = server.stub.GetMessage(pb.GetMessageRequest(message=named(handle))).message
     assert (was.state, was.rescheduled_to_ms) == (pb.MESSAGE_STATE_CANCELLED, to_ms)
@@ -110,13 +113,13 @@ def test_what_is_due_then_already_is_there(server: ServerProcess) -> None:
     assert (reported.due_ms, reported.handle) == (due_ms, handle)
 
 
-def refused(server: ServerProcess, handle: str, reason: Reason) -> None:
+def refused(server: ServerProcess, handle: str, reason: Reason, timeout_s: float = 30) -> None:
     """Before a caller would get an unknown outcome."""
     began_s = time.monotonic()
     with pytest.raises(grpc.RpcError) as caught:
-        reschedule(server, handle, in_ms(90_000))
+        reschedule(server, handle, in_ms(90_000), timeout_s)
     assert reason.advice in str(caught.value)
-    assert time.monotonic() - began_s < reschedules._WAIT_S
+    assert time.monotonic() - began_s < WAIT_S
     assert caught.value.code() is reason.code
 
 
@@ -132,6 +135,31 @@ def test_while_what_was_done_early_is_to_come_nothing_is_wished(server: ServerPr
     assert reschedule(server, handle, in_ms(90_000)).outcome == pb.RESCHEDULE_OUTCOME_RESCHEDULED
 
 
+def test_each_of_many_is_answered_and_who_asks_for_a_part_does_not_wait(
+    server: ServerProcess,
+) -> None:
+    """More are named than may stand at once: the others follow, and none is refused."""
+    due_ms, to_ms = in_ms(200_000), in_ms(300_000)
+    messages = [pb.DelayedMessage(topic="orders", deliver_at_ms=due_ms) for _ in range(MOST + 40)]
+    produced = server.produce(*messages)
+    assert not [each.error for each in produced if each.HasField("error")]
+    handles = [each.handle for each in produced]
+    dues = [pb.NewDue(message=named(each), deliver_at_ms=to_ms) for each in [*handles, "x"]]
+    wishes = [m for m in server.cleaner.received if isinstance(m, RescheduleWish)]
+    in_part = server.stub.Reschedule(
+        pb.RescheduleRequest(messages=dues, partly=True), timeout=30
+    ).results
+    assert in_part[-1].error.reason == Reason.HANDLE_INVALID
+    assert not in_part[-2].outcome
+    assert not in_part[-2].HasField("error")
+    results = server.stub.Reschedule(pb.RescheduleRequest(messages=dues), timeout=30).results
+    assert {each.outcome for each in results[:-1]} == {pb.RESCHEDULE_OUTCOME_RESCHEDULED}
+    assert {each.due_ms for each in results[:-1]} == {to_ms}
+    assert len({each.handle for each in results[:-1]}) == len(handles)
+    wished = {m.key for m in server.cleaner.received if isinstance(m, RescheduleWish)}
+    assert len(wished - {wish.key for wish in wishes}) == len(handles)
+
+
 def test_while_as_many_stand_as_may_no_other_is_wished(server: ServerProcess) -> None:
     handle = produce(server, in_ms(60_000))
     to_ms = in_ms(500_000)
@@ -143,7 +171,7 @@ def test_while_as_many_stand_as_may_no_other_is_wished(server: ServerProcess) ->
     }
     server.cleaner.commit(lambda state: replace(state, reschedules=stand))
     try:
-        refused(server, handle, Reason.RESCHEDULES_BUSY)
+        refused(server, handle, Reason.RESCHEDULES_BUSY, timeout_s=0.5)
     finally:
         server.cleaner.commit(lambda state: replace(state, reschedules={}))
     assert reschedule(server, handle, in_ms(90_000)).outcome == pb.RESCHEDULE_OUTCOME_RESCHEDULED

@@ -24,7 +24,11 @@ from delaywheel_replica.peers.states import (
 )
 from delaywheel_replica.server.changing.cancels import Cancels
 from delaywheel_replica.server.changing.gathering import CancelGroups
-from delaywheel_replica.server.changing.passed_on import CALLS_AT_ONCE, PassedCancels
+from delaywheel_replica.server.changing.passed_on import (
+    CALLS_AT_ONCE,
+    passed_cancels,
+    passed_reschedules,
+)
 from delaywheel_replica.server.changing.sights import Sights
 from delaywheel_replica.server.lookup.places import Places
 from delaywheel_replica.server.lookup.queries import Queries
@@ -35,7 +39,7 @@ from support.core.values import heartbeat
 from support.server.views import node_view
 
 NOW_MS = 50_000
-REQUEST = pb.CancelRequest(message=pb.MessageRef(handle=f"n2.1:5:{7:032x}"))
+REQUEST = pb.CancelRequest(messages=[pb.MessageRef(handle=f"n2.1:5:{7:032x}")])
 
 
 class LeadersNode(rpc.DelayWheelServicer):
@@ -81,13 +85,29 @@ class LeadersNode(rpc.DelayWheelServicer):
             ]
         )
 
+    async def Reschedule(  # noqa: N802 - gRPC's names
+        self,
+        request: pb.RescheduleRequest,
+        context: grpc.aio.ServicerContext[object, object],
+    ) -> pb.RescheduleResponse:
+        """The first call decides nothing of the first message."""
+        assert was_passed(context.invocation_metadata())
+        is_first = not self.asked
+        self.asked.append([each.message.handle for each in request.messages])
+        done = pb.MessageRescheduled(
+            outcome=pb.RESCHEDULE_OUTCOME_RESCHEDULED, due_ms=request.messages[0].deliver_at_ms
+        )
+        refused = pb.MessageRescheduled(error=Refusal(Reason.DRAINING).as_error())
+        results = [pb.MessageRescheduled(), refused] if is_first else [done]
+        return pb.RescheduleResponse(results=results)
+
     async def GetMessage(  # noqa: N802 - gRPC's names
         self,
         request: pb.GetMessageRequest,
         context: grpc.aio.ServicerContext[object, object],
     ) -> pb.GetMessageResponse:
         """See the protocol."""
-        assert request.message == REQUEST.message
+        assert request.message == REQUEST.messages[0]
         self.passed.append(was_passed(context.invocation_metadata()))
         if isinstance(self.answer, Refusal):
             await abort(context, self.answer)
@@ -132,7 +152,7 @@ def view_of(
 def cancels_of(view: NodeView, passing: Passing) -> Cancels:
     """The server of a node whose cleaner does not lead: it neither looks nor writes."""
     sights = Sights(view, object.__new__(Queries), passing, object.__new__(Places))
-    return Cancels(sights, object.__new__(CancelGroups), PassedCancels(passing))
+    return Cancels(sights, object.__new__(CancelGroups), passed_cancels(passing))
 
 
 async def test_a_cancel_is_passed_on_and_says_so(leader: tuple[LeadersNode, str]) -> None:
@@ -140,13 +160,13 @@ async def test_a_cancel_is_passed_on_and_says_so(leader: tuple[LeadersNode, str]
     view = view_of(address)
     passing = Passing(view)
     answer = await cancels_of(view, passing).cancel(REQUEST, passed=False, left_s=5)
-    assert answer.outcome == pb.CANCEL_OUTCOME_CANCELLED
+    assert answer.results[0].outcome == pb.CANCEL_OUTCOME_CANCELLED
     assert node.passed == [True]
     await passing.close()
 
 
 def cancel_of(number: int) -> pb.CancelRequest:
-    return pb.CancelRequest(message=pb.MessageRef(handle=f"n2.1:5:{number:032x}"))
+    return pb.CancelRequest(messages=[pb.MessageRef(handle=f"n2.1:5:{number:032x}")])
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -176,7 +196,7 @@ async def test_cancels_of_many_callers_are_passed_on_together(
     await asyncio.gather(gave_up, return_exceptions=True)
     node.goes_on.set()
     for call in calls:
-        assert (await call).outcome == pb.CANCEL_OUTCOME_CANCELLED
+        assert (await call).results[0].outcome == pb.CANCEL_OUTCOME_CANCELLED
     assert sorted(map(len, node.asked)) == [1] * CALLS_AT_ONCE + [40 - CALLS_AT_ONCE]
     await passing.close()
 
@@ -185,17 +205,38 @@ async def test_nobody_waits_for_what_another_caller_named(
     leader: tuple[LeadersNode, str],
 ) -> None:
     node, address = leader
-    node.undecided.add(cancel_of(1).message.handle)
+    node.undecided.add(cancel_of(1).messages[0].handle)
     passing = Passing(view_of(address))
     cancels = cancels_of(view_of(address), passing)
-    both = pb.CancelRequest(messages=[cancel_of(1).message, cancel_of(2).message])
+    both = pb.CancelRequest(messages=[*cancel_of(1).messages, *cancel_of(2).messages])
     slow = asyncio.create_task(cancels.cancel(both, passed=False, left_s=20))
     quick = await cancels.cancel(cancel_of(2), passed=False, left_s=20)
-    assert quick.outcome == pb.CANCEL_OUTCOME_CANCELLED
+    assert quick.results[0].outcome == pb.CANCEL_OUTCOME_CANCELLED
     assert not slow.done()
     node.undecided.clear()
     outcomes = [each.outcome for each in (await slow).results]
     assert outcomes == [pb.CANCEL_OUTCOME_CANCELLED] * 2
+    await passing.close()
+
+
+async def test_a_reschedule_is_passed_on_with_its_due(leader: tuple[LeadersNode, str]) -> None:
+    """What is not decided is asked for again; how that node is, says nothing of this one."""
+    node, address = leader
+    passing = Passing(view_of(address))
+    passed_on = passed_reschedules(passing)
+    dues = [
+        pb.NewDue(message=cancel_of(number).messages[0], deliver_at_ms=number) for number in (1, 2)
+    ]
+    results = await passed_on.ask(address, dues, 20)
+    refused = Refusal(Reason.NO_LEADER, "The leader's node cannot write it: DRAINING")
+    assert results == [
+        pb.MessageRescheduled(outcome=pb.RESCHEDULE_OUTCOME_RESCHEDULED, due_ms=1),
+        refused,
+    ]
+    assert node.asked == [
+        [dues[0].message.handle, dues[1].message.handle],
+        [dues[0].message.handle],
+    ]
     await passing.close()
 
 
@@ -234,7 +275,7 @@ async def test_others_are_asked_whether_they_have_none(
     node, address = leader
     node.answer = answer
     passing = Passing(view_of(address, is_complete=is_complete))
-    assert await passing.others_have_none(REQUEST.message, wanted=wanted) is have_none
+    assert await passing.others_have_none(REQUEST.messages[0], wanted=wanted) is have_none
     assert node.passed == ([True] if wanted else [])
 
 

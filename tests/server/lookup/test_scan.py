@@ -235,10 +235,10 @@ async def test_who_waits_for_a_cancel_reads_only_what_is_new(
     found = await site.find(A1)
     reference = Reference(BASE_SLOT, ID, EARLY_MS, A1)
     monkeypatch.setattr(WheelReader, "slot_batches", pytest.fail)
-    await site.queries.look_for_cancels(reference, found)
+    await site.queries.look_for_cancels([(reference, found)])
     assert (found.cancels, found.rescheduled_to_ms) == ([], None)
     site.reschedule(B1, EARLY_MS, LATE_MS)
-    await site.queries.look_for_cancels(reference, found)
+    await site.queries.look_for_cancels([(reference, found)])
     assert (found.cancels, found.rescheduled_to_ms) == ([Position(B1, 3, 0)], LATE_MS)
     assert (await site.find(A1)).dues_ms == (LATE_MS,)
 

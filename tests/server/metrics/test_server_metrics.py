@@ -72,7 +72,7 @@ def test_what_callers_do_is_counted(node: Node) -> None:
     with pytest.raises(grpc.RpcError):
         server.stub.DelayProduce(pb.DelayProduceRequest(), timeout=30)
     with pytest.raises(grpc.RpcError):
-        server.stub.Cancel(pb.CancelRequest(message=pb.MessageRef(handle="x")), timeout=30)
+        server.stub.Cancel(pb.CancelRequest(messages=[pb.MessageRef(handle="x")]), timeout=30)
     for handle in (results[0].handle, "x"):
         with suppress(grpc.RpcError):
             named = pb.MessageRef(handle=handle)

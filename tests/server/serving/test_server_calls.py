@@ -320,13 +320,13 @@ def test_a_page_that_cannot_be_is_refused(
 
 
 def cancel(server: ServerProcess, handle: str, timeout: float = 20) -> int:
-    request = pb.CancelRequest(message=pb.MessageRef(handle=handle))
-    return server.stub.Cancel(request, timeout=timeout).outcome
+    request = pb.CancelRequest(messages=[pb.MessageRef(handle=handle)])
+    return server.stub.Cancel(request, timeout=timeout).results[0].outcome
 
 
 def test_cancelled_is_said_once_a_transaction_has_taken_the_cancel(server: ServerProcess) -> None:
     (result,) = server.produce(row())
-    request = pb.CancelRequest(message=pb.MessageRef(handle=result.handle))
+    request = pb.CancelRequest(messages=[pb.MessageRef(handle=result.handle)])
     before = server.cleaner.received.count(CommitSoon())
     waiting = server.stub.Cancel.future(request, timeout=20)
     wait_until(
@@ -334,10 +334,10 @@ def test_cancelled_is_said_once_a_transaction_has_taken_the_cancel(server: Serve
     )
     assert not waiting.done()
     server.cleaner.commit_progress(seqs=written(server))
-    assert waiting.result().outcome == pb.CANCEL_OUTCOME_CANCELLED
+    assert waiting.result().results[0].outcome == pb.CANCEL_OUTCOME_CANCELLED
     # And again: the cancel lies there, and counts.
     assert cancel(server, result.handle) == pb.CANCEL_OUTCOME_CANCELLED
-    got = server.stub.GetMessage(pb.GetMessageRequest(message=request.message))
+    got = server.stub.GetMessage(pb.GetMessageRequest(message=request.messages[0]))
     assert got.message.state == pb.MESSAGE_STATE_CANCELLED
 
 

@@ -228,7 +228,7 @@ def _is_counted_once(cluster: Cluster, node: str, slot: int) -> None:
 def test_a_cancel_anywhere_is_written_by_the_leaders_node(cluster: Cluster) -> None:
     (result,) = cluster["n3"].produce(row())
     before = cluster.wheel("n1", "n1.1").applied_seq
-    request = pb.CancelRequest(message=pb.MessageRef(handle=result.handle))
+    request = pb.CancelRequest(messages=[pb.MessageRef(handle=result.handle)])
 
     def cancelled() -> bool:
         """Whether it is; while no node leads it is asked again, as by any client."""
@@ -242,7 +242,7 @@ def test_a_cancel_anywhere_is_written_by_the_leaders_node(cluster: Cluster) -> N
         cluster["n1"].cleaner.commit_progress(seqs=seqs)
         if waiting.code() is grpc.StatusCode.UNAVAILABLE:
             return False
-        assert waiting.result().outcome == pb.CANCEL_OUTCOME_CANCELLED
+        assert waiting.result().results[0].outcome == pb.CANCEL_OUTCOME_CANCELLED
         return True
 
     wait_until("it is cancelled", cancelled)

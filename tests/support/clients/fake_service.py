@@ -110,6 +110,22 @@ def refuse_rows(reasons: Mapping[int, Reason | str]) -> Behaviour:
     return behave
 
 
+def cancelled(
+    outcome: pb.CancelOutcome.ValueType = pb.CANCEL_OUTCOME_CANCELLED, due_ms: int | None = None
+) -> Behaviour:
+    """Answers what became of the one message that is to be cancelled."""
+    result = pb.MessageCancelled(outcome=outcome, due_ms=due_ms)
+    return answer(pb.CancelResponse(results=[result]))
+
+
+def rescheduled(
+    outcome: pb.RescheduleOutcome.ValueType, due_ms: int = 0, handle: str = ""
+) -> Behaviour:
+    """Answers what became of the one message that is to be rescheduled."""
+    result = pb.MessageRescheduled(outcome=outcome, due_ms=due_ms, handle=handle)
+    return answer(pb.RescheduleResponse(results=[result]))
+
+
 def abort(
     reason: Reason | str, *, code: grpc.StatusCode | None = None, delay_s: float | None = None
 ) -> Behaviour:
@@ -272,8 +288,9 @@ class FakeService(pb_grpc.DelayWheelServicer):
         self, request: pb.CancelRequest, context: grpc.ServicerContext
     ) -> pb.CancelResponse:
         self.cancels.append(request)
-        cancelled = pb.CancelResponse(outcome=pb.CANCEL_OUTCOME_CANCELLED)
-        return self._behave(request, context, answer(cancelled))  # type: ignore[no-any-return]
+        cancelled = pb.MessageCancelled(outcome=pb.CANCEL_OUTCOME_CANCELLED)
+        response = pb.CancelResponse(results=[cancelled] * len(request.messages))
+        return self._behave(request, context, answer(response))  # type: ignore[no-any-return]
 
     def GetMessage(  # noqa: N802
         self, request: pb.GetMessageRequest, context: grpc.ServicerContext
@@ -295,12 +312,16 @@ class FakeService(pb_grpc.DelayWheelServicer):
         self, request: pb.RescheduleRequest, context: grpc.ServicerContext
     ) -> pb.RescheduleResponse:
         self.reschedules.append(request)
-        done = pb.RescheduleResponse(
-            outcome=pb.RESCHEDULE_OUTCOME_RESCHEDULED,
-            due_ms=request.deliver_at_ms,
-            handle=f"a.1:{request.deliver_at_ms // 1000}:{bytes(16).hex()}",
-        )
-        return self._behave(request, context, answer(done))  # type: ignore[no-any-return]
+        results = [
+            pb.MessageRescheduled(
+                outcome=pb.RESCHEDULE_OUTCOME_RESCHEDULED,
+                due_ms=each.deliver_at_ms,
+                handle=f"a.1:{each.deliver_at_ms // 1000}:{bytes(16).hex()}",
+            )
+            for each in request.messages
+        ]
+        response = pb.RescheduleResponse(results=results)
+        return self._behave(request, context, answer(response))  # type: ignore[no-any-return]
 
     def Search(  # noqa: N802
         self, request: pb.SearchRequest, context: grpc.ServicerContext

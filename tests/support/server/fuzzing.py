@@ -167,7 +167,7 @@ _FILTERS = st.builds(
     to_ms=st.none() | _INT64,
 )
 _QUESTIONS = (
-    st.builds(pb.CancelRequest, message=_REFERENCES)
+    st.builds(pb.CancelRequest, messages=st.lists(_REFERENCES, max_size=3))
     | st.builds(pb.GetMessageRequest, message=_REFERENCES)
     | st.builds(
         pb.ListSlotsRequest,
@@ -185,8 +185,15 @@ _QUESTIONS = (
     )
     | st.builds(
         pb.RescheduleRequest,
-        message=_REFERENCES,
-        deliver_at_ms=_INT64 | st.integers(0, 500_000).map(lambda ms: _now_ms() + ms),
+        messages=st.lists(
+            st.builds(
+                pb.NewDue,
+                message=_REFERENCES,
+                deliver_at_ms=_INT64 | st.integers(0, 500_000).map(lambda ms: _now_ms() + ms),
+            ),
+            max_size=3,
+        ),
+        partly=st.booleans(),
     )
     | st.builds(
         pb.CancelManyRequest,

@@ -304,10 +304,10 @@ def send_once(node: Node, *rows: pb.DelayedMessage) -> list[pb.ProduceResult]:
 
 def cancelled(node: Node, handle: str) -> pb.CancelOutcome.ValueType | None:
     """Asks only this node to cancel a message; None while a retry may help."""
-    request = pb.CancelRequest(message=pb.MessageRef(handle=handle))
+    request = pb.CancelRequest(messages=[pb.MessageRef(handle=handle)])
     try:
         with stub_of(node) as stub:
-            return stub.Cancel(request, timeout=20).outcome
+            return stub.Cancel(request, timeout=20).results[0].outcome
     except grpc.RpcError as error:
         failure = Failure.of_call(cast("grpc.Call", error))
         assert failure.verdict.retry, failure

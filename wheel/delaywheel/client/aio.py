@@ -1,24 +1,35 @@
 """The client for asyncio."""
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import datetime
 from types import TracebackType
 from typing import Final, Self, Unpack
 
 from delaywheel.client.aio_calls import AioCalls
-from delaywheel.client.aio_gathering import AioCancels
+from delaywheel.client.aio_gathering import AioChanges
 from delaywheel.client.aio_sender import AioSender
-from delaywheel.client.exchange.answers import Cancelled, Rescheduled, StoredMessage
+from delaywheel.client.exchange.answers import (
+    Cancelled,
+    Rescheduled,
+    RescheduleResult,
+    StoredMessage,
+)
 from delaywheel.client.exchange.channel import Tls, parse_addresses
 from delaywheel.client.exchange.pending import PendingResult
-from delaywheel.client.exchange.question import (
-    get_question,
-    reschedule_question,
-)
+from delaywheel.client.exchange.question import get_question
 from delaywheel.client.exchange.settings import DEFAULT_QUEUE, Queue, Settings
 from delaywheel.client.lifetime import Birth
-from delaywheel.client.named_cancels import CancelResult, handles_of, in_calls, many_cancelled
+from delaywheel.client.named_changes import (
+    AnswerT,
+    NamedT,
+    handles_of,
+    in_calls,
+    many_cancelled,
+    many_rescheduled,
+    new_dues,
+    references_of,
+)
 from delaywheel.client.references import Id, message_ref
 from delaywheel.client.searching import (
     CancellingMany,
@@ -28,7 +39,7 @@ from delaywheel.client.searching import (
     Searching,
     filter_of,
 )
-from delaywheel.errors import ClientClosedError, RefusedError, TimedOutError
+from delaywheel.errors import ClientClosedError, DelaywheelError, RefusedError, TimedOutError
 from delaywheel.message import (
     Handle,
     Message,
@@ -71,7 +82,8 @@ class AsyncClient:
         self._settings: Final = settings
         self._calls: Final = AioCalls(parse_addresses(addresses), settings)
         self._sender: Final = AioSender(queue, timeout, self._calls.deliver_all)
-        self._cancels: Final = AioCancels(self._calls.cancel)
+        self._cancels: Final = AioChanges(self._calls.cancel)
+        self._reschedules: Final = AioChanges(self._calls.reschedule)
         self._closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -150,7 +162,7 @@ class AsyncClient:
         """
         self._check_open()
         message = message_ref(handle, id, deliver_at)
-        return await self._cancels.cancel(message, self._deadline_s(timeout))
+        return await self._cancels.change(message, self._deadline_s(timeout))
 
     async def get(
         self,
@@ -181,11 +193,26 @@ class AsyncClient:
         deliver_at: datetime | None = None,
         timeout: float | None = None,  # noqa: ASYNC109  as in `produce`
     ) -> Rescheduled:
-        """Gives a pending message another due; see `Client.reschedule`."""
+        """Gives a pending message another due; see `Client.reschedule`.
+
+        Reschedules that are awaited at the same time are sent together.
+        """
         self._check_open()
-        question = reschedule_question(message_ref(handle, id, deliver_at), unix_ms(to))
-        await self._calls.run(question, lambda stub: stub.Reschedule, self._deadline_s(timeout))
-        return question.answer()
+        due = pb.NewDue(message=message_ref(handle, id, deliver_at), deliver_at_ms=unix_ms(to))
+        return await self._reschedules.change(due, self._deadline_s(timeout))
+
+    async def reschedule_many(
+        self,
+        dues: Iterable[tuple[Handle | str, datetime]],
+        *,
+        timeout: float | None = None,  # noqa: ASYNC109  as in `produce`
+    ) -> list[RescheduleResult]:
+        """Gives many pending messages other dues; see `Client.reschedule_many`."""
+        self._check_open()
+        messages = new_dues(dues)
+        return many_rescheduled(
+            messages, await self._change(messages, self._calls.reschedule, timeout)
+        )
 
     async def search(
         self,
@@ -219,7 +246,10 @@ class AsyncClient:
         if handles is not None:
             if topic is not None or dry_run or options:
                 raise ValueError("either handles, or what the messages have")
-            return await self._cancel_handles(handles_of(handles), self._deadline_s(timeout))
+            named = handles_of(handles)
+            return many_cancelled(
+                named, await self._change(references_of(named), self._calls.cancel, timeout)
+            )
         many = CancellingMany(filter_of(topic, options), limit, dry_run=dry_run)
         while not many.done:
             question = many.question()
@@ -227,16 +257,24 @@ class AsyncClient:
             many.add(question.answer())
         return many.came_to()
 
-    async def _cancel_handles(self, handles: list[Handle], deadline_s: float) -> ManyCancelled:
-        slots = asyncio.Semaphore(self._settings.queue.in_flight)
+    async def _change(
+        self,
+        messages: Sequence[NamedT],
+        change: Callable[[Sequence[NamedT], float], Awaitable[Sequence[AnswerT | DelaywheelError]]],
+        timeout_s: float | None,
+    ) -> list[AnswerT | DelaywheelError]:
+        slots, deadline_s = (
+            asyncio.Semaphore(self._settings.queue.in_flight),
+            self._deadline_s(timeout_s),
+        )
 
-        async def cancel(messages: Sequence[pb.MessageRef]) -> list[CancelResult]:
+        async def call(some: Sequence[NamedT]) -> Sequence[AnswerT | DelaywheelError]:
             async with slots:
-                return await self._calls.cancel(messages, deadline_s)
+                return await change(some, deadline_s)
 
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(cancel(messages)) for messages in in_calls(handles)]
-        return many_cancelled(handles, [each for task in tasks for each in task.result()])
+            tasks = [group.create_task(call(some)) for some in in_calls(messages)]
+        return [each for task in tasks for each in task.result()]
 
     async def flush(self, timeout: float | None = None) -> None:  # noqa: ASYNC109  as in `produce`
         """Waits until everything that `produce_async` has taken so far has its result.

@@ -12,6 +12,7 @@ import grpc
 from grpc import StatusCode
 
 from delaywheel.client.description import Description, Facts, describe_question
+from delaywheel.client.exchange.answers import Cancelled, Rescheduled
 from delaywheel.client.exchange.batching import split
 from delaywheel.client.exchange.channel import CHANNEL_OPTIONS, Credentials, Security
 from delaywheel.client.exchange.delivery import Delivery
@@ -20,7 +21,7 @@ from delaywheel.client.exchange.exchange import CLOSED, TIME_OVER, Exchange
 from delaywheel.client.exchange.retry import Failure
 from delaywheel.client.exchange.route import Route, Step
 from delaywheel.client.exchange.settings import Settings
-from delaywheel.client.named_cancels import CancelResult, NamedCancels
+from delaywheel.client.named_changes import CANCEL, RESCHEDULE, NamedChanges
 from delaywheel.errors import DelaywheelError
 from delaywheel.message import Message, Result, clock_ns
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
@@ -125,11 +126,19 @@ class AioCalls:
 
     async def cancel(
         self, messages: Sequence[pb.MessageRef], deadline_s: float
-    ) -> list[CancelResult]:
+    ) -> list[Cancelled | DelaywheelError]:
         """Cancels messages that fit one call; returns what became of each, in order."""
-        cancels = NamedCancels(messages)
-        await self.run(cancels, lambda stub: stub.Cancel, deadline_s)
-        return cancels.results
+        changes = NamedChanges(CANCEL, messages)
+        await self.run(changes, lambda stub: stub.Cancel, deadline_s)
+        return changes.results
+
+    async def reschedule(
+        self, messages: Sequence[pb.NewDue], deadline_s: float
+    ) -> list[Rescheduled | DelaywheelError]:
+        """Gives messages that fit one call other dues; returns what became of each, in order."""
+        changes = NamedChanges(RESCHEDULE, messages)
+        await self.run(changes, lambda stub: stub.Reschedule, deadline_s)
+        return changes.results
 
     async def limits(self, deadline_s: float) -> Facts:
         """Returns the limits of one request: from a node, or assumed if none answers."""

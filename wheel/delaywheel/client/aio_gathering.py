@@ -1,7 +1,7 @@
-"""Gathers the cancels of `AsyncClient.cancel`, which are awaited one by one.
+"""Gathers cancels, and reschedules, that callers of `AsyncClient` await one by one.
 
-A lone cancel goes at once. While a call is under way others gather, until it ends, or for
-`LINGER_S`; a full call goes at once. So a flow of cancels makes some twenty calls a second on the
+A lone one goes at once. While a call is under way others gather, until it ends, or for
+`LINGER_S`; a full call goes at once. So a flow of them makes some twenty calls a second on the
 node, instead of one for each.
 """
 
@@ -9,45 +9,47 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import islice
 from time import monotonic
-from typing import Final
+from typing import Final, Generic
 
-from delaywheel.client.exchange.answers import Cancelled
-from delaywheel.client.named_cancels import MESSAGES_AT_MOST, CancelResult, outcome_of
-from delaywheel.errors import TimedOutError
-from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel.client.named_changes import MESSAGES_AT_MOST, AnswerT, NamedT, outcome_of
+from delaywheel.errors import DelaywheelError, TimedOutError
 
 LINGER_S: Final = 0.02
 CALLS_AT_ONCE: Final = 16
 """A call waits for a commit, and costs nothing meanwhile."""
 
-Cancel = Callable[[Sequence[pb.MessageRef], float], Awaitable[Sequence[CancelResult]]]
 
-_One = tuple[pb.MessageRef, float, "asyncio.Future[CancelResult]"]
+class AioChanges(Generic[NamedT, AnswerT]):
+    """Sends cancels, or reschedules, together. For one event loop."""
 
-
-class AioCancels:
-    """Sends cancels together. For one event loop."""
-
-    def __init__(self, cancel: Cancel, calls_at_once: int = CALLS_AT_ONCE) -> None:
-        """Prepares; `cancel` makes one call of messages, until a deadline."""
-        self._cancel: Final = cancel
+    def __init__(
+        self,
+        call: Callable[[Sequence[NamedT], float], Awaitable[Sequence[AnswerT | DelaywheelError]]],
+        calls_at_once: int = CALLS_AT_ONCE,
+    ) -> None:
+        """Prepares; `call` makes one call of messages, until a deadline."""
+        self._call: Final = call
         self._calls_at_once: Final = calls_at_once
         # A caller that gives up takes its message out, however many there are.
-        self._gathered: Final[dict[asyncio.Future[CancelResult], _One]] = {}
+        self._gathered: Final[
+            dict[asyncio.Future[AnswerT | DelaywheelError], tuple[NamedT, float]]
+        ] = {}
         self._gathered_since_s = 0.0
         self._tasks: Final[set[asyncio.Task[None]]] = set()
         self._timer: asyncio.TimerHandle | None = None
 
-    async def cancel(self, message: pb.MessageRef, deadline_s: float) -> Cancelled:
-        """Cancels one message, together with others that are asked for now.
+    async def change(self, message: NamedT, deadline_s: float) -> AnswerT:
+        """Changes one message, together with others that are asked for now.
 
         Raises:
-            DelaywheelError: As of `Client.cancel`.
+            DelaywheelError: As of `Client.cancel` or `Client.reschedule`.
         """
-        settled: asyncio.Future[CancelResult] = asyncio.get_running_loop().create_future()
+        settled: asyncio.Future[AnswerT | DelaywheelError] = (
+            asyncio.get_running_loop().create_future()
+        )
         if not self._gathered:
             self._gathered_since_s = monotonic()
-        self._gathered[settled] = message, deadline_s, settled
+        self._gathered[settled] = message, deadline_s
         self._pump()
         try:
             # The call gives up at the latest deadline of its messages; this is a later safeguard.
@@ -60,11 +62,11 @@ class AioCancels:
 
     def _pump(self) -> None:
         while self._gathered and self._may_go():
-            batch = list(islice(self._gathered.values(), MESSAGES_AT_MOST))
-            for _, _, settled in batch:
+            batch = dict(islice(self._gathered.items(), MESSAGES_AT_MOST))
+            for settled in batch:
                 del self._gathered[settled]
             self._gathered_since_s = monotonic()
-            task = asyncio.create_task(self._send(batch), name="delaywheel-cancels")
+            task = asyncio.create_task(self._send(batch), name="delaywheel-changes")
             self._tasks.add(task)
             task.add_done_callback(self._ended)
 
@@ -86,15 +88,17 @@ class AioCancels:
         self._tasks.discard(task)
         self._pump()
 
-    async def _send(self, batch: Sequence[_One]) -> None:
-        deadline_s = max(deadline_s for _, deadline_s, _ in batch)
+    async def _send(
+        self, batch: "dict[asyncio.Future[AnswerT | DelaywheelError], tuple[NamedT, float]]"
+    ) -> None:
+        deadline_s = max(deadline_s for _, deadline_s in batch.values())
         try:
-            results = await self._cancel([message for message, _, _ in batch], deadline_s)
+            results = await self._call([message for message, _ in batch.values()], deadline_s)
         except BaseException as error:
-            for _, _, settled in batch:
+            for settled in batch:
                 if not settled.done():
                     settled.set_exception(error)
             raise
-        for (_, _, settled), result in zip(batch, results, strict=True):
+        for settled, result in zip(batch, results, strict=True):
             if not settled.done():  # its caller gave up
                 settled.set_result(result)

@@ -96,6 +96,4 @@ DescribeQuestion = Question[pb.DescribeClusterRequest, pb.DescribeClusterRespons
 
 def describe_question(now_s: float) -> DescribeQuestion:
     """Builds the question for a description."""
-    return Question(
-        pb.DescribeClusterRequest(), lambda response, _doubtful: Description.of(response, now_s)
-    )
+    return Question(pb.DescribeClusterRequest(), lambda response: Description.of(response, now_s))

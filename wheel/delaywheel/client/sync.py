@@ -1,22 +1,34 @@
 """The client for threads."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from types import TracebackType
 from typing import Final, Self, Unpack
 from weakref import finalize
 
-from delaywheel.client.exchange.answers import Cancelled, Rescheduled, StoredMessage
+from delaywheel.client.exchange.answers import (
+    Cancelled,
+    Rescheduled,
+    RescheduleResult,
+    StoredMessage,
+)
 from delaywheel.client.exchange.channel import Tls, parse_addresses
 from delaywheel.client.exchange.pending import PendingResult
-from delaywheel.client.exchange.question import (
-    get_question,
-    reschedule_question,
-)
+from delaywheel.client.exchange.question import get_question
 from delaywheel.client.exchange.settings import DEFAULT_QUEUE, Queue, Settings
 from delaywheel.client.lifetime import Birth, let_go
-from delaywheel.client.named_cancels import handles_of, in_calls, many_cancelled, outcome_of
+from delaywheel.client.named_changes import (
+    AnswerT,
+    NamedT,
+    handles_of,
+    in_calls,
+    many_cancelled,
+    many_rescheduled,
+    new_dues,
+    outcome_of,
+    references_of,
+)
 from delaywheel.client.references import Id, message_ref
 from delaywheel.client.searching import (
     CancellingMany,
@@ -28,7 +40,7 @@ from delaywheel.client.searching import (
 )
 from delaywheel.client.sync_calls import Calls
 from delaywheel.client.sync_sender import Sender
-from delaywheel.errors import ClientClosedError, RefusedError, TimedOutError
+from delaywheel.errors import ClientClosedError, DelaywheelError, RefusedError, TimedOutError
 from delaywheel.message import (
     Handle,
     Message,
@@ -39,6 +51,7 @@ from delaywheel.message import (
     unix_ms,
 )
 from delaywheel.reasons import Reason
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
 
 
 class Client:
@@ -268,9 +281,38 @@ class Client:
                 client.cancel(later.handle)
         """
         self._check_open()
-        question = reschedule_question(message_ref(handle, id, deliver_at), unix_ms(to))
-        self._calls.run(question, lambda stub: stub.Reschedule, self._deadline_s(timeout))
-        return question.answer()
+        due = pb.NewDue(message=message_ref(handle, id, deliver_at), deliver_at_ms=unix_ms(to))
+        (result,) = self._calls.reschedule([due], self._deadline_s(timeout))
+        return outcome_of(result)
+
+    def reschedule_many(
+        self,
+        dues: Iterable[tuple[Handle | str, datetime]],
+        *,
+        timeout: float | None = None,
+    ) -> list[RescheduleResult]:
+        """Gives many pending messages other dues, each on its own; see `reschedule`.
+
+        Args:
+            dues: The messages' handles with their new dues; 1,000 are named in one request.
+            timeout: Seconds for all attempts.
+
+        Returns:
+            What became of each, in order; examine `error`, or `unwrap` it.
+
+        Raises:
+            MessageInvalidError: A handle or a due is invalid; nothing was sent.
+
+        Example:
+            ::
+
+                later = datetime.now(UTC) + timedelta(hours=1)
+                for result in client.reschedule_many((handle, later) for handle in handles):
+                    print(result.unwrap().handle)
+        """
+        self._check_open()
+        messages = new_dues(dues)
+        return many_rescheduled(messages, self._change(messages, self._calls.reschedule, timeout))
 
     def search(
         self,
@@ -348,7 +390,10 @@ class Client:
         if handles is not None:
             if topic is not None or dry_run or options:
                 raise ValueError("either handles, or what the messages have")
-            return self._cancel_handles(handles_of(handles), self._deadline_s(timeout))
+            named = handles_of(handles)
+            return many_cancelled(
+                named, self._change(references_of(named), self._calls.cancel, timeout)
+            )
         many = CancellingMany(filter_of(topic, options), limit, dry_run=dry_run)
         while not many.done:
             question = many.question()
@@ -356,13 +401,18 @@ class Client:
             many.add(question.answer())
         return many.came_to()
 
-    def _cancel_handles(self, handles: list[Handle], deadline_s: float) -> ManyCancelled:
-        calls = in_calls(handles)
+    def _change(
+        self,
+        messages: Sequence[NamedT],
+        change: Callable[[Sequence[NamedT], float], Sequence[AnswerT | DelaywheelError]],
+        timeout_s: float | None,
+    ) -> list[AnswerT | DelaywheelError]:
+        calls, deadline_s = in_calls(messages), self._deadline_s(timeout_s)
         if not calls:
-            return many_cancelled((), ())
+            return []
         with ThreadPoolExecutor(min(self._settings.queue.in_flight, len(calls))) as pool:
-            answers = pool.map(lambda messages: self._calls.cancel(messages, deadline_s), calls)
-            return many_cancelled(handles, [each for answer in answers for each in answer])
+            answers = pool.map(lambda some: change(some, deadline_s), calls)
+            return [each for answer in answers for each in answer]
 
     def flush(self, timeout: float | None = None) -> None:
         """Waits until everything that `produce_async` has taken so far has its result.

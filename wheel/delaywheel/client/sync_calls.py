@@ -12,6 +12,7 @@ from typing import Final, TypeVar, cast
 import grpc
 
 from delaywheel.client.description import Description, Facts, describe_question
+from delaywheel.client.exchange.answers import Cancelled, Rescheduled
 from delaywheel.client.exchange.batching import split
 from delaywheel.client.exchange.channel import Credentials, Security, open_channel
 from delaywheel.client.exchange.delivery import Delivery
@@ -20,7 +21,7 @@ from delaywheel.client.exchange.exchange import CLOSED, TIME_OVER, Exchange
 from delaywheel.client.exchange.retry import EndedCall, Failure
 from delaywheel.client.exchange.route import Route, Step
 from delaywheel.client.exchange.settings import Settings
-from delaywheel.client.named_cancels import CancelResult, NamedCancels
+from delaywheel.client.named_changes import CANCEL, RESCHEDULE, NamedChanges
 from delaywheel.errors import DelaywheelError
 from delaywheel.message import Message, Result, clock_ns
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
@@ -114,11 +115,21 @@ class Calls:
         limits = self.limits(deadline_s)
         return list(split(messages, max_messages=limits.max_messages, max_bytes=limits.max_bytes))
 
-    def cancel(self, messages: Sequence[pb.MessageRef], deadline_s: float) -> list[CancelResult]:
+    def cancel(
+        self, messages: Sequence[pb.MessageRef], deadline_s: float
+    ) -> list[Cancelled | DelaywheelError]:
         """Cancels messages that fit one call; returns what became of each, in order."""
-        cancels = NamedCancels(messages)
-        self.run(cancels, lambda stub: stub.Cancel, deadline_s)
-        return cancels.results
+        changes = NamedChanges(CANCEL, messages)
+        self.run(changes, lambda stub: stub.Cancel, deadline_s)
+        return changes.results
+
+    def reschedule(
+        self, messages: Sequence[pb.NewDue], deadline_s: float
+    ) -> list[Rescheduled | DelaywheelError]:
+        """Gives messages that fit one call other dues; returns what became of each, in order."""
+        changes = NamedChanges(RESCHEDULE, messages)
+        self.run(changes, lambda stub: stub.Reschedule, deadline_s)
+        return changes.results
 
     def limits(self, deadline_s: float) -> Facts:
         """Returns the limits of one request: asked for once, or assumed if no node answers."""

@@ -233,24 +233,22 @@ class _Servicer(pb_grpc.DelayWheelServicer):
 
     def Cancel(self, request: pb.CancelRequest, _context: Any) -> pb.CancelResponse:  # noqa: N802
         with self._lock:
-            if request.messages:
-                found = map(self._store.cancel, request.messages)
-                results = [
+            found = map(self._store.cancel, request.messages)
+            return pb.CancelResponse(
+                results=[
                     pb.MessageCancelled(outcome=outcome, due_ms=due_ms) for outcome, due_ms in found
                 ]
-                return pb.CancelResponse(results=results)
-            outcome, due_ms = self._store.cancel(request.message)
-            return pb.CancelResponse(outcome=outcome, due_ms=due_ms)
+            )
 
     def Reschedule(  # noqa: N802
         self, request: pb.RescheduleRequest, context: Any
     ) -> pb.RescheduleResponse:
         with self._lock:
-            late_ms = max(request.deliver_at_ms, self._store.now_ms)
-            refusal = self._store.due_refusal(late_ms)
-            if refusal is not None:
-                _abort(context, *refusal)
-            return self._store.reschedule(request.message, request.deliver_at_ms)
+            if len(request.messages) == 1:
+                refusal = self._new_due_refusal(request.messages[0])
+                if refusal is not None:
+                    _abort(context, *refusal)
+            return pb.RescheduleResponse(results=map(self._rescheduled, request.messages))
 
     def GetMessage(  # noqa: N802
         self, request: pb.GetMessageRequest, context: Any
@@ -323,6 +321,15 @@ class _Servicer(pb_grpc.DelayWheelServicer):
             ),
             now_ms=self._store.now_ms,
         )
+
+    def _new_due_refusal(self, message: pb.NewDue) -> tuple[Reason, str] | None:
+        return self._store.due_refusal(max(message.deliver_at_ms, self._store.now_ms))
+
+    def _rescheduled(self, message: pb.NewDue) -> pb.MessageRescheduled:
+        refusal = self._new_due_refusal(message)
+        if refusal is not None:
+            return pb.MessageRescheduled(error=_error(*refusal))
+        return self._store.reschedule(message.message, message.deliver_at_ms)
 
     def _result(self, message: pb.DelayedMessage) -> pb.ProduceResult:
         """Takes a message of another language's client."""

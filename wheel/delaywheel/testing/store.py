@@ -144,24 +144,24 @@ class MemoryStore:
         kept.standing = Standing.CANCELLED
         return pb.CANCEL_OUTCOME_CANCELLED
 
-    def reschedule(self, ref: pb.MessageRef, to_ms: int) -> pb.RescheduleResponse:
+    def reschedule(self, ref: pb.MessageRef, to_ms: int) -> pb.MessageRescheduled:
         """Gives a message another due."""
         kept = self.find(ref)
         if kept is None:
             late = self.is_deleted(_due_ms(ref))
             outcome = pb.RESCHEDULE_OUTCOME_TOO_LATE if late else pb.RESCHEDULE_OUTCOME_NOT_FOUND
-            return pb.RescheduleResponse(outcome=outcome)
+            return pb.MessageRescheduled(outcome=outcome)
         if kept.moved_to_ms is None:
             if kept.standing is Standing.CANCELLED:
-                return pb.RescheduleResponse(outcome=pb.RESCHEDULE_OUTCOME_CANCELLED)
+                return pb.MessageRescheduled(outcome=pb.RESCHEDULE_OUTCOME_CANCELLED)
             if kept.standing is Standing.DELIVERED:
-                return pb.RescheduleResponse(outcome=pb.RESCHEDULE_OUTCOME_ALREADY_DELIVERED)
+                return pb.MessageRescheduled(outcome=pb.RESCHEDULE_OUTCOME_ALREADY_DELIVERED)
             if self._is_too_late(kept):
-                return pb.RescheduleResponse(outcome=pb.RESCHEDULE_OUTCOME_TOO_LATE)
+                return pb.MessageRescheduled(outcome=pb.RESCHEDULE_OUTCOME_TOO_LATE)
             kept = self._moved(kept, max(to_ms, self.now_ms + NEAREST_MS))
         else:
             kept = self._kept[kept.sent.id, kept.moved_to_ms]
-        return pb.RescheduleResponse(
+        return pb.MessageRescheduled(
             outcome=pb.RESCHEDULE_OUTCOME_RESCHEDULED, due_ms=kept.sent.due_ms, handle=kept.handle
         )
 

@@ -1,12 +1,30 @@
-"""A call that concerns messages, each of which is settled on its own."""
+"""A call that names messages, each of which is settled on its own: its bounds, waiting, and end."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
+from delaywheel.reasons import Reason
+from delaywheel_replica.quantities import counted
+from delaywheel_replica.server.node.refusals import Refusal, RefusedError
+
+MESSAGES_AT_MOST: Final = 1_000
+"""How many messages one call names."""
+WAIT_S: Final = 10.0
+_ANSWERING_S: Final = 0.2
+"""What is left of a caller's time for the answer's way."""
+_REST_S: Final = 0.1
+"""So long others are waited for once some are decided: two or three transactions."""
+
+_Named = TypeVar("_Named")
+_Asked = TypeVar("_Asked")
 _Result = TypeVar("_Result")
+
+OF_ALL: Final = frozenset({Reason.NO_LEADER, Reason.BACKPRESSURE, Reason.RESCHEDULES_BUSY})
+"""They end the call, if they concern each of its messages."""
 
 
 @dataclass(slots=True, eq=False)
@@ -44,3 +62,69 @@ class AwaitedCall(Generic[_Result]):
             self.some.set_result(None)
         if not self._left and not self.done.done():
             self.done.set_result(None)
+
+    async def wait(self, within_s: float, may_end: Callable[[], bool] | None = None) -> bool:
+        """Waits until all are settled, or the time is over.
+
+        Args:
+            within_s: How long to wait at most.
+            may_end: The wait ends soon after some are settled, if this is true then; None: it does
+                not.
+
+        Returns:
+            Whether it ended in part: what is not settled goes on.
+        """
+        try:
+            async with asyncio.timeout(min(within_s, WAIT_S)):
+                if may_end is not None:
+                    await self.some
+                while may_end is not None and not self.done.done():
+                    await asyncio.wait([self.done], timeout=_REST_S)
+                    if may_end():
+                        return True
+                await self.done
+        except TimeoutError:
+            pass
+        finally:
+            self.is_over = True
+        return False
+
+
+def within_s_of(left_s: float | None) -> float:
+    """Returns how long a caller is waited for, given how long it waits; None: it does not say."""
+    return WAIT_S if left_s is None else min(WAIT_S, max(left_s - _ANSWERING_S, left_s / 2))
+
+
+def parsed(messages: Sequence[_Named], parse: Callable[[_Named], _Asked]) -> list[_Asked | Refusal]:
+    """Parses the messages of a call, each on its own.
+
+    Raises:
+        RefusedError: TOO_MANY_MESSAGES, HANDLE_AMBIGUOUS.
+    """
+    if not messages:
+        raise RefusedError(Reason.HANDLE_AMBIGUOUS, "No message is named")
+    if len(messages) > MESSAGES_AT_MOST:
+        count = counted(len(messages), "message")
+        raise RefusedError(Reason.TOO_MANY_MESSAGES, f"{count}, {MESSAGES_AT_MOST:,} at most")
+
+    def each() -> Iterator[_Asked | Refusal]:
+        for message in messages:
+            try:
+                yield parse(message)
+            except RefusedError as error:
+                yield error.refusal
+
+    return list(each())
+
+
+def check_some(results: Sequence[object]) -> None:
+    """Refuses the call, if all of its messages are refused for what concerns all of them.
+
+    Raises:
+        RefusedError: That reason; of a single message any.
+    """
+    reasons = {each.reason if isinstance(each, Refusal) else None for each in results}
+    if len(reasons) == 1 and (len(results) == 1 or reasons <= OF_ALL):
+        for each in results:
+            if isinstance(each, Refusal):
+                raise RefusedError.of(each)

@@ -12,8 +12,9 @@ from typing import Final
 from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.leader.cancel import CancelDecision
-from delaywheel_replica.server.changing.cancels import OF_ALL, OUTCOMES
-from delaywheel_replica.server.changing.gathering import WAIT_S, Answered, CancelGroups
+from delaywheel_replica.server.changing.awaited import OF_ALL, WAIT_S
+from delaywheel_replica.server.changing.cancels import OUTCOMES
+from delaywheel_replica.server.changing.gathering import Answered, CancelGroups
 from delaywheel_replica.server.changing.waiting import Decided
 from delaywheel_replica.server.lookup.filters import wanted_of
 from delaywheel_replica.server.lookup.references import Reference
@@ -112,12 +113,12 @@ class CancelMany:
         ]
 
 
-def _outcome(answered: Answered) -> "pb.CancelOutcome.ValueType":
+def _outcome(answered: Answered | None) -> "pb.CancelOutcome.ValueType":
     """The outcome of one message; raises what concerns all of them."""
     if isinstance(answered, Decided):
         if answered.decision is CancelDecision.NO_LEADER:
             raise RefusedError(Reason.NO_LEADER)
         return OUTCOMES.get(answered.decision, pb.CANCEL_OUTCOME_UNSPECIFIED)
-    if answered.reason in OF_ALL:
+    if answered is not None and answered.reason in OF_ALL:
         raise RefusedError.of(answered)
     return pb.CANCEL_OUTCOME_UNSPECIFIED

@@ -36,7 +36,7 @@ from delaywheel_replica.core.protocol.progress import Position
 from delaywheel_replica.core.protocol.reschedules import MessageKey
 from delaywheel_replica.link import CommitSoon
 from delaywheel_replica.quantities import counted
-from delaywheel_replica.server.changing.awaited import AwaitedCall
+from delaywheel_replica.server.changing.awaited import WAIT_S, AwaitedCall
 from delaywheel_replica.server.changing.sights import DECIDED_AT_ONCE, Moment, Sights
 from delaywheel_replica.server.changing.waiting import (
     Decided,
@@ -51,7 +51,6 @@ from delaywheel_replica.server.node.counts import Counts
 from delaywheel_replica.server.node.node_view import monotonic_ms
 from delaywheel_replica.server.node.refusals import Refusal, RefusedError
 
-WAIT_S: Final = 10.0
 QUEUED_AT_MOST: Final = 16_384
 KEPT_AT_MOST: Final = 49_152
 """A message takes about 1 KiB."""
@@ -62,8 +61,6 @@ _ASKED_ABOUT: Final = 64
 _RESOLVED_AT_ONCE: Final = 8
 """Messages that are looked for in Kafka at once; half of what `get` and cancels have together."""
 _RETRY_MS: Final = (50, 2_000)
-_REST_S: Final = 0.1
-"""So long others are waited for once some are decided: two or three transactions."""
 
 _UNDECIDED: Final = frozenset({CancelDecision.WAIT, CancelDecision.CONFIRM})
 _TO_CONFIRM: Final = frozenset({CancelDecision.CONFIRM, CancelDecision.ALREADY_DELIVERED})
@@ -143,49 +140,25 @@ class CancelGroups:
                 task.cancel()
 
     async def cancel(
-        self, references: Sequence[Reference | Refusal], within_s: float
-    ) -> list[Answered]:
+        self, references: Sequence[Reference | Refusal], within_s: float, *, partly: bool = False
+    ) -> list[Answered | None]:
         """Cancels messages; returns what became of each, in order.
 
         Args:
             references: The messages; a refusal is returned as it is.
             within_s: How long to wait at most.
+            partly: Return soon after some are decided; None: others, which go on. So a message
+                whose decision takes long delays no other that is asked for in the same call.
         """
         call = _Call.of(len(references))
         asked = [self._begin_one(reference, call, row) for row, reference in enumerate(references)]
-        try:
-            async with asyncio.timeout(min(within_s, WAIT_S)):
-                await call.done
-        except TimeoutError:
-            pass
-        finally:
-            call.is_over = True
-        return [
-            _over(each) if result is None else result
-            for result, each in zip(call.results, asked, strict=True)
-        ]
 
-    async def cancel_partly(
-        self, references: Sequence[Reference | Refusal], within_s: float
-    ) -> list[Answered | None]:
-        """Does the same, but returns soon after some are decided; None: others, which go on.
+        def are_taken() -> bool:
+            # What is queued would be dropped with its caller.
+            return all(each is None or each.is_taken for each in asked)
 
-        So a message whose decision takes long delays no other that is asked for in the same call.
-        """
-        call = _Call.of(len(references))
-        asked = [self._begin_one(reference, call, row) for row, reference in enumerate(references)]
-        try:
-            async with asyncio.timeout(min(within_s, WAIT_S)):
-                await call.some
-                # What is queued would be dropped with its caller.
-                while not call.done.done():
-                    await asyncio.wait([call.done], timeout=_REST_S)
-                    if all(each is None or each.is_taken for each in asked):
-                        return list(call.results)
-        except TimeoutError:
-            pass
-        finally:
-            call.is_over = True
+        if await call.wait(within_s, are_taken if partly else None):
+            return list(call.results)
         return [
             _over(each) if result is None else result
             for result, each in zip(call.results, asked, strict=True)

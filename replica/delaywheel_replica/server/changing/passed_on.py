@@ -1,96 +1,98 @@
-"""Cancels on a node that does not lead: passed on to the leader's node, many in one call.
+"""Cancels and reschedules on a node that does not lead: passed on to the leader's node, together.
 
 A call costs the leader's node about a millisecond of its one thread, however many messages it
 names. So a few calls are under way at once, and what comes meanwhile goes together when one of them
-ends; a lone cancel waits for nothing. No caller waits for what another one named: the leader's node
-answers soon after some are decided, and the others are asked for again.
+ends; a lone message waits for nothing. No caller waits for what another one named: the leader's
+node answers soon after some are decided, and the others are asked for again.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-from delaywheel_replica.server.changing.awaited import AwaitedCall
-from delaywheel_replica.server.changing.gathering import QUEUED_AT_MOST, WAIT_S
+from delaywheel_replica.server.changing.awaited import MESSAGES_AT_MOST, WAIT_S, AwaitedCall
 from delaywheel_replica.server.node.answering import defect
-from delaywheel_replica.server.node.calls_to_nodes import Passing, refusal_of_a_cancel
+from delaywheel_replica.server.node.calls_to_nodes import Passing, refusal_of_a_change
 from delaywheel_replica.server.node.refusals import Refusal, RefusedError
 
-MESSAGES_AT_MOST: Final = 1_000
-"""How many messages one call names."""
 CALLS_AT_ONCE: Final = 4
+QUEUED_AT_MOST: Final = 16_384
 
-PassedOn = pb.MessageCancelled | Refusal
-"""What became of one message."""
+NamedT = TypeVar("NamedT", bound=pb.MessageRef | pb.NewDue)
+ResultT = TypeVar("ResultT", bound=pb.MessageCancelled | pb.MessageRescheduled)
 
 
 @dataclass(slots=True, eq=False)
-class _One:
+class _One(Generic[NamedT, ResultT]):
     """One message of a caller's."""
 
-    message: pb.MessageRef
-    call: AwaitedCall[PassedOn]
+    message: NamedT
+    call: AwaitedCall[ResultT | Refusal]
     row: int
     is_sent: bool = False
 
-    @property
-    def over(self) -> Refusal:
-        """What its caller hears if its time is over."""
-        if self.is_sent:
-            return Refusal(Reason.CANCEL_UNKNOWN)
-        return Refusal(Reason.BACKPRESSURE, "Its turn did not come in time")
-
 
 @dataclass(slots=True, eq=False)
-class _Line:
+class _Line(Generic[NamedT, ResultT]):
     """What is passed on to one address."""
 
-    waiting: deque[_One]
+    waiting: deque[_One[NamedT, ResultT]]
     calls: int = 0
 
 
-class PassedCancels:
-    """Passes cancels on. For the event loop's thread."""
+class PassedChanges(Generic[NamedT, ResultT]):
+    """Passes cancels, or reschedules, on. For the event loop's thread."""
 
-    def __init__(self, passing: Passing) -> None:
-        self._passing = passing
-        self._lines: dict[str, _Line] = {}
+    def __init__(
+        self,
+        send: Callable[[str, Sequence[NamedT]], Awaitable[Sequence[ResultT]]],
+        unknown: Reason,
+    ) -> None:
+        """Prepares.
+
+        Args:
+            send: Makes one call at an address, which is answered in part.
+            unknown: The reason if nothing is known of a message that was sent.
+        """
+        self._send_all = send
+        self._unknown = unknown
+        self._lines: dict[str, _Line[NamedT, ResultT]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def cancel(
-        self, address: str, messages: Sequence[pb.MessageRef], within_s: float
-    ) -> list[PassedOn]:
-        """Cancels messages; returns what became of each, in order.
+    async def ask(
+        self, address: str, messages: Sequence[NamedT], within_s: float
+    ) -> list[ResultT | Refusal]:
+        """Passes messages on; returns what became of each, in order.
 
         Raises:
             RefusedError: BACKPRESSURE.
         """
         line = self._lines.setdefault(address, _Line(deque()))
         if len(line.waiting) + len(messages) > QUEUED_AT_MOST:
-            raise RefusedError(Reason.BACKPRESSURE, "Many cancels wait for the leader's node")
-        call = AwaitedCall[PassedOn].of(len(messages))
+            raise RefusedError(Reason.BACKPRESSURE, "Many messages wait for the leader's node")
+        call = AwaitedCall[ResultT | Refusal].of(len(messages))
         ones = [_One(message, call, row) for row, message in enumerate(messages)]
         line.waiting.extend(ones)
         self._pump(address, line)
-        try:
-            async with asyncio.timeout(within_s):
-                await call.done
-        except TimeoutError:
-            pass
-        finally:
-            call.is_over = True
+        await call.wait(within_s)
         return [
-            one.over if result is None else result
+            self._over(one) if result is None else result
             for one, result in zip(ones, call.results, strict=True)
         ]
 
-    def _pump(self, address: str, line: _Line) -> None:
+    def _over(self, one: _One[NamedT, ResultT]) -> Refusal:
+        """What the caller of a message hears if its time is over."""
+        if one.is_sent:
+            return Refusal(self._unknown)
+        return Refusal(Reason.BACKPRESSURE, "Its turn did not come in time")
+
+    def _pump(self, address: str, line: _Line[NamedT, ResultT]) -> None:
         while line.waiting and line.calls < CALLS_AT_ONCE:
             group = [
                 line.waiting.popleft() for _ in range(min(MESSAGES_AT_MOST, len(line.waiting)))
@@ -104,15 +106,15 @@ class PassedCancels:
         if not (line.waiting or line.calls):
             self._lines.pop(address, None)
 
-    async def _send(self, address: str, line: _Line, group: Sequence[_One]) -> None:
+    async def _send(
+        self, address: str, line: _Line[NamedT, ResultT], group: Sequence[_One[NamedT, ResultT]]
+    ) -> None:
         for one in group:
             one.is_sent = True
-        request = pb.CancelRequest(messages=[one.message for one in group], partly=True)
-        refusal = Refusal(Reason.CANCEL_UNKNOWN)
-        results: Sequence[pb.MessageCancelled] = ()
+        refusal = Refusal(self._unknown)
+        results: Sequence[ResultT] = ()
         try:
-            response = await self._passing.cancel(address, request, within_s=WAIT_S)
-            results = response.results
+            results = await self._send_all(address, [one.message for one in group])
         except RefusedError as error:
             refusal = error.refusal
         except Exception as error:  # noqa: BLE001 - a defect is named to its callers alone
@@ -127,11 +129,34 @@ class PassedCancels:
                 one.call.settle(one.row, refusal)
         self._pump(address, line)
 
-    @staticmethod
-    def _settle(line: _Line, one: _One, result: pb.MessageCancelled) -> None:
+    def _settle(
+        self, line: _Line[NamedT, ResultT], one: _One[NamedT, ResultT], result: ResultT
+    ) -> None:
         if result.HasField("error"):
-            one.call.settle(one.row, refusal_of_a_cancel(result.error))
-        elif result.outcome != pb.CANCEL_OUTCOME_UNSPECIFIED:
+            one.call.settle(one.row, refusal_of_a_change(result.error, self._unknown))
+        elif result.outcome:
             one.call.settle(one.row, result)
         else:
             line.waiting.append(one)
+
+
+def passed_cancels(passing: Passing) -> PassedChanges[pb.MessageRef, pb.MessageCancelled]:
+    """Returns what passes cancels on."""
+
+    async def send(
+        address: str, messages: Sequence[pb.MessageRef]
+    ) -> Sequence[pb.MessageCancelled]:
+        request = pb.CancelRequest(messages=messages, partly=True)
+        return (await passing.cancel(address, request, within_s=WAIT_S)).results
+
+    return PassedChanges(send, Reason.CANCEL_UNKNOWN)
+
+
+def passed_reschedules(passing: Passing) -> PassedChanges[pb.NewDue, pb.MessageRescheduled]:
+    """Returns what passes reschedules on."""
+
+    async def send(address: str, messages: Sequence[pb.NewDue]) -> Sequence[pb.MessageRescheduled]:
+        request = pb.RescheduleRequest(messages=messages, partly=True)
+        return (await passing.reschedule(address, request, within_s=WAIT_S)).results
+
+    return PassedChanges(send, Reason.RESCHEDULE_UNKNOWN)

@@ -1,12 +1,18 @@
-"""Another due for a pending message: what the leader's node does (core/leader/rescheduling.py).
+"""Other dues for pending messages: what the leader's node does (core/leader/rescheduling.py).
 
-Two independent parts. A caller's wish is announced to the cleaner again and again, until a record
+Two independent parts. A message's wish is announced to the cleaner again and again, until a record
 decides the wish, or it is known that none will. And the leader's node writes what is decided,
 whichever node received the wish (decided.py).
 
-A wish that would not be decided is not announced; its caller gets the reason at once: while as
-many wishes are announced, and records stand, as may stand at once; and while what was done early
-is still to come.
+| a message is | until | then |
+|---|---|---|
+| queued | fewer are under way, or have records, than may | looked up; dropped, if nobody waits |
+| looked up | with all that begin at the same time | answered; its wish is announced |
+| announced | a record decides it, or it is known that none will | answered |
+
+A message is in this table once for each due: whoever asks again joins its first attempt. The answer
+to a wish that would not be decided is known without announcing it: while what was done early is
+still to come.
 
 | once the wish is announced | the answer is |
 |---|---|
@@ -16,10 +22,12 @@ is still to come.
 | none of these within 10 s | RESCHEDULE_UNKNOWN: repeating the call finds out |
 """
 
+from __future__ import annotations
+
 import asyncio
-from collections import Counter
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from delaywheel.reasons import Reason
@@ -31,17 +39,28 @@ from delaywheel_replica.core.protocol.progress import Position
 from delaywheel_replica.core.protocol.reschedules import MessageKey, Reschedule, RescheduleWish
 from delaywheel_replica.process.logs import get_logger
 from delaywheel_replica.quantities import about
+from delaywheel_replica.server.changing.awaited import (
+    WAIT_S,
+    AwaitedCall,
+    check_some,
+    parsed,
+    within_s_of,
+)
 from delaywheel_replica.server.changing.decided import Decisions
+from delaywheel_replica.server.changing.passed_on import PassedChanges
 from delaywheel_replica.server.changing.sights import Sights
 from delaywheel_replica.server.changing.waiting import Decided, Subject
 from delaywheel_replica.server.lookup.references import Reference, reference_of
 from delaywheel_replica.server.lookup.scan import Found
-from delaywheel_replica.server.node.calls_to_nodes import Passing
+from delaywheel_replica.server.node.answering import defect
 from delaywheel_replica.server.node.counts import Counts
 from delaywheel_replica.server.node.node_view import NodeView, monotonic_ms, wall_ms
-from delaywheel_replica.server.node.refusals import RefusedError
+from delaywheel_replica.server.node.refusals import Refusal, RefusedError
 
-_WAIT_S: Final = 10.0
+QUEUED_AT_MOST: Final = 2_048
+"""They take some eight seconds."""
+_KEPT_MS: Final = 1_000
+"""So long an attempt waits for the next call that names it, once a call is answered in part."""
 _WRITTEN_S: Final = 5.0
 _AGAIN_S: Final = 0.2
 """How often a wish is announced again: what one transaction does not decide, it forgets."""
@@ -87,6 +106,46 @@ class Span:
         return max(due_ms, now_ms + _NEAREST_MS)
 
 
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """A message, and the due that a caller wants it to have."""
+
+    named: Reference
+    deliver_at_ms: int
+
+
+@dataclass(slots=True, eq=False)
+class _Attempt:
+    """A message that is given another due, for all callers who ask for that.
+
+    Attributes:
+        wanted: What they ask for.
+        to_ms: The due that is asked for, or the nearest that is possible.
+        turn: Done once there is room for it.
+        callers: Their calls, with the message's row in each.
+        kept_until_ms: Until then it goes on without a caller.
+    """
+
+    wanted: _Wanted
+    to_ms: int
+    turn: asyncio.Future[None]
+    callers: list[tuple[AwaitedCall[_Answered], int]] = field(default_factory=list)
+    kept_until_ms: int = 0
+
+    @property
+    def is_awaited(self) -> bool:
+        if any(not call.is_over for call, _ in self.callers):
+            return True
+        return monotonic_ms() < self.kept_until_ms
+
+    def settle(self, answered: _Answered) -> None:
+        for call, row in self.callers:
+            call.settle(row, answered)
+
+
+_Answered = pb.MessageRescheduled | Refusal
+
+
 class Reschedules:
     """Gives messages other dues. For the event loop's thread."""
 
@@ -95,7 +154,7 @@ class Reschedules:
         view: NodeView,
         sights: Sights,
         decisions: Decisions,
-        passing: Passing,
+        passed_on: PassedChanges[pb.NewDue, pb.MessageRescheduled],
         *,
         span: Span,
         announce: Callable[[RescheduleWish], object],
@@ -108,7 +167,7 @@ class Reschedules:
             view: What the parts know of the node.
             sights: Finds messages, and examines them.
             decisions: Writes what is decided.
-            passing: Forwards calls to the leader's node.
+            passed_on: Passes messages on to the leader's node.
             span: How far ahead a due may be.
             announce: Sends a wish to the cleaner.
             next_change: Waits for a new progress or role in the cleaner's row.
@@ -118,71 +177,176 @@ class Reschedules:
         self._view = view
         self._sights = sights
         self._decisions = decisions
-        self._passing = passing
+        self._passed_on = passed_on
         self._span = span
         self._announce = announce
         self._next_change = next_change
-        self._wished: Counter[MessageKey] = Counter()
+        self._attempts: dict[_Wanted, _Attempt] = {}
+        self._queue: deque[_Attempt] = deque()
+        self._under_way: dict[_Attempt, bytes] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._admitting: asyncio.Task[None] | None = None
 
     async def reschedule(
-        self, request: pb.RescheduleRequest, *, passed: bool
+        self, request: pb.RescheduleRequest, *, passed: bool, left_s: float | None
     ) -> pb.RescheduleResponse:
-        """Gives a message another due, or raises the reason.
+        """Gives messages other dues, or returns why not; arguments as of `Cancels.cancel`.
 
         Raises:
-            RefusedError: NO_LEADER, NOT_UP_TO_DATE, HANDLE_AMBIGUOUS, DUE_INVALID,
-                DUE_BEYOND_SPAN, DUE_TAKEN, RELEASE_TOO_OLD, RESCHEDULES_BUSY,
+            RefusedError: TOO_MANY_MESSAGES, and what concerns every message: NO_LEADER,
+                RESCHEDULES_BUSY, BACKPRESSURE; of a single message also those of references,
+                NOT_UP_TO_DATE, DUE_INVALID, DUE_BEYOND_SPAN, DUE_TAKEN, RELEASE_TOO_OLD,
                 RESCHEDULES_RESTING, RESCHEDULE_UNKNOWN.
         """
-        named = reference_of(request.message)  # refused here, if it is none
-        to_ms = self._span.checked(request.deliver_at_ms, wall_ms())
-        answer = await self._sights.elsewhere(
-            passed=passed, call=lambda address: self._passing.reschedule(address, request)
+        wanted = parsed(request.messages, self._wanted)
+        within_s = within_s_of(left_s)
+        results: Sequence[_Answered | None] | None = await self._sights.elsewhere(
+            passed=passed,
+            call=lambda address: self._passed_on.ask(address, request.messages, within_s),
         )
-        if answer is not None:
-            return answer
-        if self._view.cleaner.leading() is None:
-            raise RefusedError(Reason.NO_LEADER)
-        with self._counts.calls.timed("reschedule") as outcome:
-            response = await self._reschedule(named, to_ms, request)
-            name = pb.RescheduleOutcome.Name(response.outcome)
-            outcome.append(name.removeprefix("RESCHEDULE_OUTCOME_"))
-        return response
+        if results is None:
+            if self._view.cleaner.leading() is None:
+                raise RefusedError(Reason.NO_LEADER)
+            results = await self._reschedule_here(wanted, within_s, partly=request.partly)
+        check_some(results)
+        return pb.RescheduleResponse(results=map(_result, results))
 
-    async def _reschedule(
-        self, named: Reference, to_ms: int, request: pb.RescheduleRequest
-    ) -> pb.RescheduleResponse:
-        self._check_room(named.id)  # before anything is read: callers come back when it is full
-        subject = await self._sights.find(named)
-        decision, moved_ms = await self._decide(subject, to_ms)
+    async def _reschedule_here(
+        self, wanted: Sequence[_Wanted | Refusal], within_s: float, *, partly: bool
+    ) -> list[_Answered | None]:
+        call = AwaitedCall[_Answered].of(len(wanted))
+        attempts = [self._join(each, call, row) for row, each in enumerate(wanted)]
+        self._admit()
+        if await call.wait(within_s, (lambda: True) if partly else None):
+            until_ms = monotonic_ms() + _KEPT_MS
+            for attempt in attempts:
+                if attempt is not None:
+                    attempt.kept_until_ms = until_ms
+            return list(call.results)
+        return [
+            _over(attempt) if result is None else result
+            for attempt, result in zip(attempts, call.results, strict=True)
+        ]
+
+    def _wanted(self, message: pb.NewDue) -> _Wanted:
+        self._span.checked(message.deliver_at_ms, wall_ms())
+        return _Wanted(reference_of(message.message), message.deliver_at_ms)
+
+    # --- attempts
+
+    def _join(
+        self, wanted: _Wanted | Refusal, call: AwaitedCall[_Answered], row: int
+    ) -> _Attempt | None:
+        """Begins an attempt, or joins an earlier one."""
+        if isinstance(wanted, Refusal):
+            call.settle(row, wanted)
+            return None
+        attempt = self._attempts.get(wanted)
+        if attempt is None:
+            if len(self._queue) >= QUEUED_AT_MOST:
+                call.settle(row, Refusal(Reason.RESCHEDULES_BUSY))
+                return None
+            to_ms = self._span.checked(wanted.deliver_at_ms, wall_ms())
+            attempt = _Attempt(wanted, to_ms, asyncio.get_running_loop().create_future())
+            self._attempts[wanted] = attempt
+            self._queue.append(attempt)
+            self._start(self._carry_out(attempt))
+        attempt.callers.append((call, row))
+        return attempt
+
+    async def _carry_out(self, attempt: _Attempt) -> None:
+        answered: _Answered = Refusal(Reason.RESCHEDULE_UNKNOWN)
+        try:
+            with self._counts.calls.timed("reschedule") as outcome:
+                await attempt.turn
+                answered = await self._reschedule(attempt)
+                name = pb.RescheduleOutcome.Name(answered.outcome)
+                outcome.append(name.removeprefix("RESCHEDULE_OUTCOME_"))
+        except RefusedError as error:
+            answered = error.refusal
+        except Exception as error:  # noqa: BLE001 - a defect is named to its callers alone
+            answered = defect(error)
+        finally:
+            del self._attempts[attempt.wanted]
+            self._under_way.pop(attempt, None)
+            attempt.settle(answered)
+        self._admit()
+
+    def _admit(self) -> None:
+        """Lets attempts begin for which there is room, in the order in which they came.
+
+        The leader decides no more than its records have room for; it would forget other wishes.
+        """
+        leading = self._view.cleaner.leading()
+        taken = set(self._under_way.values())
+        taken.update(id_ for id_, _ in (leading.reschedules if leading is not None else ()))
+        while self._queue:
+            attempt = self._queue[0]
+            id_ = attempt.wanted.named.id
+            if not attempt.is_awaited:
+                attempt.turn.set_exception(RefusedError(Reason.RESCHEDULES_BUSY))
+            elif leading is None or len(taken) < MOST or id_ in taken:
+                taken.add(id_)
+                self._under_way[attempt] = id_
+                attempt.turn.set_result(None)
+            else:
+                break
+            self._queue.popleft()
+        if self._queue and self._admitting is None:
+            self._admitting = self._start(self._admit_later())
+
+    async def _admit_later(self) -> None:
+        """Admits when records go; what nobody waits for any more is dropped in time, too."""
+        try:
+            async with asyncio.timeout(_AGAIN_S):
+                await self._next_change()
+        except TimeoutError:
+            pass
+        self._admitting = None
+        self._admit()
+
+    def _start(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    # --- one message
+
+    async def _reschedule(self, attempt: _Attempt) -> pb.MessageRescheduled:
+        wanted = attempt.wanted
+        subject, other = await asyncio.gather(
+            self._sights.find(wanted.named), self._sights.find(_at(wanted.named.id, attempt.to_ms))
+        )
+        decision, moved_ms = await self._decide(attempt, subject, other.found)
         if decision is CancelDecision.TOO_LATE and not subject.found.copies:
-            decision, moved_ms = await self._moved_before(subject.reference.id, request)
+            decision, moved_ms = await self._moved_before(wanted.named.id, wanted.deliver_at_ms)
         if decision is not CancelDecision.RESCHEDULED:
-            return pb.RescheduleResponse(outcome=_OUTCOMES[decision])
+            return pb.MessageRescheduled(outcome=_OUTCOMES[decision])
         if moved_ms is None:
             raise RefusedError(Reason.RESCHEDULE_UNKNOWN, "It was lost before it had another due")
         moved_ms = await self._until_written(subject.key, moved_ms)
-        return pb.RescheduleResponse(
+        return pb.MessageRescheduled(
             outcome=pb.RESCHEDULE_OUTCOME_RESCHEDULED,
             due_ms=moved_ms,
             handle=self._handle(subject, moved_ms),
         )
 
-    async def _decide(self, subject: Subject, to_ms: int) -> Decided:
-        """What became of the wish."""
+    async def _decide(self, attempt: _Attempt, subject: Subject, there: Found) -> Decided:
+        """What became of the wish; `there` is what was found at the new due."""
         wish: RescheduleWish | None = None
         looked_ms = monotonic_ms()
         try:
-            async with asyncio.timeout(_WAIT_S):
-                while True:
+            async with asyncio.timeout(WAIT_S):
+                while attempt.is_awaited:
                     decided = await self._sights.decide(subject)
                     decision = decided.decision
                     if decision is CancelDecision.RESCHEDULED:
                         return decided
                     if decision is CancelDecision.WRITE:
-                        if to_ms == subject.key[1]:  # it has it, perhaps since an earlier attempt
-                            return Decided(CancelDecision.RESCHEDULED, to_ms)
-                        wish = wish or await self._wish(subject, to_ms)
+                        if attempt.to_ms == subject.key[1]:  # perhaps since an earlier attempt
+                            return Decided(CancelDecision.RESCHEDULED, attempt.to_ms)
+                        wish = wish or await self._wish(subject, attempt.to_ms, there)
                         self._announce(replace(wish, looked=tuple(subject.found.looked.items())))
                         await self._decisions.news(subject.key, _AGAIN_S)
                     elif decision in _OUTCOMES and (wish is None or decision in _CERTAIN):
@@ -195,21 +359,16 @@ class Reschedules:
                         looked_ms = now_ms
                         await self._sights.look_for_cancels(subject)
         except TimeoutError:
-            reason = Reason.NOT_UP_TO_DATE if wish is None else Reason.RESCHEDULE_UNKNOWN
-            raise RefusedError(reason) from None
-        finally:
-            if wish is not None:
-                self._wished.subtract([subject.key])
-                self._wished += Counter()  # drops those without a caller
+            pass
+        raise RefusedError(Reason.NOT_UP_TO_DATE if wish is None else Reason.RESCHEDULE_UNKNOWN)
 
-    async def _moved_before(self, id_: bytes, request: pb.RescheduleRequest) -> Decided:
+    async def _moved_before(self, id_: bytes, due_ms: int) -> Decided:
         """What to answer if the second is deleted: an earlier attempt may have succeeded.
 
         Then the message is at the due that is asked for once more. No other message is: a due that
         an id has already is refused to a message with another one.
         """
-        due_ms = request.deliver_at_ms
-        there = await self._sights.find(Reference(due_ms // 1000, id_, due_ms))
+        there = await self._sights.find(_at(id_, due_ms))
         if not there.found.copies:
             return Decided(CancelDecision.TOO_LATE)
         decided = await self._sights.decide(there)
@@ -219,25 +378,14 @@ class Reschedules:
         is_known = decided.decision in _OUTCOMES or decided.moved_ms is not None
         return decided if is_known else Decided(CancelDecision.TOO_LATE)
 
-    async def _wish(self, subject: Subject, to_ms: int) -> RescheduleWish:
+    async def _wish(self, subject: Subject, to_ms: int, there: Found) -> RescheduleWish:
         """Returns a wish to announce, unless it is known that it would not be decided."""
         self._check_releases()
         progress = self._sights.moment().progress
         if progress is not None and progress.ahead:
             raise RefusedError(Reason.RESCHEDULES_RESTING)
-        await self._check_free(subject.reference.id, to_ms)
-        self._check_room(subject.reference.id)
-        self._wished[subject.key] += 1
+        await self._check_free(subject.reference.id, to_ms, there)
         return RescheduleWish(subject.key, to_ms, self._place(subject.found))
-
-    def _check_room(self, id_: bytes) -> None:
-        """Applies the leader's own bounds: a wish that it would not decide now is not announced."""
-        status = self._view.cleaner.status
-        if status is None:
-            return
-        taken = self._wished.keys() | status.reschedules.keys()
-        if len(taken) >= MOST and not any(id_ == key[0] for key in taken):
-            raise RefusedError(Reason.RESCHEDULES_BUSY)
 
     def _handle(self, subject: Subject, moved_ms: int) -> str:
         """Returns a handle of the message at the new due: any wheel finds it."""
@@ -256,7 +404,7 @@ class Reschedules:
                 Reason.RELEASE_TOO_OLD, f"Older, or not heard since the start: {', '.join(behind)}"
             )
 
-    async def _check_free(self, id_: bytes, to_ms: int) -> None:
+    async def _check_free(self, id_: bytes, to_ms: int, there: Found) -> None:
         """Checks that no message or cancel of this id and due exists: it would count for both.
 
         A heartbeat that says what a node has written comes on another connection than the frames,
@@ -264,14 +412,14 @@ class Reschedules:
         """
         until_ms = monotonic_ms() + _COMPLETE_MS
         while True:
-            other = (await self._sights.find(Reference(to_ms // 1000, id_, to_ms))).found
-            if other.copies or other.cancels:
+            if there.copies or there.cancels:
                 raise RefusedError(Reason.DUE_TAKEN, f"Due {to_ms}")
-            if other.complete:
+            if there.complete:
                 return
             if monotonic_ms() >= until_ms:
                 raise RefusedError(Reason.NOT_UP_TO_DATE)
             await self._next_change()
+            there = (await self._sights.find(_at(id_, to_ms))).found
 
     def _place(self, found: Found) -> Position:
         """Returns a copy that progress covers, if there is one yet, otherwise any copy."""
@@ -307,6 +455,24 @@ class Reschedules:
         status = self._view.cleaner.status
         stands = None if status is None else status.reschedules.get(key)
         return None if stands is None or stands.is_written else stands
+
+
+def _at(id_: bytes, due_ms: int) -> Reference:
+    return Reference(due_ms // 1000, id_, due_ms)
+
+
+def _over(attempt: _Attempt | None) -> Refusal:
+    """The answer for a message whose caller's time is over."""
+    is_under_way = attempt is not None and attempt.turn.done()
+    return Refusal(Reason.RESCHEDULE_UNKNOWN if is_under_way else Reason.RESCHEDULES_BUSY)
+
+
+def _result(answered: _Answered | None) -> pb.MessageRescheduled:
+    if answered is None:
+        return pb.MessageRescheduled()
+    if isinstance(answered, Refusal):
+        return pb.MessageRescheduled(error=answered.as_error())
+    return answered
 
 
 def _check_goes_on(decision: CancelDecision, *, was_announced: bool) -> None:

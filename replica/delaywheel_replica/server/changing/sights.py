@@ -6,7 +6,7 @@ forwards the call, the message is looked up, and core/leader/cancel.py decides.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar
 
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.leader.cancel import (
@@ -30,6 +30,8 @@ from delaywheel_replica.server.node.node_view import NodeView, wall_ms
 from delaywheel_replica.server.node.refusals import RefusedError
 
 _Answer = TypeVar("_Answer")
+_Asked = TypeVar("_Asked")
+_Found = TypeVar("_Found")
 
 DECIDED_AT_ONCE: Final = 32
 """Decisions between which the event loop serves others: about a millisecond of them."""
@@ -89,6 +91,41 @@ class Moment(NamedTuple):
         return Decided(decision, known_due_ms(stands, found.rescheduled_to_ms))
 
 
+class Together(Generic[_Asked, _Found]):
+    """Looks for one thing, with all others that are asked for during the look before."""
+
+    def __init__(self, look: Callable[[list[_Asked]], Awaitable[Sequence[_Found]]]) -> None:
+        """Prepares; `look` returns what was found of each, in order."""
+        self._look = look
+        self._asked: list[tuple[_Asked, asyncio.Future[_Found]]] = []
+        self._looking: asyncio.Task[None] | None = None
+
+    async def one(self, asked: _Asked) -> _Found:
+        """Returns what is found of one; raises what the look raises."""
+        found: asyncio.Future[_Found] = asyncio.get_running_loop().create_future()
+        self._asked.append((asked, found))
+        if self._looking is None:
+            self._looking = asyncio.create_task(self._look_for_all())
+        return await found
+
+    async def _look_for_all(self) -> None:
+        try:
+            while self._asked:
+                asked, self._asked = self._asked, []
+                try:
+                    results = await self._look([each for each, _ in asked])
+                except Exception as error:  # noqa: BLE001 - it is raised to who asked
+                    for _, found in asked:
+                        if not found.done():
+                            found.set_exception(error)
+                    continue
+                for (_, found), result in zip(asked, results, strict=True):
+                    if not found.done():  # its caller gave up
+                        found.set_result(result)
+        finally:
+            self._looking = None
+
+
 class Sights:
     """Examines messages until they are decided. For the event loop's thread."""
 
@@ -97,8 +134,9 @@ class Sights:
         self._queries = queries
         self._passing = passing
         self._places = places
-        self._named: list[tuple[Reference, asyncio.Future[Subject | RefusedError]]] = []
-        self._finding: asyncio.Task[None] | None = None
+        self._finds = Together(self.find_many)
+        self._looks = Together(self._look_for_cancels)
+        self._confirms = Together(self.confirm)
 
     async def elsewhere(
         self, *, passed: bool, call: Callable[[str], Awaitable[_Answer]]
@@ -135,44 +173,27 @@ class Sights:
         Raises:
             RefusedError: HANDLE_AMBIGUOUS, NOT_UP_TO_DATE.
         """
-        found: asyncio.Future[Subject | RefusedError] = asyncio.get_running_loop().create_future()
-        self._named.append((named, found))
-        if self._finding is None:
-            self._finding = asyncio.create_task(self._find_named())
-        subject = await found
+        subject = await self._finds.one(named)
         if isinstance(subject, RefusedError):
             raise subject
         return subject
 
-    async def _find_named(self) -> None:
-        """Looks for all that are asked for, in one look after the other."""
-        try:
-            while self._named:
-                named, self._named = self._named, []
-                try:
-                    subjects = await self.find_many([reference for reference, _ in named])
-                except Exception as error:  # noqa: BLE001 - it is raised to who asked
-                    for _, found in named:
-                        if not found.done():
-                            found.set_exception(error)
-                    continue
-                for (_, found), subject in zip(named, subjects, strict=True):
-                    if not found.done():  # its caller gave up
-                        found.set_result(subject)
-        finally:
-            self._finding = None
-
     async def look_for_cancels(self, subject: Subject) -> None:
         """Looks for new cancels of the message, and for the mark of a reschedule."""
-        await self._queries.look_for_cancels(subject.reference, subject.found)
+        await self._looks.one(subject)
+
+    async def _look_for_cancels(self, subjects: Sequence[Subject]) -> Sequence[None]:
+        await self._queries.look_for_cancels(
+            [(subject.reference, subject.found) for subject in subjects]
+        )
+        return [None] * len(subjects)
 
     async def decide(self, subject: Subject) -> Decided:
         """Returns the present decision about a message of which no cancel was written."""
         decided = self.moment().before_writing(subject.key, subject.found)
         match decided.decision:
             case CancelDecision.CONFIRM | CancelDecision.ALREADY_DELIVERED as decision:
-                ((_, decided),) = await self.confirm([(subject, decision)])
-                return decided
+                return (await self._confirms.one((subject, decision)))[1]
             case CancelDecision.NOT_FOUND if not await self.nobody_has(subject.named):
                 return Decided(CancelDecision.UNKNOWN)
             case _:

@@ -156,11 +156,7 @@ class Queries:
             answers.append((_judged(reference, found, knows_all=knows_all), frame))
         return answers
 
-    async def look_for_cancels(self, reference: Reference, found: Found) -> None:
-        """Looks again for cancels of one found message; see `look_for_cancels_many`."""
-        await self.look_for_cancels_many([(reference, found)])
-
-    async def look_for_cancels_many(self, known: Sequence[tuple[Reference, Found]]) -> None:
+    async def look_for_cancels(self, known: Sequence[tuple[Reference, Found]]) -> None:
         """Looks again for cancels of found messages, and for the marks of reschedules.
 
         Args:

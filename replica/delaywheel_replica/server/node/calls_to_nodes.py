@@ -33,9 +33,17 @@ AS_PASSED: Final = ((PASSED, "1"),)
 
 _Answer = TypeVar("_Answer")
 
-# These reasons describe a cancel; other reasons that are forwarded describe the leader's node.
-_OF_A_CANCEL: Final = frozenset(
-    {Reason.NO_LEADER, Reason.NOT_UP_TO_DATE, Reason.CANCEL_UNKNOWN, Reason.BACKPRESSURE}
+# These reasons describe a message's change; other reasons that are forwarded describe the leader's
+# node.
+_OF_A_CHANGE: Final = frozenset(
+    {
+        Reason.NO_LEADER,
+        Reason.NOT_UP_TO_DATE,
+        Reason.BACKPRESSURE,
+        Reason.CANCEL_UNKNOWN,
+        Reason.RESCHEDULE_UNKNOWN,
+        Reason.RESCHEDULES_BUSY,
+    }
 )
 
 _TIMEOUT_S: Final = 12.0
@@ -104,11 +112,12 @@ class Passing:
                 that concerns only that node (DRAINING) becomes NO_LEADER or, if the cancel may have
                 been written (WHEEL_LOST), CANCEL_UNKNOWN: this node is as well as before.
         """
-        return await self._cancel_there(
+        return await self._change_there(
             address,
             lambda channel: rpc.DelayWheelStub(channel).Cancel(
                 request, timeout=within_s, metadata=AS_PASSED
             ),
+            Reason.CANCEL_UNKNOWN,
         )
 
     async def cancel_many(
@@ -119,36 +128,40 @@ class Passing:
         Raises:
             RefusedError: As for `cancel`.
         """
-        return await self._cancel_there(
+        return await self._change_there(
             address,
             lambda channel: rpc.DelayWheelStub(channel).CancelMany(
                 request, timeout=_TIMEOUT_S + _SEARCHING_S, metadata=AS_PASSED
             ),
+            Reason.CANCEL_UNKNOWN,
         )
 
     async def reschedule(
-        self, address: str, request: pb.RescheduleRequest
+        self, address: str, request: pb.RescheduleRequest, *, within_s: float
     ) -> pb.RescheduleResponse:
         """Makes the same call there.
 
         Raises:
-            RefusedError: With the reason given there; RESCHEDULE_UNKNOWN if there was none.
+            RefusedError: As for `cancel`, with RESCHEDULE_UNKNOWN.
         """
-        return await self.call(
+        return await self._change_there(
             address,
             lambda channel: rpc.DelayWheelStub(channel).Reschedule(
-                request, timeout=_TIMEOUT_S + _SEARCHING_S, metadata=AS_PASSED
+                request, timeout=within_s, metadata=AS_PASSED
             ),
-            unknown=Reason.RESCHEDULE_UNKNOWN,
+            Reason.RESCHEDULE_UNKNOWN,
         )
 
-    async def _cancel_there(
-        self, address: str, call: Callable[[grpc.aio.Channel], Awaitable[_Answer]]
+    async def _change_there(
+        self,
+        address: str,
+        call: Callable[[grpc.aio.Channel], Awaitable[_Answer]],
+        unknown: Reason,
     ) -> _Answer:
         try:
-            return await self.call(address, call, unknown=Reason.CANCEL_UNKNOWN)
+            return await self.call(address, call, unknown=unknown)
         except RefusedError as error:
-            raise RefusedError.of(_of_a_cancel(error.refusal)) from error
+            raise RefusedError.of(_of_a_change(error.refusal, unknown)) from error
 
     async def get_message(
         self, address: str, request: pb.GetMessageRequest
@@ -286,12 +299,12 @@ def _why(error: grpc.aio.AioRpcError, address: str, within_s: float) -> str:
             return f"{address} answered {code.name}: {error.details()}"
 
 
-def refusal_of_a_cancel(error: pb.Error) -> Refusal:
-    """Returns why the leader's node did not cancel one of many messages."""
+def refusal_of_a_change(error: pb.Error, unknown: Reason) -> Refusal:
+    """Returns why the leader's node did not change one of many messages."""
     is_known = error.reason in Reason.__members__
-    reason = Reason[error.reason] if is_known else Reason.CANCEL_UNKNOWN
+    reason = Reason[error.reason] if is_known else unknown
     delay_ms = error.retry_delay_ms if error.HasField("retry_delay_ms") else None
-    return _of_a_cancel(_said_by_the_leader(reason, error.message, delay_ms))
+    return _of_a_change(_said_by_the_leader(reason, error.message, delay_ms), unknown)
 
 
 def _said_by_the_leader(reason: Reason, text: str, delay_ms: int | None) -> Refusal:
@@ -299,16 +312,16 @@ def _said_by_the_leader(reason: Reason, text: str, delay_ms: int | None) -> Refu
     return Refusal(reason, f"The leader's node: {words or 'no'}", delay_ms)
 
 
-def _of_a_cancel(refusal: Refusal) -> Refusal:
+def _of_a_change(refusal: Refusal, unknown: Reason) -> Refusal:
     """Returns the reason for a caller of this node: one that concerns only the other is NO_LEADER.
 
-    Or CANCEL_UNKNOWN, if the cancel may have been written there: this node is as well as before.
+    Or `unknown`, if something may have been written there: this node is as well as before.
     """
     reason = refusal.reason
-    if reason in _OF_A_CANCEL or not reason.retry_helps:
+    if reason in _OF_A_CHANGE or not reason.retry_helps:
         return refusal
-    of_cancel = Reason.NO_LEADER if reason.outcome_known else Reason.CANCEL_UNKNOWN
-    return Refusal(of_cancel, f"The leader's node cannot write it: {reason.value}")
+    of_change = Reason.NO_LEADER if reason.outcome_known else unknown
+    return Refusal(of_change, f"The leader's node cannot write it: {reason.value}")
 
 
 def _details_of(error: grpc.aio.AioRpcError) -> Iterator[any_pb2.Any]:

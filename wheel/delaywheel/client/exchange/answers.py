@@ -1,9 +1,10 @@
-"""The answers of `cancel` and `get`."""
+"""The answers of `cancel`, `reschedule` and `get`."""
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final, Self
+from typing import Final, NamedTuple, Self
 
+from delaywheel.errors import DelaywheelError
 from delaywheel.message import Handle
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 
@@ -63,6 +64,18 @@ class RescheduleOutcome(StrEnum):
     CANCELLED = "CANCELLED"
     """It was cancelled, and stays cancelled."""
 
+    @classmethod
+    def of(cls, number: int) -> "RescheduleOutcome | None":
+        """Returns the outcome of a response; None for an unknown one."""
+        return _RESCHEDULE_OUTCOMES.get(number)
+
+
+_RESCHEDULE_OUTCOMES: Final[dict[int, RescheduleOutcome]] = {
+    number: RescheduleOutcome[name.removeprefix("RESCHEDULE_OUTCOME_")]
+    for name, number in pb.RescheduleOutcome.items()
+    if number
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Rescheduled:
@@ -78,6 +91,25 @@ class Rescheduled:
     outcome: RescheduleOutcome
     handle: Handle | None = None
     due_ms: int | None = None
+
+
+class RescheduleResult(NamedTuple):
+    """What became of one message of `Client.reschedule_many`: `rescheduled` or `error` is set.
+
+    Attributes:
+        handle: As it was named.
+    """
+
+    handle: Handle
+    rescheduled: Rescheduled | None
+    error: DelaywheelError | None
+
+    def unwrap(self) -> Rescheduled:
+        """Returns what it came to; raises the error if that is not known."""
+        if self.rescheduled is not None:
+            return self.rescheduled
+        assert self.error is not None
+        raise self.error
 
 
 class MessageState(StrEnum):

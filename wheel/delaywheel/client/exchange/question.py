@@ -1,22 +1,16 @@
-"""One unary question over all its attempts: get, search, reschedule, describe.
+"""One unary question over all its attempts: get, search, describe, cancel what is found.
 
-Asking twice is harmless: reading changes nothing, and a message is rescheduled once or not at all.
-But the answer to a second request says nothing about a first one whose reply was lost: that one may
-have succeeded. After such an attempt, only an answer that rules this out settles the question.
+Asking twice is harmless: reading changes nothing, and what a search finds again is reported as
+cancelled.
 """
 
 from collections.abc import Callable
 from typing import Final, Generic, TypeVar
 
-from delaywheel.client.exchange.answers import (
-    Rescheduled,
-    RescheduleOutcome,
-    StoredMessage,
-)
+from delaywheel.client.exchange.answers import StoredMessage
 from delaywheel.client.exchange.endpoints import Report
 from delaywheel.client.exchange.retry import Failure
-from delaywheel.errors import DelaywheelError, RefusedError, TimedOutError
-from delaywheel.message import Handle
+from delaywheel.errors import DelaywheelError, TimedOutError
 from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 
@@ -37,13 +31,9 @@ OF_THE_CLUSTER: Final = frozenset(
 
 
 class Question(Generic[RequestT, ResponseT, AnswerT]):
-    """A question until it is answered; an `Exchange`.
+    """A question until it is answered; an `Exchange`. `read` makes the answer of a response."""
 
-    `read` converts a response into the answer; its second argument says whether an earlier attempt
-    may have had an effect.
-    """
-
-    def __init__(self, request: RequestT, read: Callable[[ResponseT, bool], AnswerT]) -> None:
+    def __init__(self, request: RequestT, read: Callable[[ResponseT], AnswerT]) -> None:
         self._request: Final = request
         self._read: Final = read
         self._answer: AnswerT | None = None
@@ -72,7 +62,7 @@ class Question(Generic[RequestT, ResponseT, AnswerT]):
         """Takes the answer."""
         self._done = True
         try:
-            self._answer = self._read(response, self._doubtful)
+            self._answer = self._read(response)
         except DelaywheelError as error:
             self._error = error
         return Report(healthy=True)
@@ -87,7 +77,6 @@ class Question(Generic[RequestT, ResponseT, AnswerT]):
                 healthy=failure.reason in OF_THE_CLUSTER,
                 retry_delay_s=failure.retry_delay_s,
                 elsewhere=True,
-                everywhere=failure.reason is Reason.RESCHEDULES_BUSY,
             )
         self._done = True
         self._error = failure.error(outcome_known=not self._doubtful)
@@ -112,40 +101,15 @@ def search_question(
     request: pb.SearchRequest,
 ) -> Question[pb.SearchRequest, pb.SearchResponse, pb.SearchResponse]:
     """Builds the question for a page of pending messages."""
-    return Question(request, lambda response, _doubtful: response)
+    return Question(request, lambda response: response)
 
 
 def cancel_many_question(
     request: pb.CancelManyRequest,
 ) -> Question[pb.CancelManyRequest, pb.CancelManyResponse, pb.CancelManyResponse]:
     """Builds the question that cancels a page of messages; a retry reports what was done before."""
-    return Question(request, lambda response, _doubtful: response)
+    return Question(request, lambda response: response)
 
 
-def reschedule_question(
-    message: pb.MessageRef, deliver_at_ms: int
-) -> Question[pb.RescheduleRequest, pb.RescheduleResponse, Rescheduled]:
-    """Builds the question that gives a message another due."""
-    return Question(
-        pb.RescheduleRequest(message=message, deliver_at_ms=deliver_at_ms), _read_reschedule
-    )
-
-
-def _read_reschedule(response: pb.RescheduleResponse, doubtful: bool) -> Rescheduled:
-    names: dict[int, str] = {value: name for name, value in pb.RescheduleOutcome.items()}
-    name = names.get(response.outcome, "").removeprefix("RESCHEDULE_OUTCOME_")
-    outcome = RescheduleOutcome.__members__.get(name)
-    in_doubt = {RescheduleOutcome.TOO_LATE, RescheduleOutcome.NOT_FOUND}
-    if outcome is None or (doubtful and outcome in in_doubt):
-        raise RefusedError(
-            Reason.RESCHEDULE_UNKNOWN,
-            f"{name or response.outcome}, but an unanswered earlier attempt may have succeeded",
-            outcome_known=False,
-        )
-    if outcome is not RescheduleOutcome.RESCHEDULED:
-        return Rescheduled(outcome)
-    return Rescheduled(outcome, Handle.parse(response.handle), response.due_ms)
-
-
-def _read_get(response: pb.GetMessageResponse, _doubtful: bool) -> StoredMessage:
+def _read_get(response: pb.GetMessageResponse) -> StoredMessage:
     return StoredMessage.of(response.message)

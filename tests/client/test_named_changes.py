@@ -1,8 +1,9 @@
-"""Cancels of many messages: each is settled on its own, over all attempts."""
+"""Cancels and reschedules of many messages: each is settled on its own, over all attempts."""
 
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -14,10 +15,12 @@ from delaywheel import (
     Handle,
     Reason,
     RefusedError,
+    Rescheduled,
+    RescheduleOutcome,
     TimedOutError,
 )
 from delaywheel.client.exchange.retry import Failure
-from delaywheel.client.named_cancels import NamedCancels, outcome_of
+from delaywheel.client.named_changes import CANCEL, NamedChanges, outcome_of
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from support.clients.fake_service import FakeService, answer, hang
 
@@ -34,9 +37,7 @@ def error(reason: Reason) -> pb.MessageCancelled:
 
 
 def many(_service: object, request: pb.CancelRequest, _context: object) -> pb.CancelResponse:
-    """All are cancelled, whether one is named or many are."""
-    if request.HasField("message"):
-        return pb.CancelResponse(outcome=pb.CANCEL_OUTCOME_CANCELLED)
+    """All are cancelled."""
     return pb.CancelResponse(results=[CANCELLED] * len(request.messages))
 
 
@@ -44,9 +45,9 @@ def refs(count: int) -> list[pb.MessageRef]:
     return [pb.MessageRef(handle=str(handle(number))) for number in range(count)]
 
 
-class TestNamedCancels:
+class TestNamedChanges:
     def test_only_what_is_not_settled_is_asked_for_again(self) -> None:
-        cancels = NamedCancels(refs(3))
+        cancels = NamedChanges(CANCEL, refs(3))
         first = [CANCELLED, error(Reason.CANCEL_UNKNOWN), error(Reason.HANDLE_AMBIGUOUS)]
         report = cancels.answered(pb.CancelResponse(results=first))
         assert (report.healthy, report.elsewhere, report.everywhere) == (True, True, False)
@@ -59,7 +60,7 @@ class TestNamedCancels:
             outcome_of(three)
 
     def test_what_may_have_been_cancelled_is_not_too_late(self) -> None:
-        cancels = NamedCancels(refs(2))
+        cancels = NamedChanges(CANCEL, refs(2))
         cancels.answered(
             pb.CancelResponse(results=[error(Reason.CANCEL_UNKNOWN), error(Reason.NO_LEADER)])
         )
@@ -72,7 +73,7 @@ class TestNamedCancels:
 
     @pytest.mark.parametrize("whole", [True, False])
     def test_a_service_with_too_much_to_do_is_left_alone(self, *, whole: bool) -> None:
-        cancels = NamedCancels(refs(2))
+        cancels = NamedChanges(CANCEL, refs(2))
         if whole:
             failure = Failure.of_error(error(Reason.BACKPRESSURE).error)
             report = cancels.failed(failure)
@@ -83,7 +84,7 @@ class TestNamedCancels:
         assert not cancels.done
 
     def test_what_has_no_answer_in_time_says_whether_it_may_have_an_effect(self) -> None:
-        cancels = NamedCancels(refs(2))
+        cancels = NamedChanges(CANCEL, refs(2))
         results = [error(Reason.CANCEL_UNKNOWN), error(Reason.BACKPRESSURE)]
         cancels.answered(pb.CancelResponse(results=results))
         cancels.give_up("over")
@@ -91,14 +92,14 @@ class TestNamedCancels:
         assert known == [False, True]
 
     def test_results_that_do_not_fit_settle_nothing_by_guessing(self) -> None:
-        cancels = NamedCancels(refs(2))
+        cancels = NamedChanges(CANCEL, refs(2))
         cancels.answered(pb.CancelResponse(results=[CANCELLED]))
         assert [getattr(each, "outcome_known", True) for each in cancels.results] == [False] * 2
 
 
 def many_of(service: FakeService) -> list[int]:
     """How many messages each call named."""
-    return [len(request.messages) or 1 for request in service.cancels]
+    return [len(request.messages) for request in service.cancels]
 
 
 async def test_cancels_that_are_awaited_together_are_sent_together() -> None:
@@ -111,6 +112,49 @@ async def test_cancels_that_are_awaited_together_are_sent_together() -> None:
     assert sum(counts) == 501
     assert [counts[0], min(counts[1:])] == [1, 1], "a lone one waits for nothing"
     assert len(counts) < 100, "however slowly they are asked for"
+
+
+async def test_reschedules_that_are_awaited_together_are_sent_together() -> None:
+    to = datetime(2031, 1, 1, tzinfo=UTC)
+    with FakeService() as service:
+        async with AsyncClient(service.address) as client:
+            calls = (client.reschedule(handle(n), to=to + timedelta(seconds=n)) for n in range(300))
+            rescheduled = await asyncio.gather(*calls)
+    due_s = int(to.timestamp())
+    assert [each.due_ms for each in rescheduled] == [(due_s + n) * 1000 for n in range(300)]
+    assert len(service.reschedules) < 60, "however slowly they are asked for"
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_each_of_many_is_given_its_own_due(*, is_async: bool) -> None:
+    """What is not known yet is asked for again; a refusal concerns one of them alone."""
+    to = datetime(2031, 1, 1, tzinfo=UTC)
+    dues = [(handle(n), to + timedelta(seconds=n)) for n in range(3)]
+    moved = pb.MessageRescheduled(
+        outcome=pb.RESCHEDULE_OUTCOME_RESCHEDULED, due_ms=7, handle=str(handle(9))
+    )
+    late = pb.MessageRescheduled(outcome=pb.RESCHEDULE_OUTCOME_TOO_LATE)
+    unknown, taken = (
+        pb.MessageRescheduled(error=error(reason).error)
+        for reason in (Reason.RESCHEDULE_UNKNOWN, Reason.DUE_TAKEN)
+    )
+    script = [[moved, unknown, taken], [late]]
+    answers = [answer(pb.RescheduleResponse(results=results)) for results in script]
+    with FakeService(*answers) as service:
+        if is_async:
+            async with AsyncClient(service.address) as aio:
+                first, doubtful, refused = await aio.reschedule_many(dues)
+        else:
+            with Client(service.address) as client:
+                first, doubtful, refused = client.reschedule_many(dues)
+    assert first.handle == handle(0)
+    assert first.unwrap() == Rescheduled(RescheduleOutcome.RESCHEDULED, handle(9), 7)
+    with pytest.raises(RefusedError, match="RESCHEDULE_UNKNOWN: TOO_LATE now"):
+        doubtful.unwrap()
+    with pytest.raises(RefusedError, match="DUE_TAKEN"):
+        refused.unwrap()
+    again = service.reschedules[1].messages
+    assert [each.message.handle for each in again] == [str(handle(1))]
 
 
 async def test_each_of_those_sent_together_has_its_own_time() -> None:

@@ -1,0 +1,298 @@
+"""Cancels and reschedules of named messages over all attempts. No I/O, no clock.
+
+Each message is settled on its own, once:
+
+| the message | then |
+|---|---|
+| has an outcome | settled with it, unless an earlier attempt makes it doubtful |
+| is refused, and a retry may help | part of the next attempt |
+| is refused for good | settled with the error |
+| is not settled before the deadline | settled with TimedOutError |
+
+Asking twice is harmless: the service finds what the first attempt did. But TOO_LATE and NOT_FOUND
+say nothing of an earlier attempt whose answer was lost, and that may have succeeded: then the error
+is CANCEL_UNKNOWN, or RESCHEDULE_UNKNOWN.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final, Generic, TypeVar
+
+from grpc import StatusCode
+
+from delaywheel.client.exchange.answers import (
+    Cancelled,
+    CancelOutcome,
+    Rescheduled,
+    RescheduleOutcome,
+    RescheduleResult,
+)
+from delaywheel.client.exchange.endpoints import Report
+from delaywheel.client.exchange.question import OF_THE_CLUSTER
+from delaywheel.client.exchange.retry import Failure
+from delaywheel.client.searching import ManyCancelled
+from delaywheel.errors import CallFailedError, DelaywheelError, RefusedError, TimedOutError
+from delaywheel.message import Handle, unix_ms
+from delaywheel.reasons import Reason
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
+
+MESSAGES_AT_MOST: Final = 1_000
+"""How many messages one call names."""
+
+NamedT = TypeVar("NamedT", bound=pb.MessageRef | pb.NewDue)
+RequestT = TypeVar("RequestT")
+ResponseT = TypeVar("ResponseT")
+AnswerT = TypeVar("AnswerT", bound=Cancelled | Rescheduled)
+
+# The leader's node is asked in the end, whichever node is called.
+_OF_THE_LEADERS_NODE: Final = frozenset({Reason.BACKPRESSURE, Reason.RESCHEDULES_BUSY})
+
+_IN_DOUBT: Final = frozenset(
+    {
+        CancelOutcome.TOO_LATE,
+        CancelOutcome.NOT_FOUND,
+        RescheduleOutcome.TOO_LATE,
+        RescheduleOutcome.NOT_FOUND,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Change(Generic[NamedT, RequestT, ResponseT, AnswerT]):
+    """What is done with the messages that a call names.
+
+    Attributes:
+        request: Builds a call.
+        read: Returns of each message its answer, its error, or the number of an outcome that this
+            SDK does not know.
+        unknown: The reason if it is not known what became of a message.
+    """
+
+    request: Callable[[Sequence[NamedT]], RequestT]
+    read: Callable[[ResponseT], "list[AnswerT | pb.Error | int]"]
+    unknown: Reason
+
+
+def _cancelled(response: pb.CancelResponse) -> list[Cancelled | pb.Error | int]:
+    return [_cancelled_one(result) for result in response.results]
+
+
+def _cancelled_one(result: pb.MessageCancelled) -> Cancelled | pb.Error | int:
+    outcome = CancelOutcome.of(result.outcome)
+    if result.HasField("error"):
+        return result.error
+    if outcome is None:
+        return result.outcome
+    return Cancelled(outcome, result.due_ms if result.HasField("due_ms") else None)
+
+
+def _rescheduled(response: pb.RescheduleResponse) -> list[Rescheduled | pb.Error | int]:
+    return [_rescheduled_one(result) for result in response.results]
+
+
+def _rescheduled_one(result: pb.MessageRescheduled) -> Rescheduled | pb.Error | int:
+    outcome = RescheduleOutcome.of(result.outcome)
+    if result.HasField("error"):
+        return result.error
+    if outcome is None:
+        return result.outcome
+    if outcome is not RescheduleOutcome.RESCHEDULED:
+        return Rescheduled(outcome)
+    return Rescheduled(outcome, Handle.parse(result.handle), result.due_ms)
+
+
+CANCEL: Final[Change[pb.MessageRef, pb.CancelRequest, pb.CancelResponse, Cancelled]] = Change(
+    lambda messages: pb.CancelRequest(messages=messages), _cancelled, Reason.CANCEL_UNKNOWN
+)
+RESCHEDULE: Final[Change[pb.NewDue, pb.RescheduleRequest, pb.RescheduleResponse, Rescheduled]] = (
+    Change(
+        lambda messages: pb.RescheduleRequest(messages=messages),
+        _rescheduled,
+        Reason.RESCHEDULE_UNKNOWN,
+    )
+)
+
+
+class NamedChanges(Generic[NamedT, RequestT, ResponseT, AnswerT]):
+    """Messages to be cancelled or rescheduled with one call; an `Exchange`."""
+
+    def __init__(
+        self, change: Change[NamedT, RequestT, ResponseT, AnswerT], messages: Sequence[NamedT]
+    ) -> None:
+        self._change: Final = change
+        self._messages: Final = messages
+        self._settled: Final[list[AnswerT | DelaywheelError | None]] = [None] * len(messages)
+        self._waiting = list(range(len(messages)))
+        self._doubtful: Final[set[int]] = set()
+        self._obstacle: Failure | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether every message is settled."""
+        return not self._waiting
+
+    @property
+    def results(self) -> list[AnswerT | DelaywheelError]:
+        """What became of each message, in order; only once done."""
+        return [result for result in self._settled if result is not None]
+
+    def request(self) -> RequestT:
+        """Builds the next attempt from messages that are not settled."""
+        return self._change.request([self._messages[row] for row in self._waiting])
+
+    def answered(self, response: ResponseT) -> Report:
+        """Settles messages that have an outcome, or are refused for good."""
+        results = self._change.read(response)
+        if len(results) != len(self._waiting):
+            return self._defective(f"{len(results)} results for {len(self._waiting)}")
+        passing: list[Failure] = []
+        for row, result in zip(self._waiting, results, strict=True):
+            if not isinstance(result, pb.Error):
+                self._take(row, result)
+                continue
+            failure = Failure.of_error(result)
+            if self._row_failed(row, failure):
+                passing.append(failure)
+        self._forget_settled()
+        return self._report(passing) if passing else Report(healthy=True)
+
+    def failed(self, failure: Failure) -> Report:
+        """Applies a failed attempt to each of its messages."""
+        for row in self._waiting:
+            self._row_failed(row, failure)
+        self._forget_settled()
+        return self._report([failure]) if self._waiting else Report(healthy=True)
+
+    def give_up(self, why: str) -> None:
+        """Settles the remaining messages: no time is left for another attempt."""
+        last = f"; last: {self._obstacle}" if self._obstacle else ""
+        for row in self._waiting:
+            known = row not in self._doubtful
+            self._settled[row] = TimedOutError(f"not answered: {why}{last}", outcome_known=known)
+        self._forget_settled()
+
+    def _report(self, passing: Sequence[Failure]) -> Report:
+        delays_s = [failure.retry_delay_s or 0.0 for failure in passing]
+        return Report(
+            healthy=all(failure.reason in OF_THE_CLUSTER for failure in passing),
+            retry_delay_s=max(delays_s),
+            elsewhere=True,
+            everywhere=any(failure.reason in _OF_THE_LEADERS_NODE for failure in passing),
+        )
+
+    def _take(self, row: int, answer: AnswerT | int) -> None:
+        if isinstance(answer, int):
+            text = f"the service answered outcome {answer}, which this SDK does not know"
+        elif row in self._doubtful and answer.outcome in _IN_DOUBT:
+            text = f"{answer.outcome} now, but an unanswered earlier attempt may have succeeded"
+        else:
+            self._settled[row] = answer
+            return
+        self._settled[row] = RefusedError(self._change.unknown, text, outcome_known=False)
+
+    def _row_failed(self, row: int, failure: Failure) -> bool:
+        """Applies a failure to one message; returns whether it still waits."""
+        verdict = failure.verdict
+        if not verdict.outcome_known:
+            self._doubtful.add(row)
+        if verdict.retry:
+            self._obstacle = failure
+            return True
+        self._settled[row] = failure.error(outcome_known=row not in self._doubtful)
+        return False
+
+    def _defective(self, text: str) -> Report:
+        for row in self._waiting:
+            self._settled[row] = CallFailedError(StatusCode.INTERNAL, text, outcome_known=False)
+        self._forget_settled()
+        return Report(healthy=True)
+
+    def _forget_settled(self) -> None:
+        self._waiting = [row for row in self._waiting if self._settled[row] is None]
+
+
+def outcome_of(result: AnswerT | DelaywheelError) -> AnswerT:
+    """Returns the outcome of one message, or raises the error."""
+    if isinstance(result, DelaywheelError):
+        raise result
+    return result
+
+
+def handles_of(handles: Iterable[Handle | str]) -> list[Handle]:
+    """Parses handles.
+
+    Raises:
+        MessageInvalidError: One of them is malformed.
+    """
+    return [each if isinstance(each, Handle) else Handle.parse(each) for each in handles]
+
+
+def references_of(handles: Sequence[Handle]) -> list[pb.MessageRef]:
+    """Returns references to messages by their handles."""
+    return [pb.MessageRef(handle=str(handle)) for handle in handles]
+
+
+def new_dues(dues: Iterable[tuple[Handle | str, datetime]]) -> list[pb.NewDue]:
+    """Returns messages with the dues that they are to be given.
+
+    Raises:
+        MessageInvalidError: A handle is malformed, or a due has no time zone.
+    """
+    pairs = list(dues)
+    return [
+        pb.NewDue(message=message, deliver_at_ms=unix_ms(to))
+        for message, (_, to) in zip(
+            references_of(handles_of(handle for handle, _ in pairs)), pairs, strict=True
+        )
+    ]
+
+
+def in_calls(messages: Sequence[NamedT]) -> list[Sequence[NamedT]]:
+    """Splits messages into those of single calls."""
+    return [
+        messages[begin : begin + MESSAGES_AT_MOST]
+        for begin in range(0, len(messages), MESSAGES_AT_MOST)
+    ]
+
+
+def many_rescheduled(
+    dues: Sequence[pb.NewDue], results: Sequence[Rescheduled | DelaywheelError]
+) -> list[RescheduleResult]:
+    """Returns what became of each message."""
+    return [
+        RescheduleResult(Handle.parse(due.message.handle), None, result)
+        if isinstance(result, DelaywheelError)
+        else RescheduleResult(Handle.parse(due.message.handle), result, None)
+        for due, result in zip(dues, results, strict=True)
+    ]
+
+
+def many_cancelled(
+    handles: Sequence[Handle], results: Sequence[Cancelled | DelaywheelError]
+) -> ManyCancelled:
+    """Sums up what became of many messages.
+
+    Raises:
+        DelaywheelError: The error of the first, if none of them has an outcome.
+    """
+    errors = [each for each in results if isinstance(each, DelaywheelError)]
+    if errors and len(errors) == len(results):
+        raise errors[0]
+    by_outcome: dict[CancelOutcome | None, list[Handle]] = {}
+    for handle, result in zip(handles, results, strict=True):
+        outcome = None if isinstance(result, DelaywheelError) else result.outcome
+        by_outcome.setdefault(outcome, []).append(handle)
+
+    def of(outcome: CancelOutcome | None) -> tuple[Handle, ...]:
+        return tuple(by_outcome.get(outcome, ()))
+
+    return ManyCancelled(
+        of(CancelOutcome.CANCELLED),
+        of(CancelOutcome.TOO_LATE),
+        of(None),
+        of(CancelOutcome.RESCHEDULED),
+        complete=not errors,
+        already_delivered=of(CancelOutcome.ALREADY_DELIVERED),
+        not_found=of(CancelOutcome.NOT_FOUND),
+    )
