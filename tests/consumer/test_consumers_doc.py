@@ -118,6 +118,16 @@ def test_objects(run: Callable[..., Program]) -> None:
 
 
 @pytest.mark.kafka
+def test_around_handlers(run: Callable[..., Program]) -> None:
+    running = run("with_context", (b"you", []))
+    greeting, line = running.wait_for(2)
+    assert greeting == "hello, you"
+    assert "handled" in line
+    assert "attempt" in line
+    running.stop()
+
+
+@pytest.mark.kafka
 def test_on_a_loop(run: Callable[..., Program]) -> None:
     running = run("asyncio", (b"a", []), (b"b", []))
     assert sorted(running.wait_for(2)) == ["mailed a", "mailed b"]

@@ -33,6 +33,7 @@ from delaywheel.consumer.message import (
 from delaywheel.consumer.records import Partition, Place
 from delaywheel.consumer.rules.backoff import ExponentialBackoff
 from delaywheel.consumer.rules.deserializers import read_json, read_text
+from delaywheel.consumer.rules.middleware import Middleware
 from delaywheel.consumer.rules.policy import DeadLetterReason
 from delaywheel.consumer.rules.routing import Route, RoutePatternError
 from delaywheel.consumer.sync import RetryConsumer
@@ -51,6 +52,7 @@ __all__ = [
     "Counts",
     "DeadLetterReason",
     "ExponentialBackoff",
+    "Middleware",
     "Partition",
     "Place",
     "ReceivedMessage",

@@ -8,8 +8,10 @@ from types import TracebackType
 from typing import Self, Unpack
 
 from delaywheel.consumer.message import Batch, ReceivedMessage
+from delaywheel.consumer.rules.middleware import check_middleware, wrapped
 from delaywheel.consumer.settings import Options
 from delaywheel.consumer.sync import WAIT_S, BaseConsumer
+from delaywheel.levels import Duration, length_ms
 
 
 class AsyncRetryConsumer(BaseConsumer):
@@ -34,6 +36,7 @@ class AsyncRetryConsumer(BaseConsumer):
         **options: Unpack[Options],
     ) -> None:
         super().__init__(topics, group=group, bootstrap=bootstrap, **options)
+        check_middleware(self._settings.middleware, is_awaited=True)
         self._ready = asyncio.Event()
 
     async def __aenter__(self) -> Self:
@@ -67,6 +70,36 @@ class AsyncRetryConsumer(BaseConsumer):
             elif self._engine.has_ended:
                 return
 
+    async def batches(self, most: int = 100, *, wait: Duration = "100ms") -> AsyncIterator[Batch]:
+        """See `RetryConsumer.batches`."""
+        loop, wait_s = asyncio.get_running_loop(), length_ms(wait) / 1000
+        while True:
+            batch = await self.receive_batch(most, WAIT_S)
+            deadline = loop.time() + wait_s
+            while batch and len(batch) < most and not self._engine.has_ended:
+                left_s = deadline - loop.time()
+                if left_s <= 0:
+                    break
+                batch += await self.receive_batch(most - len(batch), left_s)
+            batch.drop_unreadable()
+            if batch:
+                yield batch
+            elif self._engine.has_ended:
+                return
+
+    async def run_batches(
+        self,
+        handle: Callable[[Batch], Awaitable[object]],
+        most: int = 100,
+        *,
+        wait: Duration = "100ms",
+    ) -> None:
+        """See `RetryConsumer.run_batches`."""
+        handle = wrapped(handle, self._settings.middleware)
+        async for batch in self.batches(most, wait=wait):
+            async with batch:
+                await handle(batch)
+
     async def run(
         self, handle: Callable[[ReceivedMessage], Awaitable[object]], *, concurrency: int = 1
     ) -> None:
@@ -79,6 +112,7 @@ class AsyncRetryConsumer(BaseConsumer):
         """
         if concurrency < 1:
             raise ValueError(f"concurrency={concurrency}: at least 1")
+        handle = wrapped(handle, self._settings.middleware)
         free, freed = concurrency, asyncio.Event()
 
         async def one(message: ReceivedMessage) -> None:

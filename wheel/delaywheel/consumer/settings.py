@@ -10,6 +10,7 @@ from typing import Any, Final, Literal, TypedDict
 
 from delaywheel.consumer.rules.backoff import Backoff, Delays, delays_of
 from delaywheel.consumer.rules.deserializers import Deserializer, Field, deserializers_of
+from delaywheel.consumer.rules.middleware import Middleware
 from delaywheel.consumer.rules.routing import Route
 from delaywheel.consumer.watching.events import ConsumerEvents
 from delaywheel.levels import Duration, length_ms
@@ -70,6 +71,8 @@ class Options(TypedDict, total=False):
             a `SerializationContext`, such as `read_json` or one of confluent-kafka's. What it
             cannot read is a dead letter, UNREADABLE.
         key_deserializer: The same for `message.key_data`.
+        middleware: Functions of a message, or batch, and of what comes next: around each handler of
+            `run` and `run_batches`, the first outermost. Coroutine functions for coroutines.
         keep_partition: Whether a retry comes back on the partition of the same number.
         ordered: Whether records of one key keep their order: those behind a retried one come back
             after it. `order.py` says how, docs/CONSUMERS.md what it costs.
@@ -105,6 +108,7 @@ class Options(TypedDict, total=False):
     ttl_header: str | None
     value_deserializer: Deserializer | None
     key_deserializer: Deserializer | None
+    middleware: Sequence[Middleware]
     keep_partition: bool
     ordered: bool
     max_away_bytes: int
@@ -149,6 +153,7 @@ class Settings:
     expired: Literal["skip", "dead"] = "skip"
     ttl_header: str | None = TTL_HEADER
     deserializers: Mapping[Field, Deserializer] = field(default_factory=dict)
+    middleware: tuple[Middleware, ...] = ()
     keep_partition: bool = False
     ordered: bool = False
     max_away_bytes: int = 64_000_000
@@ -235,6 +240,7 @@ def read_settings(
                 "value": options.get("value_deserializer"),
             }
         ),
+        middleware=tuple(options.get("middleware", ())),
         keep_partition=options.get("keep_partition", False),
         ordered=options.get("ordered", False),
         max_away_bytes=_positive("max_away_bytes", options.get("max_away_bytes", 64_000_000)),

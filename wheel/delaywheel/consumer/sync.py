@@ -12,6 +12,7 @@ from delaywheel.consumer.engine import Engine
 from delaywheel.consumer.kafka import KafkaBroker
 from delaywheel.consumer.message import Batch, ReceivedMessage
 from delaywheel.consumer.records import Partition
+from delaywheel.consumer.rules.middleware import check_middleware, wrapped
 from delaywheel.consumer.settings import Options, read_settings
 from delaywheel.consumer.threads import HandlerThreads
 from delaywheel.consumer.watching.figures import Figures
@@ -118,6 +119,17 @@ class RetryConsumer(BaseConsumer):
                         charge(message.value)
     """
 
+    def __init__(
+        self,
+        topics: str | Iterable[str],
+        *,
+        group: str,
+        bootstrap: str,
+        **options: Unpack[Options],
+    ) -> None:
+        super().__init__(topics, group=group, bootstrap=bootstrap, **options)
+        check_middleware(self._settings.middleware, is_awaited=False)
+
     def __enter__(self) -> Self:
         self._engine.start()
         return self
@@ -176,12 +188,25 @@ class RetryConsumer(BaseConsumer):
             BaseException: An exception from a handler that means neither retry nor dead; handlers
                 that have begun are waited for.
         """
-        threads = HandlerThreads(handle, concurrency)
+        threads = HandlerThreads(wrapped(handle, self._settings.middleware), concurrency)
         threads.run(
             lambda most: self.receive_batch(most, WAIT_S),
             lambda: self._engine.has_ended,
             self._engine.desk.hand_back,
         )
+
+    def run_batches(
+        self, handle: Callable[[Batch], object], most: int = 100, *, wait: Duration = "100ms"
+    ) -> None:
+        """Handles each batch within `with batch`, until `stop`; otherwise like `batches`.
+
+        Raises:
+            BaseException: An exception from the handler that means neither retry nor dead.
+        """
+        handle = wrapped(handle, self._settings.middleware)
+        for batch in self.batches(most, wait=wait):
+            with batch:
+                handle(batch)
 
     def receive(self, timeout_s: float | None = None) -> ReceivedMessage | None:
         """Returns the next message; None if none came in time, or none will come."""

@@ -14,6 +14,7 @@ from collections.abc import (
     AsyncIterator,
     Awaitable,
     Callable,
+    Coroutine,
     Iterable,
     Iterator,
     Mapping,
@@ -21,7 +22,7 @@ from collections.abc import (
 )
 from itertools import islice
 from types import TracebackType
-from typing import Final, Protocol, Self, Unpack
+from typing import Any, Final, Protocol, Self, Unpack, overload
 
 from delaywheel import ingress
 from delaywheel.consumer.book import Counts
@@ -38,6 +39,7 @@ from delaywheel.consumer.order import KeyOrder
 from delaywheel.consumer.port import Start
 from delaywheel.consumer.records import Incoming, Outgoing, Partition, Place, Trip, unpack_retry
 from delaywheel.consumer.rules.deserializers import Deserializer, Field
+from delaywheel.consumer.rules.middleware import check_middleware, is_coroutine_function, wrapped
 from delaywheel.consumer.rules.policy import Policy
 from delaywheel.consumer.settings import Options, read_settings
 from delaywheel.levels import Duration
@@ -122,17 +124,48 @@ class MemoryConsumer:
         for message in self:
             yield message
 
-    async def run(
-        self, handle: Callable[[ReceivedMessage], Awaitable[object]], *, concurrency: int = 1
-    ) -> None:
-        """Handles what has appeared within `async with`, up to `concurrency` at once.
+    @overload
+    def run(  # type: ignore[overload-overlap] # a coroutine is an object, too
+        self,
+        handle: Callable[[ReceivedMessage], Coroutine[Any, Any, object]],
+        *,
+        concurrency: int = ...,
+    ) -> Awaitable[None]: ...
+
+    @overload
+    def run(
+        self, handle: Callable[[ReceivedMessage], object], *, concurrency: int = ...
+    ) -> None: ...
+
+    def run(
+        self, handle: Callable[[ReceivedMessage], Any], *, concurrency: int = 1
+    ) -> Awaitable[None] | None:
+        """Handles what has appeared, each within `with`, or up to `concurrency` coroutines at once.
+
+        Returns:
+            What is to be awaited, if the handler is a coroutine function, as with
+            `AsyncRetryConsumer`. None: all was handled, one after another.
 
         Raises:
             ValueError: `concurrency` is below 1.
-            ExceptionGroup: Exceptions from handlers that mean neither retry nor dead.
+            TypeError: The middleware is not awaited, and the handler is, or the reverse.
+            ExceptionGroup: Exceptions from coroutines that mean neither retry nor dead.
         """
         if concurrency < 1:
             raise ValueError(f"concurrency={concurrency}: at least 1")
+        middleware, is_awaited = self._settings.middleware, is_coroutine_function(handle)
+        check_middleware(middleware, is_awaited=is_awaited)
+        handle = wrapped(handle, middleware)
+        if is_awaited:
+            return self._run(handle, concurrency)
+        for message in self:
+            with message:
+                handle(message)
+        return None
+
+    async def _run(
+        self, handle: Callable[[ReceivedMessage], Awaitable[object]], concurrency: int
+    ) -> None:
 
         async def one(message: ReceivedMessage) -> None:
             async with message:
@@ -156,6 +189,16 @@ class MemoryConsumer:
     def deserializers(self) -> Mapping[Field, Deserializer]:
         """See `Desk`."""
         return self._settings.deserializers
+
+    def run_batches(
+        self, handle: Callable[[Batch], object], most: int = 100, *, wait: Duration = "100ms"
+    ) -> None:
+        """Handles each batch within `with batch`; otherwise like `batches`."""
+        check_middleware(self._settings.middleware, is_awaited=False)
+        handle = wrapped(handle, self._settings.middleware)
+        for batch in self.batches(most, wait=wait):
+            with batch:
+                handle(batch)
 
     @property
     def counts(self) -> Counts:

@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from inspect import iscoroutinefunction
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from delaywheel.consumer.records import Headers, causes
+from delaywheel.consumer.rules.middleware import is_coroutine_function
 
 Deserializer: TypeAlias = Callable[[bytes, Any], object]
 Field: TypeAlias = Literal["key", "value"]
@@ -63,8 +63,7 @@ def deserializers_of(given: Mapping[Field, Deserializer | None]) -> dict[Field, 
             continue
         if not callable(deserializer):
             raise TypeError(f"{field}_deserializer={deserializer!r}: not a function")
-        called = getattr(type(deserializer), "__call__", None)  # noqa: B004 - it may be a coroutine
-        if iscoroutinefunction(deserializer) or iscoroutinefunction(called):
+        if is_coroutine_function(deserializer):
             raise TypeError(
                 f"{field}_deserializer={deserializer!r}: it has to be awaited; give a plain"
                 " function, or await this one in the handler"

@@ -1,0 +1,106 @@
+"""Functions around handlers: one mechanism for plain ones, batches, threads and coroutines."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from delaywheel.consumer import AsyncRetryConsumer, Middleware, RetryConsumer
+from delaywheel.consumer.rules.middleware import wrapped
+from delaywheel.testing import MemoryConsumer, MemoryService
+
+Call = Callable[[Any], Any]
+
+
+def named(name: str, said: list[str]) -> Middleware:
+    def around(message: Any, call_next: Call) -> Any:
+        said.append(f"{name} before")
+        try:
+            return call_next(message)
+        finally:
+            said.append(f"{name} after")
+
+    return around
+
+
+def awaited(name: str, said: list[str]) -> Middleware:
+    async def around(message: Any, call_next: Call) -> Any:
+        said.append(f"{name} before")
+        await asyncio.sleep(0)
+        try:
+            return await call_next(message)
+        finally:
+            said.append(f"{name} after")
+
+    return around
+
+
+def consumer(service: MemoryService, *middleware: Middleware) -> MemoryConsumer:
+    with service.client() as client:
+        client.produce("orders", b"v", delay="0s")
+    return service.consumer("orders", group="g", retry=("1s",), middleware=middleware)
+
+
+EXPECTED = ["a before", "b before", "handled", "b after", "a after"]
+
+
+@pytest.mark.parametrize("way", ["run", "run_batches"])
+def test_the_first_is_the_outermost_and_its_exceptions_count(way: str) -> None:
+    said: list[str] = []
+
+    def handle(_: object) -> None:
+        said.append("handled")
+        raise OSError("down")
+
+    with MemoryService() as service:
+        consuming = consumer(service, named("a", said), named("b", said))
+        getattr(consuming, way)(handle)
+        assert said == EXPECTED
+        assert consuming.counts.retried == 1
+
+
+def test_around_coroutines_it_is_awaited() -> None:
+    said: list[str] = []
+
+    async def handle(_: object) -> None:
+        said.append("handled")
+        raise OSError("down")
+
+    async def run() -> None:
+        with MemoryService() as service:
+            consuming = consumer(service, awaited("a", said), awaited("b", said))
+            await consuming.run(handle)
+            assert consuming.counts.retried == 1
+
+    asyncio.run(run())
+    assert said == EXPECTED
+
+
+def test_what_it_does_not_pass_on_is_done() -> None:
+    with MemoryService() as service:
+        consuming = consumer(service, lambda _, __: None)
+        consuming.run(fails)
+        assert consuming.counts.done == 1
+
+
+def test_without_any_the_handler_stays_what_it_is() -> None:
+    assert wrapped(nothing, ()) is nothing
+
+
+def nothing(_: object) -> None:
+    pass
+
+
+def fails(_: object) -> None:
+    raise AssertionError("it was handled")
+
+
+@pytest.mark.parametrize(
+    ("kind", "middleware"), [(RetryConsumer, awaited), (AsyncRetryConsumer, named)]
+)
+def test_the_wrong_kind_is_refused_at_once(kind: Any, middleware: Any) -> None:
+    with pytest.raises(TypeError, match="function is needed around these handlers"):
+        kind("orders", group="g", bootstrap="nowhere", middleware=[middleware("a", [])])
