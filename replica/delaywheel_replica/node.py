@@ -153,7 +153,7 @@ class _Child:
 
 @dataclass(slots=True)
 class _Stop:
-    """Raised when the node is stopped."""
+    """How the node is stopped, and until when."""
 
     deadline: float
     exit_code: int = 0

@@ -12,7 +12,6 @@ from delaywheel_replica.core.leader.rescheduling import (
     PUT_OFF_MS,
     Rescheduling,
     floor_below,
-    may_be_decided,
     nodes_behind,
     open_wishes,
     passing,
@@ -79,15 +78,14 @@ def test_a_wish_is_decided_once() -> None:
     ids=["the old due", "the new due", "the same due", "beyond V", "done ahead"],
 )
 def test_what_is_not_decided(wish: RescheduleWish, progress: Progress) -> None:
-    assert not may_be_decided(STATE, wish, progress)
+    assert not open_wishes(STATE, [wish], progress)
     assert not after(STATE, progress, wishes=[wish]).reschedules
 
 
 def test_a_due_that_is_touched_already_is_not_given() -> None:
     back = RescheduleWish((ID, TO_MS), KEY[1], PLACE)
-    assert not may_be_decided(DECIDED, back, NOW)
-    assert not may_be_decided(DECIDED, RescheduleWish((ID, 60_000), TO_MS, PLACE), NOW)
-    assert may_be_decided(DECIDED, RescheduleWish((ID, 60_000), 70_000, PLACE), NOW)
+    wishes = [back, *(RescheduleWish((ID, 60_000), to_ms, PLACE) for to_ms in (TO_MS, 70_000))]
+    assert open_wishes(DECIDED, wishes, NOW) == wishes[2:]
 
 
 def test_so_many_stand_at_once() -> None:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from delaywheel.identity import WheelId
+from delaywheel.storage.files.wheel_folder import list_wheels
 from delaywheel.storage.folder import layout
 from delaywheel.storage.folder.disk import Disk
 from delaywheel.storage.folder.steps import finish
@@ -12,8 +13,23 @@ from delaywheel.storage.frames.bundle import FrameBundle, WrittenGroup
 from delaywheel.storage.frames.frame_copy import FrameCopy
 from delaywheel.storage.frames.rows import INDEX_ROW_LENGTH_BYTES
 from delaywheel.storage.reading.reader import DamagedFrame, WheelReader
+from delaywheel.storage.recovery.recover import Recovered, recovering
+from delaywheel.storage.writing.dial import Dial
 from delaywheel_replica.server.store.store import Store
 from sim.machine.disk import SimulatedDisk
+
+
+def recover_wheel(
+    disk: Disk, data: Path, wheel: WheelId, *, os_crashed: bool, floor: int = 0
+) -> Recovered:
+    """Recovers a wheel in one step."""
+    return finish(recovering(disk, data, wheel, os_crashed=os_crashed, floor=floor))
+
+
+def count_again(dial: Dial, disk: Disk, data: Path, *, floor: int) -> None:
+    """Counts everything in all wheels at or above the floor into an empty dial."""
+    for wheel in list_wheels(disk, data):
+        finish(dial.adding_wheel(disk, data, wheel, floor=floor))
 
 
 def verified(store: Store) -> Store:

@@ -8,8 +8,8 @@ from delaywheel.storage.folder import layout
 from delaywheel.storage.folder.medium_errors import MEDIUM_ERRORS, is_medium_error
 from delaywheel.storage.frames.format import DamageReason
 from delaywheel.storage.reading.reader import DamagedFrame, WheelReader
-from delaywheel.storage.recovery.recover import recover_wheel
 from sim.machine.disk import Fault, SimulatedDisk
+from support.wheels.copies import recover_wheel
 from support.wheels.messages import BASE_SLOT, message
 from support.wheels.wheels import append, new_wheel
 

@@ -13,8 +13,9 @@ from delaywheel.storage.files.wheel_folder import list_wheels, load_meta
 from delaywheel.storage.folder.disk import PosixDisk
 from delaywheel.storage.frames.format import VERSION, Frame, Kind
 from delaywheel.storage.reading.reader import WheelReader
-from delaywheel.storage.recovery.recover import Recovered, recover_wheel
+from delaywheel.storage.recovery.recover import Recovered
 from delaywheel.storage.recovery.verify import verify_folder
+from support.wheels.copies import recover_wheel
 from support.wheels.golden import (
     ACCEPTED_AT_MS,
     CANCELLED,

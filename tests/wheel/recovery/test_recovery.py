@@ -18,9 +18,10 @@ from delaywheel.storage.folder import layout
 from delaywheel.storage.folder.steps import finish
 from delaywheel.storage.frames.format import DamageReason, Frame
 from delaywheel.storage.reading.reader import DamagedFrame, WheelReader
-from delaywheel.storage.recovery.recover import Cut, Recovered, recover_wheel, recovering
+from delaywheel.storage.recovery.recover import Cut, Recovered, recovering
 from delaywheel.storage.writing.wheel import OriginWheel
 from sim.machine.disk import Fault, SimulatedDisk, SimulatedFile
+from support.wheels.copies import recover_wheel
 from support.wheels.messages import BASE_SLOT, Message, message
 from support.wheels.segments import small_segments
 from support.wheels.wheels import append, delete_below, new_wheel, read_all

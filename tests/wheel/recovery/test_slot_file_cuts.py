@@ -4,8 +4,8 @@ from pathlib import Path
 
 from delaywheel.storage.folder import layout
 from delaywheel.storage.reading.reader import DamagedFrame
-from delaywheel.storage.recovery.recover import recover_wheel
 from sim.machine.disk import SimulatedDisk
+from support.wheels.copies import recover_wheel
 from support.wheels.messages import BASE_SLOT, Message, message
 from support.wheels.wheels import append, checkpoint_of, new_wheel, read_all
 

@@ -5,13 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delaywheel.storage.files.wheel_folder import list_wheels
 from delaywheel.storage.folder.disk import PosixDisk
 from delaywheel.storage.frames.columns import Columns
 from delaywheel.storage.frames.format import Kind
 from delaywheel.storage.frames.rows import index_rows
 from delaywheel.storage.writing.dial import HORIZONS, Dial, DialView
 from sim.machine.disk import SimulatedDisk
+from support.wheels.copies import count_again
 from support.wheels.messages import BASE_SLOT, columns_of, message
 from support.wheels.wheels import ACCEPTED_AT_MS, append, new_wheel
 
@@ -43,7 +43,7 @@ def test_counts_of_two_wheels_and_cancels(tmp_path: Path) -> None:
     again = Dial(disk, tmp_path, 100)
     view = DialView(disk, tmp_path)
     assert len(view.rows()) == 0
-    again.rebuild(disk, tmp_path, list_wheels(disk, tmp_path), floor=BASE_SLOT)
+    count_again(again, disk, tmp_path, floor=BASE_SLOT)
     assert counts(view, BASE_SLOT) == expected
     again.clear_below(BASE_SLOT + 1)
     assert counts(view, BASE_SLOT) is None
@@ -77,7 +77,9 @@ def test_what_comes_for_a_finished_second_is_not_counted(count: int) -> None:
     append(wheel, [message(n, slot=BASE_SLOT + n) for n in range(count)])
     left = list(range(BASE_SLOT + 5, BASE_SLOT + count))
     assert DialView(disk, DATA).rows()["slot"].tolist() == left
-    dial.rebuild(disk, DATA, list_wheels(disk, DATA), floor=0)
+    again = Dial(disk, DATA, 100)
+    again.clear_below(BASE_SLOT + 5)
+    count_again(again, disk, DATA, floor=0)
     assert DialView(disk, DATA).rows()["slot"].tolist() == left
 
 

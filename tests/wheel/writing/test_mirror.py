@@ -24,13 +24,13 @@ from delaywheel.storage.frames.format import DamageReason, Frame, FrameDamaged, 
 from delaywheel.storage.frames.frame_copy import FrameCopy
 from delaywheel.storage.frames.rows import GONE_ROW, HOLE_ROW, INDEX_ROW
 from delaywheel.storage.reading.reader import DamagedFrame, WheelReader
-from delaywheel.storage.recovery.recover import Recovered, recover_wheel
+from delaywheel.storage.recovery.recover import Recovered
 from delaywheel.storage.recovery.verify import verify_wheel
 from delaywheel.storage.writing.dial import Dial, DialView
 from delaywheel.storage.writing.mirror import MirrorWheel
 from delaywheel.storage.writing.wheel import OriginWheel
 from sim.machine.disk import Fault, SimulatedDisk, SimulatedManyFiles
-from support.wheels.copies import bundled, copies_of, flipped, rows_of, slots_of
+from support.wheels.copies import bundled, copies_of, flipped, recover_wheel, rows_of, slots_of
 from support.wheels.messages import BASE_SLOT, message
 from support.wheels.segments import small_segments
 from support.wheels.wheels import append, checkpoint_of, delete_below, mark_wheel, new_wheel

@@ -19,7 +19,6 @@ from delaywheel.storage.files.wheel_folder import (
     WheelMissing,
     WheelState,
     delete_halves,
-    delete_wheel_below,
     deleting_wheel,
     list_wheels,
     load_meta,
@@ -305,11 +304,11 @@ def test_deletion_goes_over_hours_and_leaves_no_empty_folder() -> None:
     append(wheel, [message(slot=slot) for slot in slots])
     folder = layout.wheel_folder(DATA, wheel.wheel)
     assert list(list_slots(disk, folder, slots[1], slots[4])) == slots[1:4]
-    assert list(delete_wheel_below(disk, folder, slots[5])) == slots[:5]
+    assert delete_below(wheel, slots[5]) == slots[:5]
     assert list(list_slots(disk, folder)) == slots[5:]
     hours = disk.list_folder(layout.slots_folder(folder))
     assert len(hours) == len({slot // 3600 for slot in slots[5:]})
-    assert list(delete_wheel_below(disk, folder, slots[5])) == []
+    assert delete_below(wheel, slots[5]) == []
 
 
 def test_an_unregistered_wheel_is_deleted_whole() -> None:

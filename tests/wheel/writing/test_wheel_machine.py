@@ -11,18 +11,19 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from delaywheel.identity import WheelId
-from delaywheel.storage.files.wheel_folder import delete_wheel_below, list_wheels
+from delaywheel.storage.files.slot_files import delete_slots_below
+from delaywheel.storage.files.undeletable import Undeletable
+from delaywheel.storage.files.wheel_folder import list_wheels
 from delaywheel.storage.folder import layout
 from delaywheel.storage.frames.columns import Columns
 from delaywheel.storage.frames.format import Kind
 from delaywheel.storage.frames.rows import message_counts
 from delaywheel.storage.reading.reader import DamagedFrame, WheelReader
-from delaywheel.storage.recovery.recover import recover_wheel
 from delaywheel.storage.recovery.verify import Problem, verify_folder
 from delaywheel.storage.writing.dial import Dial, DialView
 from delaywheel.storage.writing.wheel import OriginWheel, WheelBroken
 from sim.machine.disk import Crash, Fault, SimulatedDisk
-from support.wheels.copies import rows_by_seq
+from support.wheels.copies import count_again, recover_wheel, rows_by_seq
 from support.wheels.messages import BASE_SLOT, Message, columns_of, message, messages_of
 from support.wheels.wheels import ACCEPTED_AT_MS, append, delete_below, new_wheel, read_all
 
@@ -64,7 +65,7 @@ class WheelMachine(RuleBasedStateMachine):
     def _open(self) -> None:
         self.number += 1
         self.dial = Dial(self.disk, DATA, DIAL_ROWS)
-        self.dial.rebuild(self.disk, DATA, list_wheels(self.disk, DATA), floor=self.floor)
+        count_again(self.dial, self.disk, DATA, floor=self.floor)
         self.wheel: OriginWheel = new_wheel(self.disk, DATA, self.number, handles=2, dial=self.dial)
 
     def _promise(self, wheel: WheelId, frames: dict[int, list[Message]]) -> None:
@@ -94,7 +95,8 @@ class WheelMachine(RuleBasedStateMachine):
         delete_below(self.wheel, self.floor)
         for wheel in list_wheels(self.disk, DATA):
             if wheel != self.wheel.wheel:
-                list(delete_wheel_below(self.disk, layout.wheel_folder(DATA, wheel), self.floor))
+                folder = layout.wheel_folder(DATA, wheel)
+                list(delete_slots_below(self.disk, folder, self.floor, Undeletable()))
         self.dial.clear_below(self.floor)
         self.promised = {
             place: messages

@@ -58,9 +58,6 @@ NO_TIMESTAMP = -1
 LONGEST_ERROR = 300
 """The most characters of an error that a header carries."""
 
-RECORD_ROOM_BYTES = 4_096
-"""How much larger than its record a retry or dead letter may be, because of our headers."""
-
 
 _PLACE = re.compile(rb"([a-zA-Z0-9._-]{1,249})/([0-9]{1,10})/([0-9]{1,19})")
 _NUMBER = re.compile(rb"-?[0-9]{1,19}")

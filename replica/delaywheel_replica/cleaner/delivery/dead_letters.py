@@ -109,7 +109,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Raised when nothing can be forwarded now.
+    """Why nothing can be forwarded now.
 
     Attributes:
         why: In words.

@@ -166,11 +166,6 @@ def open_wishes(
     return list(islice(may_be, room))
 
 
-def may_be_decided(state: ControlState, wish: RescheduleWish, after: Progress) -> bool:
-    """Whether a transaction to that progress may decide the request, as far as cancels allow."""
-    return _may_be_decided(state, wish, after, _touched(state))
-
-
 def _may_be_decided(
     state: ControlState, wish: RescheduleWish, after: Progress, touched: AbstractSet[MessageKey]
 ) -> bool:

@@ -57,7 +57,6 @@ from delaywheel_replica.core.node.events import (
     CloseWheel,
     Disconnected,
     DiskReported,
-    DiskState,
     Drain,
     Effect,
     Event,
@@ -250,9 +249,6 @@ class Driver:
 
     def _report(self, event: Event) -> None:
         self._step(_at_any_time(event))
-
-    def _report_disk(self, state: DiskState) -> None:
-        self._report(DiskReported(state))
 
     def _step(self, event_at: _EventAt, *, here: bool = False) -> None:
         """Steps the machine; the event is made from the clocks.

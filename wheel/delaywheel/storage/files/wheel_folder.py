@@ -6,7 +6,7 @@ one was being made or deleted when a crash came (``delete_halves``).
 
 import errno
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 from delaywheel.identity import NameInvalidError, WheelId
 from delaywheel.seqset import NO_SEQS, SeqSet
-from delaywheel.storage.files.index import SegmentTops
 from delaywheel.storage.files.slot_files import delete_slots_below, list_slots
 from delaywheel.storage.files.undeletable import Undeletable
 from delaywheel.storage.folder import layout
@@ -149,21 +148,6 @@ def save_meta(disk: Disk, data: Path, meta: WheelMeta) -> None:
         document["boot"] = meta.boot
     content = json.dumps(document, indent=2, sort_keys=True) + "\n"
     disk.replace_file(layout.meta_path(layout.wheel_folder(data, meta.wheel)), content.encode())
-
-
-def delete_wheel_below(disk: Disk, folder: Path, floor: int) -> Iterator[int]:
-    """Deletes a wheel's slots below the floor, one by one, yielding them.
-
-    Index segments that refer to no other slot are deleted last. For wheels that no writer has open;
-    those have ``delete_finished``.
-    """
-    yield from delete_slots_below(disk, folder, floor, Undeletable())
-    known = load_checkpoint(disk, folder) or Checkpoint(0)
-    SegmentTops(disk, folder).delete_below(
-        floor,
-        lambda first: save_checkpoint(disk, folder, known._replace(first_segment=first)),
-        Undeletable(),
-    )
 
 
 def deleting_wheel(disk: Disk, data: Path, wheel: WheelId, undeletable: Undeletable) -> Steps[None]:

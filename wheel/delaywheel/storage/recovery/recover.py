@@ -67,7 +67,7 @@ from delaywheel.storage.files.wheel_folder import (
 from delaywheel.storage.folder import layout
 from delaywheel.storage.folder.disk import Disk
 from delaywheel.storage.folder.medium_errors import is_medium_error
-from delaywheel.storage.folder.steps import Steps, finish
+from delaywheel.storage.folder.steps import Steps
 from delaywheel.storage.frames.format import DamageReason, Frame
 from delaywheel.storage.frames.rows import INDEX_ROW_LENGTH_BYTES, checked_rows, is_hole
 from delaywheel.storage.reading.places import Places, SlotPlaces, finding_rows
@@ -97,13 +97,6 @@ class Recovered:
     cut: list[Cut]
     damaged: SeqSet  # seqs up to last_seq that cannot be read from this disk
     nowhere: SeqSet = NO_SEQS  # those of them that lie in no slot file
-
-
-def recover_wheel(
-    disk: Disk, data: Path, wheel: WheelId, *, os_crashed: bool, floor: int = 0
-) -> Recovered:
-    """Makes a wheel's index and slot files agree, without steps; see `recovering`."""
-    return finish(recovering(disk, data, wheel, os_crashed=os_crashed, floor=floor))
 
 
 def recovering(

@@ -12,7 +12,6 @@ the index rows behind them. Readers take no lock and may see a half-changed row;
 look at may depend on it.
 """
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -24,7 +23,7 @@ from delaywheel.storage.files.index import read_raw_rows
 from delaywheel.storage.files.slot_table import UNIT_BYTES, load_head, read_entries
 from delaywheel.storage.folder import layout
 from delaywheel.storage.folder.disk import Disk
-from delaywheel.storage.folder.steps import Steps, finish
+from delaywheel.storage.folder.steps import Steps
 from delaywheel.storage.frames.rows import (
     FEW_FRAMES,
     cancel_counts,
@@ -118,12 +117,6 @@ class Dial:
         index_rows = index_rows[index_rows["length"] > 0]
         places = index_rows["slot"].astype(np.int64) % len(self._table)
         self._count(np.subtract, index_rows, places)
-
-    def rebuild(self, disk: Disk, data: Path, wheels: Iterable[WheelId], *, floor: int) -> None:
-        """Counts everything in the indexes of ``wheels`` at or above ``floor`` again."""
-        self._table[:] = 0
-        for wheel in wheels:
-            finish(self.adding_wheel(disk, data, wheel, floor=floor))
 
     def adding_wheel(self, disk: Disk, data: Path, wheel: WheelId, *, floor: int) -> Steps[None]:
         """Counts a wheel's frames in slots at or above ``floor``.
