@@ -133,3 +133,28 @@ def restored_later(script: Script) -> None:
     script.do(at_ms + 10, "unreadable", node="a", part=".slot", choice=0, ms=script.about(5_000))
     script.do(at_ms + 50, "absence", node="a", ms=300)
     script.until_ms = 25_000
+
+
+@MEDIA(r"a +a slot file is gone", r"b +a worn sector in", r"kafka +delivers m\d+ c\.1")
+def worn_rows(script: Script) -> None:
+    """The only whole frames of a second lie behind rows that can be neither read nor written."""
+    due_ms = script.about(9_000, 900)
+    for at_ms in range(2_500, 3_500, 100):
+        script.send(at_ms, "c", delay_ms=due_ms - at_ms)
+    at_ms = script.about(3_600)
+    script.do(at_ms, "slot_gone", node="a", choice=0)
+    script.do(at_ms, "slot_gone", node="c", choice=0)
+    script.do(at_ms, "worn_sector", node="b", what="index", choice=0)
+    script.do(at_ms + 50, "kill_server", node="c")
+    script.until_ms = 12_000
+
+
+@MEDIA(r"a +a worn sector in", r"kafka +delivers m\d+ a\.1")
+def worn_rows_alone(script: Script) -> None:
+    """The only node can neither read nor write rows of pending messages; it restarts."""
+    script.cluster("a", 1)
+    script.flow(1_500, 7_000, 50, "a", delay_ms=8_000)
+    at_ms = script.about(7_100)
+    script.do(at_ms, "worn_sector", node="a", what="index", choice=script.about(50, 50))
+    script.do(at_ms + 50, "absence", node="a", ms=300)
+    script.until_ms = 16_000

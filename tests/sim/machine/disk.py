@@ -8,7 +8,8 @@ What it can do to its user:
 * fail an operation (``faults``) or run full (``capacity_bytes``), after writing a part. What a
   failed sync was about is dropped, as Linux does: it can still be read, later syncs succeed, and
   the medium never gets it, unless it is written again.
-* have bad sectors (``spoil``): reading there fails until they are written again;
+* have bad sectors (``spoil``): reading there fails until they are written again, or, if they are
+  worn, for ever, and so does writing;
 * return no content for a while (``failing_reads``);
 * lose synced content: a part becomes zeros (``zero_somewhere``), or a file vanishes
   (``drop_somewhere``).
@@ -82,6 +83,7 @@ class _Content:
         self.dropped = [(begin, min(end, length)) for begin, end in self.dropped if begin < length]
 
     bad_sectors: set[int] = field(default_factory=set)
+    worn_sectors: set[int] = field(default_factory=set)  # bad ones that take no writes either
     holes: int = 0  # bytes that were never written, and take no space
 
     @property
@@ -89,18 +91,13 @@ class _Content:
         return max(0, len(self.now) - self.holes)
 
     def is_bad(self, offset: int, length: int) -> bool:
-        return any(
-            offset < (sector + 1) * SECTOR_LENGTH_BYTES and sector * SECTOR_LENGTH_BYTES < end
-            for end in (min(offset + length, len(self.now)),)
-            for sector in self.bad_sectors
-        )
+        return bool(_touched(self.bad_sectors, offset, min(offset + length, len(self.now))))
+
+    def is_worn(self, offset: int, length: int) -> bool:
+        return bool(_touched(self.worn_sectors, offset, offset + length))
 
     def mend(self, offset: int, length: int) -> None:
-        self.bad_sectors = {
-            sector
-            for sector in self.bad_sectors
-            if not offset - SECTOR_LENGTH_BYTES < sector * SECTOR_LENGTH_BYTES < offset + length
-        }
+        self.bad_sectors -= _touched(self.bad_sectors - self.worn_sectors, offset, offset + length)
 
     def synced(self) -> None:
         durable = bytearray(self.now)
@@ -120,7 +117,18 @@ class _Content:
         survived = bytearray(self.durable)
         for change in self.unsynced:
             change(survived, chance)
-        return _Content(survived, bytes(survived), bad_sectors=self.bad_sectors)
+        return _Content(
+            survived,
+            bytes(survived),
+            bad_sectors=self.bad_sectors,
+            worn_sectors=self.worn_sectors,
+        )
+
+
+def _touched(sectors: set[int], begin: int, end: int) -> set[int]:
+    """Returns which of these sectors hold any of these bytes."""
+    first = begin // SECTOR_LENGTH_BYTES
+    return {each for each in sectors if first <= each and each * SECTOR_LENGTH_BYTES < end}
 
 
 def _without(part: tuple[int, int], begin: int, end: int) -> list[tuple[int, int]]:
@@ -270,19 +278,21 @@ class SimulatedDisk:
         self._list_anew()
         return path
 
-    def spoil(self, path: Path, begin: int, end: int) -> None:
-        """Makes the sectors bad that hold these bytes."""
+    def spoil(self, path: Path, begin: int, end: int, *, wears: bool = False) -> None:
+        """Makes the sectors bad that hold these bytes, or worn."""
         sectors = range(begin // SECTOR_LENGTH_BYTES, -(-end // SECTOR_LENGTH_BYTES))
         self._files[str(path)].bad_sectors.update(sectors)
+        if wears:
+            self._files[str(path)].worn_sectors.update(sectors)
 
-    def spoil_somewhere(self, kind: str, chance: Random) -> Path | None:
+    def spoil_somewhere(self, kind: str, chance: Random, *, wears: bool = False) -> Path | None:
         """Makes one sector bad in a file of a kind: slot or index; returns which, if any."""
         paths = [path for path in self.paths() if self._is_of(kind, path)]
         if not paths:
             return None
         path = chance.choice(paths)
         begin = chance.randrange(len(self._files[str(path)].now))
-        self.spoil(path, begin, begin + 1)
+        self.spoil(path, begin, begin + 1, wears=wears)
         return path
 
     def _is_of(self, kind: str, path: Path) -> bool:
@@ -613,6 +623,8 @@ class SimulatedFile:
         except _FaultError as failure:
             self._write(data[: failure.fault.written_bytes], offset)
             raise
+        if self._content.is_worn(offset, len(data)):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(self._path))
         try:
             self._disk._effect()
         except Crash:
@@ -643,6 +655,10 @@ class SimulatedFile:
     def size(self) -> int:
         self._usable()
         return len(self._content.now)
+
+    def is_replaced(self) -> bool:
+        self._usable()
+        return self._disk._files.get(str(self._path)) is not self._content
 
     def truncate(self, length: int) -> None:
         self._usable()

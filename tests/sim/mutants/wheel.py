@@ -135,6 +135,13 @@ def slots_of_unread_rows_are_unknown() -> list[Patch]:
     ]
 
 
+def segments_stay() -> list[Patch]:
+    def move(*_: object) -> None:
+        pass
+
+    return [instead(restoring, "_move", move)]
+
+
 def searched_once() -> list[Patch]:
     real = restoring.restoring
 
@@ -189,6 +196,12 @@ WHEEL: dict[str, Mutant] = {
         searched_once,
         "are pending",
         ("restored_later",),
+    ),
+    "rows that are not taken stay lost": Mutant(
+        "an index segment stays where the medium neither returns nor takes rows of it",
+        segments_stay,
+        "are pending",
+        ("worn_rows", "worn_rows_alone"),
     ),
     "a zeroed row passes for a deleted one": Mutant(
         "a start takes the zeros that a crash left of a repair for the row of a deleted segment",

@@ -299,6 +299,16 @@ def bad_sector(world: World, node: str, what: str, choice: int) -> None:
 
 
 @_fault
+def worn_sector(world: World, node: str, what: str, choice: int) -> None:
+    """Makes a sector of a file neither readable nor writable, for ever."""
+    sim = world.nodes[node]
+    if path := sim.disk.spoil_somewhere(what, Random(choice), wears=True):
+        sim.damaged.add(path)
+        world.trace.add(node, "a worn sector in", path.name)
+        world.checks.disturbed()
+
+
+@_fault
 def zeroed(world: World, node: str, what: str, choice: int) -> None:
     """Turns synced sectors of a file into zeros: of a slot, an index, or a small file."""
     sim = world.nodes[node]

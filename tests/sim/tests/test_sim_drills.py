@@ -94,6 +94,8 @@ FOUND = {
     "zeroed_index_alone",
     "counted_while_unreadable",
     "restored_later",
+    "worn_rows",
+    "worn_rows_alone",
     "undeletable_files",
     "days_ahead",
     "corrected_alone",

@@ -87,6 +87,11 @@ def test_replacing_a_file(place: Place) -> None:
         disk.replace_file(data / "deep" / "file", content)
         assert disk.read_file(data / "deep" / "file") == content
     assert disk.list_folder(data / "deep") == ["file"]
+    file = disk.open_read(data / "deep" / "file")
+    assert not file.is_replaced()
+    disk.replace_file(data / "deep" / "file", b"third")
+    assert file.is_replaced()
+    file.close()
 
 
 def test_a_mapped_array_is_shared(place: Place) -> None:

@@ -587,3 +587,28 @@ def test_rows_that_are_lost_twice_are_restored_twice() -> None:
         pair.disk.zero_somewhere("index", Random(0))  # all of it
         pair.mirror.note_damaged(3)
         assert finish(pair.mirror.reading_again(SeqSet.of([3]))) == SeqSet.of([3])
+
+
+def test_a_segment_that_takes_no_rows_moves_to_a_new_file() -> None:
+    pair = Pair()
+    pair.append(pair.copies[:4])
+    reader = WheelReader(pair.disk, DATA, pair.wheel)
+    assert isinstance(reader.frame(4), Frame)
+    pair.disk.spoil(layout.index_path(pair.folder, 0), 0, 1, wears=True)  # all rows so far
+    for seq in range(1, 5):
+        pair.mirror.note_damaged(seq)
+    assert finish(pair.mirror.reading_again(pair.mirror.missing)) == SeqSet([(1, 4)])
+    pair.append(pair.copies)
+    pair.assert_same()
+    assert isinstance(reader.frame(5), Frame), "who had the old file open continues in the new one"
+
+
+def test_rows_that_nothing_restores_stay_unreadable_when_their_segment_moves() -> None:
+    pair = Pair()
+    pair.append(pair.copies)
+    pair.disk.spoil(layout.index_path(pair.folder, 0), 0, 1, wears=True)
+    pair.disk.delete(pair.slot_path(1))
+    for seq in range(1, 6):
+        pair.mirror.note_damaged(seq)
+    assert finish(pair.mirror.reading_again(pair.mirror.missing)) == SeqSet([(1, 1), (3, 5)])
+    assert pair.mirror.unreadable_rows(2) == SeqSet.of([2]), "it is waited for as before"

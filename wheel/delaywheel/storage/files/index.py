@@ -16,8 +16,10 @@ a page, or segment, that the medium cannot read       unreadable, as few as its 
 ====================================================  ==============================================
 
 Holes are restored from slot files (writing/restoring.py) or repaired from another node's copy, and
-rewriting rows repairs the medium. If a segment cannot even be opened, all its rows are unreadable,
-as many as its length allows; opening is tried twice, because a first failure may be transient.
+rewriting rows repairs the medium. If it does not, the segment moves to a new file of the same name;
+readers that have the old one open find it when they next look for the end. If a segment cannot even
+be opened, all its rows are unreadable, as many as its length allows; opening is tried twice,
+because a first failure may be transient.
 """
 
 import threading
@@ -214,6 +216,9 @@ class IndexReader:
             if self._file is None and not self._open_last():
                 return 0
             assert self._file is not None
+            if self._file.is_replaced() and not self._open(self._segment):
+                self.close()  # the wheel is deleted
+                continue
             self._open_indexes.use(self)
             rows = self._file.size() // INDEX_ROW_LENGTH_BYTES
             if rows < ROWS_PER_SEGMENT or not self._open(self._segment + 1):

@@ -52,6 +52,9 @@ class File(Protocol):
     def size(self) -> int:
         """The length in bytes."""
 
+    def is_replaced(self) -> bool:
+        """Whether it has no name any more: it was deleted, or another file has its name."""
+
     def truncate(self, length: int) -> None:
         """Cuts the file."""
 
@@ -206,6 +209,10 @@ class PosixFile:
     def size(self) -> int:
         """See ``File``."""
         return os.fstat(self._descriptor).st_size
+
+    def is_replaced(self) -> bool:
+        """See ``File``."""
+        return os.fstat(self._descriptor).st_nlink == 0
 
     def truncate(self, length: int) -> None:
         """See ``File``."""

@@ -9,7 +9,8 @@ row                 says                                                 lies
 ==================  ===================================================  =====================
 ``HOLE_ROW``        its place was lost, or its check value is wrong      on disk, in memory
 ``GONE_ROW``        its slot is finished, and no longer known            on disk, in memory
-``UNREADABLE_ROW``  the medium cannot read it for now                    in memory only
+``UNREADABLE_ROW``  the medium cannot read it for now                    in memory; on disk, after
+                                                                         its segment was moved
 all zeros           nothing: a page was lost, so it is read as a hole    on disk, after damage
 ==================  ===================================================  =====================
 

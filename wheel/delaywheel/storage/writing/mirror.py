@@ -308,7 +308,7 @@ class MirrorWheel:
         """
         new = seqs - self._searched
         restored = yield from restoring(
-            self._disk, self._folder, self.wheel, new, floor=self._floor
+            self._disk, self._folder, self.wheel, new, floor=self._floor, moved=self._index.close
         )
         self._note_searched(new, restored)
         for slot, found in restored.by_slot.items():

@@ -2,10 +2,15 @@
 
 A frame proves itself: checksum, wheel, slot and seq show where it belongs. So a row that was lost,
 with a page of zeros for example, is written again from its frame, wherever that lies.
+
+If the medium refuses a row in its place, the whole segment moves to a new file with its name. Rows
+that could neither be read nor restored stay unreadable there, so that they are waited for as
+before. What is merely not returned for now stays where it is.
 """
 
 from collections import defaultdict
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,7 +38,13 @@ class Restored(NamedTuple):
 
 
 def restoring(
-    disk: Disk, folder: Path, wheel: WheelId, seqs: SeqSet, *, floor: int
+    disk: Disk,
+    folder: Path,
+    wheel: WheelId,
+    seqs: SeqSet,
+    *,
+    floor: int,
+    moved: Callable[[], object] = lambda: None,
 ) -> Steps[Restored]:
     """Restores the rows of holes whose frames lie intact in slot files.
 
@@ -43,36 +54,55 @@ def restoring(
         wheel: The wheel's name.
         seqs: Some frames; those that are no holes are left out.
         floor: Slots below are finished.
+        moved: Called when a segment was moved: who writes to it has to open it again.
     """
     holes = _holes_among(disk, folder, seqs)
     yield
     restored: dict[int, SeqSet] = {}
+    not_taken: dict[int, dict[int, bytes]] = {}  # rows by slot and seq
     unread_slot = -1
     if not holes:
         return Restored(restored)
     for slot in list_slots(disk, folder, floor):
         found: dict[int, bytes] = {}
-        try:
+        with _medium_errors() as errors:
             found = rows_in_file(disk, folder, wheel, slot, holes)
-        except OSError as error:
-            if not is_medium_error(error):
-                raise
+        if errors:
             unread_slot = max(unread_slot, slot)
-        try:
+        with _medium_errors() as refusals:
             _rewrite(disk, folder, found)
-        except OSError as error:
-            if not is_medium_error(error):
-                raise
         yield
         if found:
             seqs = SeqSet.of(found)
             # Written is not readable: of a row that nobody can read, the slot would be unknown.
             # Such rows are looked for again, as the medium may lose them before they can be read.
-            restored[slot] = seqs - _holes_among(disk, folder, seqs)
+            left = _holes_among(disk, folder, seqs)
+            restored[slot] = seqs - left
+            if left and refusals:
+                not_taken[slot] = {seq: row for seq, row in found.items() if seq in left}
             holes -= seqs
             if not holes:
                 break
+    if not_taken and unread_slot < 0:
+        rows = {seq: row for found in not_taken.values() for seq, row in found.items()}
+        _move(disk, folder, rows, moved)
+        for slot, found in not_taken.items():
+            seqs = SeqSet.of(found)
+            restored[slot] |= seqs - _holes_among(disk, folder, seqs)
+        yield
     return Restored(restored, holes, unread_slot)
+
+
+@contextmanager
+def _medium_errors() -> Iterator[list[OSError]]:
+    """Ends the context at an error of the medium, and keeps it; all others are raised."""
+    errors: list[OSError] = []
+    try:
+        yield errors
+    except OSError as error:
+        if not is_medium_error(error):
+            raise
+        errors.append(error)
 
 
 def _holes_among(disk: Disk, folder: Path, seqs: SeqSet) -> SeqSet:
@@ -83,13 +113,38 @@ def _holes_among(disk: Disk, folder: Path, seqs: SeqSet) -> SeqSet:
     return holes
 
 
-def _rewrite(disk: Disk, folder: Path, rows: dict[int, bytes]) -> None:
-    """Writes these rows durably."""
+def _by_segment(rows: dict[int, bytes]) -> dict[int, dict[int, bytes]]:
+    """Returns rows, given by seq, by segment and place."""
     by_segment: dict[int, dict[int, bytes]] = defaultdict(dict)
     for seq, row in rows.items():
         segment, place = divmod(seq - 1, ROWS_PER_SEGMENT)
         by_segment[segment][place] = row
-    for segment, places in by_segment.items():
+    return by_segment
+
+
+def _move(disk: Disk, folder: Path, rows: dict[int, bytes], moved: Callable[[], object]) -> None:
+    """Moves the segments of these rows to new files, as far as the medium takes them.
+
+    All in one step: nothing may be written to a segment between reading and replacing it.
+    """
+    for segment, places in _by_segment(rows).items():
+        path, first = layout.index_path(folder, segment), segment * ROWS_PER_SEGMENT + 1
+        if not disk.exists(path):  # deleted meanwhile: finished
+            continue
+        for _, read in read_raw_rows(disk, folder, first, first + ROWS_PER_SEGMENT - 1):
+            content = bytearray(read.tobytes())
+            for place, row in places.items():
+                begin = place * INDEX_ROW_LENGTH_BYTES
+                if begin < len(content):  # others were cut meanwhile
+                    content[begin : begin + INDEX_ROW_LENGTH_BYTES] = row
+            with suppress(OSError):  # its rows are missing as before, and looked for again
+                disk.replace_file(path, bytes(content))
+                moved()
+
+
+def _rewrite(disk: Disk, folder: Path, rows: dict[int, bytes]) -> None:
+    """Writes these rows durably."""
+    for segment, places in _by_segment(rows).items():
         with suppress(FileNotFoundError):  # deleted meanwhile: finished
             file = disk.open(layout.index_path(folder, segment))
             try:
