@@ -249,6 +249,19 @@ def test_rows_that_cannot_be_read_since_a_checkpoint_are_missing(*, os_crashed: 
     assert set(range(257, 513)) <= set(recovered.damaged)
 
 
+@pytest.mark.parametrize("checkpoints", [False, True])
+def test_an_index_that_is_gone_before_it_was_synced_is_written_again(*, checkpoints: bool) -> None:
+    """Nothing else says that there were rows: the slot files do."""
+    disk = SimulatedDisk()
+    wheel = new_wheel(disk, DATA)
+    if checkpoints:
+        wheel.checkpoint()
+    frames = append(wheel, [message(1)]) | append(wheel, [message(2, slot=BASE_SLOT + 1)])
+    disk.delete(index_file(wheel))
+    assert recover_wheel(disk, DATA, wheel.wheel, os_crashed=False) == Recovered(2, [], NO_SEQS)
+    assert read_all(disk, DATA, wheel.wheel) == frames
+
+
 @pytest.mark.parametrize("operation", ["open", "read"])
 def test_a_start_may_wait_for_slot_files_that_say_where_the_wheel_ends(operation: str) -> None:
     disk, wheel, frames = wheel_of_three()

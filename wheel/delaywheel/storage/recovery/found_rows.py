@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delaywheel.storage.files.index import ROWS_PER_SEGMENT, list_segments, read_raw_rows
+from delaywheel.storage.files.slot_files import list_slots
 from delaywheel.storage.files.wheel_folder import Checkpoint
 from delaywheel.storage.folder import layout
 from delaywheel.storage.folder.disk import Disk
@@ -100,6 +101,9 @@ def _put(
 def lost_behind(disk: Disk, folder: Path, known: Checkpoint | None, end_seq: int) -> int | None:
     """Returns the seq behind which the medium has lost a segment, or a part; None if it has not.
 
+    Slot files without any segment may also be what a death before the first rows left: then nobody
+    was told of their frames, and it does no harm that they count.
+
     Args:
         disk: Where the wheel lies.
         folder: The wheel's folder.
@@ -110,6 +114,8 @@ def lost_behind(disk: Disk, folder: Path, known: Checkpoint | None, end_seq: int
     segments = list_segments(disk, folder)
     first = None if known is None else known.first_segment
     first = min(segments, default=0) if first is None else first
+    if not segments and any(True for _ in list_slots(disk, folder)):
+        return first * ROWS_PER_SEGMENT
     last = max([first, *segments])
     for segment in range(first, last + 1):
         length = lengths.get(layout.index_path(folder, segment).name, 0)

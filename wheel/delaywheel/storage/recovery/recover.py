@@ -7,6 +7,8 @@ found                            can come from           done
 ===============================  ======================  =====================================
 bytes behind a slot's last row   death before the rows   cut: they were never acknowledged
 a slot file without any row      death before the rows   deleted, as above
+slot files, and no index at all  a bad medium, or death  all behind the last deleted segment
+                                 before the first rows   is read again, and gets rows
 a torn row at the index's end    death within the rows   cut, as above
 a frame without its row          crash of the machine    the row is written again
 a row without its frame          crash of the machine,   kept and reported: the frame may have
