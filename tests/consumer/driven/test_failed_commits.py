@@ -148,7 +148,7 @@ def test_what_is_only_done_needs_one_transaction_however_much_it_is() -> None:
     kafka = FakeKafka(partitions=1)
     for number in range(8_000):
         kafka._append(Partition(kafka.source, 0), None, b"%d" % number, [])
-    consumer = start(kafka, max_held=20_000, commit_every="1h")
+    consumer = start(kafka, max_held=20_000, commit_every="1h", max_deliveries=None)
     while len(consumer.hand) < 8_000:
         consumer.turn()
         consumer.take(5_000)
@@ -162,7 +162,7 @@ def test_a_commit_comes_before_its_time_if_settled_records_take_the_room() -> No
     kafka = FakeKafka(partitions=1)
     for number in range(20):
         kafka.send(b"%d" % number)
-    consumer = start(kafka, max_held=20, commit_every="1h")
+    consumer = start(kafka, max_held=20, commit_every="1h", max_deliveries=None)
     consumer.engine._commits.commit()  # the first comes at once
     consumer.engine._commits.last_s = 0.0
     for _ in range(4):

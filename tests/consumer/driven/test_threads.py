@@ -23,7 +23,7 @@ def filled(records: int, keys: int, **options: object) -> DrivenConsumer:
     for number in range(records):
         key = None if number % keys == 0 else b"%d" % (number % keys)
         kafka._append(Partition(kafka.source, 0), key, b"%d" % number, [])
-    consumer = start(kafka, **options)
+    consumer = start(kafka, max_deliveries=None, **options)
     while consumer.engine._book.held < records:
         consumer.turn()
     return consumer

@@ -122,10 +122,13 @@ class Cut:
 class _Shelf:
     """The uncommitted records of one partition, by offset."""
 
-    __slots__ = ("held_bytes", "position", "records")
+    __slots__ = ("held_bytes", "kept", "limit", "position", "records")
 
     def __init__(self, position: int | None) -> None:
         self.position = position
+        # Records from this offset on are kept back; the last ones of `records`.
+        self.limit: int | None = None
+        self.kept: deque[ReceivedMessage] = deque()
         self.records: deque[ReceivedMessage] = deque()
         self.held_bytes = 0
 
@@ -286,10 +289,35 @@ class Book:
         shelf.position = offset + 1
         shelf.records.append(message)
         shelf.held_bytes += length_bytes
-        self._waiting.append(message)
+        if shelf.limit is None or offset < shelf.limit:
+            self._waiting.append(message)
+        else:
+            shelf.kept.append(message)
         self._held += 1
         self._held_bytes += length_bytes
         return True
+
+    def limit(self, partition: Partition, offset: int | None) -> None:
+        """Hands out records of a partition up to this offset only; None: all of them."""
+        shelf = self._shelves[partition]
+        shelf.limit = offset
+        while shelf.kept and (offset is None or shelf.kept[0].place.offset < offset):
+            self._waiting.append(shelf.kept.popleft())
+
+    def first_kept(self, partition: Partition) -> ReceivedMessage | None:
+        """Returns the first held record of a partition if it is kept back by `limit`."""
+        shelf = self._shelves[partition]
+        is_first = shelf.kept and shelf.kept[0] is shelf.records[0]
+        return shelf.kept[0] if is_first and shelf.kept[0].state is State.WAITING else None
+
+    def take_kept(self, partition: Partition) -> None:
+        """Keeps the first record no longer that is kept back, and does not hand it out either."""
+        self._shelves[partition].kept.popleft()
+
+    def is_kept_after(self, partition: Partition, offset: int) -> bool:
+        """Whether the next held record from this offset on is kept back by `limit`."""
+        kept = self._shelves[partition].kept
+        return bool(kept) and kept[0].place.offset >= offset
 
     def hand_out(self) -> ReceivedMessage | None:
         """Returns the longest waiting record, which is in hand from then on; None if none waits."""

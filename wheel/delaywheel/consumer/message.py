@@ -12,6 +12,7 @@ from delaywheel.consumer.records import (
     Headers,
     Incoming,
     Outgoing,
+    Partition,
     Place,
     Trip,
     content_bytes,
@@ -288,6 +289,11 @@ class ReceivedMessage:
     def topic(self) -> str:
         """The topic of origin, even if the record was read from the retry topic."""
         return self.origin.topic
+
+    @property
+    def at(self) -> Partition:
+        """The partition that it was read from now."""
+        return Partition(self.place.topic, self.place.partition)
 
     @property
     def context(self) -> dict[str, object]:

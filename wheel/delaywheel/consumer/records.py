@@ -82,12 +82,17 @@ class Passed(NamedTuple):
         begun_with: How many partitions the topic had when the group began at its end; 0: it did
             not, or this is not known.
         transaction: The name of the transaction that committed it, which no other has.
+        deliveries: How often the record there was handed out and has not ended, as
+            `engine/deliveries.py` says; 0: nobody knows of any.
+        suspect_until: Up to which offset each record is handed out alone; 0: none is.
     """
 
     offset: int
     topic_id: str = ""
     begun_with: int = 0
     transaction: str = ""
+    deliveries: int = 0
+    suspect_until: int = 0
 
 
 class Place(NamedTuple):

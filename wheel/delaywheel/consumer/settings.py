@@ -83,6 +83,8 @@ class Options(TypedDict, total=False):
         start: Where a group begins that has never committed anything.
         stuck_after: How long the first record of a partition may be in hand, and hold up that
             partition's commits, before `trouble` says so.
+        max_deliveries: After how many deliveries that ended with the process, alone in hand, a
+            record is a dead letter (POISON). None: never.
         commit_every: How long settled records may wait for their transaction.
         drain: How long a rebalance, or the end, waits for records in hand to be settled.
         max_held_bytes: How much may be held, in hand or not, before fetching pauses.
@@ -115,6 +117,7 @@ class Options(TypedDict, total=False):
     lost_after: Duration
     start: Literal["earliest", "latest"]
     stuck_after: Duration
+    max_deliveries: int | None
     commit_every: Duration
     drain: Duration
     max_held_bytes: int
@@ -160,6 +163,7 @@ class Settings:
     lost_after_ms: int = 21_600_000
     start: Literal["earliest", "latest"] = "earliest"
     stuck_after_ms: int = 300_000
+    max_deliveries: int | None = 3
     commit_every_ms: int = 200
     drain_ms: int = 10_000
     max_held_bytes: int = 16_000_000
@@ -206,6 +210,7 @@ def read_settings(
         raise ValueError(f"kafka: {', '.join(kept)}: the consumer sets this itself")
     route, expired = options.get("route"), options.get("expired", "skip")
     start = options.get("start", "earliest")
+    most = options.get("max_deliveries", 3)
     retry_for, jitter = options.get("retry_for"), options.get("jitter", 0.0)
     if not 0 <= jitter <= 1:
         raise ValueError(f"jitter={jitter}: from 0 to 1")
@@ -247,6 +252,7 @@ def read_settings(
         start=start,
         lost_after_ms=length_ms(options.get("lost_after", "6h")),
         stuck_after_ms=length_ms(options.get("stuck_after", "5m")),
+        max_deliveries=None if most is None else _positive("max_deliveries", most),
         commit_every_ms=length_ms(options.get("commit_every", "200ms")),
         drain_ms=length_ms(options.get("drain", "10s")),
         max_held_bytes=_positive("max_held_bytes", options.get("max_held_bytes", 16_000_000)),

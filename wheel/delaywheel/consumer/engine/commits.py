@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterable, Mapping
 
 from delaywheel.consumer.book import CUT_RECORDS, Cut
+from delaywheel.consumer.engine.deliveries import Deliveries, Mark
 from delaywheel.consumer.engine.dispatcher import Dispatcher
 from delaywheel.consumer.engine.positions import Positions
 from delaywheel.consumer.engine.state import EngineState
 from delaywheel.consumer.port import FIRST_BACKOFF_S, LONGEST_BACKOFF_S, Failure
+from delaywheel.consumer.records import Partition
 from delaywheel.consumer.watching.events import Told
 from delaywheel.consumer.watching.health import ConsumerTrouble
 
@@ -23,8 +26,15 @@ would ask again only after its back-off."""
 class Commits:
     """Commits what is settled: on the engine's thread."""
 
-    def __init__(self, state: EngineState, positions: Positions, dispatcher: Dispatcher) -> None:
+    def __init__(
+        self,
+        state: EngineState,
+        positions: Positions,
+        dispatcher: Dispatcher,
+        deliveries: Deliveries,
+    ) -> None:
         self._state = state
+        self._deliveries = deliveries
         self._book = state.book
         self._positions = positions
         self._dispatcher = dispatcher
@@ -43,11 +53,51 @@ class Commits:
                 self.recover()
         elif self._is_time(now_s):
             self.commit()
+        if self._deliveries.has_suspects:
+            self._go_on_with_suspects()
 
     def _is_time(self, now_s: float) -> bool:
         if self._dispatcher.wants_commit or now_s >= self.next_s:
             return True
-        return self._book.is_worth_a_commit and now_s >= self.last_s + _SPACED_S
+        is_urgent = self._book.is_worth_a_commit or (
+            self._deliveries.is_watching and self._book.can_cut
+        )
+        return is_urgent and now_s >= self.last_s + _SPACED_S
+
+    def _go_on_with_suspects(self) -> None:
+        """Hands out the next record that may end the process, or condemns it."""
+        found = self._deliveries.suspect() if self._state.may_hand_out else None
+        if found is None:
+            return
+        at, message, mark = found
+        if mark is not None:
+            self.mark({at: mark})
+        else:
+            self._dispatcher.condemn(message)
+
+    def mark(self, marks: Mapping[Partition, Mark]) -> None:
+        """Notes deliveries beside offsets that stay; if that fails they are not noted."""
+        state = self._state
+        if not marks or state.must_recover or state.membership is None:
+            return
+        passed = {
+            at: one._replace(deliveries=marks[at].deliveries, suspect_until=marks[at].suspect_until)
+            for at, one in self._positions.passed(
+                {at: mark.offset for at, mark in marks.items()}
+            ).items()
+        }
+        failure = state.broker.commit((), passed, state.membership)
+        with state.changed:
+            if failure is None:
+                self._deliveries.marked(marks)
+                state.notify()
+                return
+        _LOG.warning("deliveries were not noted: %s", failure.text)
+        state.must_recover = True
+
+    def give_back(self, partitions: Iterable[Partition]) -> None:
+        """Notes that what was begun of these partitions was given up in good order."""
+        self.mark(self._deliveries.to_give_back(partitions))
 
     def commit(self) -> None:
         """Commits settled records, in as many transactions as that takes."""
@@ -87,6 +137,7 @@ class Commits:
     def _committed(self, cut: Cut) -> Told:
         told = self._state.teller.worth_telling(cut.messages)
         self._book.committed(cut)
+        self._deliveries.committed(cut.offsets)
         return told
 
     def _fail(self, failure: Failure, cut: Cut) -> None:

@@ -19,6 +19,7 @@ from delaywheel.consumer.message import (
 )
 from delaywheel.consumer.records import Partition
 from delaywheel.consumer.rules.deserializers import Deserializer, Field
+from delaywheel.consumer.rules.policy import DeadLetterReason
 from delaywheel.consumer.watching.figures import Figures, HandlerTimes
 from delaywheel.levels import Duration
 from delaywheel.message import time_text
@@ -96,6 +97,16 @@ class Dispatcher:
                     message.handed_s = now_s
                     batch.append(message)
         return batch
+
+    def condemn(self, message: ReceivedMessage) -> None:
+        """Settles a record as dead that ends each process that handles it."""
+        policy, times = self._state.policy, self._state.settings.max_deliveries
+        why = f"the process has ended {times} times while it handled this record alone"
+        settlement = policy.dead(message, DeadLetterReason.POISON, why)
+        with self._changed:
+            self._book.take_kept(message.at)
+            if self._note(message, settlement):
+                _log_outcome(message, settlement)
 
     def wait(self, timeout_s: float) -> None:
         """Returns when records may be available, or after this time."""

@@ -10,10 +10,11 @@ from collections.abc import Set as AbstractSet
 
 from delaywheel.consumer.book import Counts
 from delaywheel.consumer.engine.commits import Commits
+from delaywheel.consumer.engine.deliveries import Deliveries
 from delaywheel.consumer.engine.dispatcher import Dispatcher
 from delaywheel.consumer.engine.flow import Flow
 from delaywheel.consumer.engine.lookout import Lookout
-from delaywheel.consumer.engine.positions import Positions
+from delaywheel.consumer.engine.positions import Found, Positions
 from delaywheel.consumer.engine.state import EngineState, tell_lost
 from delaywheel.consumer.message import ReceivedMessage
 from delaywheel.consumer.order import whole_lanes
@@ -28,6 +29,8 @@ _LOG = logging.getLogger("delaywheel.consumer")
 
 _FETCH_RECORDS = 1_000
 _FETCH_S = 0.1
+_FETCH_BESIDE_SUSPECTS_S = 0.005
+"""Each of them waits for the commit of the one before."""
 _LOOK_S = 5.0
 """How long a topic that was made anew may be read at the old offsets."""
 
@@ -54,8 +57,9 @@ class Engine:
         self.desk = Dispatcher(state)
         self._flow = Flow(state)
         self._lookout = Lookout(state)
-        self._positions = Positions(state, self._lookout)
-        self._commits = Commits(state, self._positions, self.desk)
+        self._deliveries = Deliveries(state.book, settings.max_deliveries)
+        self._positions = Positions(state, self._lookout, self._deliveries)
+        self._commits = Commits(state, self._positions, self.desk, self._deliveries)
         self._called_back = False
         self._look_at_s = 0.0
         self._thread = threading.Thread(target=self._run, name="delaywheel-consumer", daemon=True)
@@ -162,6 +166,8 @@ class Engine:
         wait_s = _FETCH_S
         if self._book.can_cut:
             wait_s = max(0.0, min(_FETCH_S, self._commits.next_s - now_s))
+        if self._deliveries.has_suspects:
+            wait_s = min(wait_s, _FETCH_BESIDE_SUSPECTS_S)
         self._called_back = False
         if self._flow.rests(now_s):
             records: Sequence[Incoming] = ()
@@ -225,6 +231,7 @@ class Engine:
         while self._book.in_hand(self._book.partitions) and time.monotonic() < deadline:
             self._turn(fetches=False)
         self._commits.settle_up(deadline)
+        self._commits.give_back(self._book.partitions)
 
     # What the group tells, from within `Broker.fetch`.
 
@@ -239,7 +246,7 @@ class Engine:
         state.membership = self._broker.membership()
         if order is not None:
             partitions = self._whole_lanes(partitions)
-        positions = state.insist(
+        found = state.insist(
             "no committed offsets", lambda: self._positions.find(partitions, went_back)
         )
         # Only now: every transaction of an earlier owner has ended, and is visible.
@@ -247,16 +254,18 @@ class Engine:
             one for one in partitions if order is not None and one.topic not in state.retry_topics
         ]
         away = state.insist("the order topics cannot be read", lambda: self._broker.away(lanes))
-        if positions is None or away is None:  # the end was asked for
-            positions, away = dict.fromkeys(partitions), {}
-        self._flow.read_from(positions)
+        if found is None or away is None:  # the end was asked for
+            found, away = Found(dict.fromkeys(partitions), {}, {}), {}
+        self._flow.read_from(found.positions)
         with self._changed:
             self._commits.forget_doubt()
-            lost = self._book.assign(positions)
+            lost = self._book.assign(found.positions)
+            marks = self._deliveries.assigned(*found)
             for lane, known in away.items():
                 assert order is not None
                 order.assign(lane, state.settings.names_of(lane.topic).order, known)
             state.notify()
+        self._commits.mark(marks)
         self.health.note(ConsumerTrouble.COMMIT_FAILED, None)
         tell_lost(lost)
         state.teller.assigned(list(partitions))
@@ -274,6 +283,7 @@ class Engine:
         deadline = time.monotonic() + self._state.settings.drain_ms / 1000
         self._drain(partitions, deadline)
         self._commits.settle_up(deadline)
+        self._commits.give_back(partitions)
         self._lost(partitions)
         with self._changed:
             self._state.is_draining = False
@@ -285,6 +295,7 @@ class Engine:
         with self._changed:
             self._commits.forget_doubt()
             lost = self._book.forget(partitions)
+            self._deliveries.forgotten(partitions)
             if state.order is not None:
                 state.order.forget(partitions)
             self._changed.notify_all()

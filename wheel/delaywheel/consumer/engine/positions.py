@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from typing import NamedTuple
 
+from delaywheel.consumer.engine.deliveries import Deliveries
 from delaywheel.consumer.engine.lookout import Lookout
 from delaywheel.consumer.engine.state import EngineState
 from delaywheel.consumer.port import KafkaAway, Topic
@@ -14,11 +16,26 @@ from delaywheel.consumer.records import Partition, Passed
 _LOG = logging.getLogger("delaywheel.consumer")
 
 
+class Found(NamedTuple):
+    """Where partitions are read on, with what that was found from.
+
+    Attributes:
+        positions: The next offset of each; None: from the beginning.
+        known: What the group has committed for each.
+        ends: Where each ends.
+    """
+
+    positions: dict[Partition, int | None]
+    known: Mapping[Partition, Passed | None]
+    ends: Mapping[Partition, int]
+
+
 class Positions:
     """Finds positions, by what the group has committed and what the topics are now."""
 
-    def __init__(self, state: EngineState, lookout: Lookout) -> None:
+    def __init__(self, state: EngineState, lookout: Lookout, deliveries: Deliveries) -> None:
         self._state = state
+        self._deliveries = deliveries
         self._broker = state.broker
         self._lookout = lookout
         self._topics: dict[str, Topic] = {}
@@ -31,10 +48,8 @@ class Positions:
             for one in self._state.ours
         )
 
-    def find(
-        self, partitions: Sequence[Partition], went_back: AbstractSet[Partition]
-    ) -> dict[Partition, int | None]:
-        """Returns where to read on; None: from the beginning.
+    def find(self, partitions: Sequence[Partition], went_back: AbstractSet[Partition]) -> Found:
+        """Returns where to read on.
 
         That is where the group was, unless the topic is another one, or ends before that.
 
@@ -46,7 +61,7 @@ class Positions:
         """
         topics = self._broker.topics()
         known = self._broker.committed(partitions)
-        ends = self._broker.ends([one for one in partitions if known[one] is not None])
+        ends = self._broker.ends(partitions)
         positions: dict[Partition, int | None] = {}
         for partition, passed in known.items():
             positions[partition] = None if passed is None else passed.offset
@@ -67,7 +82,7 @@ class Positions:
         self._lookout.learn_partitions(topics)
         if self._state.settings.start == "latest":
             positions |= self._begin_at_the_end([one for one in partitions if known[one] is None])
-        return positions
+        return Found(positions, known, ends)
 
     def _begin_at_the_end(self, partitions: Sequence[Partition]) -> dict[Partition, int]:
         """Returns the ends of partitions that the group has not begun with, once committed.
@@ -106,6 +121,7 @@ class Positions:
                 self._topics.get(one.topic, nowhere).id,
                 self._begun_with.get(one.topic, 0),
                 transaction,
+                *self._deliveries.beside(one, offset),
             )
             for one, offset in offsets.items()
         }

@@ -42,6 +42,8 @@ def read_note(offset: int, note: str | None) -> Passed:
             str(said.get("topic_id", "")),
             int(said.get("begun_with", 0)),
             str(said.get("transaction", "")),
+            int(said.get("deliveries", 0)),
+            int(said.get("suspect_until", 0)),
         )
     except (ValueError, TypeError, AttributeError):
         return Passed(offset)

@@ -74,6 +74,7 @@ class DeadLetterReason(StrEnum):
     HEADER_INVALID = "HEADER_INVALID"
     DELAY_BEYOND_SPAN = "DELAY_BEYOND_SPAN"
     UNREADABLE = "UNREADABLE"
+    POISON = "POISON"
 
 
 class Policy:

@@ -1,0 +1,124 @@
+"""Records whose handler kills the process: found, given up, and no other blamed for them."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from delaywheel.consumer.engine.deliveries import WINDOW
+from delaywheel.consumer.message import ReceivedMessage
+from delaywheel.consumer.records import Outgoing, Partition
+from support.consumer.driven import DrivenConsumer, start
+from support.consumer.fake_kafka import FakeKafka, Fault
+
+TURNS = 40
+
+
+def handle_until_killed(kafka: FakeKafka, consumer: DrivenConsumer, most: int = 5) -> bool:
+    """Handles what comes; returns whether a record of value `poison` was handled, and killed it."""
+    for _ in range(TURNS):
+        consumer.turn()
+        for message in consumer.take(most):
+            if message.value == b"poison":
+                return True
+            message.done()
+        kafka.now_ms += 100
+    return False
+
+
+def letters(kafka: FakeKafka) -> list[Outgoing]:
+    return [record for record in kafka.committed_records if record.topic == kafka.dead]
+
+
+def put(kafka: FakeKafka, number: int, *values: bytes) -> None:
+    for value in values:
+        kafka._append(Partition(kafka.source, number), value, value, [])
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+@pytest.mark.parametrize("at", [0, 1, 30])
+def test_a_record_that_kills_is_dead_after_so_many_deliveries_alone(
+    at: int, *, ordered: bool
+) -> None:
+    kafka = FakeKafka(partitions=2)
+    put(kafka, 0, *(b"good %d" % n for n in range(at)), b"poison", b"after")
+    put(kafka, 1, *(b"other %d" % n for n in range(20)))
+    deaths = 0
+    while handle_until_killed(kafka, start(kafka, max_deliveries=3, ordered=ordered)):
+        deaths += 1
+        assert deaths < 9
+    [letter] = letters(kafka)
+    assert letter.value == b"poison"
+    assert dict(letter.headers)["dw-dead-reason"] == b"POISON"
+    assert deaths in (4, 5)  # one or two before it is a suspect
+    assert kafka.offsets == {Partition(kafka.source, 0): at + 2, Partition(kafka.source, 1): 20}
+    assert not any(one.deliveries or one.suspect_until for one in kafka.passed.values())
+
+
+def test_two_that_kill_are_found_beside_each_other() -> None:
+    kafka = FakeKafka(partitions=2)
+    for number in (0, 1):
+        put(kafka, number, b"a", b"b", b"poison", b"c", b"poison", b"d")
+    deaths = 0
+    while handle_until_killed(kafka, start(kafka, max_deliveries=2)):
+        deaths += 1
+        assert deaths < 30
+    assert [letter.value for letter in letters(kafka)] == [b"poison"] * 4
+    assert set(kafka.offsets.values()) == {6}
+
+
+def test_whoever_leaves_in_good_order_leaves_no_suspicion() -> None:
+    kafka = FakeKafka(partitions=1)
+    put(kafka, 0, b"slow")
+    for _ in range(9):
+        consumer = start(kafka)
+        consumer.turn()
+        [message] = consumer.take()
+        assert not message.is_settled
+        assert kafka.passed[message.at].deliveries == 1
+        kafka.rebalance({consumer.broker: []})
+        consumer.turn()
+        assert (kafka.passed[message.at].deliveries, message.is_ours) == (0, False)
+    assert letters(kafka) == []
+
+
+def test_nothing_is_counted_if_that_is_not_wanted() -> None:
+    kafka = FakeKafka(partitions=1)
+    put(kafka, 0, b"poison")
+    for _ in range(9):
+        assert handle_until_killed(kafka, start(kafka, max_deliveries=None))
+    assert kafka.passed == {}
+
+
+def test_a_partition_hands_out_a_window_until_its_first_commit() -> None:
+    kafka = FakeKafka(partitions=1)
+    put(kafka, 0, *(b"%d" % n for n in range(2 * WINDOW)))
+    consumer = start(kafka, commit_every="1h")
+    for _ in range(WINDOW):
+        consumer.turn()
+    first = consumer.take(2 * WINDOW)
+    assert len(first) == WINDOW
+    first[0].done()
+    consumer.engine._commits.last_s = 0.0  # spaced from the last one
+    consumer.turn()
+    assert len(consumer.take(2 * WINDOW)) == WINDOW
+
+
+@pytest.mark.parametrize("fault", Fault)
+def test_a_note_that_fails_keeps_no_record_back(fault: Fault) -> None:
+    kafka = FakeKafka(partitions=1)
+    put(kafka, 0, b"poison", b"b")
+    for _ in range(2):
+        assert handle_until_killed(kafka, start(kafka))
+    consumer = start(kafka)  # its suspects are noted one by one
+    consumer.broker.fault = fault
+    handled: Counter[bytes | None] = Counter()
+    for _ in range(TURNS):
+        consumer.turn()
+        taken: list[ReceivedMessage] = consumer.take(9)
+        assert len(taken) <= 1
+        for message in taken:
+            handled[message.value] += 1
+            message.done()
+    assert handled == {b"poison": 1, b"b": 1}
