@@ -23,7 +23,9 @@ class Group(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.kafka = FakeKafka(partitions=PARTITIONS)
-        self.consumers = [DrivenConsumer(self.kafka) for _ in range(CONSUMERS)]
+        self.consumers = [
+            DrivenConsumer(self.kafka, max_deliveries=1_000) for _ in range(CONSUMERS)
+        ]
         self.sent = 0
         self.handed_out: set[Place] = set()
         self.partitions = [

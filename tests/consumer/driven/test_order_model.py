@@ -24,7 +24,9 @@ class OrderedGroup(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.kafka = FakeKafka(partitions=PARTITIONS)
-        self.consumers = [DrivenConsumer(self.kafka, ordered=True) for _ in range(CONSUMERS)]
+        self.consumers = [
+            DrivenConsumer(self.kafka, ordered=True, max_deliveries=1_000) for _ in range(CONSUMERS)
+        ]
         self.settled: dict[Place, list[tuple[ReceivedMessage, bool]]] = defaultdict(list)
         self.rebalance([0, 1], frozenset())
         self.send([0, 1, 2, 0, 1, 2, 0, 0])

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Mapping
 
 from delaywheel.consumer.book import CUT_RECORDS, Cut
-from delaywheel.consumer.engine.deliveries import Deliveries, Mark
+from delaywheel.consumer.engine.deliveries import Deliveries, DeliveryMark
 from delaywheel.consumer.engine.dispatcher import Dispatcher
 from delaywheel.consumer.engine.positions import Positions
 from delaywheel.consumer.engine.state import EngineState
@@ -75,7 +75,7 @@ class Commits:
         else:
             self._dispatcher.condemn(message)
 
-    def mark(self, marks: Mapping[Partition, Mark]) -> None:
+    def mark(self, marks: Mapping[Partition, DeliveryMark]) -> None:
         """Notes deliveries beside offsets that stay; if that fails they are not noted."""
         state = self._state
         if not marks or state.must_recover or state.membership is None:
@@ -94,6 +94,7 @@ class Commits:
                 return
         _LOG.warning("deliveries were not noted: %s", failure.text)
         state.must_recover = True
+        self._back_off()
 
     def give_back(self, partitions: Iterable[Partition]) -> None:
         """Notes that what was begun of these partitions was given up in good order."""
@@ -150,6 +151,10 @@ class Commits:
             self._narrow(failure, cut)
             return
         self._doubtful = cut
+        self._back_off()
+
+    def _back_off(self) -> None:
+        """Waits before the next recovery, longer each time."""
         if self._failures:
             wait_s = FIRST_BACKOFF_S * 2.0 ** min(self._failures, 10)
             self._recover_at_s = time.monotonic() + min(wait_s, LONGEST_BACKOFF_S)

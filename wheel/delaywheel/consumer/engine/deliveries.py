@@ -46,7 +46,7 @@ WINDOW: Final = 100
 the process dies."""
 
 
-class Mark(NamedTuple):
+class DeliveryMark(NamedTuple):
     """What is to be noted beside an offset that stays."""
 
     offset: int
@@ -96,7 +96,7 @@ class Deliveries:
         positions: Mapping[Partition, int | None],
         known: Mapping[Partition, Passed | None],
         ends: Mapping[Partition, int],
-    ) -> dict[Partition, Mark]:
+    ) -> dict[Partition, DeliveryMark]:
         """Takes partitions in, which the book has; returns what is to be noted.
 
         Args:
@@ -105,7 +105,7 @@ class Deliveries:
             ends: Where each ends.
         """
         self.forgotten(positions)
-        marks: dict[Partition, Mark] = {}
+        marks: dict[Partition, DeliveryMark] = {}
         for at, position in positions.items() if self._most is not None else ():
             passed, end = known.get(at), ends.get(at, 0)
             if passed is None or passed.offset != position:
@@ -120,10 +120,10 @@ class Deliveries:
             elif offset < end:
                 self._watched[at] = _Watched(offset, 0, 0)
                 self._book.limit(at, offset + WINDOW)
-                marks[at] = Mark(offset, 1, 0)
+                marks[at] = DeliveryMark(offset, 1, 0)
         return marks
 
-    def suspect(self) -> tuple[Partition, ReceivedMessage, Mark | None] | None:
+    def suspect(self) -> tuple[Partition, ReceivedMessage, DeliveryMark | None] | None:
         """Returns the record that comes next, with what is to be noted; no note: it is condemned.
 
         None: One is in hand, or none is there.
@@ -137,10 +137,10 @@ class Deliveries:
                 if one.deliveries >= self._most:
                     self._current = at
                     return at, message, None
-                return at, message, Mark(one.offset, one.deliveries + 1, one.until)
+                return at, message, DeliveryMark(one.offset, one.deliveries + 1, one.until)
         return None
 
-    def marked(self, marks: Mapping[Partition, Mark]) -> None:
+    def marked(self, marks: Mapping[Partition, DeliveryMark]) -> None:
         """Takes in what was noted; a suspect may be handed out then."""
         for at, mark in marks.items():
             one = self._watched.get(at)
@@ -177,10 +177,10 @@ class Deliveries:
             if one.deliveries:
                 self._release(at)
 
-    def to_give_back(self, partitions: Iterable[Partition]) -> dict[Partition, Mark]:
+    def to_give_back(self, partitions: Iterable[Partition]) -> dict[Partition, DeliveryMark]:
         """Returns what is to be noted of partitions that are given up in good order."""
         return {
-            at: Mark(one.offset, one.deliveries - 1, one.until)
+            at: DeliveryMark(one.offset, one.deliveries - 1, one.until)
             for at in partitions
             for one in (self._watched.get(at),)
             if one is not None and one.deliveries and (not one.is_suspect or self._current == at)

@@ -14,7 +14,7 @@ from delaywheel.consumer.engine.deliveries import Deliveries
 from delaywheel.consumer.engine.dispatcher import Dispatcher
 from delaywheel.consumer.engine.flow import Flow
 from delaywheel.consumer.engine.lookout import Lookout
-from delaywheel.consumer.engine.positions import Found, Positions
+from delaywheel.consumer.engine.positions import FoundPositions, Positions
 from delaywheel.consumer.engine.state import EngineState, tell_lost
 from delaywheel.consumer.message import ReceivedMessage
 from delaywheel.consumer.order import whole_lanes
@@ -255,7 +255,7 @@ class Engine:
         ]
         away = state.insist("the order topics cannot be read", lambda: self._broker.away(lanes))
         if found is None or away is None:  # the end was asked for
-            found, away = Found(dict.fromkeys(partitions), {}, {}), {}
+            found, away = FoundPositions(dict.fromkeys(partitions), {}, {}), {}
         self._flow.read_from(found.positions)
         with self._changed:
             self._commits.forget_doubt()

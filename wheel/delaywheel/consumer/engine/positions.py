@@ -16,7 +16,7 @@ from delaywheel.consumer.records import Partition, Passed
 _LOG = logging.getLogger("delaywheel.consumer")
 
 
-class Found(NamedTuple):
+class FoundPositions(NamedTuple):
     """Where partitions are read on, with what that was found from.
 
     Attributes:
@@ -48,7 +48,9 @@ class Positions:
             for one in self._state.ours
         )
 
-    def find(self, partitions: Sequence[Partition], went_back: AbstractSet[Partition]) -> Found:
+    def find(
+        self, partitions: Sequence[Partition], went_back: AbstractSet[Partition]
+    ) -> FoundPositions:
         """Returns where to read on.
 
         That is where the group was, unless the topic is another one, or ends before that.
@@ -82,7 +84,7 @@ class Positions:
         self._lookout.learn_partitions(topics)
         if self._state.settings.start == "latest":
             positions |= self._begin_at_the_end([one for one in partitions if known[one] is None])
-        return Found(positions, known, ends)
+        return FoundPositions(positions, known, ends)
 
     def _begin_at_the_end(self, partitions: Sequence[Partition]) -> dict[Partition, int]:
         """Returns the ends of partitions that the group has not begun with, once committed.
