@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from types import TracebackType
 from typing import Self, Unpack
 
-from delaywheel.consumer.message import Batch, ReceivedMessage
+from delaywheel.consumer.message import Batch, HandlerTimeoutError, ReceivedMessage
 from delaywheel.consumer.rules.middleware import check_middleware, wrapped
 from delaywheel.consumer.settings import Options
 from delaywheel.consumer.sync import WAIT_S, BaseConsumer
@@ -38,6 +38,7 @@ class AsyncRetryConsumer(BaseConsumer):
         super().__init__(topics, group=group, bootstrap=bootstrap, **options)
         check_middleware(self._settings.middleware, is_awaited=True)
         self._ready = asyncio.Event()
+        self._engine.desk.cancel_s = 1.0
 
     async def __aenter__(self) -> Self:
         loop = asyncio.get_running_loop()
@@ -115,11 +116,29 @@ class AsyncRetryConsumer(BaseConsumer):
         handle = wrapped(handle, self._settings.middleware)
         free, freed = concurrency, asyncio.Event()
 
+        timeout_ms = self._settings.handler_timeout_ms
+
+        async def limited(message: ReceivedMessage) -> None:
+            if timeout_ms is None:
+                await handle(message)
+                return
+            limit = asyncio.timeout(timeout_ms / 1000)
+            try:
+                async with limit:
+                    await handle(message)
+            except TimeoutError as raised:
+                if not limit.expired():
+                    raise
+                text = f"not handled within {timeout_ms / 1000:,.3f} s"
+                error = HandlerTimeoutError(text)
+                error.__cause__ = raised
+                self._engine.desk.time_out(message, error)
+
         async def one(message: ReceivedMessage) -> None:
             nonlocal free
             try:
                 async with message:
-                    await handle(message)
+                    await limited(message)
             finally:
                 free += 1
                 freed.set()

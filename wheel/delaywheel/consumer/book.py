@@ -234,6 +234,15 @@ class Book:
             return 0
         return shelf.position - shelf.records[0].place.offset
 
+    def in_hand_since(self, before_s: float) -> list[ReceivedMessage]:
+        """Returns what handlers have had since before this time."""
+        return [
+            message
+            for shelf in self._shelves.values()
+            for message in shelf.records
+            if message.state is State.IN_HAND and message.handed_s < before_s
+        ]
+
     def in_hand(self, partitions: Iterable[Partition]) -> int:
         """Returns how many records of these partitions handlers have."""
         shelves = (self._shelves.get(partition) for partition in partitions)

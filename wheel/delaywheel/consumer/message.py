@@ -104,6 +104,10 @@ class ConsumerError(DelaywheelError):
         self.reason = reason
 
 
+class HandlerTimeoutError(TimeoutError):
+    """A handler took longer than `handler_timeout`: the error by which its record has failed."""
+
+
 class SettledError(RuntimeError):
     """`done`, `retry` or `dead` was called for a message that was settled before."""
 
@@ -252,7 +256,9 @@ class ReceivedMessage:
         "desk",
         "first_error",
         "handed_s",
+        "has_returned",
         "headers",
+        "is_taken_back",
         "key",
         "last_error",
         "length_bytes",
@@ -279,6 +285,9 @@ class ReceivedMessage:
         self.length_bytes = content_bytes(record.key, record.value, record.headers)
         self.state = State.WAITING
         self.handed_s = 0.0
+        # Set when it took its handler too long, and when that handler has ended all the same.
+        self.is_taken_back = False
+        self.has_returned = False
         self.settlement: Settlement | None = None
 
     def __repr__(self) -> str:
@@ -351,7 +360,7 @@ class ReceivedMessage:
     @property
     def is_ours(self) -> bool:
         """Whether its outcome still counts; False: it is delivered again, here or elsewhere."""
-        return self.state is not State.FORGOTTEN
+        return self.state is not State.FORGOTTEN and not self.is_taken_back
 
     def on_lost(self, call: Callable[[], None]) -> None:
         """Sets what is called, on another thread, when the record is no longer ours.
@@ -391,7 +400,8 @@ class ReceivedMessage:
 
         Returns:
             False: It no longer belongs to this consumer (after a rebalance, or a failed
-            transaction) and is delivered again. The same for `retry` and `dead`.
+            transaction) and is delivered again, or its handler took longer than `handler_timeout`
+            and it has failed by that. The same for `retry` and `dead`.
 
         Raises:
             SettledError: It was settled before.
@@ -520,6 +530,8 @@ def _leave(messages: Sequence[ReceivedMessage], error: BaseException | None) -> 
         if messages:
             messages[0].desk.all_done(messages)
         return False
+    for message in messages:
+        message.has_returned = True
     if isinstance(error, BatchItemError):
         return _leave_at(messages, error)
     if isinstance(error, UnreadableError) and error.message is not None and messages[1:]:

@@ -83,6 +83,9 @@ class Options(TypedDict, total=False):
         start: Where a group begins that has never committed anything.
         stuck_after: How long the first record of a partition may be in hand, and hold up that
             partition's commits, before `trouble` says so.
+        handler_timeout: How long a handler may have a message, or a batch. Then it has failed with
+            `HandlerTimeoutError`: retried or dead by the options. `AsyncRetryConsumer.run` cancels
+            it; a thread cannot be ended, and is a trouble while it goes on. None: no limit.
         max_deliveries: After how many deliveries that ended with the process, alone in hand, a
             record is a dead letter (POISON). None: never.
         commit_every: How long settled records may wait for their transaction.
@@ -117,6 +120,7 @@ class Options(TypedDict, total=False):
     lost_after: Duration
     start: Literal["earliest", "latest"]
     stuck_after: Duration
+    handler_timeout: Duration | None
     max_deliveries: int | None
     commit_every: Duration
     drain: Duration
@@ -163,6 +167,7 @@ class Settings:
     lost_after_ms: int = 21_600_000
     start: Literal["earliest", "latest"] = "earliest"
     stuck_after_ms: int = 300_000
+    handler_timeout_ms: int | None = None
     max_deliveries: int | None = 3
     commit_every_ms: int = 200
     drain_ms: int = 10_000
@@ -210,7 +215,7 @@ def read_settings(
         raise ValueError(f"kafka: {', '.join(kept)}: the consumer sets this itself")
     route, expired = options.get("route"), options.get("expired", "skip")
     start = options.get("start", "earliest")
-    most = options.get("max_deliveries", 3)
+    most, timeout = options.get("max_deliveries", 3), options.get("handler_timeout")
     retry_for, jitter = options.get("retry_for"), options.get("jitter", 0.0)
     if not 0 <= jitter <= 1:
         raise ValueError(f"jitter={jitter}: from 0 to 1")
@@ -252,6 +257,7 @@ def read_settings(
         start=start,
         lost_after_ms=length_ms(options.get("lost_after", "6h")),
         stuck_after_ms=length_ms(options.get("stuck_after", "5m")),
+        handler_timeout_ms=None if timeout is None else length_ms(timeout),
         max_deliveries=None if most is None else _positive("max_deliveries", most),
         commit_every_ms=length_ms(options.get("commit_every", "200ms")),
         drain_ms=length_ms(options.get("drain", "10s")),

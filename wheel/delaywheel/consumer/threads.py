@@ -6,7 +6,9 @@ consumer ends, or when a handler raised what means no outcome, is handed back: i
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections.abc import Callable, Sequence
 from itertools import count as counting
 from queue import Empty, Full, Queue, SimpleQueue
@@ -89,6 +91,7 @@ class HandlerThreads:
         key = message.key
         number = next(self._numbers) if key is None else crc32(key)
         queue = self._queues[number % len(self._queues)]
+        message.handed_s = math.inf  # a handler has it once a thread takes it from its queue
         while not is_over():
             try:
                 queue.put(message, timeout=_LOOK_S)
@@ -99,6 +102,7 @@ class HandlerThreads:
 
     def _work(self, queue: Queue[ReceivedMessage | None]) -> None:
         while (message := queue.get()) is not None:
+            message.handed_s = time.monotonic()
             try:
                 with message:
                     self._handle(message)

@@ -11,6 +11,7 @@ from delaywheel.consumer.engine.state import EngineState
 from delaywheel.consumer.message import (
     DONE,
     Batch,
+    HandlerTimeoutError,
     Outcome,
     ReceivedMessage,
     SettledError,
@@ -21,6 +22,7 @@ from delaywheel.consumer.records import Partition
 from delaywheel.consumer.rules.deserializers import Deserializer, Field
 from delaywheel.consumer.rules.policy import DeadLetterReason
 from delaywheel.consumer.watching.figures import Figures, HandlerTimes
+from delaywheel.consumer.watching.health import ConsumerTrouble
 from delaywheel.levels import Duration
 from delaywheel.message import time_text
 
@@ -29,8 +31,21 @@ _LOG = logging.getLogger("delaywheel.consumer")
 _LOOK_S = 0.1
 
 
+_SLOW_LOOK_S = 0.5
+
+
 class Dispatcher:
-    """Where a consumer's messages come from, and are settled: their `Desk`."""
+    """Where a consumer's messages come from, and are settled: their `Desk`.
+
+    A handler may take longer than `handler_timeout`:
+
+    | the handler | its record | then |
+    |---|---|---|
+    | is a task of `run` on a loop | is failed with `HandlerTimeoutError` | the task is cancelled |
+    | is another, on a thread | is taken back: it has failed with that error, `is_ours` is |   |
+    |   | False, `on_lost` is called | trouble HANDLER_HANGS until it ends; its outcome is dropped |
+    | suppresses its cancellation | is taken back a second later | the same |
+    """
 
     def __init__(self, state: EngineState) -> None:
         self._state = state
@@ -38,8 +53,12 @@ class Dispatcher:
         self._order = state.order
         self._changed = state.changed
         self._handler_times = HandlerTimes()
+        self._next_look_s = 0.0
+        self._running_on: list[ReceivedMessage] = []
         self.wants_commit = False
         """Whether somebody waits for a commit."""
+        self.cancel_s = 0.0
+        """How much longer than `handler_timeout` is waited, as handlers are cancelled by then."""
 
     @property
     def has_ended(self) -> bool:
@@ -57,7 +76,7 @@ class Dispatcher:
         now_s = time.monotonic()
         with self._changed:
             in_hand = [one for one in self._book.firsts() if one.state is State.IN_HAND]
-            return max((now_s - one.handed_s for one in in_hand), default=0.0)
+            return max((0.0, *(now_s - one.handed_s for one in in_hand)))
 
     def figures(self, lags: dict[Partition, int]) -> Figures:
         """Returns all figures, of one moment; `lags` are the offsets behind what was read."""
@@ -108,6 +127,41 @@ class Dispatcher:
             if self._note(message, settlement):
                 _log_outcome(message, settlement)
 
+    def take_back_late(self) -> None:
+        """Takes records back from handlers that take too long; called often, looks sometimes."""
+        timeout_ms, now_s = self._state.settings.handler_timeout_ms, time.monotonic()
+        if timeout_ms is None or now_s < self._next_look_s:
+            return
+        timeout_s = timeout_ms / 1000 + self.cancel_s
+        self._next_look_s = now_s + min(timeout_s / 4, _SLOW_LOOK_S)
+        error = HandlerTimeoutError(f"not handled within {timeout_ms / 1000:,.3f} s")
+        with self._changed:
+            late = self._book.in_hand_since(now_s - timeout_s)
+            for message in late:
+                message.is_taken_back = True
+                self._note(message, self.timed_out(message, error))
+            self._running_on = [one for one in (*self._running_on, *late) if not one.has_returned]
+            running_on = self._running_on
+        for message in late:
+            _LOG.error("%r is taken back from its handler: %s", message, error)
+            message.tell_lost()
+        text = None
+        if running_on:
+            text = f"the handler of {running_on[0]!r} goes on, though its record is taken back"
+            text += f", and {len(running_on) - 1} more" if running_on[1:] else ""
+        self._state.note_trouble(ConsumerTrouble.HANDLER_HANGS, text)
+
+    def timed_out(self, message: ReceivedMessage, error: HandlerTimeoutError) -> Settlement:
+        """Returns the settlement of a record whose handler took too long."""
+        policy = self._state.policy
+        settlement = policy.failed(message, error, self._state.clock_ms())
+        return settlement or policy.dead(message, DeadLetterReason.HANDLER_TIMEOUT, error)
+
+    def time_out(self, message: ReceivedMessage, error: HandlerTimeoutError) -> None:
+        """Settles a record whose handler took too long and was cancelled."""
+        if not message.is_settled:
+            self._settle(message, self.timed_out(message, error))
+
     def wait(self, timeout_s: float) -> None:
         """Returns when records may be available, or after this time."""
         with self._changed:
@@ -139,7 +193,9 @@ class Dispatcher:
         now_s = time.monotonic()
         with self._changed:
             for message in messages:
-                if not message.is_settled:
+                if message.is_taken_back:
+                    message.has_returned = True
+                elif not message.is_settled:
                     self._note(message, DONE)
                     self._handler_times.add(now_s - message.handed_s)
             if self._state.is_draining:
@@ -183,6 +239,9 @@ class Dispatcher:
 
     def _settle(self, message: ReceivedMessage, settlement: Settlement) -> bool:
         with self._changed:
+            if message.is_taken_back:
+                message.has_returned = True
+                return False
             is_ours = self._note(message, settlement)
             self._handler_times.add(time.monotonic() - message.handed_s)
             if self._state.is_draining:

@@ -181,6 +181,7 @@ class Engine:
                 self._flow.read_from(self._book.positions)
             records = ()
         self._take(records)
+        self.desk.take_back_late()
         if now_s >= self._look_at_s:
             self._look()
         self._commits.turn()

@@ -75,6 +75,7 @@ class DeadLetterReason(StrEnum):
     DELAY_BEYOND_SPAN = "DELAY_BEYOND_SPAN"
     UNREADABLE = "UNREADABLE"
     POISON = "POISON"
+    HANDLER_TIMEOUT = "HANDLER_TIMEOUT"
 
 
 class Policy:

@@ -5,6 +5,7 @@
 | KAFKA_AWAY | a question is not answered | it is answered |
 | COMMIT_FAILED | a transaction is not committed | one is, or the partitions are assigned anew |
 | UNSETTLED | a partition's first record is in hand for `stuck_after` | it is settled |
+| HANDLER_HANGS | a record is taken back after `handler_timeout` | its handler ends all the same |
 | PARTITION_UNREAD | with `ordered`, a partition lacks its counterpart | it is assigned with that |
 | PARTITIONS_DIFFER | `ordered` or `keep_partition`, and the topic of retries has fewer | it has |
 |   | as many |
@@ -27,6 +28,8 @@ class ConsumerTrouble(StrEnum):
     """The last transaction was not committed, or perhaps not: it is tried again."""
     UNSETTLED = "UNSETTLED"
     """A record is in hand for longer than `stuck_after`, and holds up its partition's commits."""
+    HANDLER_HANGS = "HANDLER_HANGS"
+    """A handler goes on for longer than `handler_timeout`; its record has failed by that."""
     PARTITION_UNREAD = "PARTITION_UNREAD"
     """With `ordered`: a partition is not read without that of retries, or the reverse."""
     PARTITIONS_DIFFER = "PARTITIONS_DIFFER"
