@@ -30,8 +30,8 @@ from support.services.trio import NO_METRICS, seen_by
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600)]
 
 KILLS = 3
-AHEAD_S = 25
-FARTHER_S = 10
+AHEAD_S = 15
+FARTHER_S = 5
 PAUSE_S = 0.3
 
 

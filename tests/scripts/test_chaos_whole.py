@@ -45,7 +45,8 @@ def test_every_message_is_accounted_for_across_two_disturbances(tmp_path: Path) 
 
 def test_nothing_is_left_after_a_signal_while_a_node_is_stopped() -> None:
     before = cluster_folders()
-    chaos = start_script("chaos.run", "--plain", "--kills", "1", "--calm", "1", "--how", "pause")
+    alone = ("--nodes", "1", "--plain", "--kills", "1", "--calm", "1")
+    chaos = start_script("chaos.run", *alone, "--how", "pause")
     read_until(chaos, "SIGSTOP")
     [folder] = cluster_folders() - before
     assert processes_below(folder)

@@ -1,8 +1,10 @@
-"""The commands of docs/AUDIT.md are run, cut out of the text, over made-up books.
+"""The commands of docs/AUDIT.md, cut out of the text, do what it says.
 
-Only places are others: settings, ledger, output, and the times of the books that are there. Spark's
-master is this machine, and what is sent to executors is built without fetching anything. A push
-runs the first command in the tests' Spark; that a process starts its own, test_demo_whole.py shows.
+A push follows the first one up to the job: that the job runs, with a file of settings as well,
+test_reconcile_job.py shows, and that a process starts its own Spark, test_demo_whole.py. Before a
+release all of them are run over made-up books. Only places are others then: settings, ledger,
+output, and the times of the books that are there. Spark's master is this machine, and what is sent
+to executors is built without fetching anything.
 """
 
 from __future__ import annotations
@@ -14,20 +16,24 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
 
 from delaywheel_audit import job
+from delaywheel_audit.options import Options
+from delaywheel_audit.settings import Setting
 from delaywheel_replica.cli.app import main
 from local.books import make
 from local.loopback.kafka import KafkaBroker
 from support.process.spark import environment_for_few_rows
 
-pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(600)]
+SERVERS = "127.0.0.1:9092"
 
 ROOT = Path(__file__).parents[3]
 BLOCKS = re.findall(
@@ -37,10 +43,27 @@ BLOCKS = re.findall(
 )
 MESSAGES = 400
 
-starts_spark_again = pytest.mark.skipif(
-    os.environ.get("DELAYWHEEL_DOCS") != "long", reason="DELAYWHEEL_DOCS=long runs it: 30 s of CPU"
-)
-"""In a process of their own, which costs a Spark each, commands are run before a release."""
+
+def starts_spark(test: Callable[[Path], None]) -> Callable[[Path], None]:
+    """Marks a test of a command in a process of its own, which costs a Spark."""
+    marks = (
+        *(pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(600)),
+        pytest.mark.skipif(
+            os.environ.get("DELAYWHEEL_DOCS") != "long",
+            reason="DELAYWHEEL_DOCS=long runs it: 30 s of CPU",
+        ),
+    )
+    for mark in marks:
+        test = mark(test)
+    return test
+
+
+def write_settings(folder: Path, cluster_id: str, servers: str) -> None:
+    (folder / "node.toml").write_text(
+        f'cluster_id = "{cluster_id}"\nnode_id = "n1"\ndata_dir = "{folder / "data"}"\n'
+        f'ledger_uri = "{folder / "ledger"}"\n'
+        f'[kafka]\n"bootstrap.servers" = "{servers}"\n'
+    )
 
 
 @pytest.fixture
@@ -48,11 +71,7 @@ def folder(kafka: KafkaBroker, cluster_id: str, tmp_path: Path) -> Path:
     """A folder with settings and books of the hour before the last."""
     topics = (f"{cluster_id}-orders", f"{cluster_id}-bills")
     make(MESSAGES, tmp_path / "ledger", kafka.address, cluster=cluster_id, topics=topics)
-    (tmp_path / "node.toml").write_text(
-        f'cluster_id = "{cluster_id}"\nnode_id = "n1"\ndata_dir = "{tmp_path / "data"}"\n'
-        f'ledger_uri = "{tmp_path / "ledger"}"\n'
-        f'[kafka]\n"bootstrap.servers" = "{kafka.address}"\n'
-    )
+    write_settings(tmp_path, cluster_id, kafka.address)
     shutil.copytree(ROOT / "scripts" / "delaywheel_audit", tmp_path / "scripts/delaywheel_audit")
     return tmp_path
 
@@ -101,25 +120,38 @@ def by_hand() -> str:
     return str(commands.split("\n", maxsplit=1)[1])
 
 
-def test_by_hand(folder: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    program, *arguments = shlex.split(with_places(folder, by_hand()))
+def test_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_settings(tmp_path, "here", SERVERS)
+    asked: list[Options] = []
+
+    def run(_spark: None, options: Options, **_: Any) -> SimpleNamespace:
+        asked.append(options)
+        return SimpleNamespace(balanced=True)
+
+    monkeypatch.setattr(job, "_session", lambda _: nullcontext())
+    monkeypatch.setattr(job, "run", run)
+    program, *arguments = shlex.split(with_places(tmp_path, by_hand()))
     assert program == "delaywheel"
-    monkeypatch.setattr(job, "_session", lambda _: nullcontext(spark))
-    # Its default is a folder where the program was started: that of a Spark that runs already.
-    output = ("--output", str(folder / "reconciliation"))
     with pytest.raises(SystemExit) as ended:
-        main([*arguments, *output])
+        main(arguments)
     assert ended.value.code == job.BALANCED
-    assert accepted(folder / "reconciliation") == MESSAGES
+    (options,) = asked
+    setting = Setting.of(options)
+    assert (setting.cluster, setting.ledger) == ("here", str(tmp_path / "ledger"))
+    assert setting.client["bootstrap.servers"] == SERVERS
+    begin_ms, end_ms = setting.terms.start_ms, setting.terms.end_ms
+    assert begin_ms % 3_600_000 == 0
+    assert end_ms - begin_ms == 3 * 3_600_000
+    assert options.output == "reconciliation"
 
 
-@starts_spark_again
+@starts_spark
 def test_by_hand_in_a_process(folder: Path) -> None:
     run(folder, by_hand())
     assert accepted(folder / "reconciliation") == MESSAGES
 
 
-@starts_spark_again
+@starts_spark
 def test_from_a_scheduler(folder: Path) -> None:
     """cron reads % as the end of a line, unless there is a backslash before it."""
     (line,) = (block for block in BLOCKS if block.startswith("17 * * * *"))
@@ -129,7 +161,7 @@ def test_from_a_scheduler(folder: Path) -> None:
     assert accepted(output) <= MESSAGES
 
 
-@starts_spark_again
+@starts_spark
 def test_on_a_cluster(folder: Path) -> None:
     (commands,) = (block for block in BLOCKS if "spark-submit" in block)
     build, submit = commands.split("\n", maxsplit=1)

@@ -28,12 +28,14 @@ def options(kafka: KafkaBroker, cluster_id: str, tmp_path: Path) -> Options:
     ledger = tmp_path / "ledger [1]"  # it is no pattern
     topics = (f"{cluster_id}-orders", f"{cluster_id}-bills")
     make(1_500, ledger, kafka.address, cluster=cluster_id, topics=topics, rows_per_file=100)
-    return Options.parse(
-        [
-            *("--kafka", kafka.address, "--cluster", cluster_id, "--ledger", str(ledger)),
-            *("--output", str(tmp_path / "output")),
-        ]
+    settings = tmp_path / "node.toml"
+    settings.write_text(
+        f'cluster_id = "another"\nnode_id = "n1"\ndata_dir = "{tmp_path / "data"}"\n'
+        f'ledger_uri = "{ledger}"\n'
+        f'[kafka]\n"bootstrap.servers" = "{kafka.address}"\n'
     )
+    output = ("--output", str(tmp_path / "output"))
+    return Options.parse(["--settings", str(settings), "--cluster", cluster_id, *output])
 
 
 def delete_first(address: str, topic: str, most: int) -> int:
