@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Self, Unpack
 
 from delaywheel.consumer.message import Batch, HandlerTimeoutError, ReceivedMessage
+from delaywheel.consumer.records import Partition
 from delaywheel.consumer.rules.middleware import check_middleware, wrapped
 from delaywheel.consumer.settings import Options
 from delaywheel.consumer.sync import WAIT_S, BaseConsumer
@@ -172,6 +173,10 @@ class AsyncRetryConsumer(BaseConsumer):
                     await self._ready.wait()
             except TimeoutError:
                 continue
+
+    async def seek(self, partition: Partition, offset: int) -> None:
+        """See `RetryConsumer.seek`."""
+        await asyncio.to_thread(self._engine.seek, partition, offset)
 
     async def flush(self, timeout_s: float = 30.0) -> bool:
         """See `RetryConsumer.flush`."""

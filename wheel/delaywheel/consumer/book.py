@@ -40,6 +40,7 @@ import uuid
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from copy import copy
 from dataclasses import dataclass, field
 
 from delaywheel.consumer.message import (
@@ -143,6 +144,8 @@ class Book:
         self._max_held_bytes = max_held_bytes
         self._shelves: dict[Partition, _Shelf] = {}
         self._waiting: deque[ReceivedMessage] = deque()
+        # Of paused partitions, what is not waiting until they are resumed.
+        self._aside: dict[Partition, deque[ReceivedMessage]] = {}
         self._held = 0
         self._held_bytes = 0
         self._settled = 0
@@ -269,6 +272,7 @@ class Book:
         in_hand: list[ReceivedMessage] = []
         for partition in list(partitions):
             shelf = self._shelves.pop(partition, None)
+            self._aside.pop(partition, None)
             if shelf is None:
                 continue
             for message in shelf.records:
@@ -330,11 +334,42 @@ class Book:
 
     def hand_out(self) -> ReceivedMessage | None:
         """Returns the longest waiting record, which is in hand from then on; None if none waits."""
-        if not self._waiting:
-            return None
-        message = self._waiting.popleft()
-        message.state = State.IN_HAND
-        return message
+        while self._waiting:
+            message = self._waiting.popleft()
+            if self._aside and (aside := self._aside.get(message.at)) is not None:
+                aside.append(message)
+                continue
+            message.state = State.IN_HAND
+            return message
+        return None
+
+    @property
+    def paused(self) -> AbstractSet[Partition]:
+        """The partitions of which nothing is handed out."""
+        return self._aside.keys()
+
+    def pause(self, partitions: Iterable[Partition]) -> None:
+        """Hands out nothing of these partitions until `resume`, or until they are forgotten."""
+        for partition in partitions:
+            self._aside.setdefault(partition, deque())
+
+    def resume(self, partitions: Iterable[Partition]) -> None:
+        """Ends `pause`."""
+        for partition in partitions:
+            self._waiting.extendleft(reversed(self._aside.pop(partition, ())))
+
+    def hand_out_again(self, message: ReceivedMessage) -> ReceivedMessage:
+        """Puts a record in hand back, to be handed out first; returns it as it will be.
+
+        What its handler still has is forgotten: it is settled no more.
+        """
+        again = copy(message)
+        again.state = State.WAITING
+        records = self._shelves[message.at].records
+        records[records.index(message)] = again
+        message.state = State.FORGOTTEN
+        self._waiting.appendleft(again)
+        return again
 
     def hold_back(self, message: ReceivedMessage) -> None:
         """Notes that a record must not be handed out yet; `put_back` ends that."""

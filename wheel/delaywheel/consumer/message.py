@@ -196,6 +196,10 @@ class Desk(Protocol):
         """Takes back records that nobody has begun to handle: they are handed out again, first."""
         ...
 
+    def nack(self, message: ReceivedMessage) -> bool:
+        """Takes back a record that its handler gives up: it is handed out again, first."""
+        ...
+
     def retry(
         self,
         message: ReceivedMessage,
@@ -362,7 +366,7 @@ class ReceivedMessage:
         """Whether its outcome still counts; False: it is delivered again, here or elsewhere."""
         return self.state is not State.FORGOTTEN and not self.is_taken_back
 
-    def on_lost(self, call: Callable[[], None]) -> None:
+    def on_lost(self, call: Callable[[], None] | None) -> None:
         """Sets what is called, on another thread, when the record is no longer ours.
 
         Only for a record that is not settled by then; at once if it is not ours now. What it
@@ -407,6 +411,20 @@ class ReceivedMessage:
             SettledError: It was settled before.
         """
         return self.desk.done(self)
+
+    def nack(self) -> bool:
+        """Puts the record back: it is handed out again, before all others, as the same attempt.
+
+        Nothing is written to Kafka. To have it later, or as a further attempt, call `retry`. This
+        object is not ours any more: the next delivery is another one.
+
+        Returns:
+            False: It no longer belongs to this consumer.
+
+        Raises:
+            SettledError: It was settled before.
+        """
+        return self.desk.nack(self)
 
     def retry(
         self, after: Duration | None = None, *, error: BaseException | str | None = None

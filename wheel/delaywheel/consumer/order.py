@@ -160,6 +160,13 @@ class KeyOrder:
             lane.lost.setdefault(key, []).append(offset)
         self.lost += len(gone)
 
+    def replaced(self, message: ReceivedMessage, again: ReceivedMessage) -> None:
+        """Notes that a record in hand is handed out again, as another object."""
+        lane, key = self._lane(message), message.key
+        queue = None if lane is None or key is None else lane.here.get(key)
+        if queue is not None and queue[0] is message:
+            queue[0] = again
+
     def settled(
         self, message: ReceivedMessage, settlement: Settlement
     ) -> tuple[tuple[Outgoing, ...], list[ReceivedMessage]]:

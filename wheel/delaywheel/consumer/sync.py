@@ -37,13 +37,20 @@ class BaseConsumer:
         self._settings = read_settings(topics, group, bootstrap, options)
         self._engine = Engine(self._settings, KafkaBroker(self._settings))
 
-    def pause(self) -> None:
-        """Stops handing out and fetching until `resume`; the consumer stays in its group."""
-        self._engine.pause(on=True)
+    def pause(self, *partitions: Partition) -> None:
+        """Stops handing out and fetching until `resume`; the consumer stays in its group.
 
-    def resume(self) -> None:
-        """Resumes after `pause`."""
-        self._engine.pause(on=False)
+        Args:
+            *partitions: Of these alone, for as long as this consumer has them; none: of all.
+
+        Raises:
+            ValueError: A partition is not assigned to this consumer.
+        """
+        self._engine.pause(partitions, on=True)
+
+    def resume(self, *partitions: Partition) -> None:
+        """Resumes after `pause`: these partitions, or all."""
+        self._engine.pause(partitions, on=False)
 
     def stop(self) -> None:
         """Ends the loops and, when the `with` block is left, the consumer.
@@ -222,6 +229,18 @@ class RetryConsumer(BaseConsumer):
             if batch or left_s <= 0 or self._engine.has_ended:
                 return batch
             self._engine.desk.wait(min(left_s, WAIT_S))
+
+    def seek(self, partition: Partition, offset: int) -> None:
+        """Reads a partition from this offset on, and commits that.
+
+        What is settled of it is committed before; what is in hand is no longer ours. Records that
+        are read again are handled again, at their first attempt.
+
+        Raises:
+            ValueError: The partition is not assigned to this consumer, or `ordered` is set.
+            ConsumerError: The consumer has stopped.
+        """
+        self._engine.seek(partition, offset)
 
     def flush(self, timeout_s: float = 30.0) -> bool:
         """Waits until settled records are committed; returns whether they are.

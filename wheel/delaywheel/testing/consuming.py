@@ -20,6 +20,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
+from copy import copy
 from itertools import islice
 from types import TracebackType
 from typing import Any, Final, Protocol, Self, Unpack, overload
@@ -247,6 +248,18 @@ class MemoryConsumer:
             message.state = State.WAITING
         self._freed.extendleft(reversed(messages))
 
+    def nack(self, message: ReceivedMessage) -> bool:
+        """See `ReceivedMessage.nack`."""
+        if message.is_settled:
+            raise SettledError(f"{message!r} was settled before")
+        if not message.is_ours:
+            return False
+        again = copy(message)
+        message.state, again.state = State.FORGOTTEN, State.WAITING
+        self._order.replaced(message, again)
+        self._freed.appendleft(again)
+        return True
+
     def retry(
         self,
         message: ReceivedMessage,
@@ -292,6 +305,8 @@ class MemoryConsumer:
     def _settle(self, message: ReceivedMessage, settlement: Settlement) -> bool:
         if message.is_settled:
             raise SettledError(f"{message!r} was settled before")
+        if not message.is_ours:
+            return False
         _, freed = self._order.settled(message, settlement)
         self._freed.extendleft(reversed(freed))
         message.state, message.settlement = State.COMMITTED, settlement

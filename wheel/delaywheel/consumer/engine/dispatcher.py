@@ -210,6 +210,21 @@ class Dispatcher:
             self._book.put_back(waiting)
             self._state.notify()
 
+    def nack(self, message: ReceivedMessage) -> bool:
+        """See `ReceivedMessage.nack`."""
+        with self._changed:
+            if not message.is_ours:
+                message.has_returned = True
+                return False
+            if message.is_settled:
+                raise SettledError(f"{message!r} was settled before")
+            again = self._book.hand_out_again(message)
+            again.on_lost(None)
+            if self._order is not None:
+                self._order.replaced(message, again)
+            self._state.notify()
+        return True
+
     def retry(
         self,
         message: ReceivedMessage,

@@ -37,6 +37,7 @@ class Flow:
             resting = self._resting_sources(partitions)
             if self._is_crowded_for_long():
                 resting |= self._crowded
+            resting |= self._state.book.paused
             if self._state.is_paused_by_caller or not fetches:
                 resting = set(partitions)
         if resting - self.paused:

@@ -10,7 +10,7 @@ from collections.abc import Set as AbstractSet
 
 from delaywheel.consumer.book import Counts
 from delaywheel.consumer.engine.commits import Commits
-from delaywheel.consumer.engine.deliveries import Deliveries
+from delaywheel.consumer.engine.deliveries import Deliveries, DeliveryMark
 from delaywheel.consumer.engine.dispatcher import Dispatcher
 from delaywheel.consumer.engine.flow import Flow
 from delaywheel.consumer.engine.lookout import Lookout
@@ -61,6 +61,7 @@ class Engine:
         self._positions = Positions(state, self._lookout, self._deliveries)
         self._commits = Commits(state, self._positions, self.desk, self._deliveries)
         self._called_back = False
+        self._seeks: list[tuple[Partition, int]] = []
         self._look_at_s = 0.0
         self._thread = threading.Thread(target=self._run, name="delaywheel-consumer", daemon=True)
 
@@ -99,11 +100,48 @@ class Engine:
         """Sets a callback for the thread: records may be available, or none ever will be."""
         self._state.listen(listener)
 
-    def pause(self, *, on: bool) -> None:
-        """Pauses or resumes handing out and fetching."""
+    def pause(self, partitions: Sequence[Partition], *, on: bool) -> None:
+        """Pauses or resumes handing out and fetching: of these partitions, or of all.
+
+        Raises:
+            ValueError: A partition to be paused is not assigned.
+        """
         with self._changed:
-            self._state.is_paused_by_caller = on
+            if partitions and on:
+                self._check_assigned(partitions)
+                self._book.pause(partitions)
+            elif partitions:
+                self._book.resume(partitions)
+            else:
+                self._state.is_paused_by_caller = on
+                if not on:
+                    self._book.resume(list(self._book.paused))
             self._state.notify()
+
+    def seek(self, at: Partition, offset: int) -> None:
+        """Reads a partition from another offset on, once the engine's thread has done so.
+
+        Raises:
+            ValueError: The partition is not assigned, or no longer; or order is kept.
+            ConsumerError: The consumer cannot continue.
+        """
+        if self._state.order is not None:
+            raise ValueError("seek: not with ordered, which knows what is away of each partition")
+        if offset < 0:
+            raise ValueError(f"offset={offset}: at least 0")
+        seek = (at, offset)
+        with self._changed:
+            self._check_assigned([at])
+            self._seeks.append(seek)
+            while any(one is seek for one in self._seeks) and not self._state.has_ended:
+                self._changed.wait(_FETCH_S)
+            self._state.raise_error()
+            self._check_assigned([at])
+
+    def _check_assigned(self, partitions: Sequence[Partition]) -> None:
+        strange = set(partitions) - set(self._book.partitions)
+        if strange:
+            raise ValueError(f"{', '.join(map(str, sorted(strange)))}: not assigned here")
 
     def stop(self) -> None:
         """Requests the end. Takes no lock: signal handlers may call it."""
@@ -161,6 +199,8 @@ class Engine:
 
     def _turn(self, *, fetches: bool = True) -> None:
         """Fetches once, and commits if it is time."""
+        if self._seeks:
+            self._seek()
         self._flow.regulate(fetches=fetches)
         now_s = time.monotonic()
         wait_s = _FETCH_S
@@ -185,6 +225,25 @@ class Engine:
         if now_s >= self._look_at_s:
             self._look()
         self._commits.turn()
+
+    def _seek(self) -> None:
+        """Reads from other offsets on, and commits them: what is settled first."""
+        self._commits.settle_up(time.monotonic())
+        if self._state.must_recover:
+            return  # once it is known what became of the last transaction
+        with self._changed:
+            wanted = list(self._seeks)
+            seeks = [one for one in wanted if one[0] in self._book.partitions]
+            lost = self._book.assign(dict(seeks))
+            self._deliveries.forgotten(dict(seeks))
+        if seeks:
+            self._flow.read_from(self._book.positions)
+            self._commits.mark({at: DeliveryMark(offset, 0, 0) for at, offset in seeks})
+            _LOG.info("read on as asked for: %s", seeks)
+        with self._changed:
+            del self._seeks[: len(wanted)]
+            self._state.notify()
+        tell_lost(lost)
 
     def _take(self, records: Sequence[Incoming]) -> None:
         if not records:

@@ -1,0 +1,99 @@
+"""What a program does with its consumer beside handling: pause, seek, nack."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from delaywheel.consumer import SettledError
+from delaywheel.consumer.records import Partition, Passed
+from support.consumer.driven import DrivenConsumer, start
+from support.consumer.fake_kafka import FakeKafka
+
+ONE, TWO = Partition("orders", 0), Partition("orders", 1)
+
+
+def filled(records: int = 4, **options: object) -> tuple[FakeKafka, DrivenConsumer]:
+    kafka = FakeKafka(partitions=2)
+    for number in range(records):
+        for at in (ONE, TWO):
+            kafka._append(at, b"k", b"%d" % number, [])
+    consumer = start(kafka, **options)
+    while consumer.engine._book.held < 2 * records:
+        consumer.turn()
+    return kafka, consumer
+
+
+def test_a_paused_partition_hands_out_nothing_and_the_others_go_on() -> None:
+    kafka, consumer = filled()
+    consumer.engine.pause([ONE], on=True)
+    assert {one.at for one in consumer.take(9)} == {TWO}
+    kafka._append(ONE, None, b"later", [])
+    for _ in range(3):
+        consumer.turn()
+    assert consumer.engine._book.held == 8
+    consumer.engine.pause([ONE], on=False)
+    assert [one.value for one in consumer.take(9)] == [b"0", b"1", b"2", b"3"]
+    consumer.turn()
+    assert [one.value for one in consumer.take(9)] == [b"later"]
+
+
+def test_a_pause_ends_with_the_assignment_and_with_a_resume_of_all() -> None:
+    kafka, consumer = filled()
+    consumer.engine.pause([ONE, TWO], on=True)
+    assert consumer.take(9) == []
+    consumer.engine.pause([], on=False)
+    assert len(consumer.take(9)) == 8
+    consumer.engine.pause([ONE], on=True)
+    kafka.rebalance({consumer.broker: [ONE]})
+    for _ in range(3):
+        consumer.turn()
+    assert len(consumer.take(9)) == 4
+    with pytest.raises(ValueError, match="orders/1: not assigned here"):
+        consumer.engine.pause([TWO], on=True)
+
+
+def seek(consumer: DrivenConsumer, at: Partition, offset: int) -> None:
+    """Seeks as a caller's thread does, while the engine turns."""
+    caller = threading.Thread(target=consumer.engine.seek, args=(at, offset))
+    caller.start()
+    while caller.is_alive():
+        consumer.turn()
+
+
+def test_after_a_seek_reading_goes_on_there_and_that_is_committed() -> None:
+    kafka, consumer = filled()
+    first, *others = [one for one in consumer.take(9) if one.at == ONE]
+    first.retry()
+    seek(consumer, ONE, 3)
+    assert kafka.passed[ONE] == Passed(3, kafka.topic_id)
+    assert consumer.engine.counts.retried == 1
+    assert [one.done() for one in others] == [False] * 3
+    seek(consumer, ONE, 1)
+    consumer.turn()
+    assert [one.value for one in consumer.take(9) if one.at == ONE] == [b"1", b"2", b"3"]
+    with pytest.raises(ValueError, match="not assigned"):
+        consumer.engine.seek(Partition("other", 0), 1)
+    with pytest.raises(ValueError, match="ordered"):
+        filled(ordered=True)[1].engine.seek(ONE, 1)
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_a_record_that_is_put_back_comes_first_as_the_same_attempt(*, ordered: bool) -> None:
+    kafka, consumer = filled(ordered=ordered)
+    [first] = consumer.take()
+    with first:
+        assert first.nack()
+    assert (first.done(), first.nack(), first.is_ours) == (False, False, False)
+    [again] = consumer.take()
+    assert (again.place, again.attempt) == (first.place, 1)
+    assert again.done()
+    with pytest.raises(SettledError):
+        again.nack()
+    for _ in range(9):
+        for message in consumer.take(9):
+            message.done()
+        consumer.turn()
+    assert consumer.engine.counts.done == 8
+    assert kafka.offsets[ONE] == kafka.offsets[TWO] == 4
