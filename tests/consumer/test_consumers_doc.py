@@ -17,7 +17,7 @@ from confluent_kafka import Producer
 from delaywheel.consumer import ConsumerReason, ConsumerTrouble, DeadLetterReason
 from delaywheel.consumer.settings import Options
 from local.loopback.kafka import KafkaBroker
-from support.kafka.read_committed import CommittedReader, headers_of
+from support.kafka.read_committed import CommittedReader, create_topic, headers_of
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "CONSUMERS.md"
 PATIENCE_S = 60.0
@@ -170,6 +170,27 @@ def test_watching(run: Callable[..., Program]) -> None:
     expected = f"given up: {running.topic}/0/0 ATTEMPTS_EXHAUSTED: ValueError: no such order"
     assert running.wait_for(1) == [expected]
     running.stop()
+
+
+@pytest.mark.kafka
+def test_handlers_of_letters(kafka: KafkaBroker, orders: str) -> None:
+    name = f"{orders}-dead-watched"
+    create_topic(kafka.address, name)
+    producer = Producer({"bootstrap.servers": kafka.address})
+    for value, reason in ((b"1", "ATTEMPTS_EXHAUSTED"), (b"2", "TIME_EXHAUSTED")):
+        headers = [("dw-dead-reason", reason), ("dw-dead-topic", orders)]
+        producer.produce(name, value, headers=headers)  # type: ignore[arg-type]
+    assert producer.flush(PATIENCE_S) == 0
+    code = program("DeadLetterConsumer").replace("localhost:9092", kafka.address)
+    running = Program(code.replace("orders-dead-watched", name), orders)
+    try:
+        assert running.wait_for(2) == ["given up: b'1'", "again: b'2'"]
+        with CommittedReader(kafka.address, orders, partitions=2) as reader:
+            (message,) = reader.wait_for(1)
+        assert message.value() == b"2"
+        running.stop()
+    finally:
+        running.kill()
 
 
 def test_reasons_and_options_are_all_reported() -> None:

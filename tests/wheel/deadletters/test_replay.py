@@ -21,7 +21,7 @@ from delaywheel.deadletters import (
     LetterState,
     Place,
     Selection,
-    topic,
+    settling,
 )
 from delaywheel.deadletters.writing import LetterWriter
 from local.loopback.kafka import KafkaBroker
@@ -82,7 +82,7 @@ def letters(kafka: KafkaBroker, cluster_id: str) -> Letters:
 
 @pytest.fixture
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(topic, "BATCH_LETTERS", 8)
+    monkeypatch.setattr(settling, "BATCH_LETTERS", 8)
 
 
 ONCE = Counter({b"%d" % number: 1 for number in range(LETTERS)})

@@ -15,7 +15,7 @@ from delaywheel.deadletters import (
     DeadLetterTopic,
     Selection,
     Settled,
-    topic,
+    settling,
 )
 from local.loopback.kafka import KafkaBroker
 from support.kafka.proxy import KafkaProxy
@@ -64,7 +64,7 @@ class Letters:
 def letters(
     kafka: KafkaBroker, cluster_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Letters]:
-    monkeypatch.setattr(topic, "BATCH_LETTERS", BATCH)
+    monkeypatch.setattr(settling, "BATCH_LETTERS", BATCH)
     with KafkaProxy(kafka) as proxy:
         yield Letters(kafka, proxy, cluster_id)
 

@@ -19,21 +19,32 @@ except ModuleNotFoundError as missing:
 
 from delaywheel.deadletters.counting import Count, Counts, Settled
 from delaywheel.deadletters.errors import DeadLettersError, DeadLettersReason
+from delaywheel.deadletters.handling import DeadLetterConsumer, LetterHandler
 from delaywheel.deadletters.letter import Letter, Place
 from delaywheel.deadletters.marks import LetterState, Mark
 from delaywheel.deadletters.selection import Selection
+from delaywheel.deadletters.settling import DROP, KEEP, REPLAY, Decision, Drop, Keep, Replay
 from delaywheel.deadletters.topic import DeadLetterTopic, dead_letter_topic
 
 __all__ = [
+    "DROP",
+    "KEEP",
+    "REPLAY",
     "Count",
     "Counts",
+    "DeadLetterConsumer",
     "DeadLetterTopic",
     "DeadLettersError",
     "DeadLettersReason",
+    "Decision",
+    "Drop",
+    "Keep",
     "Letter",
+    "LetterHandler",
     "LetterState",
     "Mark",
     "Place",
+    "Replay",
     "Selection",
     "Settled",
     "dead_letter_topic",

@@ -7,6 +7,7 @@ in transactions of the id `<topic>-replay`:
 |---|---|
 | `claim` | the owner of the transactions that follow: a token never used before, and when |
 | `<topic id>/<partition>/<offset>` | some letters that were dealt with together: how (`action`), when (`at_ms`), where they went (`to`), and their offsets as ranges |
+| `position/<topic id>/<partition>` | the next offset for the handlers of letters (`handling.py`); written with what they decided |
 
 The offset in a key is the first of the ranges; the topic id separates a topic that was deleted and
 recreated under the same name. A claim removes the marks of letters that retention has deleted.
@@ -45,6 +46,7 @@ from typing import Any
 from delaywheel.deadletters.letter import Place
 
 CLAIM_KEY = b"claim"
+_POSITION = b"position/"
 MARKS_SUFFIX = "-marks"
 
 _CHUNK_BITS = 1 << 16
@@ -98,6 +100,14 @@ def make_marks(
     return records
 
 
+def make_positions(topic_id: str, positions: Mapping[int, int]) -> list[tuple[bytes, bytes]]:
+    """Returns the records, keys and values, that say how far each partition was handled."""
+    return [
+        (b"%s%s/%d" % (_POSITION, topic_id.encode(), partition), b"%d" % offset)
+        for partition, offset in positions.items()
+    ]
+
+
 class Marks:
     """All letters of one topic that are marked, as far as marks were read."""
 
@@ -108,9 +118,13 @@ class Marks:
             topic_id: Kafka's id of the dead-letter topic.
             ends_of_deleted: The first offset that each partition still has.
         """
-        self._topic_id = topic_id
+        self.topic_id = topic_id
         self._firsts = ends_of_deleted
         self._sets: dict[tuple[int, LetterState], _Offsets] = {}
+        self.positions: dict[int, int] = {}
+        """The next letter of each partition for handlers of letters; they keep this here."""
+        self.changed_ms = 0
+        """When anything was last written among the marks, in Unix milliseconds."""
         self.obsolete: list[bytes] = []
         """Keys of marks about letters that no longer exist."""
         self.foreign = 0
@@ -123,6 +137,9 @@ class Marks:
             return None
         if key == CLAIM_KEY or value is None:
             return None
+        if key.startswith(_POSITION):
+            self._read_position(key, value)
+            return None
         try:
             topic_id, partition, _ = key.decode().rsplit("/", 2)  # an id may contain some too
             number, mark = int(partition), _parse(json.loads(value))
@@ -130,11 +147,20 @@ class Marks:
             self.foreign += 1
             return None
         first_left = self._firsts.get(number)
-        if topic_id != self._topic_id or first_left is None or mark.ranges[-1][1] < first_left:
+        if topic_id != self.topic_id or first_left is None or mark.ranges[-1][1] < first_left:
             self.obsolete.append(key)
             return None
         self.add(number, mark.state, mark.ranges)
         return number, mark
+
+    def _read_position(self, key: bytes, value: bytes) -> None:
+        topic_id, _, partition = key[len(_POSITION) :].rpartition(b"/")
+        if not partition.isdigit() or not value.isdigit():
+            self.foreign += 1
+        elif topic_id.decode(errors="replace") != self.topic_id:
+            self.obsolete.append(key)
+        else:
+            self.positions[int(partition)] = int(value)
 
     def add(self, partition: int, state: LetterState, ranges: Iterable[tuple[int, int]]) -> None:
         """Marks letters."""

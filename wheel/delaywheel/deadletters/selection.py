@@ -48,6 +48,9 @@ class Selection:
         )
 
 
+EVERYTHING = Selection()
+
+
 def _has(letter: Letter, name: str, wanted: bytes | None) -> bool:
     return any(
         name == other and (wanted is None or value == wanted) for other, value in letter.headers

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeAlias
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined] # its stubs re-export without saying so
@@ -15,23 +16,20 @@ from confluent_kafka.cimpl import NewTopic
 from delaywheel.deadletters.counting import Counts, Settled
 from delaywheel.deadletters.errors import DeadLettersError, DeadLettersReason
 from delaywheel.deadletters.letter import Letter, Outgoing, Place
-from delaywheel.deadletters.marks import MARKS_SUFFIX, LetterState, Mark, Marks, make_marks
+from delaywheel.deadletters.marks import MARKS_SUFFIX, LetterState, Mark, Marks
 from delaywheel.deadletters.origin import Origins
 from delaywheel.deadletters.reading import TopicReader, letter_of, refused
-from delaywheel.deadletters.selection import CLOCKS_MS, Selection
+from delaywheel.deadletters.selection import CLOCKS_MS, EVERYTHING, Selection
+from delaywheel.deadletters.settling import BATCH_LETTERS, DROP, Drop, Replay, Settling
 from delaywheel.deadletters.writing import LetterWriter
 from delaywheel.ingress import is_reserved_topic
 
 _LOG = logging.getLogger("delaywheel.deadletters")
 
-BATCH_LETTERS: Final = 500
-BATCH_BYTES: Final = 4_000_000
-"""The most that one transaction deals with, unless a single letter is larger."""
 MOST_TOPICS: Final = 10_000
 RETRY_S: Final = 0.02
 CLAIMS: Final = 3
 """How often a claim is attempted."""
-EVERYTHING: Final = Selection()
 
 _TOPIC_MISSING = "TOPIC_MISSING"
 _TOPIC_RESERVED = "TOPIC_RESERVED"
@@ -40,6 +38,10 @@ _TOPIC_RESERVED = "TOPIC_RESERVED"
 def dead_letter_topic(cluster_id: str) -> str:
     """Returns the name of a cluster's own dead-letter topic."""
     return f"delaywheel-{cluster_id}-dead"
+
+
+Bounds: TypeAlias = dict[int, tuple[int, int]]
+"""For each partition, the first offset and the one after the last."""
 
 
 class DeadLetterTopic:
@@ -98,9 +100,8 @@ class DeadLetterTopic:
         Raises:
             DeadLettersError: TOPIC_MISSING, KAFKA_UNREACHABLE or KAFKA_REFUSED.
         """
-        bounds, marks = self._look()
-        self._read_marks(marks, until=None)
-        for letter in self._letters(selection, bounds):
+        bounds, marks = self.look()
+        for letter in self.read(selection, bounds):
             yield letter, marks.state_of(letter.place)
 
     def count(self, selection: Selection = EVERYTHING) -> Counts:
@@ -124,7 +125,7 @@ class DeadLetterTopic:
                 found.append(mark)
 
         self._read_marks(marks, until=None, on_mark=look)
-        for letter in self._letters(Selection(places=frozenset([place])), bounds):
+        for letter in self.read(Selection(places=frozenset([place])), bounds):
             return letter, found[0] if found else None
         raise DeadLettersError(DeadLettersReason.LETTER_MISSING, f"none at {place} of {self.name}")
 
@@ -158,25 +159,7 @@ class DeadLetterTopic:
             raise DeadLettersError(
                 DeadLettersReason.TOPIC_RESERVED, f"{to}: a program keeps its own records there"
             )
-        known: dict[str, str | None] = {}
-        origins = Origins(self._client, timeout_s=self._timeout_s)
-
-        def again(letter: Letter) -> Outgoing | str:
-            whole = origins.whole(letter)
-            if isinstance(whole, str):
-                return whole
-            record = whole.again(self.name, to=to, as_new=as_new)
-            if record.topic not in known:
-                if len(known) >= MOST_TOPICS:
-                    known.clear()
-                known[record.topic] = self._obstacle(record.topic)
-            return known[record.topic] or record
-
-        settling = _Settling(LetterState.REPLAYED, to, again, limit, on_progress)
-        try:
-            return self._settle(selection, settling)
-        finally:
-            origins.close()
+        return self._settle(selection, Replay(to, as_new), limit, on_progress)
 
     def drop(
         self,
@@ -186,24 +169,56 @@ class DeadLetterTopic:
         on_progress: Callable[[Settled], None] | None = None,
     ) -> Settled:
         """Marks the selected letters that still wait as dropped; otherwise like `replay`."""
-        settling = _Settling(LetterState.DROPPED, None, None, limit, on_progress)
-        return self._settle(selection, settling)
+        return self._settle(selection, DROP, limit, on_progress)
 
-    def _settle(self, selection: Selection, settling: _Settling) -> Settled:
+    def _settle(
+        self,
+        selection: Selection,
+        decision: Replay | Drop,
+        limit: int | None,
+        on_progress: Callable[[Settled], None] | None,
+    ) -> Settled:
+        with self.claimed(limit=limit, on_progress=on_progress) as (bounds, settling):
+            for letter in self.read(selection, bounds):
+                settling.take(letter, decision)
+                if settling.has_reached_limit():
+                    break
+            settling.end()
+            return settling.settled
+
+    @contextmanager
+    def claimed(
+        self, *, limit: int | None = None, on_progress: Callable[[Settled], None] | None = None
+    ) -> Iterator[tuple[Bounds, Settling]]:
+        """Claims the letters: whoever had claimed them before settles no more.
+
+        Returns:
+            The topic's present first offsets and ends, and what settles letters.
+        """
         self._make_marks_topic()
         writer, claim = self._claim()
         bounds, marks = self._look()
         self._read_marks(marks, until=claim)
         for begin in range(0, len(marks.obsolete), BATCH_LETTERS):
             writer.forget([(key, None) for key in marks.obsolete[begin : begin + BATCH_LETTERS]])
-        settling.begin(writer, marks, self._topic_id)
-        for letter in self._letters(selection, bounds):
-            if marks.state_of(letter.place) is LetterState.WAITING:
-                settling.take(letter)
-            if settling.has_reached_limit():
-                break
-        settling.end()
-        return settling.settled
+        origins = Origins(self._client, timeout_s=self._timeout_s)
+        known: dict[str, str | None] = {}
+
+        def again(letter: Letter, decision: Replay) -> Outgoing | str:
+            whole = origins.whole(letter)
+            if isinstance(whole, str):
+                return whole
+            record = whole.again(self.name, to=decision.to, as_new=decision.as_new)
+            if record.topic not in known:
+                if len(known) >= MOST_TOPICS:
+                    known.clear()
+                known[record.topic] = self._obstacle(record.topic)
+            return known[record.topic] or record
+
+        try:
+            yield bounds, Settling(writer, marks, again, limit, on_progress)
+        finally:
+            origins.close()
 
     def _claim(self) -> tuple[LetterWriter, bytes]:
         """Returns a writer and its claim.
@@ -222,20 +237,29 @@ class DeadLetterTopic:
 
     # --- Kafka
 
-    def _look(self) -> tuple[dict[int, tuple[int, int]], Marks]:
+    def bounds(self) -> tuple[Bounds, str]:
+        """Returns the topic's present first offsets and ends, and Kafka's id of it."""
+        bounds, marks = self._look()
+        return bounds, marks.topic_id
+
+    def look(self) -> tuple[Bounds, Marks]:
+        """Returns the topic's present first offsets and ends, and what is marked now."""
+        bounds, marks = self._look()
+        self._read_marks(marks, until=None)
+        return bounds, marks
+
+    def _look(self) -> tuple[Bounds, Marks]:
         """Returns the topic's present first offsets and ends, without marks."""
         described = self._describe(self.name)
         if described is None:
             text = f"there is no topic {self.name}: correct its name"
             raise DeadLettersError(DeadLettersReason.TOPIC_MISSING, text)
-        self._topic_id = str(described.topic_id)
         bounds = self._reader.bounds(len(described.partitions))
         firsts = {number: first for number, (first, _) in bounds.items()}
-        return bounds, Marks(self._topic_id, firsts)
+        return bounds, Marks(str(described.topic_id), firsts)
 
-    def _letters(
-        self, selection: Selection, bounds: Mapping[int, tuple[int, int]]
-    ) -> Iterator[Letter]:
+    def read(self, selection: Selection, bounds: Mapping[int, tuple[int, int]]) -> Iterator[Letter]:
+        """Yields the selected letters within these offsets, in order within a partition."""
         ranges = dict(bounds)
         if selection.places:
             ranges = _around(selection.places, bounds)
@@ -270,6 +294,7 @@ class DeadLetterTopic:
             while True:
                 first, end = reader.bounds(1)[0]
                 for message in reader.read({0: (max(first, position), end)}):
+                    marks.changed_ms = message.timestamp()[1]
                     key, value = message.key(), message.value()
                     if until is not None and value == until:
                         return
@@ -359,84 +384,6 @@ class DeadLetterTopic:
 
     def _is_reserved(self, topic: str) -> bool:
         return is_reserved_topic(topic) or topic in {self.name, self._marks_name}
-
-
-class _Settling:
-    """Letters on their way into transactions."""
-
-    def __init__(
-        self,
-        state: LetterState,
-        to: str | None,
-        again: Callable[[Letter], Outgoing | str] | None,
-        limit: int | None,
-        on_progress: Callable[[Settled], None] | None,
-    ) -> None:
-        self.settled = Settled()
-        self._state = state
-        self._to = to
-        self._again = again
-        self._limit = limit
-        self._on_progress = on_progress
-        self._batch: list[tuple[Place, Outgoing | None]] = []
-        self._batch_bytes = 0
-
-    def begin(self, writer: LetterWriter, marks: Marks, topic_id: str) -> None:
-        self._writer = writer
-        self._marks = marks
-        self._topic_id = topic_id
-
-    def has_reached_limit(self) -> bool:
-        """Whether enough letters are done, or enough are under way that they may be."""
-        if self._limit is None:
-            return False
-        if self.settled.done + len(self._batch) >= self._limit:
-            self.end()
-        return self.settled.done >= self._limit
-
-    def take(self, letter: Letter) -> None:
-        record = None if self._again is None else self._again(letter)
-        if isinstance(record, str):
-            self.settled.refuse(letter.place, record)
-            return
-        self._batch.append((letter.place, record))
-        self._batch_bytes += record.length_bytes if record is not None else 0
-        if len(self._batch) >= BATCH_LETTERS or self._batch_bytes >= BATCH_BYTES:
-            self.end()
-
-    def end(self) -> None:
-        """Deals with the remaining letters."""
-        batch, self._batch, self._batch_bytes = self._batch, [], 0
-        self._transact(batch)
-
-    def _transact(self, batch: list[tuple[Place, Outgoing | None]]) -> None:
-        """Transacts all of these except refused ones, in as few transactions as possible."""
-        if not batch:
-            return
-        places = [place for place, _ in batch]
-        marks = make_marks(
-            self._topic_id, places, self._state, at_ms=time.time_ns() // 1_000_000, to=self._to
-        )
-        records = [record for _, record in batch if record is not None]
-        ended = self._writer.transact(records, marks)
-        if ended is not None and ended.is_aftermath:
-            ended = self._writer.transact(records, marks)
-        if ended is None:
-            self._marks.add_places(places, self._state)
-            self.settled.done += len(batch)
-            if self._on_progress is not None:
-                self._on_progress(self.settled)
-        elif not records:
-            raise DeadLettersError(DeadLettersReason.KAFKA_REFUSED, ended.why)
-        elif ended.number is not None:
-            self.settled.refuse(places[ended.number], ended.why)
-            self._transact(batch[: ended.number] + batch[ended.number + 1 :])
-        elif len(batch) == 1:
-            self.settled.refuse(places[0], ended.why)
-        else:
-            half = len(batch) // 2
-            self._transact(batch[:half])
-            self._transact(batch[half:])
 
 
 def _around(

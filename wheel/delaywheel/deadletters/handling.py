@@ -1,0 +1,218 @@
+"""Handlers of dead letters, by reason: what one decides about a letter is done exactly once.
+
+| it is | then |
+|---|---|
+| a letter that no one has dealt with | its handler decides: `Replay`, `Drop` or `Keep` |
+| replayed, dropped or decided before | passed over |
+| one whose handler raises | handled again after each delay of `retry`, and then kept |
+| one that cannot be sent again | kept; an ERROR line says why |
+
+Decision and position are one transaction (`settling.py`), of the same claim as those of
+`delaywheel dead replay` and `drop` (`marks.py`), every 200 ms: a killed process repeats at most the
+handlers of so long. A process claims when letters wait, and the one that has the claim keeps it. If
+another claims, that one is at work: this one waits until letters have waited for `takeover_after`,
+and nothing was written meanwhile. So several may run, and one of them works.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Self, TypeAlias
+
+from delaywheel.deadletters.errors import DeadLettersError, DeadLettersReason
+from delaywheel.deadletters.letter import Letter
+from delaywheel.deadletters.marks import LetterState, Marks
+from delaywheel.deadletters.selection import EVERYTHING
+from delaywheel.deadletters.settling import KEEP, Decision, Drop, Keep, Replay, Settling
+from delaywheel.deadletters.topic import Bounds, DeadLetterTopic
+from delaywheel.levels import Duration, length_ms
+
+_LOG = logging.getLogger("delaywheel.deadletters")
+
+LetterHandler: TypeAlias = Callable[[Letter], Decision | None]
+
+_LOOK_S: Final = 1.0
+_SLICE_S: Final = 0.1
+_COMMIT_S: Final = 0.2
+
+
+class DeadLetterConsumer:
+    """Gives the letters of one topic to handlers, as they come.
+
+    Args:
+        topic: The topic of letters: of a consumer group, or delaywheel's own.
+        client: Settings of the Kafka client, including `bootstrap.servers`.
+        handlers: For each reason what decides about its letters; None counts as `KEEP`.
+        otherwise: What decides about all others; None: they are kept.
+        retry: The delays after which a handler that raised is called again, for the same letter.
+        takeover_after: How long letters wait for another process that has claimed them.
+
+    Raises:
+        ValueError: A duration is none.
+
+    Example:
+        ::
+
+            def late(letter: Letter) -> Decision:
+                return REPLAY if stock.has(letter.key) else KEEP
+
+            with DeadLetterConsumer("orders-dead-billing", {"bootstrap.servers": "…"},
+                                    {"ATTEMPTS_EXHAUSTED": late}) as letters:
+                letters.run()
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        client: Mapping[str, Any],
+        handlers: Mapping[str, LetterHandler],
+        *,
+        otherwise: LetterHandler | None = None,
+        retry: tuple[Duration, ...] = ("1s", "10s", "1m"),
+        takeover_after: Duration = "10s",
+    ) -> None:
+        self._topic = DeadLetterTopic(topic, client)
+        self._handlers = dict(handlers)
+        self._otherwise = otherwise
+        self._retry_s = [length_ms(delay) / 1000 for delay in retry]
+        self._takeover_ms = length_ms(takeover_after)
+        self._read_to: dict[int, int] = {}
+        self._committed_s = 0.0
+        self._is_stopping = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._topic.close()
+
+    def stop(self) -> None:
+        """Ends `run` after the letter in hand. Signal handlers may call it."""
+        self._is_stopping = True
+
+    def run(self) -> None:
+        """Handles letters until `stop`; waits while Kafka is away, or another process is at work.
+
+        Raises:
+            DeadLettersError: It cannot continue: there is no such topic, or Kafka refuses.
+        """
+        wait_s = _LOOK_S
+        while not self._is_stopping:
+            try:
+                if self._is_ours_to_handle():
+                    self._handle_all()
+                wait_s = _LOOK_S
+            except DeadLettersError as error:
+                if error.reason is DeadLettersReason.OVERTAKEN:
+                    _LOG.info("%s: %s", self._topic.name, error)
+                elif error.retry_helps:
+                    _LOG.warning("%s: %s", self._topic.name, error)
+                    wait_s = min(2 * wait_s, 30.0)
+                else:
+                    raise
+            self._rest(wait_s)
+
+    def _is_ours_to_handle(self) -> bool:
+        """Whether letters wait, and nobody else seems to be at work on them."""
+        bounds, _ = self._topic.bounds()
+        if all(end <= self._read_to.get(number, 0) for number, (_, end) in bounds.items()):
+            return False
+        bounds, marks = self._topic.look()
+        now_ms = time.time_ns() // 1_000_000
+        first = next(
+            (
+                letter
+                for letter in self._topic.read(EVERYTHING, self._left(bounds, marks))
+                if marks.state_of(letter.place) is LetterState.WAITING
+            ),
+            None,
+        )
+        if first is None:
+            self._read_to = _ends(bounds)
+            return False
+        idle_since_ms = max(marks.changed_ms, first.timestamp_ms)
+        return marks.changed_ms == 0 or now_ms - idle_since_ms >= self._takeover_ms
+
+    def _handle_all(self) -> None:
+        """Claims the letters, and handles them as they come, until another process claims them."""
+        with self._topic.claimed() as (claimed_bounds, settling):
+            bounds, topic_id = claimed_bounds, settling.marks.topic_id
+            while topic_id == settling.marks.topic_id:
+                for letter in self._topic.read(EVERYTHING, self._left(bounds, settling.marks)):
+                    self._handle(letter, settling)
+                    if self._is_stopping:
+                        break
+                self._commit(settling)
+                if self._is_stopping:
+                    return
+                self._read_to = _ends(bounds)
+                self._rest(_LOOK_S)
+                bounds, topic_id = self._topic.bounds()
+            self._read_to = {}
+
+    def _left(self, bounds: Bounds, marks: Marks) -> Bounds:
+        """Returns the offsets that are not passed yet."""
+        return {
+            number: (
+                max(first, marks.positions.get(number, 0), min(end, self._read_to.get(number, 0))),
+                end,
+            )
+            for number, (first, end) in bounds.items()
+        }
+
+    def _handle(self, letter: Letter, settling: Settling) -> None:
+        if settling.marks.state_of(letter.place) is not LetterState.WAITING:
+            return
+        decision = self._decided(letter, settling)
+        if decision is None:  # the end was asked for: it is handled again
+            return
+        if not isinstance(decision, Keep):
+            settling.take(letter, decision)
+        settling.passed(letter)
+        if time.monotonic() - self._committed_s >= _COMMIT_S:
+            self._commit(settling)
+
+    def _commit(self, settling: Settling) -> None:
+        settling.end()
+        self._committed_s = time.monotonic()
+        refused = settling.settled.examples
+        for place, why in refused:
+            _LOG.error("%s of %s is kept: %s", place, self._topic.name, why)
+        refused.clear()
+
+    def _decided(self, letter: Letter, settling: Settling) -> Decision | None:
+        """Returns what the letter's handler decides; None: it is not decided, and we stop."""
+        handler = self._handlers.get(letter.reason, self._otherwise)
+        if handler is None:
+            return KEEP
+        for delay_s in [*self._retry_s, None]:
+            try:
+                decision = handler(letter)
+            except Exception:  # noqa: BLE001 - it is the program's
+                where = (letter.place, self._topic.name)
+                if delay_s is None:
+                    _LOG.exception("%s of %s is kept: its handler failed", *where)
+                    return KEEP
+                _LOG.warning("the handler of %s of %s failed", *where, exc_info=True)
+                self._commit(settling)
+                self._rest(delay_s)
+                if self._is_stopping:
+                    return None
+            else:
+                if decision is None:
+                    return KEEP
+                if isinstance(decision, Replay | Drop | Keep):
+                    return decision
+                raise TypeError(f"{handler!r} returned {decision!r}: REPLAY, DROP or KEEP")
+        raise AssertionError("the last delay is None")
+
+    def _rest(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while not self._is_stopping and (left_s := deadline - time.monotonic()) > 0:
+            time.sleep(min(left_s, _SLICE_S))
+
+
+def _ends(bounds: Bounds) -> dict[int, int]:
+    return {number: end for number, (_, end) in bounds.items()}
