@@ -26,6 +26,8 @@ from delaywheel_replica.process.inheritance import RESOLVED_VARIABLE
 _MIB = 1024 * 1024
 _WEEK_HOURS = 7 * 24
 
+_PRINCIPAL_FROM: Final[tuple[Literal["uri", "dns", "cn"], ...]] = ("uri", "dns", "cn")
+
 Positive: TypeAlias = Annotated[int, Ge(1)]
 
 
@@ -64,6 +66,12 @@ class Config:
         peer_tls: whether nodes speak [TLS with one another](SECURITY.md#tls-between-nodes), with
             the same certificates: `"off"`; `"accept"`: if another node dials so; `"prefer"`: also
             where this node dials, if the other one can; `"required"`: nothing else
+        grants: a TOML file with [who may do what](SECURITY.md#who-may-do-what), read again when it
+            changes; none: whoever reaches the port may do everything
+        tokens: a TOML file of callers' bearer tokens: the SHA-256 of each, and whose it is. Read
+            again when it changes
+        principal_from: which name in a certificate is its holder's, the first of these kinds that
+            it has: `"uri"`, `"dns"`, `"cn"`
         metrics_tls: `metrics_listen` speaks TLS, with `tls_cert`; it asks nobody for a certificate
         span_seconds: how far ahead dues may lie: the greatest delay, 7 days; up to 366 days. What
             each second costs: [disk](#disk). The same on all nodes
@@ -135,6 +143,11 @@ class Config:
     tls_client_ca: Path | None = None
     tls_ca: Path | None = None
     peer_tls: Literal["off", "accept", "prefer", "required"] = "off"
+    grants: Path | None = None
+    tokens: Path | None = None
+    principal_from: list[Literal["uri", "dns", "cn"]] = field(
+        default_factory=lambda: list(_PRINCIPAL_FROM)
+    )
     metrics_tls: bool = False
     span_seconds: Annotated[int, Ge(1), Le(366 * 86_400)] = 7 * 86_400
     late_window_seconds: Annotated[int, Ge(1), Le(86_400)] = 120
@@ -278,7 +291,10 @@ class Config:
         return document | {name: str(document[name]) for name in _PATHS if document[name]}
 
 
-_PATHS: Final = ("data_dir", "tls_cert", "tls_key", "tls_client_ca", "tls_ca")
+_PATHS: Final = (
+    *("data_dir", "tls_cert", "tls_key", "tls_client_ca", "tls_ca"),
+    *("grants", "tokens"),
+)
 _DEFAULTS: Final[Mapping[str, Any]] = {
     each.name: each.default if each.default_factory is MISSING else each.default_factory()
     for each in fields(Config)

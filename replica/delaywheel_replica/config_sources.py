@@ -207,7 +207,7 @@ class _Checked(BaseSettings):
             raise ValueError(f"{scheme}:// is none of {', '.join(_LEDGER_SCHEMES)}, or a folder")
         return uri
 
-    @field_validator("ingress_topics", mode="before", check_fields=False)
+    @field_validator("ingress_topics", "principal_from", mode="before", check_fields=False)
     @classmethod
     def _listed(cls, topics: Any) -> Any:
         """Splits what a flag gives: one text with commas."""

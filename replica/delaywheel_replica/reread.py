@@ -12,6 +12,7 @@ from pathlib import Path
 from delaywheel_replica.cleaner.kafka.client_check import client_faults
 from delaywheel_replica.config_sources import ConfigError, load_config
 from delaywheel_replica.process.inheritance import RESOLVED_VARIABLE, SOURCES_VARIABLE
+from delaywheel_replica.server.access.faults import access_faults
 from delaywheel_replica.server.certificates import certificate_faults
 
 
@@ -22,7 +23,9 @@ def main() -> int:
     file = None if sources["file"] is None else Path(sources["file"])
     try:
         config = load_config(
-            file=file, flags=dict(sources["flags"]), checks=[client_faults, certificate_faults]
+            file=file,
+            flags=dict(sources["flags"]),
+            checks=[client_faults, certificate_faults, access_faults],
         )
     except ConfigError as error:
         print(error)  # noqa: T201 - the supervisor reads it

@@ -30,6 +30,7 @@ _PASSING = _Kind(retry_helps=True, outcome_known=True)
 _UNKNOWN = _Kind(retry_helps=True, outcome_known=False)
 
 _EXHAUSTED = StatusCode.RESOURCE_EXHAUSTED
+_FORBIDDEN = StatusCode.PERMISSION_DENIED
 _INTERNAL = StatusCode.INTERNAL
 _INVALID = StatusCode.INVALID_ARGUMENT
 _NOT_FOUND = StatusCode.NOT_FOUND
@@ -323,6 +324,25 @@ class Reason(StrEnum):
         _EXHAUSTED,
         _PASSING,
         "Too many searches are running: retry later, or ask another node.",
+    )
+    # Who may do what.
+    FORBIDDEN = (
+        "FORBIDDEN",
+        _FORBIDDEN,
+        _FINAL,
+        "Let the operator grant it (the file `grants`); `delaywheel whoami` shows what is granted.",
+    )
+    TOKEN_UNKNOWN = (
+        "TOKEN_UNKNOWN",
+        StatusCode.UNAUTHENTICATED,
+        _FINAL,
+        "Give a token whose SHA-256 is in the node's file `tokens`.",
+    )
+    NODE_UNPROVEN = (
+        "NODE_UNPROVEN",
+        _UNAVAILABLE,
+        _PASSING,
+        "The call claims to be a node's, without this node's secret: nodes that connect learn it.",
     )
     # What operators do with nodes.
     NODE_UNKNOWN = (

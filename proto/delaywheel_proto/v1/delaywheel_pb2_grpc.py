@@ -84,6 +84,11 @@ class DelayWheelStub(object):
                 request_serializer=delaywheel__proto_dot_v1_dot_delaywheel__pb2.DescribeClusterRequest.SerializeToString,
                 response_deserializer=delaywheel__proto_dot_v1_dot_delaywheel__pb2.DescribeClusterResponse.FromString,
                 _registered_method=True)
+        self.WhoAmI = channel.unary_unary(
+                '/delaywheel.v1.DelayWheel/WhoAmI',
+                request_serializer=delaywheel__proto_dot_v1_dot_delaywheel__pb2.WhoAmIRequest.SerializeToString,
+                response_deserializer=delaywheel__proto_dot_v1_dot_delaywheel__pb2.WhoAmIResponse.FromString,
+                _registered_method=True)
 
 
 class DelayWheelServicer(object):
@@ -163,6 +168,13 @@ class DelayWheelServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def WhoAmI(self, request, context):
+        """Returns who the node takes the caller for, and what it may do there.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_DelayWheelServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -215,6 +227,11 @@ def add_DelayWheelServicer_to_server(servicer, server):
                     servicer.DescribeCluster,
                     request_deserializer=delaywheel__proto_dot_v1_dot_delaywheel__pb2.DescribeClusterRequest.FromString,
                     response_serializer=delaywheel__proto_dot_v1_dot_delaywheel__pb2.DescribeClusterResponse.SerializeToString,
+            ),
+            'WhoAmI': grpc.unary_unary_rpc_method_handler(
+                    servicer.WhoAmI,
+                    request_deserializer=delaywheel__proto_dot_v1_dot_delaywheel__pb2.WhoAmIRequest.FromString,
+                    response_serializer=delaywheel__proto_dot_v1_dot_delaywheel__pb2.WhoAmIResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -487,6 +504,33 @@ class DelayWheel(object):
             '/delaywheel.v1.DelayWheel/DescribeCluster',
             delaywheel__proto_dot_v1_dot_delaywheel__pb2.DescribeClusterRequest.SerializeToString,
             delaywheel__proto_dot_v1_dot_delaywheel__pb2.DescribeClusterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WhoAmI(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/delaywheel.v1.DelayWheel/WhoAmI',
+            delaywheel__proto_dot_v1_dot_delaywheel__pb2.WhoAmIRequest.SerializeToString,
+            delaywheel__proto_dot_v1_dot_delaywheel__pb2.WhoAmIResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -67,6 +67,8 @@ class DelayWheelStub:
     """Lists the messages of one second, page by page."""
     DescribeCluster: _grpc.UnaryUnaryMultiCallable[_delaywheel_pb2.DescribeClusterRequest, _delaywheel_pb2.DescribeClusterResponse]
     """Describes members, wheels, leader, progress, floor, limits; replicas and reports on request."""
+    WhoAmI: _grpc.UnaryUnaryMultiCallable[_delaywheel_pb2.WhoAmIRequest, _delaywheel_pb2.WhoAmIResponse]
+    """Returns who the node takes the caller for, and what it may do there."""
 
 @_typing.type_check_only
 class DelayWheelAsyncStub(DelayWheelStub):
@@ -99,6 +101,8 @@ class DelayWheelAsyncStub(DelayWheelStub):
     """Lists the messages of one second, page by page."""
     DescribeCluster: _aio.UnaryUnaryMultiCallable[_delaywheel_pb2.DescribeClusterRequest, _delaywheel_pb2.DescribeClusterResponse]  # type: ignore[assignment]
     """Describes members, wheels, leader, progress, floor, limits; replicas and reports on request."""
+    WhoAmI: _aio.UnaryUnaryMultiCallable[_delaywheel_pb2.WhoAmIRequest, _delaywheel_pb2.WhoAmIResponse]  # type: ignore[assignment]
+    """Returns who the node takes the caller for, and what it may do there."""
 
 class DelayWheelServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -188,6 +192,14 @@ class DelayWheelServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_delaywheel_pb2.DescribeClusterResponse, _abc.Awaitable[_delaywheel_pb2.DescribeClusterResponse]]:
         """Describes members, wheels, leader, progress, floor, limits; replicas and reports on request."""
+
+    @_abc_1.abstractmethod
+    def WhoAmI(
+        self,
+        request: _delaywheel_pb2.WhoAmIRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_delaywheel_pb2.WhoAmIResponse, _abc.Awaitable[_delaywheel_pb2.WhoAmIResponse]]:
+        """Returns who the node takes the caller for, and what it may do there."""
 
 def add_DelayWheelServicer_to_server(servicer: DelayWheelServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 

@@ -177,6 +177,7 @@ class Identity(_message.Message):
     READS_FROM_FIELD_NUMBER: _builtins.int
     READS_TO_FIELD_NUMBER: _builtins.int
     CLIENT_TLS_FIELD_NUMBER: _builtins.int
+    CALL_SECRET_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
     """Comes first: if the protocols differ, the rest is ignored."""
     format: _builtins.int
@@ -200,6 +201,10 @@ class Identity(_message.Message):
     reads_to: _builtins.int
     client_tls: _builtins.bool
     """Whether callers speak TLS at client_address."""
+    call_secret: _builtins.bytes
+    """Who shows this in a call to client_address is a node, which passes the call on. Made anew by
+    each process. Empty: an older release, which believes anybody.
+    """
     @_builtins.property
     def settings(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Settings that must be equal on all nodes, as text."""
@@ -219,10 +224,11 @@ class Identity(_message.Message):
         reads_from: _builtins.int = ...,
         reads_to: _builtins.int = ...,
         client_tls: _builtins.bool = ...,
+        call_secret: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["boot", b"boot", "client_address", b"client_address", "client_tls", b"client_tls", "cluster_id", b"cluster_id", "format", b"format", "node", b"node", "protocol", b"protocol", "reads_from", b"reads_from", "reads_to", b"reads_to", "settings", b"settings", "started_ns", b"started_ns", "storage", b"storage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["boot", b"boot", "call_secret", b"call_secret", "client_address", b"client_address", "client_tls", b"client_tls", "cluster_id", b"cluster_id", "format", b"format", "node", b"node", "protocol", b"protocol", "reads_from", b"reads_from", "reads_to", b"reads_to", "settings", b"settings", "started_ns", b"started_ns", "storage", b"storage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -65,6 +65,7 @@ class PeerIdentity:
     client_address: str
     settings: Mapping[str, str]
     client_tls: bool = False
+    call_secret: bytes = field(default=b"", repr=False)
     protocol: int = PROTOCOL
     format: int = VERSION
     started_ns: int = field(default_factory=time.monotonic_ns)
@@ -267,6 +268,7 @@ def _identity(mine: PeerIdentity) -> pb.Identity:
         boot=mine.boot,
         client_address=mine.client_address,
         client_tls=mine.client_tls,
+        call_secret=mine.call_secret,
         settings=mine.settings,
         started_ns=mine.started_ns,
         reads_from=mine.reads_from,
@@ -282,6 +284,7 @@ def _read_identity(wire: pb.Identity) -> PeerIdentity:
         boot=wire.boot,
         client_address=wire.client_address,
         client_tls=wire.client_tls,
+        call_secret=wire.call_secret,
         settings=dict(wire.settings),
         protocol=wire.protocol,
         format=wire.format,

@@ -11,6 +11,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.config import Config
 from delaywheel_replica.peers.sockets import listen, why_not
+from delaywheel_replica.server.access.callers import Access
 from delaywheel_replica.server.certificates import MAX_CONNECTION_AGE_MS, NodeCertificates
 from delaywheel_replica.server.cluster.operator import DelayWheelAdminService
 from delaywheel_replica.server.intake.admission import Admission
@@ -68,6 +69,7 @@ class Listener:
         counts: Counts,
         *,
         connections: int,
+        access: Access,
         certificates: NodeCertificates | None = None,
     ) -> None:
         """Prepares.
@@ -77,6 +79,7 @@ class Listener:
             services: The services that answer.
             counts: Counts refused calls.
             connections: The most connections of callers.
+            access: Says who may make which call.
             certificates: This node's; None: callers speak plain text.
         """
         self._config = config
@@ -89,7 +92,8 @@ class Listener:
             close=close_connections,
         )
         answers = Answers(asked, services.questions.length_bytes)
-        calls = Calls(Reception(), counts, answers)
+        reception = Reception()
+        calls = Calls(reception, counts, answers, access)
         checked = Admission(max_bytes=_HEALTH_BYTES, max_caller_bytes=_HEALTH_BYTES)
         checks = Calls(Reception(HEALTH), counts, Answers(checked, lambda _: _HEALTH_ANSWER_BYTES))
         producing = {
@@ -102,7 +106,7 @@ class Listener:
             *(reflection.SERVICE_NAME, REFLECTION_V1),
         )
         reflected = reflection.aio.ReflectionServicer(service_names=names)
-        reflecting = calls.of_service(_REFLECTION, reflected, {})
+        reflecting = Calls(reception, counts, answers).of_service(_REFLECTION, reflected, {})
         for name, handlers in (
             (SERVICE, calls.of_service(_SERVICES["DelayWheel"], services.questions, producing)),
             (ADMIN_SERVICE, calls.of_service(_SERVICES["DelayWheelAdmin"], services.admin, {})),

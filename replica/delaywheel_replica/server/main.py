@@ -29,6 +29,8 @@ from delaywheel_replica.process.inheritance import (
     take_hangups,
 )
 from delaywheel_replica.process.logs import get_logger, set_level, set_up_logging
+from delaywheel_replica.server.access.files import AccessFileError
+from delaywheel_replica.server.certificates import CertificateError
 from delaywheel_replica.server.intake.descriptors import share_out
 from delaywheel_replica.server.listening import ListenError
 from delaywheel_replica.server.serving import NodeIdTakenError, Server
@@ -66,9 +68,10 @@ def main() -> int:
     except (NodeFolderError, MetaTooNew, NodeIdTakenError) as error:
         _log.error("cannot start", error=str(error))
         return EXIT_HOPELESS
-    except (ListenError, PeerListenError) as error:
+    except (AccessFileError, CertificateError, ListenError, PeerListenError) as error:
         _log.error("cannot start", error=str(error))
-        # After a restart, the previous process may still hold the port while it ends.
+        # After a restart, the previous process may still hold the port while it ends; and a file
+        # that was in order when the node started may be in the middle of being replaced.
         return 1 if ADDRESS_VARIABLE in os.environ else EXIT_HOPELESS
     return 0
 

@@ -10,6 +10,14 @@ from google.protobuf.message import Message
 
 from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_replica.server.access.callers import CallContext
+from delaywheel_replica.server.access.rights import Right
+from delaywheel_replica.server.access.showing import (
+    refuse_details,
+    refuse_unseen,
+    searchable,
+    shown_to,
+)
 from delaywheel_replica.server.changing.cancel_many import CancelMany
 from delaywheel_replica.server.changing.cancels import Cancels
 from delaywheel_replica.server.changing.reschedules import Reschedules
@@ -20,8 +28,7 @@ from delaywheel_replica.server.lookup.places import Places
 from delaywheel_replica.server.lookup.queries import Queries
 from delaywheel_replica.server.lookup.references import reference_of
 from delaywheel_replica.server.lookup.search import Search
-from delaywheel_replica.server.node.answering import Context
-from delaywheel_replica.server.node.calls_to_nodes import Passing, was_passed
+from delaywheel_replica.server.node.calls_to_nodes import Passing
 from delaywheel_replica.server.node.counts import Counts
 from delaywheel_replica.server.node.refusals import RefusedError
 
@@ -78,39 +85,39 @@ class DelayWheelService:
             case _:
                 return _SHORT_BYTES
 
-    async def Cancel(self, request: pb.CancelRequest, context: Context) -> pb.CancelResponse:  # noqa: N802 - gRPC's names
+    async def Cancel(self, request: pb.CancelRequest, context: CallContext) -> pb.CancelResponse:  # noqa: N802 - gRPC's names
         """See the protocol."""
-        passed = was_passed(context.invocation_metadata())
-        return await self._changes.cancels.cancel(
-            request, passed=passed, left_s=context.time_remaining()
-        )
+        return await self._changes.cancels.cancel(request, context.caller, left_s=context.left_s)
 
     async def CancelMany(  # noqa: N802 - gRPC's names
-        self, request: pb.CancelManyRequest, context: Context
+        self, request: pb.CancelManyRequest, context: CallContext
     ) -> pb.CancelManyResponse:
         """See the protocol."""
-        passed = was_passed(context.invocation_metadata())
-        return await self._changes.cancel_many.cancel_many(request, passed=passed)
+        return await self._changes.cancel_many.cancel_many(request, context.caller)
 
     async def Reschedule(  # noqa: N802 - gRPC's names
-        self, request: pb.RescheduleRequest, context: Context
+        self, request: pb.RescheduleRequest, context: CallContext
     ) -> pb.RescheduleResponse:
         """See the protocol."""
-        passed = was_passed(context.invocation_metadata())
         return await self._changes.reschedules.reschedule(
-            request, passed=passed, left_s=context.time_remaining()
+            request, context.caller, left_s=context.left_s
         )
 
     async def GetMessage(  # noqa: N802 - gRPC's names
-        self, request: pb.GetMessageRequest, context: Context
+        self, request: pb.GetMessageRequest, context: CallContext
     ) -> pb.GetMessageResponse:
         """See the protocol."""
         with self._counts.calls.timed("get") as outcome:
+            if not context.caller.rights.may_everywhere(Right.INSPECT):
+                (topics,) = await self._queries.topics_of([reference_of(request.message)])
+                refuse_unseen(context.caller, topics)
             message = await self._get(request, context)
+            if not shown_to(context.caller, [message]):
+                raise RefusedError(Reason.MESSAGE_NOT_FOUND)
             outcome.append(pb.MessageState.Name(message.state).removeprefix("MESSAGE_STATE_"))
         return pb.GetMessageResponse(message=message)
 
-    async def _get(self, request: pb.GetMessageRequest, context: Context) -> pb.StoredMessage:
+    async def _get(self, request: pb.GetMessageRequest, context: CallContext) -> pb.StoredMessage:
         """Returns a message.
 
         The leader's node knows best what became of a finished message, and which one a handle means
@@ -139,35 +146,59 @@ class DelayWheelService:
             await self._places.add_place(message)
         return message
 
-    async def _ask_leader(self, named: pb.MessageRef, context: Context) -> pb.StoredMessage | None:
+    async def _ask_leader(
+        self, named: pb.MessageRef, context: CallContext
+    ) -> pb.StoredMessage | None:
         address = self._passing.leader_address()
-        if address is None or was_passed(context.invocation_metadata()):
+        if address is None or context.caller.is_node:
             return None
         return await self._passing.get_message(address, pb.GetMessageRequest(message=named))
 
     async def Search(  # noqa: N802 - gRPC's names
-        self, request: pb.SearchRequest, _context: Context
+        self, request: pb.SearchRequest, context: CallContext
     ) -> pb.SearchResponse:
         """See the protocol."""
         with self._counts.calls.timed("search") as outcome:
-            answer = await self._search.search(request, wanted_of(request.filter))
+            may_find = searchable(context.caller, Right.INSPECT, request.filter)
+            answer = await self._search.search(request, wanted_of(request.filter, may_find))
+            shown_to(context.caller, answer.messages)
             outcome.append("INCOMPLETE" if answer.looked.incomplete else "COMPLETE")
         return answer
 
     async def ListSlots(  # noqa: N802 - gRPC's names
-        self, request: pb.ListSlotsRequest, context: Context
+        self, request: pb.ListSlotsRequest, context: CallContext
     ) -> pb.ListSlotsResponse:
         """See the protocol."""
-        return await self._fan_out.list_slots(request, context.time_remaining())
+        return await self._fan_out.list_slots(request, context.left_s)
 
     async def GetSlot(  # noqa: N802 - gRPC's names
-        self, request: pb.GetSlotRequest, _context: Context
+        self, request: pb.GetSlotRequest, context: CallContext
     ) -> pb.GetSlotResponse:
         """See the protocol."""
-        return await self._queries.get_slot(request)
+        answer = await self._queries.get_slot(request)
+        if context.caller.rights.may_everywhere(Right.READ):
+            return answer
+        shown = shown_to(context.caller, answer.messages)
+        return pb.GetSlotResponse(messages=shown, next_page_token=answer.next_page_token)
 
     async def DescribeCluster(  # noqa: N802 - gRPC's names
-        self, request: pb.DescribeClusterRequest, context: Context
+        self, request: pb.DescribeClusterRequest, context: CallContext
     ) -> pb.DescribeClusterResponse:
         """See the protocol."""
-        return await self._fan_out.describe(request, context.time_remaining())
+        if request.details or request.all_members:
+            refuse_details(context.caller, (Right.INSPECT, Right.OPERATE))
+        return await self._fan_out.describe(request, context.left_s)
+
+    async def WhoAmI(  # noqa: N802 - gRPC's names
+        self, _request: pb.WhoAmIRequest, context: CallContext
+    ) -> pb.WhoAmIResponse:
+        """See the protocol."""
+        caller = context.caller
+        answer = pb.WhoAmIResponse(node=self._fan_out.node, unlimited=caller.principal is None)
+        if caller.principal is not None:
+            answer.principal, answer.shown_by = caller.principal, caller.how
+            for granted in caller.rights.granted:
+                answer.grants.add(
+                    may=sorted(granted.may), topics=[each.text for each in granted.topics]
+                )
+        return answer

@@ -28,6 +28,7 @@ from delaywheel_replica.peers.network import PeerNetwork
 from delaywheel_replica.process.inheritance import ADDRESS_VARIABLE, report_ready
 from delaywheel_replica.process.logs import get_logger
 from delaywheel_replica.row_places import server_row_path
+from delaywheel_replica.server.access.callers import Access
 from delaywheel_replica.server.certificates import NodeCertificates
 from delaywheel_replica.server.changing.cancel_many import CancelMany
 from delaywheel_replica.server.changing.cancels import Cancels
@@ -145,11 +146,13 @@ class Server:
 
         Raises:
             CertificateError: A certificate is not in order.
+            AccessFileError: The file of grants or tokens is not.
             NodeFolderError: The data folder cannot be used.
             MetaTooNew: A newer release has written one of its wheels.
         """
         self._config = config
         self._certificates = NodeCertificates(config) if config.tls_cert else None
+        self._access = Access(config)
         self._link = link
         self._descriptors = descriptors
         self._draining = self._has_twin = False
@@ -297,6 +300,7 @@ class Server:
             services,
             self._counts,
             connections=self._descriptors.connections,
+            access=self._access,
             certificates=self._certificates,
         )
 
@@ -417,6 +421,7 @@ class Server:
             boot=self._boot_id,
             client_address=self._address,
             client_tls=self._certificates is not None,
+            call_secret=self._access.call_secret,
             settings=config.agreed,
         )
         network = PeerNetwork(

@@ -16,6 +16,7 @@ from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.protocol.status_files import Role
 from delaywheel_replica.link import CommitSoon
+from delaywheel_replica.server.access.callers import ANYBODY
 from delaywheel_replica.server.changing.cancel_many import CancelMany
 from delaywheel_replica.server.lookup.search import Page
 from delaywheel_replica.server.node.refusals import RefusedError
@@ -143,7 +144,7 @@ async def test_only_so_many_calls_hold_a_page_each() -> None:
     )
     search: Any = SimpleNamespace(page=page)
     many = CancelMany(view, search, cast("Any", None), cast("Any", None))
-    calls = [asyncio.create_task(many.cancel_many(asked(b"k"), passed=False)) for _ in range(20)]
+    calls = [asyncio.create_task(many.cancel_many(asked(b"k"), ANYBODY)) for _ in range(20)]
     done, waiting = await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
     assert (len(waiting), len(let_in)) == (16, 16)
     for call in done:
@@ -153,4 +154,4 @@ async def test_only_so_many_calls_hold_a_page_each() -> None:
     assert [await call for call in waiting] == [
         pb.CancelManyResponse(looked=pb.Looked(node="n1"))
     ] * 16
-    await many.cancel_many(asked(b"k"), passed=False)
+    await many.cancel_many(asked(b"k"), ANYBODY)

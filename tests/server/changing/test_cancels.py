@@ -17,6 +17,7 @@ from delaywheel.storage.frames.columns import Columns
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.protocol.progress import Position, Progress
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role, ServerStatus
+from delaywheel_replica.server.access.callers import ANYBODY
 from delaywheel_replica.server.changing.cancels import Cancels
 from delaywheel_replica.server.changing.gathering import CancelGroups
 from delaywheel_replica.server.changing.passed_on import passed_cancels
@@ -126,7 +127,7 @@ class Site:
         async with self.serving() as cancels:
             try:
                 request = pb.CancelRequest(messages=[named])
-                answer = await cancels.cancel(request, passed=False, left_s=None)
+                answer = await cancels.cancel(request, ANYBODY, left_s=None)
                 return answer.results[0].outcome
             except RefusedError as error:
                 return error.refusal.reason

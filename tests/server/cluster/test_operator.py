@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -24,6 +25,7 @@ from delaywheel_replica.core.protocol.status_files import (
 )
 from delaywheel_replica.link import NodeStorage, SetBack
 from delaywheel_replica.peers.states import Connection, PeerState
+from delaywheel_replica.server.access.callers import Access
 from delaywheel_replica.server.cluster.operator import (
     DelayWheelAdminService,
     Operator,
@@ -37,6 +39,7 @@ from delaywheel_replica.server.node.counts import Counts
 from delaywheel_replica.server.node.node_view import Cleaner, monotonic_ms, wall_ms
 from delaywheel_replica.server.node.refusals import Refusal, RefusedError
 from support.core.values import heartbeat, wheel_heartbeat
+from support.server.server_process import config_for
 from support.server.views import node_view
 
 A1, B1 = WheelId("a", 1), WheelId("b", 1)
@@ -66,6 +69,7 @@ class Place:
     Attributes:
         reported: what its cleaner was sent.
         deaf: so many messages its cleaner does not hear.
+        secret: what the nodes at these addresses believe other nodes by.
         wait_s: so long it waits for the commit.
     """
 
@@ -79,6 +83,7 @@ class Place:
     members: tuple[str, ...] = ("a", "b", "c")
     heard_ago_ms: int = 100
     addresses: dict[str, str] = field(default_factory=dict)
+    secret: bytes = b""
     reported: list[NodeStorage | SetBack] = field(default_factory=list)
     deaf: int = 0
     wait_s: float = 30.0
@@ -119,7 +124,11 @@ class Place:
 
     def states(self) -> dict[str, PeerState]:
         return {
-            node: PeerState(Connection.CONNECTED, 0, "127.0.0.1:1", client_address=address)
+            node: PeerState(
+                *(Connection.CONNECTED, 0, "127.0.0.1:1"),
+                client_address=address,
+                call_secret=self.secret,
+            )
             for node, address in self.addresses.items()
         }
 
@@ -424,18 +433,19 @@ class Site:
 
 
 @pytest.fixture
-async def site() -> AsyncIterator[Site]:
+async def site(tmp_path: Path) -> AsyncIterator[Site]:
     leader, counts = Place(), Counts()
     server = grpc.aio.server()
     answers = Answers(Admission(max_bytes=1 << 20, max_caller_bytes=1 << 20), lambda _: 1)
     service = DelayWheelAdminService(leader.operator)
-    calls = Calls(Reception(), counts, answers)
+    access = Access(config_for(tmp_path))
+    calls = Calls(Reception(), counts, answers, access)
     described = pb.DESCRIPTOR.services_by_name["DelayWheelAdmin"]
     handlers = calls.of_service(described, service, {})
     server.add_registered_method_handlers(described.full_name, handlers)
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
-    place = Place(addresses={"b": address})
+    place = Place(addresses={"b": address}, secret=access.call_secret)
     place.peers["b"] = replace(place.peers["b"], term=Term(7))
     place.cleaner.status = replace(control_of(), role=Role.STANDBY)
     yield Site(leader, place, counts)

@@ -16,6 +16,7 @@ from delaywheel.storage.folder.disk import PosixDisk
 from delaywheel.storage.frames.columns import Columns
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.link import TopicInfo, Topics
+from delaywheel_replica.server.access.callers import ANYBODY, CallContext
 from delaywheel_replica.server.commit.committer import Committed
 from delaywheel_replica.server.commit.writing import Writing
 from delaywheel_replica.server.intake import producing as producing_module
@@ -23,7 +24,6 @@ from delaywheel_replica.server.intake.admission import Admission
 from delaywheel_replica.server.intake.known_topics import KnownTopics
 from delaywheel_replica.server.intake.producing import Accepting, Producing
 from delaywheel_replica.server.intake.validate import Batch, Rules, decode_outlined
-from delaywheel_replica.server.node.answering import Context
 from delaywheel_replica.server.node.counts import Counts
 from delaywheel_replica.server.node.looptime import PASS_S, LoopTime
 from delaywheel_replica.server.node.node_view import monotonic_ms, wall_ms
@@ -53,13 +53,6 @@ class Written:
         answer: asyncio.Future[Committed] = asyncio.get_running_loop().create_future()
         answer.set_result(Committed(WHEEL, 1, {}))
         return answer
-
-
-class Peer:
-    """A call's context."""
-
-    def peer(self) -> str:
-        return "caller"
 
 
 class Site:
@@ -95,7 +88,9 @@ class Site:
         monkeypatch.setattr(Batch, "accept", accept)
 
     async def produce(self, request: pb.DelayProduceRequest) -> pb.DelayProduceResponse:
-        answer = await self.producing.one(request.SerializeToString(), cast("Context", Peer()))
+        answer = await self.producing.one(
+            request.SerializeToString(), CallContext(ANYBODY, "caller")
+        )
         answer.end()
         return pb.DelayProduceResponse.FromString(answer.content)
 

@@ -22,6 +22,7 @@ from delaywheel_replica.peers.states import (
     PeerRefusal,
     PeerState,
 )
+from delaywheel_replica.server.access.callers import ANYBODY
 from delaywheel_replica.server.changing.cancels import Cancels
 from delaywheel_replica.server.changing.gathering import CancelGroups
 from delaywheel_replica.server.changing.passed_on import (
@@ -32,7 +33,7 @@ from delaywheel_replica.server.changing.passed_on import (
 from delaywheel_replica.server.changing.sights import Sights
 from delaywheel_replica.server.lookup.places import Places
 from delaywheel_replica.server.lookup.queries import Queries
-from delaywheel_replica.server.node.calls_to_nodes import Passing, Silent, was_passed
+from delaywheel_replica.server.node.calls_to_nodes import PASSED, Passing, Silent
 from delaywheel_replica.server.node.node_view import NodeView
 from delaywheel_replica.server.node.refusals import Refusal, RefusedError, abort
 from support.core.values import heartbeat
@@ -42,12 +43,18 @@ NOW_MS = 50_000
 REQUEST = pb.CancelRequest(messages=[pb.MessageRef(handle=f"n2.1:5:{7:032x}")])
 
 
+def shown_in(context: grpc.aio.ServicerContext[object, object]) -> str | None:
+    """The secret that a call shows."""
+    shown = dict(context.invocation_metadata() or ()).get(PASSED)
+    return None if shown is None else str(shown)
+
+
 class LeadersNode(rpc.DelayWheelServicer):
     """Answers as scripted.
 
     Attributes:
         answer: what it says; None: it ends the call without a reason.
-        passed: of each call, whether it said that it was passed on.
+        passed: of each call, what it showed to be a node's.
         delay_s: so long it thinks before it describes itself.
         asked: which messages each call named.
         undecided: those that are not decided yet.
@@ -56,7 +63,7 @@ class LeadersNode(rpc.DelayWheelServicer):
 
     def __init__(self) -> None:
         self.answer: pb.CancelOutcome.ValueType | Refusal | None = pb.CANCEL_OUTCOME_CANCELLED
-        self.passed: list[bool] = []
+        self.passed: list[str | None] = []
         self.delay_s = 0.0
         self.asked: list[list[str]] = []
         self.undecided: set[str] = set()
@@ -70,7 +77,7 @@ class LeadersNode(rpc.DelayWheelServicer):
     ) -> pb.CancelResponse:
         """See the protocol."""
         self.asked.append([message.handle for message in request.messages])
-        self.passed.append(was_passed(context.invocation_metadata()))
+        self.passed.append(shown_in(context))
         if self.answer is None:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "no details")
         if isinstance(self.answer, Refusal):
@@ -91,7 +98,7 @@ class LeadersNode(rpc.DelayWheelServicer):
         context: grpc.aio.ServicerContext[object, object],
     ) -> pb.RescheduleResponse:
         """The first call decides nothing of the first message."""
-        assert was_passed(context.invocation_metadata())
+        assert shown_in(context)
         is_first = not self.asked
         self.asked.append([each.message.handle for each in request.messages])
         done = pb.MessageRescheduled(
@@ -108,7 +115,7 @@ class LeadersNode(rpc.DelayWheelServicer):
     ) -> pb.GetMessageResponse:
         """See the protocol."""
         assert request.message == REQUEST.messages[0]
-        self.passed.append(was_passed(context.invocation_metadata()))
+        self.passed.append(shown_in(context))
         if isinstance(self.answer, Refusal):
             await abort(context, self.answer)
         return pb.GetMessageResponse()
@@ -159,9 +166,9 @@ async def test_a_cancel_is_passed_on_and_says_so(leader: tuple[LeadersNode, str]
     node, address = leader
     view = view_of(address)
     passing = Passing(view)
-    answer = await cancels_of(view, passing).cancel(REQUEST, passed=False, left_s=5)
+    answer = await cancels_of(view, passing).cancel(REQUEST, ANYBODY, left_s=5)
     assert answer.results[0].outcome == pb.CANCEL_OUTCOME_CANCELLED
-    assert node.passed == [True]
+    assert node.passed == ["1"]
     await passing.close()
 
 
@@ -185,7 +192,7 @@ async def test_cancels_of_many_callers_are_passed_on_together(
     cancels = cancels_of(view_of(address), passing)
 
     def begin(number: int) -> asyncio.Task[pb.CancelResponse]:
-        return asyncio.create_task(cancels.cancel(cancel_of(number), passed=False, left_s=20))
+        return asyncio.create_task(cancels.cancel(cancel_of(number), ANYBODY, left_s=20))
 
     calls = [begin(number) for number in range(CALLS_AT_ONCE)]
     await until(lambda: len(node.asked) == CALLS_AT_ONCE)
@@ -209,8 +216,8 @@ async def test_nobody_waits_for_what_another_caller_named(
     passing = Passing(view_of(address))
     cancels = cancels_of(view_of(address), passing)
     both = pb.CancelRequest(messages=[*cancel_of(1).messages, *cancel_of(2).messages])
-    slow = asyncio.create_task(cancels.cancel(both, passed=False, left_s=20))
-    quick = await cancels.cancel(cancel_of(2), passed=False, left_s=20)
+    slow = asyncio.create_task(cancels.cancel(both, ANYBODY, left_s=20))
+    quick = await cancels.cancel(cancel_of(2), ANYBODY, left_s=20)
     assert quick.results[0].outcome == pb.CANCEL_OUTCOME_CANCELLED
     assert not slow.done()
     node.undecided.clear()
@@ -247,7 +254,7 @@ async def test_a_caller_hears_when_the_leaders_node_wants_it_back(
     node.answer = Refusal(Reason.BACKPRESSURE, "busy", after_ms=777)
     passing = Passing(view_of(address))
     with pytest.raises(RefusedError) as caught:
-        await cancels_of(view_of(address), passing).cancel(REQUEST, passed=False, left_s=5)
+        await cancels_of(view_of(address), passing).cancel(REQUEST, ANYBODY, left_s=5)
     refusal = caught.value.refusal
     assert (refusal.reason, refusal.retry_delay_ms) == (Reason.BACKPRESSURE, 777)
     await passing.close()
@@ -276,7 +283,7 @@ async def test_others_are_asked_whether_they_have_none(
     node.answer = answer
     passing = Passing(view_of(address, is_complete=is_complete))
     assert await passing.others_have_none(REQUEST.messages[0], wanted=wanted) is have_none
-    assert node.passed == ([True] if wanted else [])
+    assert node.passed == (["1"] if wanted else [])
 
 
 async def test_the_leaders_reason_is_the_answer(leader: tuple[LeadersNode, str]) -> None:
@@ -334,12 +341,33 @@ def test_nobody_is_asked_whose_leadership_is_not_heard(view: NodeView) -> None:
     assert Passing(view).leader_address() is None
 
 
-@pytest.mark.parametrize(
-    ("metadata", "passed"),
-    [(None, False), ((("user-agent", "x"),), False), ((("dw-passed", "1"),), True)],
-)
-def test_a_passed_call_is_known(metadata: tuple[tuple[str, str], ...] | None, passed: bool) -> None:
-    assert was_passed(metadata) is passed
+async def test_a_channel_that_was_replaced_is_closed(
+    leader: tuple[LeadersNode, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once its calls have ended; so there is one for each node, however often files are renewed."""
+    node, address = leader
+    passing = Passing(view_of(address))
+    shown: list[object] = [None]
+    monkeypatch.setattr(passing, "_shown", lambda: shown[0])
+    monkeypatch.setattr(passing, "_open", lambda at, *_, **__: grpc.aio.insecure_channel(at))
+    view_peers = {"n2": replace(SECRETIVE, client_address=address, client_tls=True)}
+    monkeypatch.setattr(passing, "_view", node_view(view_of(None).status, peers=lambda: view_peers))
+    node.goes_on.clear()
+    request = pb.CancelRequest(messages=REQUEST.messages)
+    slow = asyncio.create_task(passing.cancel(address, request, within_s=20))
+    await until(lambda: len(node.asked) == 1)
+    for shown[0] in range(3):
+        with pytest.raises(RefusedError):
+            await passing.cancel(address, request, within_s=0.05)
+    assert len(passing._channels) == 1
+    node.goes_on.set()
+    assert (await slow).results[0].outcome == pb.CANCEL_OUTCOME_CANCELLED
+    await until(lambda: not passing._closing)
+    assert set(node.passed) == {SECRETIVE.call_secret.hex()}
+    await passing.close()
+
+
+SECRETIVE = PeerState(Connection.CONNECTED, 0, "127.0.0.1:1", call_secret=b"secret")
 
 
 def peer(address: str | None, refusal: PeerRefusal | None = None) -> PeerState:
@@ -353,8 +381,8 @@ async def asked(
     passing = Passing(node_view(view_of(None).status, peers=lambda: peers))
     try:
         return await passing.ask_all(
-            lambda channel, s: rpc.DelayWheelStub(channel).DescribeCluster(
-                pb.DescribeClusterRequest(), timeout=s
+            lambda node: node.stub.DescribeCluster(
+                pb.DescribeClusterRequest(), timeout=node.within_s
             ),
             within_s=within_s,
         )
@@ -407,8 +435,8 @@ async def test_who_came_back_is_found_at_once() -> None:
 
     async def ask() -> pb.DescribeClusterResponse | Silent:
         answers = await passing.ask_all(
-            lambda channel, s: rpc.DelayWheelStub(channel).DescribeCluster(
-                pb.DescribeClusterRequest(), timeout=s
+            lambda node: node.stub.DescribeCluster(
+                pb.DescribeClusterRequest(), timeout=node.within_s
             ),
             within_s=30,
         )

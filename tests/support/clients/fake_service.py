@@ -336,6 +336,9 @@ class FakeService(pb_grpc.DelayWheelServicer):
     def GetSlot(self, request: Any, context: Any) -> Any:  # noqa: N802
         raise NotImplementedError
 
+    def WhoAmI(self, request: Any, context: Any) -> Any:  # noqa: N802
+        raise NotImplementedError
+
     def DescribeCluster(  # noqa: N802
         self, request: pb.DescribeClusterRequest, context: grpc.ServicerContext
     ) -> pb.DescribeClusterResponse:

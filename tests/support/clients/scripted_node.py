@@ -17,11 +17,12 @@ class ScriptedNode(FakeService, rpc.DelayWheelAdminServicer):
     Attributes:
         list_slots: Answers ListSlots.
         get_slot: Answers GetSlot.
+        who_am_i: Answers WhoAmI.
         search: Answers Search.
         replace_node: Answers ReplaceNode.
         remove_node: Answers RemoveNode.
         set_back: Answers SetBack.
-        asked: The requests of all six, in order.
+        asked: The requests of the others, in order.
     """
 
     def __init__(self) -> None:
@@ -29,6 +30,7 @@ class ScriptedNode(FakeService, rpc.DelayWheelAdminServicer):
         self.describe = answer(describe_cluster())
         self.list_slots: Behaviour = answer(pb.ListSlotsResponse(node="n1"))
         self.get_slot: Behaviour = answer(pb.GetSlotResponse())
+        self.who_am_i: Behaviour = answer(pb.WhoAmIResponse(node="n1", unlimited=True))
         self.search: Behaviour = answer(pb.SearchResponse())
         self.replace_node: Behaviour = answer(pb.ReplaceNodeResponse())
         self.remove_node: Behaviour = answer(pb.RemoveNodeResponse())
@@ -42,6 +44,9 @@ class ScriptedNode(FakeService, rpc.DelayWheelAdminServicer):
     def GetSlot(self, request: Any, context: Any) -> Any:  # noqa: N802
         self.asked.append(request)
         return self.get_slot(self, request, context)
+
+    def WhoAmI(self, request: Any, context: Any) -> Any:  # noqa: N802
+        return self.who_am_i(self, request, context)
 
     def Search(self, request: Any, context: Any) -> Any:  # noqa: N802
         self.asked.append(request)

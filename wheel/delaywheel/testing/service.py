@@ -231,6 +231,11 @@ class _Servicer(pb_grpc.DelayWheelServicer):
             messages = [_stored(kept, with_content=request.with_content) for kept in page]
             return pb.GetSlotResponse(messages=messages, next_page_token=token)
 
+    def WhoAmI(  # noqa: N802
+        self, _request: pb.WhoAmIRequest, _context: Any
+    ) -> pb.WhoAmIResponse:
+        return pb.WhoAmIResponse(unlimited=True)
+
     def Cancel(self, request: pb.CancelRequest, _context: Any) -> pb.CancelResponse:  # noqa: N802
         with self._lock:
             found = map(self._store.cancel, request.messages)

@@ -23,6 +23,7 @@ from delaywheel_replica.config import Config
 from delaywheel_replica.config_faults import Fault
 from delaywheel_replica.config_sources import ConfigError, load_config
 from delaywheel_replica.hiding import HIDDEN
+from delaywheel_replica.server.access.faults import access_faults
 from delaywheel_replica.server.certificates import certificate_faults
 
 
@@ -34,7 +35,9 @@ def load(
     """Reads the settings: flags win over the environment, the environment over the file."""
     try:
         return load_config(
-            file=file, flags=dict(settings), checks=[client_faults, certificate_faults, *checks]
+            file=file,
+            flags=dict(settings),
+            checks=[client_faults, certificate_faults, access_faults, *checks],
         )
     except ConfigError as error:
         lines = str(error).splitlines()

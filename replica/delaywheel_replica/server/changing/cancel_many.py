@@ -12,6 +12,9 @@ from typing import Final
 from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.leader.cancel import CancelDecision
+from delaywheel_replica.server.access.callers import Caller
+from delaywheel_replica.server.access.rights import Right
+from delaywheel_replica.server.access.showing import searchable
 from delaywheel_replica.server.changing.awaited import OF_ALL, WAIT_S
 from delaywheel_replica.server.changing.cancels import OUTCOMES
 from delaywheel_replica.server.changing.gathering import Answered, CancelGroups
@@ -48,22 +51,28 @@ class CancelMany:
         self._running = 0
 
     async def cancel_many(
-        self, request: pb.CancelManyRequest, *, passed: bool
+        self, request: pb.CancelManyRequest, caller: Caller
     ) -> pb.CancelManyResponse:
         """Cancels a page of messages, or only returns them.
 
+        Args:
+            request: Which.
+            caller: Who asks: only what they may change is found.
+
         Raises:
-            RefusedError: FILTER_MISSING, NO_LEADER, SEARCHES_BUSY, BACKPRESSURE, and those of
-                filters.
+            RefusedError: FILTER_MISSING, FORBIDDEN, NO_LEADER, SEARCHES_BUSY, BACKPRESSURE, and
+                those of filters.
         """
-        wanted = wanted_of(request.filter)
+        may_find = searchable(caller, Right.CHANGE, request.filter)
+        wanted = wanted_of(request.filter, may_find)
         if not wanted.names_something:
             raise RefusedError(Reason.FILTER_MISSING)
         if self._view.cleaner.leading() is None:
-            address = None if passed else self._passing.leader_address()
+            address = None if caller.is_node else self._passing.leader_address()
             if address is None:
                 raise RefusedError(Reason.NO_LEADER)
-            return await self._passing.cancel_many(address, request)
+            principal = None if may_find is None else caller.principal
+            return await self._passing.cancel_many(address, request, principal=principal)
         if self._running >= _RUNNING_AT_MOST:
             raise RefusedError(Reason.SEARCHES_BUSY)
         self._running += 1

@@ -9,9 +9,11 @@ from typing import Final
 
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.leader.cancel import CancelDecision
+from delaywheel_replica.server.access.callers import Caller
 from delaywheel_replica.server.changing.awaited import check_some, parsed, within_s_of
 from delaywheel_replica.server.changing.gathering import Answered, CancelGroups
 from delaywheel_replica.server.changing.passed_on import PassedChanges
+from delaywheel_replica.server.changing.permitted import change_permitted
 from delaywheel_replica.server.changing.sights import Sights
 from delaywheel_replica.server.lookup.references import reference_of
 from delaywheel_replica.server.node.refusals import Refusal
@@ -39,13 +41,13 @@ class Cancels:
         self._passed_on = passed_on
 
     async def cancel(
-        self, request: pb.CancelRequest, *, passed: bool, left_s: float | None
+        self, request: pb.CancelRequest, caller: Caller, *, left_s: float | None
     ) -> pb.CancelResponse:
         """Cancels messages, or returns why not.
 
         Args:
             request: Which messages.
-            passed: Another node has forwarded the call.
+            caller: Who asks; a node has judged its own caller.
             left_s: How long the caller waits; None: it does not say.
 
         Raises:
@@ -55,15 +57,20 @@ class Cancels:
         """
         references = parsed(request.messages, reference_of)
         within_s = within_s_of(left_s)
-        passed_on = await self._sights.elsewhere(
-            passed=passed,
-            call=lambda address: self._passed_on.ask(address, request.messages, within_s),
-        )
+
+        async def cancel(rows: Sequence[int]) -> Sequence[Answered | pb.MessageCancelled | None]:
+            messages = [request.messages[row] for row in rows]
+            passed_on = await self._sights.elsewhere(
+                passed=caller.is_node,
+                call=lambda address: self._passed_on.ask(address, messages, within_s),
+            )
+            if passed_on is not None:
+                return passed_on
+            named = [references[row] for row in rows]
+            return await self._groups.cancel(named, within_s, partly=request.partly)
+
         results: Sequence[Answered | pb.MessageCancelled | None]
-        if passed_on is not None:
-            results = passed_on
-        else:
-            results = await self._groups.cancel(references, within_s, partly=request.partly)
+        results = await change_permitted(self._sights, caller, references, cancel)
         check_some(results)
         return pb.CancelResponse(results=map(_result, results))
 

@@ -39,6 +39,7 @@ from delaywheel_replica.core.protocol.progress import Position
 from delaywheel_replica.core.protocol.reschedules import MessageKey, Reschedule, RescheduleWish
 from delaywheel_replica.process.logs import get_logger
 from delaywheel_replica.quantities import about
+from delaywheel_replica.server.access.callers import Caller
 from delaywheel_replica.server.changing.awaited import (
     WAIT_S,
     AwaitedCall,
@@ -48,6 +49,7 @@ from delaywheel_replica.server.changing.awaited import (
 )
 from delaywheel_replica.server.changing.decided import Decisions
 from delaywheel_replica.server.changing.passed_on import PassedChanges
+from delaywheel_replica.server.changing.permitted import change_permitted
 from delaywheel_replica.server.changing.sights import Sights
 from delaywheel_replica.server.changing.waiting import Decided, Subject
 from delaywheel_replica.server.lookup.references import Reference, reference_of
@@ -188,7 +190,7 @@ class Reschedules:
         self._admitting: asyncio.Task[None] | None = None
 
     async def reschedule(
-        self, request: pb.RescheduleRequest, *, passed: bool, left_s: float | None
+        self, request: pb.RescheduleRequest, caller: Caller, *, left_s: float | None
     ) -> pb.RescheduleResponse:
         """Gives messages other dues, or returns why not; arguments as of `Cancels.cancel`.
 
@@ -200,14 +202,22 @@ class Reschedules:
         """
         wanted = parsed(request.messages, self._wanted)
         within_s = within_s_of(left_s)
-        results: Sequence[_Answered | None] | None = await self._sights.elsewhere(
-            passed=passed,
-            call=lambda address: self._passed_on.ask(address, request.messages, within_s),
-        )
-        if results is None:
+
+        async def reschedule(rows: Sequence[int]) -> Sequence[_Answered | None]:
+            messages = [request.messages[row] for row in rows]
+            passed_on: Sequence[_Answered] | None = await self._sights.elsewhere(
+                passed=caller.is_node,
+                call=lambda address: self._passed_on.ask(address, messages, within_s),
+            )
+            if passed_on is not None:
+                return passed_on
             if self._view.cleaner.leading() is None:
                 raise RefusedError(Reason.NO_LEADER)
-            results = await self._reschedule_here(wanted, within_s, partly=request.partly)
+            asked = [wanted[row] for row in rows]
+            return await self._reschedule_here(asked, within_s, partly=request.partly)
+
+        named = [each if isinstance(each, Refusal) else each.named for each in wanted]
+        results = await change_permitted(self._sights, caller, named, reschedule)
         check_some(results)
         return pb.RescheduleResponse(results=map(_result, results))
 
@@ -467,9 +477,11 @@ def _over(attempt: _Attempt | None) -> Refusal:
     return Refusal(Reason.RESCHEDULE_UNKNOWN if is_under_way else Reason.RESCHEDULES_BUSY)
 
 
-def _result(answered: _Answered | None) -> pb.MessageRescheduled:
+def _result(answered: _Answered | Decided | None) -> pb.MessageRescheduled:
     if answered is None:
         return pb.MessageRescheduled()
+    if isinstance(answered, Decided):
+        return pb.MessageRescheduled(outcome=_OUTCOMES[answered.decision])
     if isinstance(answered, Refusal):
         return pb.MessageRescheduled(error=answered.as_error())
     return answered

@@ -157,6 +157,14 @@ class Sights:
         cleaner = self._view.cleaner
         return Moment(wall_ms(), cleaner.status, cleaner.before, cleaner.leading() is not None)
 
+    async def topics_of(self, named: Sequence[Reference]) -> list[frozenset[str] | None]:
+        """Returns in which topics messages lie; see `Queries.topics_of`."""
+        return await self._queries.topics_of(named)
+
+    def is_deleted(self, named: Reference) -> bool:
+        """Whether the second of a message is finished and deleted."""
+        return self._queries.is_deleted(named)
+
     async def find_many(self, named: Sequence[Reference]) -> list[Subject | RefusedError]:
         """Finds messages that callers refer to; see `Queries.find_many` for the errors."""
         found = await self._queries.find_many(named)

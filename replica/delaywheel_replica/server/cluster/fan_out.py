@@ -5,7 +5,6 @@ from collections.abc import Callable
 from typing import Final
 
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-from delaywheel_proto.v1 import delaywheel_pb2_grpc as rpc
 from delaywheel_replica.config import Config
 from delaywheel_replica.server.cluster.details import Details
 from delaywheel_replica.server.cluster.merging import joined, slots_joined
@@ -62,6 +61,11 @@ class FanOut:
         self._details_made: asyncio.Future[pb.DescribeClusterResponse] | None = None
         self._asks = asyncio.Semaphore(_ASKS)
 
+    @property
+    def node(self) -> str:
+        """The id of this node."""
+        return self._config.node_id
+
     async def describe(
         self, request: pb.DescribeClusterRequest, remaining_s: float | None
     ) -> pb.DescribeClusterResponse:
@@ -78,8 +82,8 @@ class FanOut:
             own, others = await asyncio.gather(
                 self._described(details=True),
                 self._passing.ask_all(
-                    lambda channel, within_s: rpc.DelayWheelStub(channel).DescribeCluster(
-                        question, timeout=within_s
+                    lambda node: node.stub.DescribeCluster(
+                        question, timeout=node.within_s, metadata=node.metadata
                     ),
                     within_s=_within_s(remaining_s),
                 ),
@@ -102,8 +106,8 @@ class FanOut:
         question.all_members = False
         async with self._asks:
             others = await self._passing.ask_all(
-                lambda channel, within_s: rpc.DelayWheelStub(channel).ListSlots(
-                    question, timeout=within_s
+                lambda node: node.stub.ListSlots(
+                    question, timeout=node.within_s, metadata=node.metadata
                 ),
                 within_s=_within_s(remaining_s),
             )

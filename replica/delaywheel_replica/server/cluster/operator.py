@@ -12,7 +12,6 @@ from typing import Final, TypeVar
 from delaywheel.identity import WheelId
 from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-from delaywheel_proto.v1 import delaywheel_pb2_grpc as rpc
 from delaywheel_replica.core.leader.holders import held_alone
 from delaywheel_replica.core.leader.registration import wheels_of_a_node
 from delaywheel_replica.core.leader.replacing import frames_at_risk
@@ -21,8 +20,8 @@ from delaywheel_replica.core.protocol.progress import Progress, SetBackRefusal
 from delaywheel_replica.core.protocol.status_files import CleanerStatus
 from delaywheel_replica.link import NodeStorage, SetBack
 from delaywheel_replica.quantities import counted
-from delaywheel_replica.server.node.answering import Context
-from delaywheel_replica.server.node.calls_to_nodes import AS_PASSED, Passing, was_passed
+from delaywheel_replica.server.access.callers import CallContext
+from delaywheel_replica.server.node.calls_to_nodes import OtherNode, Passing
 from delaywheel_replica.server.node.node_view import (
     NodeView,
     done_slot,
@@ -125,7 +124,9 @@ class Operator:
                 NODE_CHANGE_UNKNOWN.
         """
         there = await self._elsewhere(
-            lambda stub: stub.ReplaceNode(request, timeout=_TIMEOUT_S, metadata=AS_PASSED),
+            lambda node: node.admin.ReplaceNode(
+                request, timeout=_TIMEOUT_S, metadata=node.metadata
+            ),
             Reason.NODE_CHANGE_UNKNOWN,
             passed=passed,
         )
@@ -143,7 +144,7 @@ class Operator:
             RefusedError: NODE_UNKNOWN, NODE_LEADS, NODE_IN_USE, NO_LEADER, NODE_CHANGE_UNKNOWN.
         """
         there = await self._elsewhere(
-            lambda stub: stub.RemoveNode(request, timeout=_TIMEOUT_S, metadata=AS_PASSED),
+            lambda node: node.admin.RemoveNode(request, timeout=_TIMEOUT_S, metadata=node.metadata),
             Reason.NODE_CHANGE_UNKNOWN,
             passed=passed,
         )
@@ -165,7 +166,7 @@ class Operator:
             RefusedError: NOTHING_TO_SET_BACK, SET_BACK_TOO_OFTEN, NO_LEADER, SET_BACK_UNKNOWN.
         """
         there = await self._elsewhere(
-            lambda stub: stub.SetBack(request, timeout=_TIMEOUT_S, metadata=AS_PASSED),
+            lambda node: node.admin.SetBack(request, timeout=_TIMEOUT_S, metadata=node.metadata),
             Reason.SET_BACK_UNKNOWN,
             passed=passed,
         )
@@ -221,7 +222,7 @@ class Operator:
 
     async def _elsewhere(
         self,
-        call: "Callable[[rpc.DelayWheelAdminAsyncStub], Awaitable[_Answer]]",
+        call: Callable[[OtherNode], Awaitable[_Answer]],
         unknown: Reason,
         *,
         passed: bool,
@@ -236,9 +237,7 @@ class Operator:
         address = None if passed else self._passing.leader_address()
         if address is None:
             raise RefusedError(Reason.NO_LEADER)
-        return await self._passing.call(
-            address, lambda channel: call(rpc.DelayWheelAdminStub(channel)), unknown=unknown
-        )
+        return await self._passing.call(address, call, unknown=unknown)
 
     def _leads(self) -> bool:
         """Whether this node leads, even if it rests while it waits for frames of a lost folder."""
@@ -344,22 +343,22 @@ class DelayWheelAdminService:
         self._operator = operator
 
     async def ReplaceNode(  # noqa: N802 - gRPC's names
-        self, request: pb.ReplaceNodeRequest, context: Context
+        self, request: pb.ReplaceNodeRequest, context: CallContext
     ) -> pb.ReplaceNodeResponse:
         """See the protocol."""
-        passed = was_passed(context.invocation_metadata())
+        passed = context.caller.is_node
         return await self._operator.replace(request, passed=passed)
 
     async def RemoveNode(  # noqa: N802 - gRPC's names
-        self, request: pb.RemoveNodeRequest, context: Context
+        self, request: pb.RemoveNodeRequest, context: CallContext
     ) -> pb.RemoveNodeResponse:
         """See the protocol."""
-        passed = was_passed(context.invocation_metadata())
+        passed = context.caller.is_node
         return await self._operator.remove(request, passed=passed)
 
     async def SetBack(  # noqa: N802 - gRPC's names
-        self, request: pb.SetBackRequest, context: Context
+        self, request: pb.SetBackRequest, context: CallContext
     ) -> pb.SetBackResponse:
         """See the protocol."""
-        passed = was_passed(context.invocation_metadata())
+        passed = context.caller.is_node
         return await self._operator.set_back(request, passed=passed)

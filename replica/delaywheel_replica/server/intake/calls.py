@@ -17,6 +17,7 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
 from delaywheel.reasons import Reason
+from delaywheel_replica.server.access.callers import ANYBODY, Access, CallContext, Caller
 from delaywheel_replica.server.intake.admission import Admission
 from delaywheel_replica.server.intake.reception import OpenStream, Reception
 from delaywheel_replica.server.node.answering import Answer, Context, defect
@@ -28,14 +29,19 @@ _QUESTION_BYTES: Final = 1 << 17
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
-Work: TypeAlias = Callable[[bytes, Context], Awaitable[Answer]]
+Work: TypeAlias = Callable[[bytes, CallContext], Awaitable[Answer]]
 """Answers a call, or raises the refusal."""
 
 
 class StreamContext:
-    """The context of a call that stays open, which notes what passes."""
+    """The context of a call that stays open, which notes what passes.
 
-    def __init__(self, context: Context, stream: OpenStream) -> None:
+    Attributes:
+        caller: Who makes it.
+    """
+
+    def __init__(self, context: Context, stream: OpenStream, caller: Caller = ANYBODY) -> None:
+        self.caller = caller
         self._context = context
         self._stream = stream
 
@@ -75,10 +81,26 @@ class Answers(NamedTuple):
 class Calls:
     """Makes gRPC handlers. For the event loop's thread."""
 
-    def __init__(self, reception: Reception, counts: Counts, answers: Answers) -> None:
+    def __init__(
+        self,
+        reception: Reception,
+        counts: Counts,
+        answers: Answers,
+        access: Access | None = None,
+    ) -> None:
+        """Makes none yet.
+
+        Args:
+            reception: Bounds what is received.
+            counts: Counts refused calls.
+            answers: Bounds answers.
+            access: Says who may make which call; None: gRPC's own services, which everybody may
+                use, and which know gRPC's contexts alone.
+        """
         self._reception = reception
         self._counts = counts
         self._answers = answers
+        self._access = access
 
     def of_service(
         self,
@@ -106,7 +128,8 @@ class Calls:
         """Returns a handler with one request and one answer, both as bytes."""
 
         async def answer(held: ExitStack, context: Context) -> None:
-            ready = await work(await self._received(context), context)
+            caller = self._admitted(name, context)
+            ready = await work(await self._received(context), _called(caller, context))
             held.callback(ready.end)
             await context.write(ready.content)
 
@@ -117,12 +140,13 @@ class Calls:
 
         async def answer(held: ExitStack, context: Context) -> None:
             loop = asyncio.get_running_loop()
+            caller = self._admitted(name, context)
             stream = self._begun_stream(held, context)
             limit = asyncio.timeout(None)
             try:
                 async with limit:
                     stream.on_ended = lambda: limit.reschedule(loop.time())
-                    await work(StreamContext(context, stream))
+                    await work(StreamContext(context, stream, caller))
             except TimeoutError:
                 if not stream.is_ended:
                     raise
@@ -133,6 +157,9 @@ class Calls:
                 ) from None
 
         return self._guarded(name, answer)
+
+    def _admitted(self, name: str, context: Context) -> Caller:
+        return ANYBODY if self._access is None else self._access.admit(name, context)
 
     def _begun_stream(self, held: ExitStack, context: Context) -> OpenStream:
         stream = self._reception.begin_stream(context.peer(), asyncio.get_running_loop().time)
@@ -180,15 +207,16 @@ class Calls:
         return self.call(method.name, self._question(request_class, answer))
 
     def _question(
-        self, request_class: type[Message], answer: Callable[[Any, Context], Awaitable[Message]]
+        self, request_class: type[Message], answer: Callable[[Any, Any], Awaitable[Message]]
     ) -> Work:
         admission, length_bytes = self._answers
 
-        async def work(content: bytes, context: Context) -> Answer:
+        async def work(content: bytes, call: CallContext) -> Answer:
             request = _parsed(request_class, content)
-            with admission.admit(context.peer(), length_bytes(request)):
+            with admission.admit(call.address, length_bytes(request)):
+                context = call.shown if self._access is None else call
                 encoded = (await answer(request, context)).SerializeToString()
-                return Answer(encoded, admission.hold_answer(context.peer(), len(encoded)))
+                return Answer(encoded, admission.hold_answer(call.address, len(encoded)))
 
         return work
 
@@ -209,6 +237,10 @@ class Calls:
         if not isinstance(content, bytes):
             raise RefusedError(Reason.REQUEST_MALFORMED, "No request")
         return content
+
+
+def _called(caller: Caller, context: Context) -> CallContext:
+    return CallContext(caller, context.peer(), context.time_remaining(), context)
 
 
 class _Encoding:

@@ -21,6 +21,7 @@ from typing import Final, TypeVar
 
 from delaywheel.identity import WheelId
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_replica.server.access.callers import CallContext, Caller
 from delaywheel_replica.server.commit.writing import Writing
 from delaywheel_replica.server.intake.admission import Admission, cost_bytes
 from delaywheel_replica.server.intake.calls import StreamContext
@@ -28,8 +29,13 @@ from delaywheel_replica.server.intake.columnar import headers_bytes
 from delaywheel_replica.server.intake.known_topics import KnownTopics
 from delaywheel_replica.server.intake.results import column_results, row_results
 from delaywheel_replica.server.intake.unpacking import Outline, is_short, outline_of
-from delaywheel_replica.server.intake.validate import Batch, Rules, decode_outlined
-from delaywheel_replica.server.node.answering import Answer, Context, defect
+from delaywheel_replica.server.intake.validate import (
+    Batch,
+    Rules,
+    decode_outlined,
+    refuse_forbidden,
+)
+from delaywheel_replica.server.node.answering import Answer, defect
 from delaywheel_replica.server.node.counts import Counts
 from delaywheel_replica.server.node.looptime import LoopTime
 from delaywheel_replica.server.node.node_view import wall_ms
@@ -74,13 +80,14 @@ class Producing:
         """Ends the thread."""
         self._thread.shutdown(cancel_futures=True)
 
-    async def one(self, request: bytes, context: Context) -> Answer:
+    async def one(self, request: bytes, call: CallContext) -> Answer:
         """Answers one request.
 
         Raises:
             RefusedError: All of it is refused.
         """
-        producing = self._produce(request, await self._outlined(request), context.peer())
+        outline = await self._outlined(request)
+        producing = self._produce(request, outline, call.address, call.caller)
         del request
         return await producing
 
@@ -107,11 +114,13 @@ class Producing:
             is_short(request), partial(outline_of, request, max_messages=max_messages)
         )
 
-    async def _produce(self, request: bytes, outline: Outline, caller: str) -> Answer:
+    async def _produce(
+        self, request: bytes, outline: Outline, address: str, caller: Caller
+    ) -> Answer:
         """Carries out a request, and counts the outcomes of its messages."""
         parts = self._accepting
         began = perf_counter_ns()
-        taking = self._take(request, outline, caller)
+        taking = self._take(request, outline, address, caller)
         del request
         try:
             batch, wheel = await taking
@@ -124,18 +133,20 @@ class Producing:
         )
         took_us = (perf_counter_ns() - began) // 1_000
         parts.counts.answered(len(batch), batch.refusals, took_us)
-        return Answer(content, parts.admission.hold_answer(caller, len(content)))
+        return Answer(content, parts.admission.hold_answer(address, len(content)))
 
     async def _take(
-        self, request: bytes, outline: Outline, caller: str
+        self, request: bytes, outline: Outline, address: str, caller: Caller
     ) -> tuple[Batch, WheelId | None]:
         parts = self._accepting
         refusal = parts.refusal()
         if refusal is not None:
             raise RefusedError.of(refusal)
-        with parts.admission.admit(caller, cost_bytes(request, outline.messages)) as ticket:
+        with parts.admission.admit(address, cost_bytes(request, outline.messages)) as ticket:
             is_small = _is_small(request, outline)
-            decoding = self._done(is_small, partial(self._decode, request, outline))
+            decode = partial(self._decode, request, outline, caller)
+            decoding = self._done(is_small, decode)
+            del decode
             del request
             batch, doubtful = await decoding
             if doubtful:
@@ -150,11 +161,12 @@ class Producing:
                 batch.refuse_accepted(committed.failed)
         return batch, wheel
 
-    def _decode(self, request: bytes, outline: Outline) -> tuple[Batch, list[str]]:
+    def _decode(self, request: bytes, outline: Outline, caller: Caller) -> tuple[Batch, list[str]]:
         """Decodes and judges, unless topics must be asked about: returns those. For any thread."""
         parts = self._accepting
         batch = decode_outlined(request, outline, parts.rules, now_ms=wall_ms())
-        doubtful = parts.topics.doubtful(batch)
+        refused = refuse_forbidden(batch, caller)
+        doubtful = [name for name in parts.topics.doubtful(batch) if name not in refused]
         if not doubtful:
             self._judge(batch, ())
         return batch, doubtful
@@ -176,22 +188,24 @@ class Producing:
         So a caller is slowed down, not refused, when the node is slow or when it does not read its
         answers.
         """
-        caller = context.peer()
+        address, caller = context.peer(), context.caller
         admission = self._accepting.admission
         try:
             while isinstance(request := await context.read(), bytes):
                 await stream.window.acquire()
                 outline = await self._outlined(request)
-                await admission.wait_for_room(caller, cost_bytes(request, outline.messages))
+                await admission.wait_for_room(address, cost_bytes(request, outline.messages))
                 stream.answers.put_nowait(
-                    asyncio.create_task(self._produce_on_stream(request, outline, caller))
+                    asyncio.create_task(self._produce_on_stream(request, outline, address, caller))
                 )
                 del request
         finally:
             stream.answers.put_nowait(None)
 
-    async def _produce_on_stream(self, request: bytes, outline: Outline, caller: str) -> Answer:
-        producing = self._produce(request, outline, caller)
+    async def _produce_on_stream(
+        self, request: bytes, outline: Outline, address: str, caller: Caller
+    ) -> Answer:
+        producing = self._produce(request, outline, address, caller)
         del request
         try:
             return await producing
@@ -201,7 +215,7 @@ class Producing:
             refusal = defect(error)
         self._accepting.counts.refused_calls["DelayProduceStream", refusal.reason] += 1
         content = pb.DelayProduceResponse(error=refusal.as_error()).SerializeToString()
-        return Answer(content, self._accepting.admission.hold_answer(caller, len(content)))
+        return Answer(content, self._accepting.admission.hold_answer(address, len(content)))
 
 
 def _is_small(request: bytes, outline: Outline) -> bool:

@@ -11,7 +11,7 @@ few go to a thread (producing.py).
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final
@@ -27,6 +27,8 @@ from delaywheel.reasons import Reason
 from delaywheel.storage.frames.columns import ID_LENGTH_BYTES, Columns, content_starts
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.quantities import about, counted
+from delaywheel_replica.server.access.callers import Caller
+from delaywheel_replica.server.access.rights import EVERYTHING, Right
 from delaywheel_replica.server.intake.columnar import content_lengths, decode_columns
 from delaywheel_replica.server.intake.unpacking import Outline, Span, has_more_fields, outline_of
 from delaywheel_replica.server.node.refusals import Refusal, RefusedError, quoted
@@ -253,6 +255,24 @@ def is_topic_name(topic: str) -> bool:
     length.
     """
     return topic not in {".", ".."} and _TOPIC.fullmatch(topic) is not None
+
+
+def refuse_forbidden(batch: Batch, caller: Caller) -> Collection[str]:
+    """Refuses messages for topics that a caller may not send to; returns these topics.
+
+    Raises:
+        RefusedError: TOKEN_UNKNOWN.
+    """
+    rights = caller.rights
+    if rights is EVERYTHING:
+        return ()
+    refused = set()
+    for number, topic in enumerate(batch.columns.topics):
+        if is_topic_name(topic) and not rights.may(Right.PRODUCE, topic):
+            refused.add(topic)
+            refusal = caller.refuse_without(Right.PRODUCE, f"in topic {topic}").refusal
+            batch.refuse(batch.rows_for(number), refusal)
+    return refused
 
 
 # --- rows

@@ -4,6 +4,7 @@ What remains after topic, due, id and the length of the key is compared byte by 
 bounded length; headers are decoded only for messages that match everything else.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
@@ -33,6 +34,7 @@ class Wanted:
         header: The name of one of its headers, and its value; without a value, any.
         from_ms: The earliest due.
         to_ms: The due must be before this.
+        may_find: Whether whoever asks may find what is in a topic.
     """
 
     topic: str | None = None
@@ -41,6 +43,7 @@ class Wanted:
     header: tuple[str, bytes | None] | None = None
     from_ms: int = 0
     to_ms: int = _MS_BEYOND
+    may_find: Callable[[str], bool] | None = None
 
     @cached_property
     def _names(self) -> list[bytes]:
@@ -64,6 +67,9 @@ class Wanted:
         if self.topic is not None:
             numbers = [n for n, topic in enumerate(columns.topics) if topic == self.topic]
             fits &= np.isin(columns.topic_numbers, numbers)
+        if self.may_find is not None:
+            numbers = [n for n, topic in enumerate(columns.topics) if self.may_find(topic)]
+            fits &= np.isin(columns.topic_numbers, numbers)
         if self.id is not None:
             ids = np.ascontiguousarray(columns.ids).reshape(-1, ID_LENGTH_BYTES)
             fits &= (ids == np.frombuffer(self.id, dtype=np.uint8)).all(axis=1)
@@ -85,8 +91,12 @@ class Wanted:
         )
 
 
-def wanted_of(asked: pb.Filter) -> Wanted:
+def wanted_of(asked: pb.Filter, may_find: Callable[[str], bool] | None = None) -> Wanted:
     """Parses a filter.
+
+    Args:
+        asked: The filter.
+        may_find: In which topics anything may be found; None: in all.
 
     Raises:
         RefusedError: ID_INVALID, DUE_INVALID, HEADER_INVALID.
@@ -110,6 +120,7 @@ def wanted_of(asked: pb.Filter) -> Wanted:
         header=header,
         from_ms=from_ms,
         to_ms=to_ms,
+        may_find=may_find,
     )
 
 

@@ -120,6 +120,42 @@ class Queries:
         """
         return [found for found, _ in await self._find(references, with_frames=False)]
 
+    async def topics_of(self, references: Sequence[Reference]) -> list[frozenset[str] | None]:
+        """Returns in which topics messages lie, whichever of several is meant.
+
+        Returns:
+            For each reference, in the same order, the topics of all its copies; None: it may lie
+            in what this node lacks or cannot read. Below the floor there are none.
+        """
+        status, cleaner = self._view.status(), self._view.cleaner.status
+        limits, lost = limits_of(status), NO_FRAMES if cleaner is None else cleaner.lost
+        above = [each for each in references if not self.is_deleted(each)]
+        knows_all = self.knows_all(status)
+
+        def read() -> list[frozenset[str] | None]:
+            scanner = self._scanner
+            results: list[frozenset[str] | None] = []
+            found_of_all = scanner.find_many(above, limits, lost=lost)
+            for reference, found in zip(above, found_of_all, strict=True):
+                slot, found_each = reference.slot, [found]
+                if len(found.dues_ms) > 1:
+                    meant = [Reference(slot, reference.id, due_ms) for due_ms in found.dues_ms]
+                    found_each = scanner.find_many(meant, limits, lost=lost)
+                each = [_topics(scanner, slot, one, knows_all=knows_all) for one in found_each]
+                known = [topics for topics in each if topics is not None]
+                results.append(frozenset().union(*known) if len(known) == len(each) else None)
+            return results
+
+        results = iter(await asyncio.get_running_loop().run_in_executor(self._thread, read))
+        return [
+            frozenset() if self.is_deleted(reference) else next(results) for reference in references
+        ]
+
+    def is_deleted(self, reference: Reference) -> bool:
+        """Whether the second of a message is finished and deleted."""
+        progress = self._progress()
+        return progress is not None and reference.slot < progress.floor
+
     async def _find(
         self, references: Sequence[Reference], *, with_frames: bool
     ) -> list[tuple[Found | RefusedError, Frame | None]]:
@@ -331,6 +367,16 @@ class Queries:
         is_lost = cleaner is not None and (wheel, seq) in cleaner.lost
         if not is_lost and (floor is None or slot >= floor):
             self._on_damaged(wheel, seq)
+
+
+def _topics(scanner: Scanner, slot: int, found: Found, *, knows_all: bool) -> frozenset[str] | None:
+    topics = set()
+    for place in found.copies:
+        frame = scanner.frame(slot, place)
+        if frame is None:
+            return None
+        topics.add(frame.columns.topic(place.row))
+    return frozenset(topics) if topics or (found.complete and knows_all) else None
 
 
 def _judged(reference: Reference, found: Found, *, knows_all: bool) -> Found | RefusedError:

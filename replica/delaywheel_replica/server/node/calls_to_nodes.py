@@ -1,17 +1,20 @@
 """Calls from this node to others: forwarded to the leader's node, or sent to all.
 
-Only the leader's node can answer a cancel, or carry out an operator's request. A call with
-`dw-passed` is never forwarded again: if two nodes take each other for the leader, it would
-circulate forever.
+Only the leader's node can answer a cancel, or carry out an operator's request. A call that a node
+has passed on is never forwarded again: if two nodes take each other for the leader, it would
+circulate forever. It may do anything, as the node that it came to first has judged its caller. So
+it carries a secret of the node that it goes to, which that one's process made and tells its peers
+alone, in the hello and the welcome of their connections.
 
 Questions that each node answers best for itself are sent to all at once; a node that does not
 answer in time is named with the reason, and is not waited for any longer.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Final, NamedTuple, TypeAlias, TypeVar
+from urllib.parse import quote
 
 import grpc
 from google.protobuf import any_pb2
@@ -27,9 +30,12 @@ from delaywheel_replica.server.node.node_view import NodeView, heartbeats_heard,
 from delaywheel_replica.server.node.refusals import DETAILS_KEY, Refusal, RefusedError
 
 PASSED: Final = "dw-passed"
-"""Metadata of a call that another node has forwarded."""
+"""Metadata of a call that another node makes: the secret of the node that is called, as hex."""
 
-AS_PASSED: Final = ((PASSED, "1"),)
+ON_BEHALF: Final = "dw-on-behalf"
+"""Metadata of a passed call that may do what its caller may: the principal, percent-encoded."""
+
+Metadata: TypeAlias = tuple[tuple[str, str], ...]
 
 _Answer = TypeVar("_Answer")
 
@@ -49,6 +55,8 @@ _OF_A_CHANGE: Final = frozenset(
 _TIMEOUT_S: Final = 12.0
 # How long a search may take before anything is cancelled.
 _SEARCHING_S: Final = 4.0
+_CLOSING_S: Final = _TIMEOUT_S + _SEARCHING_S
+"""How long calls on a channel that was replaced may go on: as long as any of them takes."""
 # Optional answers are not waited for any longer than this.
 _ASKED_BY_THE_WAY_S: Final = 1.0
 # How many callers at once may have all other nodes asked for a message; each takes a connection to
@@ -74,9 +82,36 @@ class Silent:
     why: str
 
 
-def was_passed(metadata: Iterable[tuple[str, Any]] | None) -> bool:
-    """Whether another node has forwarded this call."""
-    return any(key == PASSED for key, _ in metadata or ())
+class OtherNode(NamedTuple):
+    """A node as it is called.
+
+    Attributes:
+        stub: Its calls.
+        admin: Its calls for operators.
+        metadata: Shows that the caller is a node.
+        within_s: How long an answer is waited for, where several nodes are asked.
+    """
+
+    stub: "rpc.DelayWheelAsyncStub"
+    admin: "rpc.DelayWheelAdminAsyncStub"
+    metadata: Metadata
+    within_s: float = _TIMEOUT_S
+
+    @classmethod
+    def on(
+        cls, channel: grpc.aio.Channel, metadata: Metadata, within_s: float = _TIMEOUT_S
+    ) -> "OtherNode":
+        """Returns the node at the other end of a channel."""
+        return cls(
+            rpc.DelayWheelStub(channel), rpc.DelayWheelAdminStub(channel), metadata, within_s
+        )
+
+
+class _Kept(NamedTuple):
+    """A channel that is kept, and the node behind it."""
+
+    channel: grpc.aio.Channel
+    node: OtherNode
 
 
 class Passing:
@@ -85,13 +120,16 @@ class Passing:
     def __init__(self, view: NodeView, certificates: NodeCertificates | None = None) -> None:
         self._view = view
         self._certificates = certificates
-        self._channels: dict[tuple[str, object], grpc.aio.Channel] = {}
+        self._channels: dict[tuple[str, object], _Kept] = {}
+        self._closing: set[asyncio.Task[None]] = set()
         self._asks = asyncio.Semaphore(_ASKS)
 
     async def close(self) -> None:
         """Closes the connections."""
+        for closing in self._closing:
+            closing.cancel()
         channels, self._channels = self._channels, {}
-        await asyncio.gather(*(channel.close() for channel in channels.values()))
+        await asyncio.gather(*(kept.channel.close() for kept in channels.values()))
 
     def leader_address(self) -> str | None:
         """Returns the address of the leader's node, if it is another one and is heard."""
@@ -114,24 +152,28 @@ class Passing:
         """
         return await self._change_there(
             address,
-            lambda channel: rpc.DelayWheelStub(channel).Cancel(
-                request, timeout=within_s, metadata=AS_PASSED
-            ),
+            lambda node: node.stub.Cancel(request, timeout=within_s, metadata=node.metadata),
             Reason.CANCEL_UNKNOWN,
         )
 
     async def cancel_many(
-        self, address: str, request: pb.CancelManyRequest
+        self, address: str, request: pb.CancelManyRequest, *, principal: str | None = None
     ) -> pb.CancelManyResponse:
         """Makes the same call there.
+
+        Args:
+            address: The node's address.
+            request: What is asked.
+            principal: Whose rights decide there which messages are found; None: a node's.
 
         Raises:
             RefusedError: As for `cancel`.
         """
+        behalf = () if principal is None else ((ON_BEHALF, quote(principal)),)
         return await self._change_there(
             address,
-            lambda channel: rpc.DelayWheelStub(channel).CancelMany(
-                request, timeout=_TIMEOUT_S + _SEARCHING_S, metadata=AS_PASSED
+            lambda node: node.stub.CancelMany(
+                request, timeout=_TIMEOUT_S + _SEARCHING_S, metadata=(*node.metadata, *behalf)
             ),
             Reason.CANCEL_UNKNOWN,
         )
@@ -146,16 +188,14 @@ class Passing:
         """
         return await self._change_there(
             address,
-            lambda channel: rpc.DelayWheelStub(channel).Reschedule(
-                request, timeout=within_s, metadata=AS_PASSED
-            ),
+            lambda node: node.stub.Reschedule(request, timeout=within_s, metadata=node.metadata),
             Reason.RESCHEDULE_UNKNOWN,
         )
 
     async def _change_there(
         self,
         address: str,
-        call: Callable[[grpc.aio.Channel], Awaitable[_Answer]],
+        call: Callable[[OtherNode], Awaitable[_Answer]],
         unknown: Reason,
     ) -> _Answer:
         try:
@@ -170,8 +210,8 @@ class Passing:
         try:
             answer = await self.call(
                 address,
-                lambda channel: rpc.DelayWheelStub(channel).GetMessage(
-                    request, timeout=_ASKED_BY_THE_WAY_S, metadata=AS_PASSED
+                lambda node: node.stub.GetMessage(
+                    request, timeout=_ASKED_BY_THE_WAY_S, metadata=node.metadata
                 ),
                 unknown=Reason.NOT_UP_TO_DATE,
             )
@@ -192,10 +232,9 @@ class Passing:
             return True
         request = pb.GetMessageRequest(message=message)
 
-        async def has_none(channel: grpc.aio.Channel, within_s: float) -> bool:
-            stub = rpc.DelayWheelStub(channel)
+        async def has_none(node: OtherNode) -> bool:
             try:
-                await stub.GetMessage(request, timeout=within_s, metadata=AS_PASSED)
+                await node.stub.GetMessage(request, timeout=node.within_s, metadata=node.metadata)
             except grpc.aio.AioRpcError as error:
                 if _reason_of(error) is not Reason.MESSAGE_NOT_FOUND:
                     raise
@@ -212,7 +251,7 @@ class Passing:
     async def call(
         self,
         address: str,
-        call: Callable[[grpc.aio.Channel], Awaitable[_Answer]],
+        call: Callable[[OtherNode], Awaitable[_Answer]],
         *,
         unknown: Reason,
     ) -> _Answer:
@@ -220,14 +259,14 @@ class Passing:
 
         Args:
             address: The node's address.
-            call: Makes it, with a deadline and `AS_PASSED`.
+            call: Makes it, with a deadline and the node's metadata.
             unknown: The reason if none is given: the call may have arrived or not.
 
         Raises:
             RefusedError: With the reason given there, and its text.
         """
         try:
-            return await call(self._channel(address))
+            return await call(self._node(address))
         except grpc.aio.AioRpcError as error:
             is_older = error.code() is grpc.StatusCode.UNIMPLEMENTED
             reason = Reason.RELEASE_TOO_OLD if is_older else _reason_of(error) or unknown
@@ -236,7 +275,7 @@ class Passing:
             raise RefusedError.of(refusal) from error
 
     async def ask_all(
-        self, call: Callable[[grpc.aio.Channel, float], Awaitable[_Answer]], *, within_s: float
+        self, call: Callable[[OtherNode], Awaitable[_Answer]], *, within_s: float
     ) -> dict[str, _Answer | Silent]:
         """Asks all other members concurrently; never fails."""
         peers = self._view.peers()
@@ -248,7 +287,7 @@ class Passing:
     async def _ask(
         self,
         peer: PeerState,
-        call: Callable[[grpc.aio.Channel, float], Awaitable[_Answer]],
+        call: Callable[[OtherNode], Awaitable[_Answer]],
         within_s: float,
     ) -> _Answer | Silent:
         if peer.refusal is not None:
@@ -260,18 +299,28 @@ class Passing:
         # node that came back.
         async with self._open(address, _FRESH, speaks_tls=peer.client_tls) as channel:
             try:
-                return await call(channel, within_s)
+                return await call(OtherNode.on(channel, _shows(peer), within_s))
             except grpc.aio.AioRpcError as error:
                 return Silent(_why(error, address, within_s))
 
-    def _channel(self, address: str) -> grpc.aio.Channel:
-        """Returns the channel to an address; another one once the credentials have changed."""
-        peers = self._view.peers().values()
-        speaks_tls = any(each.client_address == address and each.client_tls for each in peers)
+    def _node(self, address: str) -> OtherNode:
+        """Returns the node at an address, on a new channel once the credentials have changed."""
+        peers = [each for each in self._view.peers().values() if each.client_address == address]
+        speaks_tls = any(each.client_tls for each in peers)
         key = address, self._shown() if speaks_tls else None
         if key not in self._channels:
-            self._channels[key] = self._open(address, _OPTIONS, speaks_tls=speaks_tls)
-        return self._channels[key]
+            self._retire(address)
+            channel = self._open(address, _OPTIONS, speaks_tls=speaks_tls)
+            self._channels[key] = _Kept(channel, OtherNode.on(channel, ()))
+        return self._channels[key].node._replace(metadata=_shows(*peers))
+
+    def _retire(self, address: str) -> None:
+        """Closes channels that nobody will use again, once their calls have ended."""
+        used = {each.client_address for each in self._view.peers().values()} - {address}
+        for key in [key for key in self._channels if key[0] not in used]:
+            closing = asyncio.create_task(self._channels.pop(key).channel.close(_CLOSING_S))
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
 
     def _shown(self) -> Certificates | None:
         return None if self._certificates is None else self._certificates.current
@@ -287,6 +336,11 @@ class Passing:
             else self._certificates.channel_credentials()
         )
         return grpc.aio.secure_channel(address, credentials, options=options)
+
+
+def _shows(*peers: PeerState) -> Metadata:
+    """What a call to a node carries; an older release has no secret, and believes any text."""
+    return ((PASSED, next((each.call_secret.hex() for each in peers if each.call_secret), "1")),)
 
 
 def _why(error: grpc.aio.AioRpcError, address: str, within_s: float) -> str:

@@ -1,0 +1,211 @@
+"""Who makes a call: the one place that finds out, and that refuses calls for it.
+
+| the call shows | the caller is |
+|---|---|
+| the secret of this process (`dw-passed`) | a node, which has judged its own caller: may do all |
+| the same, and a principal (`dw-on-behalf`) | that principal |
+| a bearer token (`authorization`) | the name that `tokens` has for it; TOKEN_UNKNOWN without one |
+| a certificate | its first name of the kinds in `principal_from`, in that order |
+| none of these | `anonymous` |
+
+Without `grants` everybody may do everything, and nothing is looked at but the secret.
+
+Rights are looked up when they are asked for: a stream is open for long, and what was granted, or a
+token, may be gone since it began.
+"""
+
+import hmac
+import secrets
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, NamedTuple, Protocol
+from urllib.parse import unquote
+
+from delaywheel.reasons import Reason
+from delaywheel_replica.config import Config
+from delaywheel_replica.server.access.files import WatchedFile
+from delaywheel_replica.server.access.grants import ANONYMOUS, Grants
+from delaywheel_replica.server.access.needs import NEEDS
+from delaywheel_replica.server.access.rights import EVERYTHING, Right, Rights
+from delaywheel_replica.server.access.tokens import digest_of, parse_tokens
+from delaywheel_replica.server.node.calls_to_nodes import ON_BEHALF, PASSED
+from delaywheel_replica.server.node.refusals import RefusedError, quoted
+
+_BEARER: Final = "bearer "
+_PROPERTIES: Final = {"uri": "peer_uri", "dns": "peer_dns", "cn": "x509_common_name"}
+"""What gRPC calls the kinds of names in a certificate."""
+
+
+class Shown(Protocol):
+    """What a call shows of its caller: gRPC's context."""
+
+    def invocation_metadata(self) -> Iterable[tuple[str, str | bytes]] | None:
+        """Returns what was sent with the call."""
+
+    def auth_context(self) -> Mapping[str, Iterable[bytes]]:
+        """Returns what its connection shows."""
+
+
+class Caller:
+    """Who makes a call.
+
+    Attributes:
+        principal: Their name; None: nobody asked for it, as there are no grants.
+        how: How they showed it: "node", "token", "certificate", or "nothing".
+    """
+
+    __slots__ = ("_rights", "how", "principal")
+
+    def __init__(self, principal: str | None, how: str, rights: Callable[[], Rights]) -> None:
+        self.principal: Final = principal
+        self.how: Final = how
+        self._rights: Final = rights
+
+    @property
+    def is_node(self) -> bool:
+        """Whether another node passes the call on, or asks for itself."""
+        return self.how == "node"
+
+    @property
+    def rights(self) -> Rights:
+        """What they may do now.
+
+        Raises:
+            RefusedError: TOKEN_UNKNOWN: the token is no longer known.
+        """
+        return self._rights()
+
+    def refuse_without(self, right: Right, what: str) -> RefusedError:
+        """Returns the refusal for something that they may not do."""
+        name = quoted(self.principal or ANONYMOUS)
+        return RefusedError(Reason.FORBIDDEN, f"{name} has no right {right.value!r}: {what}")
+
+
+def _everything() -> Rights:
+    return EVERYTHING
+
+
+ANYBODY: Final = Caller(None, "nothing", _everything)
+"""Who calls while there are no grants."""
+A_NODE: Final = Caller(None, "node", _everything)
+
+
+class CallContext(NamedTuple):
+    """A call as the service sees it.
+
+    Attributes:
+        caller: Who makes it.
+        address: Their connection.
+        left_s: How long they wait; None: they do not say.
+        shown: What it shows: gRPC's own context.
+    """
+
+    caller: Caller
+    address: str
+    left_s: float | None = None
+    shown: Any = None
+
+
+class Access:
+    """Finds out who makes a call, and whether they may. For any thread."""
+
+    def __init__(self, config: Config) -> None:
+        """Reads the files of the settings.
+
+        Raises:
+            AccessFileError: One is not in order.
+        """
+        self.call_secret: Final = secrets.token_bytes(32)
+        """Who shows it is a node: this process tells it to its peers alone."""
+        self._shown_by_nodes: Final = self.call_secret.hex()
+        self._grants: Final[WatchedFile[Grants] | None] = (
+            None if config.grants is None else WatchedFile("grants", config.grants, Grants.parse)
+        )
+        self._tokens: Final[WatchedFile[Mapping[str, str]] | None] = (
+            None if config.tokens is None else WatchedFile("tokens", config.tokens, parse_tokens)
+        )
+        self._kinds: Final = [_PROPERTIES[kind] for kind in config.principal_from]
+
+    @property
+    def refused(self) -> str | None:
+        """Why a file on the disk is not taken, and an earlier one counts; None: all are."""
+        files = self._grants, self._tokens
+        return next((file.refused for file in files if file and file.refused), None)
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether there are grants."""
+        return self._grants is not None
+
+    def admit(self, call: str, shown: Shown) -> Caller:
+        """Returns who makes a call, if they may make it at all.
+
+        Args:
+            call: Its name.
+            shown: What it shows.
+
+        Raises:
+            RefusedError: FORBIDDEN, TOKEN_UNKNOWN, NODE_UNPROVEN.
+        """
+        need = NEEDS[call]
+        if self._grants is None and not need.by_nodes:
+            return ANYBODY
+        caller = self._caller_of(shown, by_nodes=need.by_nodes)
+        rights = caller.rights
+        if rights is EVERYTHING or need.is_open:
+            return caller
+        if need.right is not None and not rights.may_somewhere(need.right):
+            raise caller.refuse_without(need.right, f"in any topic, for {call}")
+        if rights.are_none:
+            name = quoted(caller.principal or ANONYMOUS)
+            raise RefusedError(Reason.FORBIDDEN, f"Nothing is granted to {name}")
+        return caller
+
+    def caller_of(self, shown: Shown) -> Caller:
+        """Returns who makes a call that is no node's."""
+        return ANYBODY if self._grants is None else self._caller_of(shown, by_nodes=False)
+
+    def _caller_of(self, shown: Shown, *, by_nodes: bool) -> Caller:
+        metadata = dict(shown.invocation_metadata() or ())
+        if by_nodes and PASSED in metadata:
+            if hmac.compare_digest(_text(metadata[PASSED]), self._shown_by_nodes):
+                behalf = metadata.get(ON_BEHALF)
+                if behalf is None or self._grants is None:
+                    return A_NODE
+                return self._named(unquote(_text(behalf)), "node")
+            if self._grants is not None:
+                raise RefusedError(Reason.NODE_UNPROVEN)
+        if self._grants is None:
+            return ANYBODY
+        authorization = _text(metadata.get("authorization", ""))
+        if authorization[: len(_BEARER)].lower() == _BEARER:
+            return self._token_holder(authorization[len(_BEARER) :].strip())
+        names = shown.auth_context()
+        for kind in self._kinds:
+            for name in filter(None, names.get(kind, ())):
+                return self._named(name.decode(errors="replace"), "certificate")
+        return self._named(ANONYMOUS, "nothing")
+
+    def _named(self, principal: str, how: str) -> Caller:
+        grants = self._grants
+        assert grants is not None
+        return Caller(principal, how, lambda: grants.current.rights_of(principal))
+
+    def _token_holder(self, token: str) -> Caller:
+        digest = digest_of(token)
+
+        def name() -> str:
+            known = {} if self._tokens is None else self._tokens.current
+            holder = known.get(digest or "")
+            if holder is None:
+                raise RefusedError(Reason.TOKEN_UNKNOWN)
+            return holder
+
+        grants = self._grants
+        assert grants is not None
+        return Caller(name(), "token", lambda: grants.current.rights_of(name()))
+
+
+def _text(value: str | bytes) -> str:
+    """Returns a text in metadata, of ASCII characters alone, as comparing takes no others."""
+    text = value if isinstance(value, str) else value.decode(errors="replace")
+    return text if text.isascii() else ""

@@ -1,0 +1,27 @@
+"""Tries the files of grants and tokens, for checks of settings."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from delaywheel_replica.config import Config
+from delaywheel_replica.config_faults import Fault
+from delaywheel_replica.server.access.files import AccessFileError, read_file
+from delaywheel_replica.server.access.grants import Grants
+from delaywheel_replica.server.access.tokens import parse_tokens
+
+
+def access_faults(config: Config) -> Iterator[Fault]:
+    """Returns what is wrong with the files, and with the settings that name them."""
+    parsers: tuple[tuple[str, Path | None, Callable[[bytes], object]], ...] = (
+        ("grants", config.grants, Grants.parse),
+        ("tokens", config.tokens, parse_tokens),
+    )
+    for name, path, parse in parsers:
+        if path is None:
+            continue
+        try:
+            read_file(name, path, parse)
+        except AccessFileError as error:
+            yield Fault(str(error), (name,))
+    if config.tokens is not None and config.grants is None:
+        yield Fault("tokens: has no meaning without grants", ("tokens", "grants"))

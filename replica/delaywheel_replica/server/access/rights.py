@@ -1,0 +1,112 @@
+"""What a principal may do, by topic.
+
+| right | allows |
+|---|---|
+| `produce` | to send messages |
+| `change` | to cancel and reschedule messages |
+| `inspect` | counts, states, ids, dues, sizes |
+| `read` | keys, values and headers; and what `inspect` allows |
+| `operate` | what operators do with nodes and progress; it is of no topic |
+
+A decision is a look-up by right and topic: the patterns of all grants are tried once for each.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from enum import StrEnum
+from typing import Final, NamedTuple
+
+_KNOWN_AT_MOST: Final = 8_192
+"""Decisions kept of one principal: callers name topics as they like."""
+
+
+class Right(StrEnum):
+    """Something that may be granted."""
+
+    PRODUCE = "produce"
+    CHANGE = "change"
+    INSPECT = "inspect"
+    READ = "read"
+    OPERATE = "operate"
+
+
+class Pattern:
+    """A name, or several: `*` stands for any characters.
+
+    Example:
+        >>> Pattern("orders.*").fits("orders.eu"), Pattern("orders.*").fits("order")
+        (True, False)
+    """
+
+    __slots__ = ("_expression", "fits_all", "text")
+
+    def __init__(self, text: str) -> None:
+        self.text: Final = text
+        self.fits_all: Final = not text.strip("*") and bool(text)
+        pieces = (re.escape(piece) for piece in re.split(r"\*+", text))
+        self._expression: Final = re.compile(".*".join(pieces), re.DOTALL)
+
+    def fits(self, name: str) -> bool:
+        """Whether it stands for this name."""
+        return self._expression.fullmatch(name) is not None
+
+
+class Granted(NamedTuple):
+    """Some rights in some topics.
+
+    Attributes:
+        may: The rights.
+        topics: Patterns of topics.
+    """
+
+    may: frozenset[Right]
+    topics: tuple[Pattern, ...]
+
+
+class Rights:
+    """What one principal may do. For any thread."""
+
+    def __init__(self, granted: Iterable[Granted]) -> None:
+        self.granted: Final = tuple(granted)
+        self._known: dict[tuple[Right, str], bool] = {}
+
+    @property
+    def are_none(self) -> bool:
+        """Whether nothing is allowed."""
+        return not self.granted
+
+    def may(self, right: Right, topic: str) -> bool:
+        """Whether something is allowed in a topic."""
+        key = right, topic
+        known = self._known.get(key)
+        if known is None:
+            known = any(pattern.fits(topic) for pattern in self._patterns(right))
+            if len(self._known) >= _KNOWN_AT_MOST:
+                self._known.clear()
+            self._known[key] = known
+        return known
+
+    def may_somewhere(self, right: Right) -> bool:
+        """Whether it is allowed in some topic."""
+        return any(True for _ in self._patterns(right))
+
+    def may_everywhere(self, right: Right) -> bool:
+        """Whether it is allowed in all topics, so that nobody has to look which one it is."""
+        return any(pattern.fits_all for pattern in self._patterns(right))
+
+    def _patterns(self, right: Right) -> Iterator[Pattern]:
+        for granted in self.granted:
+            if right in granted.may or (right is Right.INSPECT and Right.READ in granted.may):
+                yield from granted.topics
+
+
+class _All(Rights):
+    """Everything, in all topics."""
+
+    def may(self, right: Right, topic: str) -> bool:
+        del right, topic
+        return True
+
+
+EVERYTHING: Final[Rights] = _All([Granted(frozenset(Right), (Pattern("*"),))])
+NOTHING: Final = Rights([])

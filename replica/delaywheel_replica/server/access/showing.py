@@ -1,0 +1,86 @@
+"""What callers are shown of messages: nothing of those they may not see, and contents if they may.
+
+A filter by key or header is answered as far as the caller may read: what matches tells what it has.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+from delaywheel.reasons import Reason
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_replica.server.access.callers import Caller
+from delaywheel_replica.server.access.rights import Right, Rights
+from delaywheel_replica.server.node.refusals import RefusedError
+
+_CONTENT: Final = ("key", "value", "headers")
+
+
+def shown_to(caller: Caller, messages: Iterable[pb.StoredMessage]) -> list[pb.StoredMessage]:
+    """Returns those that a caller may see, without the contents that it may not read."""
+    rights = caller.rights
+    if rights.may_everywhere(Right.READ):
+        return list(messages)
+    shown = [message for message in messages if rights.may(Right.INSPECT, message.topic)]
+    for message in shown:
+        if not rights.may(Right.READ, message.topic):
+            for field in _CONTENT:
+                message.ClearField(field)
+    return shown
+
+
+def searchable(caller: Caller, right: Right, asked: pb.Filter) -> Callable[[str], bool] | None:
+    """Returns whether a search with a filter finds what is in a topic; None: in all topics.
+
+    Args:
+        caller: Who searches.
+        right: What is needed for what is done with the found.
+        asked: The filter.
+
+    Raises:
+        RefusedError: FORBIDDEN: nothing can be found.
+    """
+    rights = caller.rights
+    by_content = asked.HasField("key") or asked.HasField("header")
+    needed = [right, Right.READ] if by_content else [right]
+    if all(rights.may_everywhere(each) for each in needed):
+        return None
+    for each in needed:
+        if asked.HasField("topic") and not rights.may(each, asked.topic):
+            raise caller.refuse_without(each, f"in topic {asked.topic}")
+        if not rights.may_somewhere(each):
+            raise caller.refuse_without(each, "in any topic, for a filter by key or header")
+    return lambda topic: all(rights.may(each, topic) for each in needed)
+
+
+def refuse_unseen(caller: Caller, topics: frozenset[str] | None) -> None:
+    """Refuses to show a message whose copies are in these topics; None: not all are known.
+
+    Raises:
+        RefusedError: MESSAGE_NOT_FOUND; FORBIDDEN, if the caller may know that there is one;
+            NOT_UP_TO_DATE.
+    """
+    if topics is None:
+        raise RefusedError(Reason.NOT_UP_TO_DATE)
+    rights = caller.rights
+    if topics and all(rights.may(Right.INSPECT, topic) for topic in topics):
+        return
+    if may_know_of(rights, topics):
+        raise caller.refuse_without(Right.INSPECT, "in the topic of this message")
+    raise RefusedError(Reason.MESSAGE_NOT_FOUND)
+
+
+def may_know_of(rights: Rights, topics: Iterable[str]) -> bool:
+    """Whether a caller may know that there is a message in one of these topics."""
+    return any(
+        rights.may(Right.INSPECT, topic) or rights.may(Right.CHANGE, topic) for topic in topics
+    )
+
+
+def refuse_details(caller: Caller, what: Sequence[Right]) -> None:
+    """Refuses what a caller with none of these rights is not told.
+
+    Raises:
+        RefusedError: FORBIDDEN.
+    """
+    if not any(caller.rights.may_somewhere(right) for right in what):
+        raise caller.refuse_without(what[0], "in any topic, for details of the cluster")

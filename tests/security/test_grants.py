@@ -1,0 +1,369 @@
+"""Who may do what, on real ports: each call by each principal, and grants that change."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from hashlib import sha256
+from pathlib import Path
+from typing import cast
+
+import grpc
+import pytest
+
+from delaywheel import Tls
+from delaywheel.client.exchange.retry import Failure
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_proto.v1 import delaywheel_pb2_grpc as rpc
+from delaywheel_replica.link import TopicInfo
+from delaywheel_replica.server.access.needs import NEEDS
+from support.peers.authority import Authority
+from support.server.fake_cleaner import FakeCleaner
+from support.server.server_process import CHANNEL_OPTIONS, ServerProcess, wait_until
+
+GRANTS = """
+[[grant]]
+who = ["admin.*"]
+may = ["produce", "change", "inspect", "read", "operate"]
+
+[[grant]]
+who = ["shop.example.org", "token-shop"]
+may = ["produce", "change", "inspect"]
+topics = ["orders*"]
+
+[[grant]]
+who = ["viewer.example.org"]
+may = ["inspect"]
+
+[[grant]]
+who = ["reader.example.org"]
+may = ["read"]
+topics = ["orders"]
+
+[[grant]]
+who = ["sender.example.org"]
+may = ["produce", "change"]
+topics = ["orders"]
+
+[[grant]]
+who = ["ops.example.org"]
+may = ["operate"]
+"""
+DUE_MS = (time.time_ns() // 1_000_000_000 + 3_600) * 1_000
+SLOT = DUE_MS // 1_000
+
+
+def message(topic: str, number: int) -> pb.DelayedMessage:
+    return pb.DelayedMessage(
+        id=number.to_bytes(16, "big"), topic=topic, key=b"k", value=b"v", deliver_at_ms=DUE_MS
+    )
+
+
+class Site:
+    """A node with grants, and callers with certificates of their own."""
+
+    def __init__(self, folder: Path, authority: Authority) -> None:
+        self.grants, self.tokens = folder / "grants.toml", folder / "tokens.toml"
+        self.put(self.grants, GRANTS)
+        self.put(self.tokens, f'{sha256(b"t0ken").hexdigest()} = "token-shop"\n')
+        self._authority = authority
+        cert, key = authority.sign("node", "127.0.0.1")
+        self.node = ServerProcess(
+            folder / "n1",
+            tls_cert=str(cert),
+            tls_key=str(key),
+            tls_client_ca=str(authority.file),
+            grants=str(self.grants),
+            tokens=str(self.tokens),
+        )
+        self._channels: dict[str, grpc.Channel] = {}
+
+    @staticmethod
+    def put(path: Path, text: str) -> None:
+        """Replaces a file."""
+        half = path.with_suffix(".half")
+        half.touch(0o600)
+        half.write_text(text)
+        os.replace(half, path)  # noqa: PTH105 - the same on all systems
+
+    def channel(self, who: str) -> grpc.Channel:
+        """The connection of a principal."""
+        if who not in self._channels:
+            assert self.node.address is not None
+            cert, key = self._authority.sign(who, f"{who}.example.org")
+            credentials = Tls(self._authority.file, cert, key).credentials()
+            self._channels[who] = grpc.secure_channel(
+                self.node.address, credentials, options=CHANNEL_OPTIONS
+            )
+        return self._channels[who]
+
+    def stub(self, who: str) -> rpc.DelayWheelStub:
+        """The calls of a principal."""
+        return rpc.DelayWheelStub(self.channel(who))
+
+    def close(self) -> None:
+        """Ends all of it."""
+        for channel in self._channels.values():
+            channel.close()
+        self.node.kill()
+
+
+def has_topics(cleaner: FakeCleaner) -> None:
+    cleaner.topics = dict.fromkeys(("orders", "bills"), TopicInfo(3, 1_000_000))
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    authority = Authority(tmp_path_factory.mktemp("ca"), "good")
+    made = Site(tmp_path_factory.mktemp("grants"), authority)
+    sent = [message("orders", 1), message("bills", 2)]
+    try:
+        made.node.start(prepare=has_topics)
+
+        def is_sent() -> bool:
+            request = pb.DelayProduceRequest(messages=sent)
+            return all(each.handle for each in made.stub("admin").DelayProduce(request).results)
+
+        wait_until("both are accepted", lambda: told(is_sent) == "True", timeout_s=20)
+        yield made
+    finally:
+        made.close()
+
+
+def told(call: Callable[[], object]) -> str:
+    """Returns an answer, or the reason of a refusal."""
+    try:
+        return str(call())
+    except grpc.RpcError as error:
+        failed = Failure.of_call(cast("grpc.Call", error))
+        return str(failed.reason or failed.code.name)
+
+
+def ref(number: int) -> pb.MessageRef:
+    return pb.MessageRef(id_and_due=pb.IdAndDue(id=number.to_bytes(16, "big"), due_ms=DUE_MS))
+
+
+ORDERS, BILLS, NOWHERE = ref(1), ref(2), ref(99)
+
+
+def produced(stub: rpc.DelayWheelStub, topics: str) -> str:
+    request = pb.DelayProduceRequest(messages=[message(topic, 7) for topic in topics.split()])
+    results = stub.DelayProduce(request, timeout=9).results
+    return " ".join(result.error.reason or "ok" for result in results)
+
+
+def streamed(stub: rpc.DelayWheelStub, topic: str) -> str:
+    request = pb.DelayProduceRequest(messages=[message(topic, 7)])
+    (answer,) = stub.DelayProduceStream(iter([request]), timeout=9)
+    return answer.results[0].error.reason or "ok"
+
+
+def got(stub: rpc.DelayWheelStub, named: pb.MessageRef) -> str:
+    found = stub.GetMessage(pb.GetMessageRequest(message=named), timeout=9).message
+    return f"{found.topic} {found.key.decode()}{found.value.decode()}".strip()
+
+
+def listed(messages: object) -> str:
+    return " ".join(sorted({f"{m.topic}:{m.value.decode()}" for m in messages}))  # type: ignore[attr-defined]
+
+
+def searched(stub: rpc.DelayWheelStub, **wanted: object) -> str:
+    request = pb.SearchRequest(filter=pb.Filter(**wanted), with_content=True)  # type: ignore[arg-type]
+    return listed(stub.Search(request, timeout=9).messages)
+
+
+def of_slot(stub: rpc.DelayWheelStub) -> str:
+    return listed(stub.GetSlot(pb.GetSlotRequest(slot=SLOT, with_content=True), timeout=9).messages)
+
+
+def found_to_cancel(stub: rpc.DelayWheelStub, **wanted: object) -> str:
+    request = pb.CancelManyRequest(filter=pb.Filter(**wanted), dry_run=True)  # type: ignore[arg-type]
+    results = stub.CancelMany(request, timeout=9).results
+    return " ".join(sorted({result.topic for result in results}))
+
+
+def cancelled(stub: rpc.DelayWheelStub, *named: pb.MessageRef) -> str:
+    """What becomes of cancels; one that goes on is never decided: the leader commits nothing."""
+    results = stub.Cancel(pb.CancelRequest(messages=named), timeout=1.5).results
+    outcome = pb.CancelOutcome.Name
+    return " ".join(
+        each.error.reason or outcome(each.outcome).removeprefix("CANCEL_OUTCOME_")
+        for each in results
+    )
+
+
+def moved(stub: rpc.DelayWheelStub, named: pb.MessageRef) -> str:
+    wanted = pb.NewDue(message=named, deliver_at_ms=DUE_MS + 5_000)
+    (result,) = stub.Reschedule(pb.RescheduleRequest(messages=[wanted]), timeout=1.5).results
+    return result.error.reason or pb.RescheduleOutcome.Name(result.outcome).removeprefix(
+        "RESCHEDULE_OUTCOME_"
+    )
+
+
+def described(stub: rpc.DelayWheelStub, *, details: bool) -> str:
+    return stub.DescribeCluster(pb.DescribeClusterRequest(details=details), timeout=9).node
+
+
+WHO = ("admin", "shop", "viewer", "reader", "sender", "ops", "nobody")
+F = "FORBIDDEN"
+NOT_THERE = "MESSAGE_NOT_FOUND"
+ALL = "bills:v orders:v"
+GOES_ON = "NOT_FOUND NOT_FOUND CANCEL_UNKNOWN"
+BARE = "bills: orders:"
+TABLE: dict[str, tuple[Callable[[rpc.DelayWheelStub], str], tuple[str, ...]]] = {
+    "DelayProduce": (
+        lambda stub: produced(stub, "orders bills"),
+        ("ok ok", f"ok {F}", F, F, f"ok {F}", F, F),
+    ),
+    "DelayProduceStream": (lambda stub: streamed(stub, "bills"), ("ok", F, F, F, F, F, F)),
+    "GetMessage, orders": (
+        lambda stub: got(stub, ORDERS),
+        ("orders kv", "orders", "orders", "orders kv", F, F, F),
+    ),
+    "GetMessage, bills": (
+        lambda stub: got(stub, BILLS),
+        ("bills kv", NOT_THERE, "bills", NOT_THERE, F, F, F),
+    ),
+    "GetMessage, nowhere": (
+        lambda stub: got(stub, NOWHERE),
+        (NOT_THERE, NOT_THERE, NOT_THERE, NOT_THERE, F, F, F),
+    ),
+    "Search": (
+        lambda stub: searched(stub, from_ms=DUE_MS),
+        (ALL, "orders:", BARE, "orders:v", F, F, F),
+    ),
+    "Search, by key": (
+        lambda stub: searched(stub, key=b"k"),
+        (ALL, F, F, "orders:v", F, F, F),
+    ),
+    "Search, bills": (
+        lambda stub: searched(stub, topic="bills"),
+        ("bills:v", F, "bills:", F, F, F, F),
+    ),
+    "GetSlot": (of_slot, (ALL, "orders:", BARE, "orders:v", F, F, F)),
+    "ListSlots": (
+        lambda stub: stub.ListSlots(pb.ListSlotsRequest(), timeout=9).node,
+        ("n1", "n1", "n1", "n1", F, F, F),
+    ),
+    "CancelMany": (
+        lambda stub: found_to_cancel(stub, id=(1).to_bytes(16, "big")),
+        ("orders", "orders", F, F, "orders", F, F),
+    ),
+    "CancelMany, bills": (
+        lambda stub: found_to_cancel(stub, id=(2).to_bytes(16, "big")),
+        ("bills", "", F, F, "", F, F),
+    ),
+    "CancelMany, by key": (
+        lambda stub: found_to_cancel(stub, key=b"k", from_ms=DUE_MS),
+        ("bills orders", F, F, F, F, F, F),
+    ),
+    "Cancel": (
+        lambda stub: cancelled(stub, BILLS, NOWHERE, ORDERS),
+        ("CANCEL_UNKNOWN NOT_FOUND CANCEL_UNKNOWN", GOES_ON, F, F, GOES_ON, F, F),
+    ),
+    "Reschedule": (
+        lambda stub: moved(stub, BILLS),
+        ("RESCHEDULE_UNKNOWN", "NOT_FOUND", F, F, "NOT_FOUND", F, F),
+    ),
+    "DescribeCluster": (lambda stub: described(stub, details=False), ("n1",) * 6 + (F,)),
+    "DescribeCluster, details": (
+        lambda stub: described(stub, details=True),
+        ("n1", "n1", "n1", "n1", F, "n1", F),
+    ),
+    "WhoAmI": (
+        lambda stub: stub.WhoAmI(pb.WhoAmIRequest(), timeout=9).principal,
+        tuple(f"{who}.example.org" for who in WHO),
+    ),
+}
+
+
+@pytest.mark.parametrize("call", TABLE)
+def test_each_call_by_each_principal(site: Site, call: str) -> None:
+    make, expected = TABLE[call]
+    answers = {who: told(lambda who=who: make(site.stub(who))) for who in WHO}  # type: ignore[misc]
+    assert answers == dict(zip(WHO, expected, strict=True))
+
+
+def test_operators_calls_need_the_right_to_operate(site: Site) -> None:
+    def answers(who: str) -> set[str]:
+        admin = rpc.DelayWheelAdminStub(site.channel(who))
+        return {
+            told(lambda: admin.ReplaceNode(pb.ReplaceNodeRequest(node="x", dry_run=True))),
+            told(lambda: admin.RemoveNode(pb.RemoveNodeRequest(node="x", dry_run=True))),
+            told(lambda: admin.SetBack(pb.SetBackRequest(dry_run=True))),
+        }
+
+    for who in WHO:
+        may = who in {"admin", "ops"}
+        assert answers(who) == ({"NODE_UNKNOWN", "NOTHING_TO_SET_BACK"} if may else {F})
+
+
+def test_every_call_is_in_the_table_of_rights() -> None:
+    """A new call cannot be forgotten: without a row no node starts to serve it."""
+    services = pb.DESCRIPTOR.services_by_name
+    methods = [method.name for service in services.values() for method in service.methods]
+    assert sorted(methods) == sorted(NEEDS)
+    tried = {name.partition(",")[0] for name in TABLE}
+    assert tried | {m.name for m in services["DelayWheelAdmin"].methods} == set(NEEDS)
+
+
+def test_nobody_passes_for_a_node(site: Site) -> None:
+    for shown in ("1", "", "0" * 64):
+        metadata = (("dw-passed", shown), ("dw-on-behalf", "admin.example.org"))
+        request = pb.CancelRequest(messages=[BILLS])
+        cancel = site.stub("nobody").Cancel
+        assert told(lambda: cancel(request, timeout=9, metadata=metadata)) == "NODE_UNPROVEN"  # noqa: B023
+    produce = site.stub("nobody").DelayProduce
+    sent = pb.DelayProduceRequest(messages=[message("orders", 7)])
+    assert told(lambda: produce(sent, timeout=9, metadata=(("dw-passed", "1"),))) == F
+
+
+def test_a_token_says_who_calls(site: Site) -> None:
+    """It comes before the certificate; one that is not known is no reason to look at that."""
+
+    def answer(token: str) -> str:
+        metadata = (("authorization", f"Bearer {token}"),)
+        who = site.stub("admin").WhoAmI
+        return told(lambda: who(pb.WhoAmIRequest(), timeout=9, metadata=metadata).principal)
+
+    assert answer("t0ken") == "token-shop"
+    assert answer("other") == "TOKEN_UNKNOWN"
+    assert answer("") == "TOKEN_UNKNOWN"
+
+
+def test_grants_and_tokens_that_change_count_at_once(site: Site) -> None:
+    """Also on a stream that is open; a file that is not in order changes nothing."""
+    site.put(site.tokens, f'{sha256(b"late").hexdigest()} = "late"\n')
+    site.put(site.grants, GRANTS + '[[grant]]\nwho = ["late"]\nmay = ["produce"]\n')
+    metadata = (("authorization", "Bearer late"),)
+    sending = True
+
+    def requests() -> Iterator[pb.DelayProduceRequest]:
+        while sending:
+            yield pb.DelayProduceRequest(messages=[message("orders", 7)])
+            time.sleep(0.02)
+
+    def opens() -> bool:
+        request = pb.DelayProduceRequest(messages=[message("orders", 7)])
+        answer = site.stub("nobody").DelayProduce(request, timeout=9, metadata=metadata)
+        return bool(answer.results[0].handle)
+
+    wait_until("the token is taken", lambda: told(opens) == "True")
+    site.put(site.grants, "[[grant]]\nwho = 1\n")
+    time.sleep(1.1)  # so often files are looked at
+    stub = site.stub("nobody")
+    answers = stub.DelayProduceStream(requests(), timeout=30, metadata=metadata)
+    try:
+        assert next(answers).results[0].handle
+        site.put(site.grants, GRANTS)
+        began_s = time.monotonic()
+        refused = next(each for each in answers if each.results[0].error.reason)
+        assert refused.results[0].error.reason == F
+        assert time.monotonic() - began_s < 10
+        site.put(site.tokens, f'{sha256(b"t0ken").hexdigest()} = "token-shop"\n')
+        gone = next(each for each in answers if each.error.reason)
+        assert gone.error.reason == "TOKEN_UNKNOWN"
+    finally:
+        sending = False
+        answers.cancel()
