@@ -72,6 +72,8 @@ class Config:
             again when it changes
         principal_from: which name in a certificate is its holder's, the first of these kinds that
             it has: `"uri"`, `"dns"`, `"cn"`
+        insecure: `listen` may be an address that other machines reach without TLS and `grants`:
+            whoever reaches it may do everything. Said in the log and in the status
         metrics_tls: `metrics_listen` speaks TLS, with `tls_cert`; it asks nobody for a certificate
         span_seconds: how far ahead dues may lie: the greatest delay, 7 days; up to 366 days. What
             each second costs: [disk](#disk). The same on all nodes
@@ -148,6 +150,7 @@ class Config:
     principal_from: list[Literal["uri", "dns", "cn"]] = field(
         default_factory=lambda: list(_PRINCIPAL_FROM)
     )
+    insecure: bool = False
     metrics_tls: bool = False
     span_seconds: Annotated[int, Ge(1), Le(366 * 86_400)] = 7 * 86_400
     late_window_seconds: Annotated[int, Ge(1), Le(86_400)] = 120

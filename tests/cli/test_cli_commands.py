@@ -37,6 +37,7 @@ COMMANDS = {
     "reschedule",
     "status",
     "verify",
+    "whoami",
     "config check",
     "config show",
     "clock set-back",

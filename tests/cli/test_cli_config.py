@@ -65,7 +65,7 @@ def test_all_faults_are_named_at_once_with_their_place_and_what_may_be_meant(
         'kafka: No such configuration property: "sasl.passwort": did you mean sasl.password?',
     ):
         assert any(fault in line for line in faults), fault
-    assert len(faults) == 9
+    assert len(faults) == 10
     assert any(line.startswith("  node_id: ") and line.endswith(f" ({file})") for line in faults)
 
 
@@ -123,7 +123,11 @@ def test_ingress_topics_are_a_list_however_they_are_given(
 
 def test_an_address_for_others_mends_it(command: Command, file: Path) -> None:
     flags = ("--set", "listen=0.0.0.0:7420", "--set", "advertised=node-1:7420")
-    assert command("config", "check", "--config", str(file), *flags).code == 0
+    refused = command("config", "check", "--config", str(file), *flags)
+    assert refused.code == 1
+    assert "listen 0.0.0.0:7420: without tls_cert and grants whoever reaches" in refused.err
+    allowed = command("config", "check", "--config", str(file), *flags, "--set", "insecure=true")
+    assert allowed.code == 0
 
 
 def test_missing_file_is_named(command: Command, tmp_path: Path) -> None:

@@ -330,7 +330,7 @@ class Reason(StrEnum):
         "FORBIDDEN",
         _FORBIDDEN,
         _FINAL,
-        "Let the operator grant it (the file `grants`); the call WhoAmI shows what is granted.",
+        "Let the operator grant it (the file `grants`); `delaywheel whoami` shows what is granted.",
     )
     TOKEN_UNKNOWN = (
         "TOKEN_UNKNOWN",

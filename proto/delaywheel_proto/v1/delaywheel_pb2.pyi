@@ -1581,6 +1581,8 @@ class MemberReport(_message.Message):
     CERTIFICATE_EXPIRES_MS_FIELD_NUMBER: _builtins.int
     CERTIFICATE_FAULT_FIELD_NUMBER: _builtins.int
     LACKING_FRAMES_FIELD_NUMBER: _builtins.int
+    INSECURE_FIELD_NUMBER: _builtins.int
+    ACCESS_FAULT_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     now_ms: _builtins.int
     """The node's wall clock."""
@@ -1629,6 +1631,12 @@ class MemberReport(_message.Message):
     """Frames that this node should have and cannot read: other nodes have them, as long as nothing
     else is reported. Of many gaps, also what lies between.
     """
+    insecure: _builtins.str
+    """Why whoever reaches its port for callers may do everything, for people; empty: that is not so,
+    or other machines do not reach it.
+    """
+    access_fault: _builtins.str
+    """Why earlier grants or tokens count than those on its disk, for people; empty: they do not."""
     @_builtins.property
     def refusing(self) -> Global___Error:
         """Why the node accepts no messages now; absent if it does."""
@@ -1692,10 +1700,12 @@ class MemberReport(_message.Message):
         certificate_expires_ms: _builtins.int | None = ...,
         certificate_fault: _builtins.str = ...,
         lacking_frames: _builtins.int = ...,
+        insecure: _builtins.str = ...,
+        access_fault: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_certificate_expires_ms", b"_certificate_expires_ms", "_cleaner_started_ms", b"_cleaner_started_ms", "_ingress_lag", b"_ingress_lag", "certificate_expires_ms", b"certificate_expires_ms", "cleaner_started_ms", b"cleaner_started_ms", "floor_wait", b"floor_wait", "ingress_lag", b"ingress_lag", "ledger", b"ledger", "refusing", b"refusing", "standstill", b"standstill"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_certificate_expires_ms", b"_certificate_expires_ms", "_cleaner_started_ms", b"_cleaner_started_ms", "_ingress_lag", b"_ingress_lag", "alone_messages", b"alone_messages", "certificate_expires_ms", b"certificate_expires_ms", "certificate_fault", b"certificate_fault", "cleaner_started_ms", b"cleaner_started_ms", "dead_letters", b"dead_letters", "elections", b"elections", "floor_wait", b"floor_wait", "in_sync_changes", b"in_sync_changes", "ingress_faults", b"ingress_faults", "ingress_lag", b"ingress_lag", "kafka_error", b"kafka_error", "lacking_frames", b"lacking_frames", "ledger", b"ledger", "now_ms", b"now_ms", "pending_bytes", b"pending_bytes", "pending_messages", b"pending_messages", "refusing", b"refusing", "role", b"role", "server_started_ms", b"server_started_ms", "standstill", b"standstill", "unavailable_topics", b"unavailable_topics", "undeletable_file", b"undeletable_file", "undeletable_files", b"undeletable_files", "unreadable_frames", b"unreadable_frames", "verifying_wheels", b"verifying_wheels", "version", b"version", "waiting_calls", b"waiting_calls", "wheels", b"wheels"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_certificate_expires_ms", b"_certificate_expires_ms", "_cleaner_started_ms", b"_cleaner_started_ms", "_ingress_lag", b"_ingress_lag", "access_fault", b"access_fault", "alone_messages", b"alone_messages", "certificate_expires_ms", b"certificate_expires_ms", "certificate_fault", b"certificate_fault", "cleaner_started_ms", b"cleaner_started_ms", "dead_letters", b"dead_letters", "elections", b"elections", "floor_wait", b"floor_wait", "in_sync_changes", b"in_sync_changes", "ingress_faults", b"ingress_faults", "ingress_lag", b"ingress_lag", "insecure", b"insecure", "kafka_error", b"kafka_error", "lacking_frames", b"lacking_frames", "ledger", b"ledger", "now_ms", b"now_ms", "pending_bytes", b"pending_bytes", "pending_messages", b"pending_messages", "refusing", b"refusing", "role", b"role", "server_started_ms", b"server_started_ms", "standstill", b"standstill", "unavailable_topics", b"unavailable_topics", "undeletable_file", b"undeletable_file", "undeletable_files", b"undeletable_files", "unreadable_frames", b"unreadable_frames", "verifying_wheels", b"verifying_wheels", "version", b"version", "waiting_calls", b"waiting_calls", "wheels", b"wheels"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__certificate_expires_ms: _TypeAlias = _typing.Literal["certificate_expires_ms"]  # noqa: Y015
     _WhichOneofArgType__certificate_expires_ms: _TypeAlias = _typing.Literal["_certificate_expires_ms", b"_certificate_expires_ms"]  # noqa: Y015

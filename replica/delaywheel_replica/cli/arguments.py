@@ -215,6 +215,12 @@ def one_message(parser: Parser) -> None:
     options.asking(parser)
 
 
+def whoami(parser: Parser) -> None:
+    """Adds the arguments of `whoami`."""
+    options.as_json(parser)
+    options.asking(parser)
+
+
 def status(parser: Parser) -> None:
     """Adds the arguments of `status`."""
     parser.argument(

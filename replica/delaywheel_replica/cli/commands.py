@@ -166,6 +166,14 @@ COMMANDS: Final[Mapping[str, Command | CommandGroup]] = {
             handle=$(delaywheel reschedule "$handle" --to now+2h)
         """,
     ),
+    "whoami": Command(
+        "Show who the node takes this user for, and what is granted.",
+        f"{_DOING}.whoami:whoami",
+        arguments.whoami,
+        examples="""
+            delaywheel whoami --profile prod
+        """,
+    ),
     "status": Command(
         "Show whether the cluster works, and the state of each node and copy.",
         f"{_DOING}.status:status",

@@ -38,6 +38,9 @@ _TRACEBACKS: Final = ExceptionDictTransformer(show_locals=False)
 
 get_logger: Final = structlog.get_logger  # noqa: TID251 - all other modules import it from here
 
+LINES_AS_THEY_ARE: Final = ("delaywheel.audit",)
+"""Loggers whose lines are JSON already, whatever the format and level of all others."""
+
 LogFormat = Literal["console", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -85,6 +88,12 @@ def set_up_logging(
     root = logging.getLogger()
     root.handlers[:] = [handler]
     set_level(level)
+    lines = logging.StreamHandler(stream)
+    lines.setFormatter(logging.Formatter("%(message)s"))
+    for name in LINES_AS_THEY_ARE:
+        logger = logging.getLogger(name)
+        logger.handlers[:], logger.propagate = [lines], False
+        logger.setLevel(logging.INFO)
 
 
 def set_level(level: LogLevel) -> None:

@@ -11,6 +11,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.config import Config
 from delaywheel_replica.peers.sockets import listen, why_not
+from delaywheel_replica.server.access.audit import Audit
 from delaywheel_replica.server.access.callers import Access
 from delaywheel_replica.server.certificates import MAX_CONNECTION_AGE_MS, NodeCertificates
 from delaywheel_replica.server.cluster.operator import DelayWheelAdminService
@@ -70,6 +71,7 @@ class Listener:
         *,
         connections: int,
         access: Access,
+        audit: Audit,
         certificates: NodeCertificates | None = None,
     ) -> None:
         """Prepares.
@@ -80,6 +82,7 @@ class Listener:
             counts: Counts refused calls.
             connections: The most connections of callers.
             access: Says who may make which call.
+            audit: Notes what they change, and who may not.
             certificates: This node's; None: callers speak plain text.
         """
         self._config = config
@@ -93,7 +96,7 @@ class Listener:
         )
         answers = Answers(asked, services.questions.length_bytes)
         reception = Reception()
-        calls = Calls(reception, counts, answers, access)
+        calls = Calls(reception, counts, answers, access, audit)
         checked = Admission(max_bytes=_HEALTH_BYTES, max_caller_bytes=_HEALTH_BYTES)
         checks = Calls(Reception(HEALTH), counts, Answers(checked, lambda _: _HEALTH_ANSWER_BYTES))
         producing = {

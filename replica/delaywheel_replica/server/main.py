@@ -29,6 +29,7 @@ from delaywheel_replica.process.inheritance import (
     take_hangups,
 )
 from delaywheel_replica.process.logs import get_logger, set_level, set_up_logging
+from delaywheel_replica.server.access.faults import exposed_without
 from delaywheel_replica.server.access.files import AccessFileError
 from delaywheel_replica.server.certificates import CertificateError
 from delaywheel_replica.server.intake.descriptors import share_out
@@ -59,6 +60,10 @@ def main() -> int:
         data_dir=str(config.data_dir),
         settings=config.shown_changes(),
     )
+    if missing := exposed_without(config):
+        _log.warning(
+            "insecure: whoever reaches it may do everything", listen=config.listen, without=missing
+        )
     end_with_any_thread()
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     # Ctrl-C is handled by the supervisor, which ends its children in order.

@@ -28,7 +28,9 @@ from delaywheel_replica.peers.network import PeerNetwork
 from delaywheel_replica.process.inheritance import ADDRESS_VARIABLE, report_ready
 from delaywheel_replica.process.logs import get_logger
 from delaywheel_replica.row_places import server_row_path
+from delaywheel_replica.server.access.audit import Audit
 from delaywheel_replica.server.access.callers import Access
+from delaywheel_replica.server.access.faults import exposed_without
 from delaywheel_replica.server.certificates import NodeCertificates
 from delaywheel_replica.server.changing.cancel_many import CancelMany
 from delaywheel_replica.server.changing.cancels import Cancels
@@ -153,6 +155,7 @@ class Server:
         self._config = config
         self._certificates = NodeCertificates(config) if config.tls_cert else None
         self._access = Access(config)
+        self._audit = Audit(config.node_id, has_grants=self._access.is_limited)
         self._link = link
         self._descriptors = descriptors
         self._draining = self._has_twin = False
@@ -235,6 +238,7 @@ class Server:
             topics=topics,
             writing=writing,
             counts=self._counts,
+            audit=self._audit,
         )
         self._producing = Producing(accepting)
         self._handover = HandoverServer(accepting)
@@ -301,6 +305,7 @@ class Server:
             self._counts,
             connections=self._descriptors.connections,
             access=self._access,
+            audit=self._audit,
             certificates=self._certificates,
         )
 
@@ -312,6 +317,8 @@ class Server:
             undeletable=self._store.undeletable,
             certificates=self._certificates,
             waiting=self._counts.waiting,
+            access=self._access,
+            insecure=_lacking(self._config),
         )
         return FanOut(
             self._config,
@@ -543,6 +550,11 @@ def _open_store(
             reserve_bytes=config.disk_reserve_bytes,
         ),
     )
+
+
+def _lacking(config: Config) -> str:
+    missing = exposed_without(config)
+    return f"other machines reach {config.listen}, without {missing}" if missing else ""
 
 
 def _member_config(config: Config) -> MemberConfig:

@@ -122,7 +122,7 @@ def test_a_machine_without_room_or_ports(check: Checks, tmp_path: Path) -> None:
     assert items["disk"]["level"] == "fault"
     assert items["metrics_listen"]["level"] == "fault"
     assert items["listen"]["level"] == "ok"
-    assert check("listen=192.0.2.1:7420")["listen"]["level"] == "fault"
+    assert check("listen=192.0.2.1:7420", "insecure=true")["listen"]["level"] == "fault"
     assert not list(tmp_path.iterdir())
 
 
@@ -160,7 +160,13 @@ def test_kafka_that_the_settings_do_not_fit_is_a_fault(check: Checks, wrong: str
 
 
 def test_people_read_what_to_do_below(command: Command, kafka: KafkaBroker, tmp_path: Path) -> None:
-    flags = ("cluster_id=c", "node_id=n", f"data_dir={tmp_path}", "listen=192.0.2.1:1")
+    flags = (
+        "cluster_id=c",
+        "node_id=n",
+        f"data_dir={tmp_path}",
+        "listen=192.0.2.1:1",
+        "insecure=true",
+    )
     sets = [
         word
         for each in (*flags, f"kafka.bootstrap.servers={kafka.address}")

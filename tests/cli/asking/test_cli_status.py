@@ -221,6 +221,8 @@ def test_status_of_all_nodes_as_json(command: Command, node: ScriptedNode) -> No
         "undeletable_file": "/data/1763700001.slot",
         "certificate_expires_ms": DUE_MS + 9 * 86_400_000,
         "certificate_fault": "tls_cert /c.pem: expired",
+        "insecure": None,
+        "access_fault": None,
         "waiting_calls": {
             "cancel": {"count": 1_700, "longest_ms": 2_500},
             "search": {"count": 1, "longest_ms": 2_500},

@@ -95,6 +95,8 @@ def _report(report: pb.MemberReport) -> dict[str, Any]:
             report, "certificate_expires_ms", report.certificate_expires_ms
         ),
         "certificate_fault": report.certificate_fault or None,
+        "insecure": report.insecure or None,
+        "access_fault": report.access_fault or None,
         "waiting_calls": {
             each.call: {"count": each.count, "longest_ms": each.longest_ms}
             for each in report.waiting_calls

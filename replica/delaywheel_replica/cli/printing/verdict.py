@@ -175,6 +175,8 @@ def _about_certificates(node: str, report: pb.MemberReport) -> Iterator[str]:
     """Yields what will keep callers out."""
     if report.certificate_fault:
         yield f"{node} keeps its earlier certificate: {report.certificate_fault}"
+    if report.access_fault:
+        yield f"{node} keeps earlier rights: {report.access_fault}"
     if report.HasField("certificate_expires_ms"):
         left_ms = report.certificate_expires_ms - report.now_ms
         if left_ms <= 0:

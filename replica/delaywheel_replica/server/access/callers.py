@@ -28,7 +28,7 @@ from delaywheel_replica.server.access.needs import NEEDS
 from delaywheel_replica.server.access.rights import EVERYTHING, Right, Rights
 from delaywheel_replica.server.access.tokens import digest_of, parse_tokens
 from delaywheel_replica.server.node.calls_to_nodes import ON_BEHALF, PASSED
-from delaywheel_replica.server.node.refusals import RefusedError, quoted
+from delaywheel_replica.server.node.refusals import Refusal, RefusedError, quoted
 
 _BEARER: Final = "bearer "
 _PROPERTIES: Final = {"uri": "peer_uri", "dns": "peer_dns", "cn": "x509_common_name"}
@@ -76,8 +76,7 @@ class Caller:
 
     def refuse_without(self, right: Right, what: str) -> RefusedError:
         """Returns the refusal for something that they may not do."""
-        name = quoted(self.principal or ANONYMOUS)
-        return RefusedError(Reason.FORBIDDEN, f"{name} has no right {right.value!r}: {what}")
+        return _forbidden(self, f"has no right {right.value!r}: {what}")
 
 
 def _everything() -> Rights:
@@ -156,8 +155,7 @@ class Access:
         if need.right is not None and not rights.may_somewhere(need.right):
             raise caller.refuse_without(need.right, f"in any topic, for {call}")
         if rights.are_none:
-            name = quoted(caller.principal or ANONYMOUS)
-            raise RefusedError(Reason.FORBIDDEN, f"Nothing is granted to {name}")
+            raise _forbidden(caller, "has no right at all")
         return caller
 
     def caller_of(self, shown: Shown) -> Caller:
@@ -203,6 +201,12 @@ class Access:
         grants = self._grants
         assert grants is not None
         return Caller(name(), "token", lambda: grants.current.rights_of(name()))
+
+
+def _forbidden(caller: Caller, text: str) -> RefusedError:
+    who = caller.principal or ANONYMOUS
+    refusal = Refusal(Reason.FORBIDDEN, f"{quoted(who)} {text}", principal=who)
+    return RefusedError.of(refusal)
 
 
 def _text(value: str | bytes) -> str:

@@ -25,3 +25,19 @@ def access_faults(config: Config) -> Iterator[Fault]:
             yield Fault(str(error), (name,))
     if config.tokens is not None and config.grants is None:
         yield Fault("tokens: has no meaning without grants", ("tokens", "grants"))
+    missing = exposed_without(config)
+    if missing and not config.insecure:
+        yield Fault(
+            f"listen {config.listen}: without {missing} whoever reaches this address may do"
+            " everything: see docs/SECURITY.md, or set insecure = true, or listen on 127.0.0.1",
+            ("listen", "tls_cert", "grants", "insecure"),
+        )
+
+
+def exposed_without(config: Config) -> str:
+    """Returns what a port that other machines may reach lacks; empty: nothing, or none does."""
+    host = config.listen.rpartition(":")[0].strip("[]")
+    if host in {"localhost", "::1"} or host.startswith("127."):
+        return ""
+    lacks = [name for name in ("tls_cert", "grants") if getattr(config, name) is None]
+    return " and ".join(lacks)

@@ -20,6 +20,7 @@ from delaywheel_replica.core.protocol.status_files import (
     IngressStatus,
     ServerStatus,
 )
+from delaywheel_replica.server.access.callers import Access
 from delaywheel_replica.server.certificates import NodeCertificates
 from delaywheel_replica.server.cluster.merging import counted_once
 from delaywheel_replica.server.cluster.replicas import Lags, replicas_of
@@ -46,6 +47,8 @@ class OwnReport:
         undeletable: Knows which files its disk refuses to delete.
         certificates: What callers are shown; None: nothing.
         waiting: Returns, by call, how many wait for an answer, and the first of them how long (ms).
+        access: Says who may do what; None: nothing is told of its files.
+        insecure: What its port for callers lacks, for people.
     """
 
     started_ms: int
@@ -54,6 +57,8 @@ class OwnReport:
     undeletable: Undeletable
     certificates: NodeCertificates | None = None
     waiting: Callable[[], Mapping[str, tuple[int, int]]] = dict
+    access: Access | None = None
+    insecure: str = ""
 
 
 class Details:
@@ -96,6 +101,14 @@ class Details:
             self._lags.add_lags(wheel, replicas, cleaner.floor or 0)
             row.replicas.extend(replicas)
 
+    def _add_security(self, report: pb.MemberReport) -> None:
+        own = self._own_report
+        report.insecure = own.insecure
+        report.access_fault = (own.access and own.access.refused) or ""
+        if own.certificates is not None:
+            report.certificate_expires_ms = int(own.certificates.current.not_after_s * 1000)
+            report.certificate_fault = own.certificates.refused or ""
+
     def _report(self, answer: pb.DescribeClusterResponse, status: ServerStatus) -> pb.MemberReport:
         heartbeat = status.heartbeat
         report = pb.MemberReport(
@@ -107,10 +120,7 @@ class Details:
             verifying_wheels=len(heartbeat.verifying),
             wheels=len(heartbeat.verifying | (heartbeat.wheels.keys() - {heartbeat.spare})),
         )
-        certificates = self._own_report.certificates
-        if certificates is not None:
-            report.certificate_expires_ms = int(certificates.current.not_after_s * 1000)
-            report.certificate_fault = certificates.refused or ""
+        self._add_security(report)
         for call, (count, longest_ms) in self._own_report.waiting().items():
             report.waiting_calls.add(call=call, count=count, longest_ms=longest_ms)
         if answer.HasField("refusing"):

@@ -17,6 +17,7 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
 from delaywheel.reasons import Reason
+from delaywheel_replica.server.access.audit import OF_ACCESS, Audit
 from delaywheel_replica.server.access.callers import ANYBODY, Access, CallContext, Caller
 from delaywheel_replica.server.intake.admission import Admission
 from delaywheel_replica.server.intake.reception import OpenStream, Reception
@@ -87,6 +88,7 @@ class Calls:
         counts: Counts,
         answers: Answers,
         access: Access | None = None,
+        audit: Audit | None = None,
     ) -> None:
         """Makes none yet.
 
@@ -96,11 +98,13 @@ class Calls:
             answers: Bounds answers.
             access: Says who may make which call; None: gRPC's own services, which everybody may
                 use, and which know gRPC's contexts alone.
+            audit: Notes what they change, and who may not.
         """
         self._reception = reception
         self._counts = counts
         self._answers = answers
         self._access = access
+        self._audit = audit or Audit()
 
     def of_service(
         self,
@@ -187,6 +191,8 @@ class Calls:
                         refusal = _refusal_of(error)
                     else:
                         return
+                if refusal.reason in OF_ACCESS:
+                    self._audit.refused(name, context.peer(), refusal)
                 await self._refuse(context, name, refusal)
             except grpc.aio.InternalError:  # the caller is gone: nothing can be sent to it
                 raise asyncio.CancelledError from None
@@ -204,21 +210,40 @@ class Calls:
             return self.stream(method.name, _conversation(request_class, answer))
         if method.server_streaming:  # gRPC's own Watch, which writes to its context
             return self._watch(method.name, request_class, answer)
-        return self.call(method.name, self._question(request_class, answer))
+        return self.call(method.name, self._question(method.name, request_class, answer))
 
     def _question(
-        self, request_class: type[Message], answer: Callable[[Any, Any], Awaitable[Message]]
+        self,
+        name: str,
+        request_class: type[Message],
+        answer: Callable[[Any, Any], Awaitable[Message]],
     ) -> Work:
         admission, length_bytes = self._answers
 
         async def work(content: bytes, call: CallContext) -> Answer:
             request = _parsed(request_class, content)
             with admission.admit(call.address, length_bytes(request)):
-                context = call.shown if self._access is None else call
-                encoded = (await answer(request, context)).SerializeToString()
+                encoded = (await self._answered(name, answer, request, call)).SerializeToString()
                 return Answer(encoded, admission.hold_answer(call.address, len(encoded)))
 
         return work
+
+    async def _answered(
+        self,
+        name: str,
+        answer: Callable[[Any, Any], Awaitable[Message]],
+        request: Message,
+        call: CallContext,
+    ) -> Message:
+        if self._access is None:
+            return await answer(request, call.shown)
+        try:
+            ended = await answer(request, call)
+        except RefusedError as error:
+            self._audit.ended(name, call, request, error.refusal)
+            raise
+        self._audit.ended(name, call, request, ended)
+        return ended
 
     def _watch(
         self,

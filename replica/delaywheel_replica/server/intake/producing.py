@@ -14,13 +14,14 @@ them on must not keep them. Otherwise a waiting request would be in memory twice
 import asyncio
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter_ns
 from typing import Final, TypeVar
 
 from delaywheel.identity import WheelId
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_replica.server.access.audit import Audit
 from delaywheel_replica.server.access.callers import CallContext, Caller
 from delaywheel_replica.server.commit.writing import Writing
 from delaywheel_replica.server.intake.admission import Admission, cost_bytes
@@ -66,6 +67,7 @@ class Accepting:
     topics: KnownTopics
     writing: Writing
     counts: Counts
+    audit: Audit = field(default_factory=Audit)
 
 
 class Producing:
@@ -144,7 +146,7 @@ class Producing:
             raise RefusedError.of(refusal)
         with parts.admission.admit(address, cost_bytes(request, outline.messages)) as ticket:
             is_small = _is_small(request, outline)
-            decode = partial(self._decode, request, outline, caller)
+            decode = partial(self._decode, request, outline, caller, address)
             decoding = self._done(is_small, decode)
             del decode
             del request
@@ -161,11 +163,15 @@ class Producing:
                 batch.refuse_accepted(committed.failed)
         return batch, wheel
 
-    def _decode(self, request: bytes, outline: Outline, caller: Caller) -> tuple[Batch, list[str]]:
+    def _decode(
+        self, request: bytes, outline: Outline, caller: Caller, address: str
+    ) -> tuple[Batch, list[str]]:
         """Decodes and judges, unless topics must be asked about: returns those. For any thread."""
         parts = self._accepting
         batch = decode_outlined(request, outline, parts.rules, now_ms=wall_ms())
         refused = refuse_forbidden(batch, caller)
+        if refused:
+            parts.audit.refused("DelayProduce", address, next(iter(refused.values())))
         doubtful = [name for name in parts.topics.doubtful(batch) if name not in refused]
         if not doubtful:
             self._judge(batch, ())

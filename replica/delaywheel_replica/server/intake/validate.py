@@ -11,7 +11,7 @@ few go to a thread (producing.py).
 """
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final
@@ -257,7 +257,7 @@ def is_topic_name(topic: str) -> bool:
     return topic not in {".", ".."} and _TOPIC.fullmatch(topic) is not None
 
 
-def refuse_forbidden(batch: Batch, caller: Caller) -> Collection[str]:
+def refuse_forbidden(batch: Batch, caller: Caller) -> Mapping[str, Refusal]:
     """Refuses messages for topics that a caller may not send to; returns these topics.
 
     Raises:
@@ -265,13 +265,12 @@ def refuse_forbidden(batch: Batch, caller: Caller) -> Collection[str]:
     """
     rights = caller.rights
     if rights is EVERYTHING:
-        return ()
-    refused = set()
+        return {}
+    refused = {}
     for number, topic in enumerate(batch.columns.topics):
         if is_topic_name(topic) and not rights.may(Right.PRODUCE, topic):
-            refused.add(topic)
-            refusal = caller.refuse_without(Right.PRODUCE, f"in topic {topic}").refusal
-            batch.refuse(batch.rows_for(number), refusal)
+            refused[topic] = caller.refuse_without(Right.PRODUCE, f"in topic {topic}").refusal
+            batch.refuse(batch.rows_for(number), refused[topic])
     return refused
 
 

@@ -44,6 +44,8 @@ class Refusal:
     detail: str = ""
     after_ms: int | None = None
     """When to retry, if that is known better than the reason alone says."""
+    principal: str | None = None
+    """Who may not do it, if that is why."""
 
     @property
     def text(self) -> str:

@@ -1,0 +1,32 @@
+"""`delaywheel whoami`: who the node takes this user for, and what is granted."""
+
+from __future__ import annotations
+
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_replica.cli.asking.connection import ask
+from delaywheel_replica.cli.printing.tables import print_json, print_table
+from delaywheel_replica.cli.printing.text import say
+from delaywheel_replica.cli.reaching import Nodes
+
+
+def whoami(*, as_json: bool, server: Nodes, timeout_s: float) -> None:
+    """Asks the first node that answers."""
+    answer = ask(server, lambda stub: stub.WhoAmI(pb.WhoAmIRequest(), timeout=timeout_s))
+    grants = [(list(each.may), list(each.topics)) for each in answer.grants]
+    if as_json:
+        print_json(
+            {
+                "node": answer.node,
+                "unlimited": answer.unlimited,
+                "principal": answer.principal or None,
+                "shown_by": answer.shown_by or None,
+                "grants": [{"may": may, "topics": topics} for may, topics in grants],
+            }
+        )
+    elif answer.unlimited:
+        say(f"node {answer.node} has no grants: whoever reaches it may do everything")
+    else:
+        shown = f"by a {answer.shown_by}" if answer.shown_by != "nothing" else "by nothing"
+        say(f"{answer.principal} (shown {shown}, to node {answer.node})")
+        rows = [(", ".join(may), ", ".join(topics)) for may, topics in grants]
+        print_table(("may", "in topics"), rows, none="nothing is granted")
