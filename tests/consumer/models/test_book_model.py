@@ -20,9 +20,12 @@ PARTITIONS = 2
 class Group(RuleBasedStateMachine):
     """Two consumers of a topic with two partitions, and of their retry topic."""
 
+    moves_alone = False
+    """Whether a rebalance leaves those partitions alone that stay where they are."""
+
     def __init__(self) -> None:
         super().__init__()
-        self.kafka = FakeKafka(partitions=PARTITIONS)
+        self.kafka = FakeKafka(partitions=PARTITIONS, is_incremental=self.moves_alone)
         self.consumers = [
             DrivenConsumer(self.kafka, max_deliveries=1_000) for _ in range(CONSUMERS)
         ]
@@ -160,5 +163,13 @@ def _read_attempt(headers: list[tuple[str, bytes | None]], place: object) -> tup
     return origin.decode(), int(reported["dw-retry-attempt"] or b"")
 
 
+class IncrementalGroup(Group):
+    """The same where partitions move one by one."""
+
+    moves_alone = True
+
+
 TestGroup = Group.TestCase
-TestGroup.settings = settings(stateful_step_count=30, max_examples=2 * settings().max_examples)
+TestGroup.settings = settings(stateful_step_count=30)
+TestIncrementalGroup = IncrementalGroup.TestCase
+TestIncrementalGroup.settings = settings(stateful_step_count=30)

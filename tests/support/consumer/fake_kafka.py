@@ -44,6 +44,7 @@ class FakeKafka:
     held_up: set[Partition] = field(default_factory=set)
     committed_records: list[Outgoing] = field(default_factory=list)
     generation: int = 0
+    is_incremental: bool = False
     now_ms: int = 1_000_000
 
     def send(
@@ -57,9 +58,9 @@ class FakeKafka:
         self, given: Mapping[FakeBroker, Sequence[Partition]], lost: Sequence[FakeBroker] = ()
     ) -> None:
         """Assigns each member its partitions; members in `lost` were taken for dead meanwhile."""
-        for member in given:
+        for member, partitions in given.items():
             if member not in lost:
-                member.leave()
+                member.leave(partitions)
         self.generation += 1
         for member, partitions in given.items():
             member.join(list(partitions), was_lost=member in lost)
@@ -119,16 +120,30 @@ class FakeBroker:
         """Whether the member still belongs to the group."""
         return self._generation == self.kafka.generation
 
-    def leave(self) -> None:
+    @property
+    def is_incremental(self) -> bool:
+        """See `Broker`."""
+        return self.kafka.is_incremental
+
+    def leave(self, stay: Sequence[Partition]) -> None:
         """Asks the member to give up its partitions, while it still belongs to the group."""
         self._call_back()
-        self._callbacks["revoked"](self._give_up())
+        if not self.is_incremental:
+            self._callbacks["revoked"](self._give_up())
+        elif going := [at for at in self._positions if at not in stay]:
+            self._callbacks["revoked"](going)
+            for at in going:
+                del self._positions[at]
 
     def join(self, partitions: list[Partition], *, was_lost: bool) -> None:
         """Informs the member, when it fetches, of its present assignment."""
         if was_lost:
             self._events.append(("lost", []))
-        self._events.append(("assigned", partitions))
+        elif self.is_incremental:
+            self._generation = self.kafka.generation
+            partitions = [at for at in partitions if at not in self._positions]
+        if partitions or not self.is_incremental:
+            self._events.append(("assigned", partitions))
 
     def _give_up(self) -> list[Partition]:
         had = list(self._positions)
@@ -140,7 +155,10 @@ class FakeBroker:
             event, partitions = self._events.pop(0)
             if event == "assigned":
                 self._generation = self.kafka.generation
-            self._callbacks[event](self._give_up() if event == "lost" else partitions)
+            if event == "lost":
+                self._generation = self.kafka.generation
+                partitions = self._give_up()
+            self._callbacks[event](partitions)
 
     def be_away(self, times: int) -> None:
         """The next questions find no answer."""
@@ -214,12 +232,20 @@ class FakeBroker:
 
     def assign(self, positions: Mapping[Partition, int | None]) -> None:
         """See `Broker`."""
-        self._positions = {one: offset or 0 for one, offset in positions.items()}
-        self._paused.clear()
+        given = {one: offset or 0 for one, offset in positions.items()}
+        self._positions = self._positions | given if self.is_incremental else given
+        self._paused -= given.keys()
+
+    def seek(self, positions: Mapping[Partition, int | None]) -> None:
+        """See `Broker`."""
+        assert positions.keys() <= self._positions.keys()
+        self._positions |= {one: offset or 0 for one, offset in positions.items()}
 
     def membership(self) -> bytes | None:
         """See `Broker`: reports of a member that was put out are not checked."""
         is_out = any(event == "lost" for event, _ in self._events)
+        if self.is_incremental and is_out:
+            return None  # it joins again only after it has heard of the loss
         return b"%d" % (self.kafka.generation if is_out else self._generation)
 
     def pause(self, partitions: Sequence[Partition]) -> None:

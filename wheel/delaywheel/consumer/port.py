@@ -99,6 +99,11 @@ class Failure(NamedTuple):
 class Broker(Protocol):
     """One member of the group, with one transactional producer."""
 
+    @property
+    def is_incremental(self) -> bool:
+        """Whether callbacks name only the partitions that come or go; otherwise, all of ours."""
+        ...
+
     def start(self) -> Start:
         """Checks the topics, and creates ours that are missing.
 
@@ -179,7 +184,14 @@ class Broker(Protocol):
         ...
 
     def assign(self, positions: Mapping[Partition, int | None]) -> None:
-        """Reads these partitions from these offsets on; None: from the beginning."""
+        """Reads these partitions from these offsets on; None: from the beginning.
+
+        If the broker is incremental, the others go on as they are.
+        """
+        ...
+
+    def seek(self, positions: Mapping[Partition, int | None]) -> None:
+        """Reads assigned partitions from other offsets on; only if the broker is incremental."""
         ...
 
     def membership(self) -> bytes | None:

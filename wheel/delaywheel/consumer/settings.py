@@ -94,6 +94,10 @@ class Options(TypedDict, total=False):
         max_held: The same as a number of records.
         create_topics: Whether to create missing retry and dead-letter topics.
         events: What the program does when something happens: `ConsumerEvents`.
+        rebalances: How the group gives partitions out. `eager`: all are given up and assigned anew
+            (Kafka's classic protocol, `range`). `cooperative`: only those that move are given up
+            (classic, `cooperative-sticky`). `consumer`: so do they, and the broker decides
+            (KIP-848, Kafka 4). All members of a group need the same; `ordered` needs `eager`.
         instance: A name that no other consumer of the group has, and that this one keeps over
             restarts (a static member, in Kafka's words). After a crash it gets its partitions back
             at once, and transactions it had begun are ended at once; but other consumers get its
@@ -128,6 +132,7 @@ class Options(TypedDict, total=False):
     max_held: int
     create_topics: bool
     events: ConsumerEvents | None
+    rebalances: Literal["eager", "cooperative", "consumer"]
     instance: str | None
     kafka: Mapping[str, Any]
 
@@ -175,6 +180,7 @@ class Settings:
     max_held: int = 10_000
     create_topics: bool = True
     events: ConsumerEvents | None = None
+    rebalances: Literal["eager", "cooperative", "consumer"] = "eager"
     instance: str | None = None
     kafka: Mapping[str, Any] = field(default_factory=dict)
 
@@ -265,9 +271,19 @@ def read_settings(
         max_held=_positive("max_held", options.get("max_held", 10_000)),
         create_topics=options.get("create_topics", True),
         events=options.get("events"),
+        rebalances=_rebalances(options),
         instance=options.get("instance"),
         kafka=kafka,
     )
+
+
+def _rebalances(options: Options) -> Literal["eager", "cooperative", "consumer"]:
+    how = options.get("rebalances", "eager")
+    if how not in ("eager", "cooperative", "consumer"):
+        raise ValueError(f"rebalances={how!r}: 'eager', 'cooperative' or 'consumer'")
+    if options.get("ordered") and how != "eager":
+        raise ValueError(f"ordered, rebalances={how!r}: partitions move in pairs: 'eager'")
+    return how
 
 
 def _by_class(

@@ -78,7 +78,8 @@ class Commits:
     def mark(self, marks: Mapping[Partition, DeliveryMark]) -> None:
         """Notes deliveries beside offsets that stay; if that fails they are not noted."""
         state = self._state
-        if not marks or state.must_recover or state.membership is None:
+        membership = self._membership() if marks else None
+        if state.must_recover or membership is None:
             return
         passed = {
             at: one._replace(deliveries=marks[at].deliveries, suspect_until=marks[at].suspect_until)
@@ -86,7 +87,7 @@ class Commits:
                 {at: mark.offset for at, mark in marks.items()}
             ).items()
         }
-        failure = state.broker.commit((), passed, state.membership)
+        failure = state.broker.commit((), passed, membership)
         with state.changed:
             if failure is None:
                 self._deliveries.marked(marks)
@@ -129,11 +130,17 @@ class Commits:
         self.next_s = self.last_s + state.settings.commit_every_ms / 1000
 
     def _try(self, cut: Cut) -> Failure | None:
-        membership = self._state.membership
+        membership = self._membership()
         if membership is None:
             return Failure("the consumer is no longer a member of its group")
         passed = self._positions.passed(cut.offsets, cut.name)
         return self._state.broker.commit(cut.records, passed, membership)
+
+    def _membership(self) -> bytes | None:
+        state = self._state
+        if state.broker.is_incremental:  # it goes on while partitions stay
+            state.membership = state.broker.membership()
+        return state.membership
 
     def _committed(self, cut: Cut) -> Told:
         told = self._state.teller.worth_telling(cut.messages)
@@ -217,13 +224,20 @@ class Commits:
         self._recover_at_s = 0.0
         return is_renewed
 
-    def forget_doubt(self) -> None:
-        """Asks no longer what became of a transaction; the caller has the lock.
+    def forget_doubt(self, partitions: Iterable[Partition]) -> None:
+        """Asks no longer what became of a transaction in partitions that the book has forgotten.
 
         The offsets of a partition that is no longer ours may be committed by others, and no longer
-        show our outcome.
+        show our outcome. The caller has the lock.
         """
-        self._doubtful = None
+        cut = self._doubtful
+        if cut is None:
+            return
+        for at in partitions:
+            cut.offsets.pop(at, None)
+        cut.messages = [one for one in cut.messages if one.at in cut.offsets]
+        if not cut.offsets:
+            self._doubtful = None
 
     def settle_up(self, deadline_s: float) -> None:
         """Commits what is settled, and what failed again: whoever reads on would handle it again.

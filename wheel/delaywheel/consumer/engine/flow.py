@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from functools import partial
 
 from delaywheel.consumer.engine.state import EngineState
 from delaywheel.consumer.records import Partition
@@ -25,9 +27,29 @@ class Flow:
         self.paused: set[Partition] = set()
 
     def read_from(self, positions: Mapping[Partition, int | None]) -> None:
-        """Reads these partitions from these offsets on; none is paused then."""
+        """Reads partitions that were assigned now from these offsets on; none is paused then."""
         self._state.broker.assign(positions)
-        self.paused, self._crowded = set(), set()
+        if not self._state.broker.is_incremental:
+            self.paused, self._crowded = set(), set()
+
+    def forget(self, partitions: Iterable[Partition]) -> None:
+        """Drops partitions that are no longer ours."""
+        self.paused -= set(partitions)
+        self._crowded -= set(partitions)
+
+    def go_back(self, partitions: AbstractSet[Partition]) -> None:
+        """Reads partitions again from what the book has read on."""
+        positions = self._state.book.positions
+        if self._state.broker.is_incremental:
+            wanted = {at: offset for at, offset in positions.items() if at in partitions}
+            self._state.insist("no seek", partial(self._sought, wanted))
+        elif positions:
+            self.paused, self._crowded = set(), set()
+            self._state.broker.assign(positions)
+
+    def _sought(self, wanted: Mapping[Partition, int | None]) -> bool:
+        self._state.broker.seek(wanted)
+        return True
 
     def regulate(self, *, fetches: bool) -> None:
         """Pauses partitions of which enough is held, or all if the caller has paused."""

@@ -60,7 +60,7 @@ class Engine:
         self._deliveries = Deliveries(state.book, settings.max_deliveries)
         self._positions = Positions(state, self._lookout, self._deliveries)
         self._commits = Commits(state, self._positions, self.desk, self._deliveries)
-        self._called_back = False
+        self._called_back: set[Partition] = set()
         self._seeks: list[tuple[Partition, int]] = []
         self._look_at_s = 0.0
         self._thread = threading.Thread(target=self._run, name="delaywheel-consumer", daemon=True)
@@ -208,7 +208,7 @@ class Engine:
             wait_s = max(0.0, min(_FETCH_S, self._commits.next_s - now_s))
         if self._deliveries.has_suspects:
             wait_s = min(wait_s, _FETCH_BESIDE_SUSPECTS_S)
-        self._called_back = False
+        self._called_back.clear()
         if self._flow.rests(now_s):
             records: Sequence[Incoming] = ()
         else:
@@ -216,15 +216,26 @@ class Engine:
             most = max(1, min(_FETCH_RECORDS, self._book.room))
             records = self._broker.fetch(most, wait_s)
         if self._called_back and records:
-            # They may have been fetched before the call or after it: read them again.
-            if self._book.partitions:
-                self._flow.read_from(self._book.positions)
-            records = ()
+            records = self._without_moved(records)
         self._take(records)
         self.desk.take_back_late()
         if now_s >= self._look_at_s:
             self._look()
         self._commits.turn()
+
+    def _without_moved(self, records: Sequence[Incoming]) -> Sequence[Incoming]:
+        """Returns what is certainly of the present assignment; the rest is read again.
+
+        It may have been fetched before the call or after it.
+        """
+        moved = self._called_back
+        if not self._broker.is_incremental:
+            self._flow.go_back(moved)
+            return ()
+        kept = [one for one in records if Partition(*one.place[:2]) not in moved]
+        if len(kept) < len(records):
+            self._flow.go_back(moved)
+        return kept
 
     def _seek(self) -> None:
         """Reads from other offsets on, and commits them: what is settled first."""
@@ -237,7 +248,7 @@ class Engine:
             lost = self._book.assign(dict(seeks))
             self._deliveries.forgotten(dict(seeks))
         if seeks:
-            self._flow.read_from(self._book.positions)
+            self._flow.go_back(dict(seeks).keys())
             self._commits.mark({at: DeliveryMark(offset, 0, 0) for at, offset in seeks})
             _LOG.info("read on as asked for: %s", seeks)
         with self._changed:
@@ -254,7 +265,7 @@ class Engine:
             if self._book.goes_back(record.place)
         }
         if went_back:
-            self._assigned(self._state.ours, went_back)
+            self._read_anew(went_back)
             return
         messages = [self._message(record) for record in records]
         with self._changed:
@@ -281,7 +292,7 @@ class Engine:
         self._lookout.look_behind(self._flow.paused)
         topics = self._lookout.look_at_topics()
         if topics is not None and self._positions.are_of_other_topics(topics):
-            self._assigned(self._state.ours)
+            self._read_anew()
 
     def _end(self) -> None:
         """Ends gracefully: stays in the group until records in hand are settled."""
@@ -295,12 +306,25 @@ class Engine:
 
     # What the group tells, from within `Broker.fetch`.
 
-    def _assigned(
+    def _assigned(self, partitions: Sequence[Partition]) -> None:
+        state = self._state
+        if self._broker.is_incremental:
+            state.ours = [*(one for one in state.ours if one not in partitions), *partitions]
+        else:
+            state.ours = list(partitions)
+        self._flow.read_from(self._begin_with(partitions))
+
+    def _read_anew(self, went_back: AbstractSet[Partition] = frozenset()) -> None:
+        """Begins again with all partitions: some are not what they were."""
+        self._begin_with(self._state.ours, went_back)
+        self._flow.go_back(set(self._state.ours))
+
+    def _begin_with(
         self, partitions: Sequence[Partition], went_back: AbstractSet[Partition] = frozenset()
-    ) -> None:
+    ) -> dict[Partition, int | None]:
+        """Takes partitions into the book; returns where each is to be read on."""
         state, order = self._state, self._state.order
-        self._called_back = True
-        state.ours = list(partitions)
+        self._called_back |= set(partitions)
         if state.must_recover:
             self._commits.renew()
         state.membership = self._broker.membership()
@@ -316,10 +340,9 @@ class Engine:
         away = state.insist("the order topics cannot be read", lambda: self._broker.away(lanes))
         if found is None or away is None:  # the end was asked for
             found, away = FoundPositions(dict.fromkeys(partitions), {}, {}), {}
-        self._flow.read_from(found.positions)
         with self._changed:
-            self._commits.forget_doubt()
             lost = self._book.assign(found.positions)
+            self._commits.forget_doubt(found.positions)
             marks = self._deliveries.assigned(*found)
             for lane, known in away.items():
                 assert order is not None
@@ -330,6 +353,7 @@ class Engine:
         tell_lost(lost)
         state.teller.assigned(list(partitions))
         _LOG.info("assigned: %s", list(map(str, partitions)))
+        return found.positions
 
     def _whole_lanes(self, partitions: Sequence[Partition]) -> list[Partition]:
         whole = whole_lanes(self._state.settings, partitions)
@@ -339,33 +363,35 @@ class Engine:
         return whole
 
     def _revoked(self, partitions: Sequence[Partition]) -> None:
-        self._called_back = True
         deadline = time.monotonic() + self._state.settings.drain_ms / 1000
         self._drain(partitions, deadline)
         self._commits.settle_up(deadline)
         self._commits.give_back(partitions)
         self._lost(partitions)
         with self._changed:
-            self._state.is_draining = False
+            self._state.is_draining = self._state.gives_up_all = False
             self._state.notify()
 
     def _lost(self, partitions: Sequence[Partition]) -> None:
-        self._called_back = True
+        self._called_back |= set(partitions)
         state = self._state
         with self._changed:
-            self._commits.forget_doubt()
             lost = self._book.forget(partitions)
+            self._commits.forget_doubt(partitions)
             self._deliveries.forgotten(partitions)
             if state.order is not None:
                 state.order.forget(partitions)
             self._changed.notify_all()
+        self._flow.forget(partitions)
         tell_lost(lost)
         state.teller.revoked(list(partitions))
         state.ours = [one for one in state.ours if one not in partitions]
 
     def _drain(self, partitions: Sequence[Partition], deadline_s: float) -> None:
-        """Hands out nothing more, and waits until records in hand are settled."""
+        """Hands out nothing more of them, and waits until records in hand are settled."""
         with self._changed:
             self._state.is_draining = True
+            self._state.gives_up_all = not self._broker.is_incremental
+            self._book.pause(partitions)
             while self._book.in_hand(partitions) and time.monotonic() < deadline_s:
                 self._changed.wait(_FETCH_S)

@@ -31,7 +31,8 @@ class EngineState:
         ours: The partitions that the group has assigned.
         membership: The proof of membership under which they were assigned.
         must_recover: Whether a transaction failed, and its producer must be replaced.
-        is_draining: Whether partitions are being given up: nothing is handed out.
+        is_draining: Whether partitions are being given up: settling is told at once.
+        gives_up_all: Whether these are all partitions: nothing is handed out.
         is_stopping: Whether the end was asked for.
         has_ended: Whether the thread has ended.
         give_up_s: When to stop insisting, on the monotonic clock; None: when the end is asked for.
@@ -52,6 +53,7 @@ class EngineState:
         self.membership: bytes | None = None
         self.must_recover = False
         self.is_draining = False
+        self.gives_up_all = False
         self.is_stopping = False
         self.has_ended = False
         self.is_paused_by_caller = False
@@ -74,7 +76,7 @@ class EngineState:
     def may_hand_out(self) -> bool:
         """Whether records may be handed out now."""
         return not (
-            self.is_draining
+            self.gives_up_all
             or self.is_stopping
             or self.is_paused_by_caller
             # Until it is known what became of them, others may have these partitions.

@@ -5,6 +5,10 @@ records were read, and brokers refuse one of an earlier generation. The membersh
 moment of the assignment: what the client reports later may be newer than the records or, once the
 group has expelled us, empty, and brokers do not check an empty one at all.
 
+Where partitions move one by one, generations (in the newer protocol, epochs) go on while a member
+keeps its partitions, so the membership of the moment is presented. It cannot be newer than the loss
+of a partition: the client joins again only after our callback has given that up.
+
 Kafka answers CONCURRENT_TRANSACTIONS while it is still writing the markers of the last transaction,
 and the client retries after its `retry.backoff.ms`: with the leader's 30 s (decision 4), the second
 of two transactions without records failed. So the backoff is short here, and the client may also
@@ -26,7 +30,7 @@ import struct
 import threading
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from confluent_kafka import (
     OFFSET_BEGINNING,
@@ -76,6 +80,15 @@ _LOG = logging.getLogger("delaywheel.consumer")
 LARGEST_BATCH_BYTES = 90_000_000
 """What our topics and producer permit: a retry or letter is larger than its record."""
 
+_GROUP: Final[dict[str, dict[str, str]]] = {
+    "eager": {"group.protocol": "classic", "partition.assignment.strategy": "range"},
+    "cooperative": {
+        "group.protocol": "classic",
+        "partition.assignment.strategy": "cooperative-sticky",
+    },
+    "consumer": {"group.protocol": "consumer"},
+}
+
 _METADATA = struct.Struct("=7si")
 _METADATA_MAGIC = b"CGMDv2:"
 
@@ -97,6 +110,11 @@ class KafkaBroker:
         self._ingress_group: Consumer | None = None
         self._order: OrderTopics | None = None
         self._open = OpenTransactionWatch(self._stable_end)
+
+    @property
+    def is_incremental(self) -> bool:
+        """See `Broker`."""
+        return self._settings.rebalances != "eager"
 
     def start(self) -> Start:
         """See `Broker`."""
@@ -127,21 +145,23 @@ class KafkaBroker:
     ) -> None:
         """See `Broker`."""
         instance = self._settings.instance
+        # With the newer protocol these two are the broker's to say.
+        timeouts = {"session.timeout.ms": 10_000, "heartbeat.interval.ms": 3_000}
+        if self._settings.rebalances == "consumer":
+            timeouts = {}
         consumer = self._consumer = self._made(
             {
                 **({} if instance is None else {"group.instance.id": instance}),
-                "session.timeout.ms": 10_000,
-                "heartbeat.interval.ms": 3_000,
+                **timeouts,
                 "queued.max.messages.kbytes": 16_384,
                 "fetch.wait.max.ms": 100,
                 **self._client(),
                 "group.id": self._settings.group,
-                "group.protocol": "classic",
+                **_GROUP[self._settings.rebalances],
                 "enable.auto.commit": False,
                 "enable.auto.offset.store": False,
                 "isolation.level": "read_committed",
                 "auto.offset.reset": "earliest",
-                "partition.assignment.strategy": "range",
             }
         )
         consumer.subscribe(
@@ -280,12 +300,24 @@ class KafkaBroker:
 
     def assign(self, positions: Mapping[Partition, int | None]) -> None:
         """See `Broker`."""
-        self._joined.assign(
-            [
-                TopicPartition(topic, number, OFFSET_BEGINNING if offset is None else offset)
-                for (topic, number), offset in positions.items()
-            ]
-        )
+        wanted = [
+            TopicPartition(topic, number, OFFSET_BEGINNING if offset is None else offset)
+            for (topic, number), offset in positions.items()
+        ]
+        if self.is_incremental:
+            self._joined.incremental_assign(wanted)
+            self._joined.resume(wanted)
+        else:
+            self._joined.assign(wanted)
+
+    def seek(self, positions: Mapping[Partition, int | None]) -> None:
+        """See `Broker`."""
+        for (topic, number), offset in positions.items():
+            begin = OFFSET_BEGINNING if offset is None else offset
+            try:
+                self._joined.seek(TopicPartition(topic, number, begin))
+            except KafkaException as exception:
+                raise away(exception) from exception
 
     def membership(self) -> bytes | None:
         """See `Broker`."""
