@@ -1,7 +1,8 @@
 """Three consumers that are killed again and again: each message's history follows its plan.
 
 `DELAYWHEEL_DRILL_S=300 pytest tests/consumer/test_killed_consumers.py` kills for five minutes;
-`DELAYWHEEL_DRILL_NODES=3` has three nodes of delaywheel do it.
+`DELAYWHEEL_DRILL_NODES=3` has three nodes of delaywheel do it, `DELAYWHEEL_DRILL_REBALANCES=consumer`
+moves partitions by KIP-848; where keys keep their order, they move eagerly.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import random
 import time
 import uuid
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
@@ -23,6 +25,9 @@ from support.kafka.read_committed import CommittedReader, create_topic
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
 DRILL_S = float(os.environ.get("DELAYWHEEL_DRILL_S", "12"))
+REBALANCES: Literal["cooperative", "consumer"] = (
+    "consumer" if os.environ.get("DELAYWHEEL_DRILL_REBALANCES") == "consumer" else "cooperative"
+)
 RATE = 25
 KEYS = 50
 PARTITIONS = 3
@@ -34,7 +39,9 @@ def make_plan(kafka: KafkaBroker, cluster: str, folder: Path, *, ordered: bool) 
     topic = f"orders-{name}"
     create_topic(kafka.address, topic, partitions=PARTITIONS)
     handled = str(folder / "handled")
-    return Plan(kafka.address, cluster, topic, f"group-{name}", 7, handled, ordered)
+    rebalances = "eager" if ordered else REBALANCES
+    group = f"group-{name}"
+    return Plan(kafka.address, cluster, topic, group, 7, handled, ordered, rebalances=rebalances)
 
 
 def send_and_kill(plan: Plan, consumers: Consumers) -> tuple[int, int]:

@@ -274,6 +274,10 @@ class KafkaBroker:
             "transaction.state.log.min.isr": "1",
             "transaction.state.log.num.partitions": "4",
             "group.initial.rebalance.delay.ms": "0",
+            "group.consumer.min.session.timeout.ms": "6000",
+            "group.consumer.session.timeout.ms": "10000",
+            "group.consumer.min.heartbeat.interval.ms": "1000",
+            "group.consumer.heartbeat.interval.ms": "1000",
             # A partition's first entry in each index of 10 MiB costs 2 ms of CPU on a file system
             # with large folios: a thousand partitions would measure that, and nothing else.
             "log.index.size.max.bytes": "65536",

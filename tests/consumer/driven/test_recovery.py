@@ -47,6 +47,24 @@ def test_a_topic_that_is_deleted_meanwhile_makes_no_outcome_of_another_come_twic
     assert retries(kafka) == 2
 
 
+def test_a_doubt_is_kept_for_the_partitions_that_stay() -> None:
+    """Kafka is away while another partition of the transaction is given up."""
+    kafka = FakeKafka(partitions=2, is_incremental=True)
+    kafka.send(b"\0", key=b"\0")
+    kafka.send(b"\1", key=b"\1")
+    consumer = start(kafka)
+    consumer.turn()
+    for message in consumer.take(2):
+        message.retry()
+    consumer.broker.fault = Fault.UNKNOWN
+    consumer.engine._commits.commit()
+    consumer.broker.be_away(1)
+    kafka.rebalance({consumer.broker: [Partition(kafka.source, 0)]})
+    for _ in range(4):
+        consumer.turn()
+    assert (retries(kafka), consumer.engine.counts.retried) == (2, 1)
+
+
 def test_nothing_is_handed_out_while_partitions_are_given_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from delaywheel.consumer import RetryConsumer
 
@@ -35,6 +36,7 @@ class Plan:
         handled: A file to which each attempt is written as it begins.
         ordered: Whether keys keep their order.
         kafka: Settings of its clients.
+        rebalances: How its partitions move.
     """
 
     bootstrap: str
@@ -45,6 +47,7 @@ class Plan:
     handled: str
     ordered: bool = False
     kafka: Mapping[str, str] = field(default_factory=dict)
+    rebalances: Literal["eager", "cooperative", "consumer"] = "eager"
 
     def failures(self, number: int) -> int:
         """How many attempts at this message fail; one more than the number of levels: it dies."""
@@ -72,7 +75,9 @@ class Plan:
                 cluster=self.cluster,
                 retry=[f"{level}ms" for level in LEVELS_MS],
                 retry_on=PlannedError,
-                instance=instance,
+                # With KIP-848 the name of a killed one is taken until its session ends.
+                instance=None if self.rebalances == "consumer" else instance,
+                rebalances=self.rebalances,
                 ordered=self.ordered,
                 kafka=self.kafka,
             ) as consumer,
