@@ -1,8 +1,9 @@
 """Three consumers that are killed again and again: each message's history follows its plan.
 
 `DELAYWHEEL_DRILL_S=300 pytest tests/consumer/test_killed_consumers.py` kills for five minutes;
-`DELAYWHEEL_DRILL_NODES=3` has three nodes of delaywheel do it, `DELAYWHEEL_DRILL_REBALANCES=consumer`
-moves partitions by KIP-848; where keys keep their order, they move eagerly.
+`DELAYWHEEL_DRILL_NODES=3` has three nodes of delaywheel do it, and with
+`DELAYWHEEL_DRILL_REBALANCES=consumer` partitions move by KIP-848; where keys keep their order, they
+move eagerly.
 """
 
 from __future__ import annotations

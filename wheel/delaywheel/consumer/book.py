@@ -287,28 +287,41 @@ class Book:
         self._waiting = deque(one for one in self._waiting if one.state is State.WAITING)
         return in_hand
 
-    def goes_back(self, place: Place) -> bool:
-        """Whether a record lies before what was read: the partition does not go on as it did."""
-        shelf = self._shelves.get(Partition(place.topic, place.partition))
-        return shelf is not None and shelf.position is not None and place.offset < shelf.position
+    def going_back(self, places: Iterable[Place]) -> set[Partition]:
+        """Returns partitions of which a record lies before what was read: they begin anew."""
+        found: set[Partition] = set()
+        at: tuple[str, int] | None = None
+        position = 0
+        for topic, number, offset, _ in places:
+            if (topic, number) != at:
+                at = topic, number
+                shelf = self._shelves.get(Partition(topic, number))
+                position = 0 if shelf is None else shelf.position or 0
+            if offset < position:
+                found.add(Partition(topic, number))
+        return found
 
-    def take(self, message: ReceivedMessage) -> bool:
-        """Holds a fetched record; returns False if it is not of this assignment."""
-        topic, number, offset, _ = message.place
-        shelf = self._shelves.get(Partition(topic, number))
-        if shelf is None or (shelf.position is not None and offset < shelf.position):
-            return False
-        length_bytes = message.length_bytes
-        shelf.position = offset + 1
-        shelf.records.append(message)
-        shelf.held_bytes += length_bytes
-        if shelf.limit is None or offset < shelf.limit:
-            self._waiting.append(message)
-        else:
-            shelf.kept.append(message)
-        self._held += 1
-        self._held_bytes += length_bytes
-        return True
+    def take(self, messages: Iterable[ReceivedMessage]) -> None:
+        """Holds fetched records, except those that are not of this assignment."""
+        at: tuple[str, int] | None = None
+        shelf: _Shelf | None = None
+        for message in messages:
+            topic, number, offset, _ = message.place
+            if (topic, number) != at:  # records of a partition come together
+                at = topic, number
+                shelf = self._shelves.get(Partition(topic, number))
+            if shelf is None or (shelf.position is not None and offset < shelf.position):
+                continue
+            length_bytes = message.length_bytes
+            shelf.position = offset + 1
+            shelf.records.append(message)
+            shelf.held_bytes += length_bytes
+            if shelf.limit is None or offset < shelf.limit:
+                self._waiting.append(message)
+            else:
+                shelf.kept.append(message)
+            self._held += 1
+            self._held_bytes += length_bytes
 
     def limit(self, partition: Partition, offset: int | None) -> None:
         """Hands out records of a partition up to this offset only; None: all of them."""
@@ -397,6 +410,16 @@ class Book:
         self._settled += 1
         return True
 
+    def settle_done(self, messages: Iterable[ReceivedMessage]) -> None:
+        """Settles those as done that handlers have; all of them, as no order is kept."""
+        in_hand, settled, count = State.IN_HAND, State.SETTLED, 0
+        for message in messages:
+            if message.state is in_hand:
+                message.settlement = DONE
+                message.state = settled
+                count += 1
+        self._settled += count
+
     def resettle(self, message: ReceivedMessage, settlement: Settlement) -> None:
         """Gives a settled record another outcome: no transaction with the former one succeeded."""
         assert message.state is State.SETTLED
@@ -409,19 +432,24 @@ class Book:
             most: The most records that it may settle.
         """
         cut = Cut() if most is None else Cut(most=most)
+        settled, messages, most_messages = State.SETTLED, cut.messages, cut.most
         for partition, shelf in self._shelves.items():
             last = None
             for message in shelf.records:
-                if message.state is not State.SETTLED or cut.is_full:
+                if message.state is not settled or len(messages) >= most_messages:
                     break
                 settlement = message.settlement
                 assert settlement is not None
-                cut.messages.append(message)
+                messages.append(message)
                 last = message
                 if settlement is not DONE:
                     self._add_to(cut, settlement)
+                    if cut.is_full:
+                        break
             if last is not None:
                 cut.offsets[partition] = last.place.offset + 1
+            if cut.is_full:
+                break
         return cut if cut.messages else None
 
     @staticmethod

@@ -111,8 +111,11 @@ class Dispatcher:
             if not self._state.may_hand_out:
                 return batch
             now_ms, now_s = self._state.clock_ms(), time.monotonic()
+            is_plain = self._order is None and self._state.settings.route is None
             while len(batch) < most and (message := self._book.hand_out()) is not None:
-                if self._is_for_a_handler(message, now_ms):
+                # Without headers there is nothing to look at.
+                is_for_all = is_plain and not message.headers and not message.are_headers_unread
+                if is_for_all or self._is_for_a_handler(message, now_ms):
                     message.handed_s = now_s
                     batch.append(message)
         return batch
@@ -192,12 +195,20 @@ class Dispatcher:
         """See `Desk`."""
         now_s = time.monotonic()
         with self._changed:
+            begun_s, count = 0.0, 0
             for message in messages:
                 if message.is_taken_back:
                     message.has_returned = True
                 elif not message.is_settled:
-                    self._note(message, DONE)
-                    self._handler_times.add(now_s - message.handed_s)
+                    if message.handed_s != begun_s:  # those of a batch were handed out together
+                        self._handler_times.add(now_s - begun_s, count)
+                        begun_s, count = message.handed_s, 0
+                    count += 1
+                    if self._order is not None:
+                        self._note(message, DONE)
+            self._handler_times.add(now_s - begun_s, count)
+            if self._order is None:
+                self._book.settle_done(messages)
             if self._state.is_draining:
                 self._changed.notify_all()
 

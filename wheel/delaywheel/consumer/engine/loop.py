@@ -259,18 +259,13 @@ class Engine:
     def _take(self, records: Sequence[Incoming]) -> None:
         if not records:
             return
-        went_back = {
-            Partition(record.place.topic, record.place.partition)
-            for record in records
-            if self._book.goes_back(record.place)
-        }
+        went_back = self._book.going_back([record.place for record in records])
         if went_back:
             self._read_anew(went_back)
             return
         messages = [self._message(record) for record in records]
         with self._changed:
-            for message in messages:
-                self._book.take(message)
+            self._book.take(messages)
             self._state.notify()
 
     def _message(self, record: Incoming) -> ReceivedMessage:

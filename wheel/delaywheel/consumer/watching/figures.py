@@ -46,7 +46,7 @@ class HandlerTimes:
         self.counts = [0] * (len(HANDLER_BOUNDS_S) + 1)
         self.sum_s = 0.0
 
-    def add(self, took_s: float) -> None:
-        """Adds one record."""
-        self.counts[bisect_left(HANDLER_BOUNDS_S, took_s)] += 1
-        self.sum_s += took_s
+    def add(self, took_s: float, records: int = 1) -> None:
+        """Adds records that were handled together."""
+        self.counts[bisect_left(HANDLER_BOUNDS_S, took_s)] += records
+        self.sum_s += took_s * records
