@@ -91,6 +91,14 @@ class _Rows:
         reschedules: Mapping[int, Reschedule],
     ) -> None:
         """Fills in which message a reference means, and where it lies."""
+        if len(self.copies) == 1 and not reschedules:  # nearly always: there is only one to mean
+            ((place, due_ms),) = self.copies
+            if reference.due_ms is None or reference.due_ms == due_ms:
+                found.in_wheel = reference.wheel is None or reference.wheel == place.wheel
+                found.dues_ms, found.copies = (due_ms,), [place]
+                found.cancels = [cancel for cancel, its_ms in self.cancels if its_ms == due_ms]
+                found.rescheduled_to_ms = marked.get(due_ms)
+                return
         all_dues_ms = self.dues_ms
         if reference.due_ms is not None:
             all_dues_ms &= {reference.due_ms}
@@ -145,7 +153,7 @@ class _Looked:
         """
         found, rows = Found(), self.rows[reference.slot, reference.id]
         marked = {}
-        if rows.cancels or len(rows.copies) > 1:
+        if self.marks and (rows.cancels or len(rows.copies) > 1):
             for due_ms in rows.dues_ms:
                 if (to_ms := self.marked_ms((reference.id, due_ms))) is not None:
                     marked[due_ms] = to_ms
@@ -230,13 +238,12 @@ class Scanner:
         if not slots:
             return
         look = self.ids.look(slots, SoughtIds.of({id_ for _, id_ in rows}, begins))
-        for row in look.rows:
-            of_id = rows.get((row.due_ms // 1000, row.id))
+        for wheel, seq, number, kind, id_, due_ms in look.rows:
+            of_id = rows.get((due_ms // 1000, id_))
             if of_id is not None:
-                place = Position(row.wheel, row.seq, row.row)
-                of_id.of(row.kind).append((place, row.due_ms))
-            if row.kind is Kind.CANCELS and (begin := row.id[:MARK_HASH_BYTES]) in begins:
-                looked.marks.setdefault((begin, row.due_ms), []).append(row.id)
+                of_id.of(kind).append((Position(wheel, seq, number), due_ms))
+            if kind is Kind.CANCELS and (begin := id_[:MARK_HASH_BYTES]) in begins:
+                looked.marks.setdefault((begin, due_ms), []).append(id_)
         for of_id in rows.values():
             of_id.copies.sort()
             of_id.cancels.sort()

@@ -6,7 +6,7 @@ times. Ids are compared as a whole, as two numbers: no other id is ever taken fo
 sought. Any number of ids is looked up with the same few calls of numpy.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Self
 
@@ -26,6 +26,7 @@ _COMPARED: Final = 1 << 18  # so many rows are compared at once
 _DUE_BITS: Final = 10
 _CANCEL_BIT: Final = 1 << _DUE_BITS
 _ROW_SHIFT: Final = _DUE_BITS + 1
+_KINDS: Final = {False: Kind.MESSAGES, True: Kind.CANCELS}
 
 _Numbers = NDArray[np.uint64]
 
@@ -156,37 +157,34 @@ class Ids:
             other._take_in(rows, numbers)  # noqa: SLF001
         self.clear()
 
-    def find(self, sought: SoughtIds) -> Iterator[IdRow]:
+    def find(self, sought: SoughtIds) -> Collection[IdRow]:
         """Returns the rows that have one of these ids, or beginnings of ids, in no order."""
         self._sort()
-        rows = self._found(sought)
+        rows = [row for found in self._found(sought) for row in self._made(found)]
         # What has both a sought id and a sought beginning would come twice.
         is_both = np.isin(sought.begins, sought.ids[:, 0]).any()
-        return iter(set(rows)) if is_both else rows
+        return set(rows) if is_both else rows
 
-    def _found(self, sought: SoughtIds) -> Iterator[IdRow]:
+    def _found(self, sought: SoughtIds) -> Iterator[_Rows]:
         for run in self._runs:
             for rows, numbers in _in_ranges(run.firsts, sought.ids[:, 0]):
                 fits = run.lasts[rows] == sought.ids[numbers, 1]
-                yield from self._yielded(run.take(rows[fits]))
+                yield run.take(rows[fits])
             for rows, _ in _in_ranges(run.firsts, sought.begins):
-                yield from self._yielded(run.take(rows))
+                yield run.take(rows)
 
-    def _yielded(self, rows: _Rows) -> Iterator[IdRow]:
-        halves = np.column_stack([rows.firsts, rows.lasts]).tobytes()
-        details, wheels = rows.details.tolist(), self._wheels
-        columns = zip(
-            details, rows.wheels.tolist(), rows.seqs.tolist(), rows.slots.tolist(), strict=True
+    def _made(self, rows: _Rows) -> Iterator[IdRow]:
+        ids = np.column_stack([rows.firsts, rows.lasts]).tobytes()
+        dues_ms = rows.slots.astype(np.int64) * 1000 + (rows.details & (_CANCEL_BIT - 1))
+        return map(
+            IdRow,
+            [self._wheels[number] for number in rows.wheels.tolist()],
+            rows.seqs.tolist(),
+            (rows.details >> _ROW_SHIFT).tolist(),
+            [_KINDS[bit] for bit in (rows.details & _CANCEL_BIT != 0).tolist()],
+            [ids[at : at + 16] for at in range(0, len(ids), 16)],
+            dues_ms.tolist(),
         )
-        for number, (detail, wheel, seq, slot) in enumerate(columns):
-            yield IdRow(
-                wheels[wheel],
-                seq,
-                detail >> _ROW_SHIFT,
-                Kind.CANCELS if detail & _CANCEL_BIT else Kind.MESSAGES,
-                halves[16 * number : 16 * number + 16],
-                slot * 1000 + (detail & (_CANCEL_BIT - 1)),
-            )
 
     def _rows_of(self, batch: FrameBatch | IdBatch) -> _Rows:
         """Returns the rows of some frames, in no order."""
