@@ -129,6 +129,36 @@ async def test_what_arrives_during_a_look_is_the_next_batch_and_one_group() -> N
     assert len(site.confirmed) <= 2
 
 
+async def test_batches_begin_apart_so_that_single_cancels_share_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each costs two looks and a group, however few cancels it has; a full one does not wait."""
+    monkeypatch.setattr(gathering, "BATCHES_APART_S", 3_600)
+    monkeypatch.setattr(gathering, "_BATCH", 4)
+    site = Site()
+    site.goes_on.set()
+    async with site.serving() as groups:
+        calls = [asyncio.create_task(groups.cancel([named(0)], 9))]
+        await site.until(lambda: site.written == [1])
+        for number in range(1, 4):
+            calls.append(asyncio.create_task(groups.cancel([named(number)], 9)))
+            for _ in range(20):
+                await asyncio.sleep(0)
+        assert (site.looked_up, groups.kept) == ([1], 4)
+    for call in calls:
+        call.cancel()
+    full = Site()
+    async with full.serving() as groups:
+        first = asyncio.create_task(groups.cancel([named(0)], 9))
+        await full.until(lambda: full.looked_up == [1])
+        many = asyncio.create_task(groups.cancel([named(n) for n in range(1, 5)], 9))
+        await asyncio.sleep(0)
+        full.goes_on.set()
+        await full.until(lambda: full.looked_up == [1, 4])
+    first.cancel()
+    many.cancel()
+
+
 async def test_who_asks_for_a_part_hears_soon_of_what_is_decided() -> None:
     """The rest goes on, and asking again joins it."""
     site = Site()

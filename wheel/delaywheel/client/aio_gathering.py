@@ -3,20 +3,30 @@
 A lone one goes at once. While a call is under way others gather, until it ends, or for
 `LINGER_S`; a full call goes at once. So a flow of them makes some twenty calls a second on the
 node, instead of one for each.
+
+If more come than the service answers, the first would be sent shortly before their time is over,
+and all later ones as well: so once the first has waited for `LATE_S`, the last go first.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import islice
 from time import monotonic
-from typing import Final, Generic
+from typing import Final, Generic, NamedTuple
 
 from delaywheel.client.named_changes import MESSAGES_AT_MOST, AnswerT, NamedT, outcome_of
 from delaywheel.errors import DelaywheelError, TimedOutError
 
 LINGER_S: Final = 0.02
+LATE_S: Final = 1.0
 CALLS_AT_ONCE: Final = 16
 """A call waits for a commit, and costs nothing meanwhile."""
+
+
+class _One(NamedTuple, Generic[NamedT]):
+    message: NamedT
+    deadline_s: float
+    since_s: float
 
 
 class AioChanges(Generic[NamedT, AnswerT]):
@@ -31,10 +41,7 @@ class AioChanges(Generic[NamedT, AnswerT]):
         self._call: Final = call
         self._calls_at_once: Final = calls_at_once
         # A caller that gives up takes its message out, however many there are.
-        self._gathered: Final[
-            dict[asyncio.Future[AnswerT | DelaywheelError], tuple[NamedT, float]]
-        ] = {}
-        self._gathered_since_s = 0.0
+        self._gathered: Final[dict[asyncio.Future[AnswerT | DelaywheelError], _One[NamedT]]] = {}
         self._tasks: Final[set[asyncio.Task[None]]] = set()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -47,9 +54,7 @@ class AioChanges(Generic[NamedT, AnswerT]):
         settled: asyncio.Future[AnswerT | DelaywheelError] = (
             asyncio.get_running_loop().create_future()
         )
-        if not self._gathered:
-            self._gathered_since_s = monotonic()
-        self._gathered[settled] = message, deadline_s
+        self._gathered[settled] = _One(message, deadline_s, monotonic())
         self._pump()
         try:
             # The call gives up at the latest deadline of its messages; this is a later safeguard.
@@ -62,10 +67,11 @@ class AioChanges(Generic[NamedT, AnswerT]):
 
     def _pump(self) -> None:
         while self._gathered and self._may_go():
-            batch = dict(islice(self._gathered.items(), MESSAGES_AT_MOST))
+            items = self._gathered.items()
+            first_or_last = items if self._waited_s() < LATE_S else reversed(items)
+            batch = dict(islice(first_or_last, MESSAGES_AT_MOST))
             for settled in batch:
                 del self._gathered[settled]
-            self._gathered_since_s = monotonic()
             task = asyncio.create_task(self._send(batch), name="delaywheel-changes")
             self._tasks.add(task)
             task.add_done_callback(self._ended)
@@ -73,12 +79,16 @@ class AioChanges(Generic[NamedT, AnswerT]):
     def _may_go(self) -> bool:
         if len(self._tasks) >= self._calls_at_once:
             return False
-        wait_s = self._gathered_since_s + LINGER_S - monotonic()
+        wait_s = LINGER_S - self._waited_s()
         if not self._tasks or len(self._gathered) >= MESSAGES_AT_MOST or wait_s <= 0:
             return True
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(wait_s, self._lingered)
         return False
+
+    def _waited_s(self) -> float:
+        """How long the first of them has waited."""
+        return monotonic() - next(iter(self._gathered.values())).since_s
 
     def _lingered(self) -> None:
         self._timer = None
@@ -89,11 +99,11 @@ class AioChanges(Generic[NamedT, AnswerT]):
         self._pump()
 
     async def _send(
-        self, batch: "dict[asyncio.Future[AnswerT | DelaywheelError], tuple[NamedT, float]]"
+        self, batch: "dict[asyncio.Future[AnswerT | DelaywheelError], _One[NamedT]]"
     ) -> None:
-        deadline_s = max(deadline_s for _, deadline_s in batch.values())
+        deadline_s = max(one.deadline_s for one in batch.values())
         try:
-            results = await self._call([message for message, _ in batch.values()], deadline_s)
+            results = await self._call([one.message for one in batch.values()], deadline_s)
         except BaseException as error:
             for settled in batch:
                 if not settled.done():

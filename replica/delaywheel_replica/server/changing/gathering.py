@@ -8,8 +8,10 @@
 | waiting | committed progress decides it (waiting.py), or `WAIT_S` have passed | answered |
 | done, in unknown order | its record or its outcome is looked for in Kafka | answered |
 
-What arrives while a batch is looked up forms the next one: a single cancel waits for nothing, and
-the cost of a batch is shared by what is in it. Cancels are written as one group while the next
+What arrives while a batch is looked up forms the next one, and batches begin `BATCHES_APART_S`
+apart, unless so many wait that the next one is full: a single cancel waits for nothing, the cost of
+a batch is shared by what is in it, and their groups stand less often before those of messages.
+Cancels are written as one group while the next
 batch is looked up. A message is in this table once: whoever asks again joins its first attempt,
 even if its caller gave up, and nothing is read or written for that.
 
@@ -20,6 +22,7 @@ So that load is refused instead of piling up, at most `QUEUED_AT_MOST` messages 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -55,6 +58,7 @@ QUEUED_AT_MOST: Final = 16_384
 KEPT_AT_MOST: Final = 49_152
 """A message takes about 1 KiB."""
 QUEUED_S: Final = 1.0
+BATCHES_APART_S: Final = 0.05
 _BATCH: Final = 2_048
 _ASKED_ABOUT: Final = 64
 """Messages that are looked for on other nodes at once, before it is said that none has them."""
@@ -277,12 +281,15 @@ class CancelGroups:
             await self._arrived.wait()
             self._arrived.clear()
             while batch := self._take():
+                begun_s = time.monotonic()
                 try:
                     await self._look_up(batch)
                 except Exception as error:  # noqa: BLE001 - a defect is named to its callers alone
                     refusal = defect(error)
                     for asked in batch:
                         self._refuse(asked, refusal)
+                if len(self._queue) < _BATCH:
+                    await asyncio.sleep(begun_s + BATCHES_APART_S - time.monotonic())
 
     def _take(self) -> list[_Asked]:
         batch: list[_Asked] = []
