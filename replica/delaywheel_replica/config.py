@@ -70,6 +70,9 @@ class Config:
             changes; none: whoever reaches the port may do everything
         tokens: a TOML file of callers' bearer tokens: the SHA-256 of each, and whose it is. Read
             again when it changes
+        token_listen: host:port of a second port for callers, over TLS, that asks for no
+            certificate: for those with tokens, where `tls_client_ca` is set. Callers reach it at
+            the host of `advertised`. Never port 0
         principal_from: which name in a certificate is its holder's, the first of these kinds that
             it has: `"uri"`, `"dns"`, `"cn"`
         insecure: `listen` may be an address that other machines reach without TLS and `grants`:
@@ -147,6 +150,7 @@ class Config:
     peer_tls: Literal["off", "accept", "prefer", "required"] = "off"
     grants: Path | None = None
     tokens: Path | None = None
+    token_listen: str | None = None
     principal_from: list[Literal["uri", "dns", "cn"]] = field(
         default_factory=lambda: list(_PRINCIPAL_FROM)
     )
@@ -254,6 +258,14 @@ class Config:
     def listens_for_peers(self) -> str:
         """Where peers reach this node; unused on a node alone."""
         return self.peer_listen or self.members[self.node_id]
+
+    @property
+    def token_address(self) -> str:
+        """Where callers with tokens reach this node; empty: nowhere else than others."""
+        if self.token_listen is None:
+            return ""
+        host = (self.advertised or self.listen).rpartition(":")[0]
+        return f"{host}:{self.token_listen.rpartition(':')[2]}"
 
     @property
     def agreed(self) -> dict[str, str]:

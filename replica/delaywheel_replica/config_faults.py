@@ -104,6 +104,8 @@ def _ports(config: Config) -> Iterator[Fault]:
     own = {"listen": config.listen}
     if len(config.members) > 1 and config.node_id in config.members:
         own["peer_listen"] = config.listens_for_peers
+    if config.token_listen is not None:
+        own["token_listen"] = config.token_listen
     if config.metrics_listen is not None:
         own["metrics_listen"] = config.metrics_listen
     for (name, address), (other, taken) in combinations(own.items(), 2):

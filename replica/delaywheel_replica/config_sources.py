@@ -45,7 +45,9 @@ _STAND_INS: Final[Mapping[str, Any]] = {
 }
 """Placeholders for required settings, while the others are checked."""
 
-_OF_THE_COMMAND_LINE: Final = frozenset({"client_ca", "client_cert", "client_key", "client_tls"})
+_OF_THE_COMMAND_LINE: Final = frozenset(
+    {"client_ca", "client_cert", "client_key", "client_tls", "client_token_file"}
+)
 """Variables that resemble settings and are none: `delaywheel` reaches nodes with them."""
 
 _HOST_PORT = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s:\[\]]+):(\d{1,5})")
@@ -184,7 +186,9 @@ class _Checked(BaseSettings):
     def _absolute(cls, path: Path) -> Path:
         return path.expanduser().absolute()
 
-    @field_validator("listen", "advertised", "peer_listen", "metrics_listen", check_fields=False)
+    @field_validator(
+        "listen", "advertised", "peer_listen", "metrics_listen", "token_listen", check_fields=False
+    )
     @classmethod
     def _host_and_port(cls, address: str | None) -> str | None:
         if address is not None and not _HOST_PORT.fullmatch(address):

@@ -12,12 +12,16 @@ from typing import cast
 import grpc
 import pytest
 
-from delaywheel import Tls
+from delaywheel import Client, Tls
 from delaywheel.client.exchange.retry import Failure
+from delaywheel.errors import RefusedError
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_proto.v1 import delaywheel_pb2_grpc as rpc
+from delaywheel_replica.cli.asking.connection import ask
+from delaywheel_replica.cli.reaching import Nodes
 from delaywheel_replica.link import TopicInfo
 from delaywheel_replica.server.access.needs import NEEDS
+from local.loopback.kafka import free_ports
 from support.peers.authority import Authority
 from support.server.fake_cleaner import FakeCleaner
 from support.server.server_process import CHANNEL_OPTIONS, ServerProcess, wait_until
@@ -67,7 +71,9 @@ class Site:
         self.grants, self.tokens = folder / "grants.toml", folder / "tokens.toml"
         self.put(self.grants, GRANTS)
         self.put(self.tokens, f'{sha256(b"t0ken").hexdigest()} = "token-shop"\n')
-        self._authority = authority
+        self.authority = self._authority = authority
+        (port,) = free_ports(1)
+        self.token_address = f"127.0.0.1:{port}"
         cert, key = authority.sign("node", "127.0.0.1")
         self.node = ServerProcess(
             folder / "n1",
@@ -76,6 +82,7 @@ class Site:
             tls_client_ca=str(authority.file),
             grants=str(self.grants),
             tokens=str(self.tokens),
+            token_listen=self.token_address,
         )
         self._channels: dict[str, grpc.Channel] = {}
 
@@ -330,6 +337,44 @@ def test_a_token_says_who_calls(site: Site) -> None:
     assert answer("t0ken") == "token-shop"
     assert answer("other") == "TOKEN_UNKNOWN"
     assert answer("") == "TOKEN_UNKNOWN"
+
+
+def test_a_token_is_shown_at_a_port_of_its_own(site: Site, tmp_path: Path) -> None:
+    """Where no certificate is asked for; the nodes that are named there are named by that port."""
+    file = tmp_path / "token"
+    site.put(file, "t0ken\n")
+    tls = Tls(site.authority.file, token=file)
+    with Client(site.token_address, tls=tls, timeout=5) as client:
+        handle = client.produce("orders", b"v", delay="1h")
+        with pytest.raises(RefusedError, match="FORBIDDEN"):
+            client.produce("bills", b"v", delay="1h")
+        assert client.get(handle) is not None
+    nodes = Nodes(site.token_address, tls)
+    described = ask(nodes, lambda stub: stub.DescribeCluster(pb.DescribeClusterRequest()))
+    assert [member.address for member in described.members] == [site.token_address]
+    site.put(file, "other\n")
+    with (
+        Client(site.token_address, tls=Tls(site.authority.file, token=file), timeout=5) as client,
+        pytest.raises(RefusedError, match="TOKEN_UNKNOWN"),
+    ):
+        client.produce("orders", b"v", delay="1h")
+    nobody = Nodes(site.token_address, Tls(site.authority.file))
+    who = ask(nobody, lambda stub: stub.WhoAmI(pb.WhoAmIRequest()))
+    assert (who.principal, who.shown_by, list(who.grants)) == ("anonymous", "nothing", [])
+
+
+@pytest.mark.parametrize(
+    ("content", "mode", "told"),
+    [("t", 0o604, "everybody may read it"), ("", 0o600, "one token"), ("a b", 0o600, "one token")],
+)
+def test_a_token_that_others_may_read_is_not_shown(
+    tmp_path: Path, content: str, mode: int, told: str
+) -> None:
+    file = tmp_path / "token"
+    file.write_text(content)
+    file.chmod(mode)
+    with pytest.raises(ValueError, match=told):
+        Tls(token=file)
 
 
 def test_grants_and_tokens_that_change_count_at_once(site: Site) -> None:

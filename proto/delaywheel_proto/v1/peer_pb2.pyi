@@ -178,6 +178,7 @@ class Identity(_message.Message):
     READS_TO_FIELD_NUMBER: _builtins.int
     CLIENT_TLS_FIELD_NUMBER: _builtins.int
     CALL_SECRET_FIELD_NUMBER: _builtins.int
+    TOKEN_ADDRESS_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
     """Comes first: if the protocols differ, the rest is ignored."""
     format: _builtins.int
@@ -205,6 +206,8 @@ class Identity(_message.Message):
     """Who shows this in a call to client_address is a node, which passes the call on. Made anew by
     each process. Empty: an older release, which believes anybody.
     """
+    token_address: _builtins.str
+    """host:port at which callers with tokens reach the node; empty: at client_address, if at all."""
     @_builtins.property
     def settings(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Settings that must be equal on all nodes, as text."""
@@ -225,10 +228,11 @@ class Identity(_message.Message):
         reads_to: _builtins.int = ...,
         client_tls: _builtins.bool = ...,
         call_secret: _builtins.bytes = ...,
+        token_address: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["boot", b"boot", "call_secret", b"call_secret", "client_address", b"client_address", "client_tls", b"client_tls", "cluster_id", b"cluster_id", "format", b"format", "node", b"node", "protocol", b"protocol", "reads_from", b"reads_from", "reads_to", b"reads_to", "settings", b"settings", "started_ns", b"started_ns", "storage", b"storage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["boot", b"boot", "call_secret", b"call_secret", "client_address", b"client_address", "client_tls", b"client_tls", "cluster_id", b"cluster_id", "format", b"format", "node", b"node", "protocol", b"protocol", "reads_from", b"reads_from", "reads_to", b"reads_to", "settings", b"settings", "started_ns", b"started_ns", "storage", b"storage", "token_address", b"token_address"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -82,7 +82,15 @@ def add_options(parser: Parser, group: ArgumentGroup) -> None:
             metavar="FILE",
             help=f"{what} (else {_variable(name)})",
         )
-    parser.after(_combine, uses=("profile", "tls", *(f"tls_{name}" for name in _FILES)))
+    parser.argument(
+        "--token-file",
+        group=group,
+        metavar="FILE",
+        help="this user's bearer token, which only the user and the group may read "
+        f"(else {_variable('token_file')})",
+    )
+    uses = ("profile", "tls", "token_file", *(f"tls_{name}" for name in _FILES))
+    parser.after(_combine, uses=uses)
 
 
 def _combine(named: dict[str, Any]) -> None:
@@ -98,6 +106,7 @@ def _combine(named: dict[str, Any]) -> None:
     addresses = wanted("server", SERVER_VARIABLE) or DEFAULT_SERVER
     speaks_tls = wanted("tls", _variable("tls")) in {True, "1", "true"}
     files = {name: wanted(f"tls_{name}", _variable(name)) or None for name in _FILES}
+    files["token"] = wanted("token_file", _variable("token_file")) or None
     named["server"] = Nodes(addresses, _tls(files) if speaks_tls or any(files.values()) else None)
 
 
@@ -125,7 +134,7 @@ def _profile(name: str) -> Mapping[str, Any]:
     profile = profiles.get(name)
     if not isinstance(profile, dict):
         raise _invalid(f"{path} has no table [{name}]; it has {', '.join(profiles) or 'none'}")
-    known = {"server", "tls", *(f"tls_{each}" for each in _FILES)}
+    known = {"server", "tls", "token_file", *(f"tls_{each}" for each in _FILES)}
     if unknown := profile.keys() - known:
         raise _invalid(f"{path}: [{name}] has {', '.join(sorted(unknown))}, which is no option")
     return profile

@@ -52,6 +52,8 @@ class PeerIdentity:
         protocol: The protocol version that it speaks.
         format: The version of the frames that it writes.
         client_tls: Whether callers speak TLS there.
+        token_address: Where callers with tokens reach it; empty: nowhere else.
+        call_secret: By what its own process believes callers that they are nodes.
         reads_from: With `reads_to`, the versions that it reads, both included.
         reads_to: See `reads_from`.
         started_ns: When it started, by the machine's monotonic clock: within a boot each process
@@ -65,6 +67,7 @@ class PeerIdentity:
     client_address: str
     settings: Mapping[str, str]
     client_tls: bool = False
+    token_address: str = ""
     call_secret: bytes = field(default=b"", repr=False)
     protocol: int = PROTOCOL
     format: int = VERSION
@@ -269,6 +272,7 @@ def _identity(mine: PeerIdentity) -> pb.Identity:
         client_address=mine.client_address,
         client_tls=mine.client_tls,
         call_secret=mine.call_secret,
+        token_address=mine.token_address,
         settings=mine.settings,
         started_ns=mine.started_ns,
         reads_from=mine.reads_from,
@@ -285,6 +289,7 @@ def _read_identity(wire: pb.Identity) -> PeerIdentity:
         client_address=wire.client_address,
         client_tls=wire.client_tls,
         call_secret=wire.call_secret,
+        token_address=wire.token_address,
         settings=dict(wire.settings),
         protocol=wire.protocol,
         format=wire.format,

@@ -220,6 +220,7 @@ class Peer:
                 rolling=self._rolling if self._out or self._in else None,
                 client_address=None if identity is None else identity.client_address,
                 client_tls=identity is not None and identity.client_tls,
+                token_address="" if identity is None else identity.token_address,
                 call_secret=b"" if identity is None else identity.call_secret,
                 storage=None if identity is None else identity.storage,
                 counters=self._counters(),

@@ -105,6 +105,7 @@ class PeerState:
             from this node's, and how; None: none.
         client_address: Where callers reach it, as it last reported; None: never heard from.
         client_tls: Whether they speak TLS there.
+        token_address: Where callers with tokens reach it; empty: nowhere else.
         call_secret: What it believes of callers that they are nodes by; empty: it names nothing.
         storage: The uuid of its data folder, as it last reported; None: never heard from.
         counters: The traffic in both directions.
@@ -117,6 +118,7 @@ class PeerState:
     rolling: str | None = None
     client_address: str | None = None
     client_tls: bool = False
+    token_address: str = ""
     call_secret: bytes = field(default=b"", repr=False)
     storage: str | None = None
     counters: Counters = field(default_factory=Counters)

@@ -126,7 +126,6 @@ class NodeCertificates:
         self._lock: Final = Lock()
         self._stamp = _stamp(config)
         self._current = Certificates.read(config, time.time())
-        self._served = self._current
         self._contexts: dict[_Role, tuple[Certificates, ssl.SSLContext]] = {}
         self._look_at_s = time.monotonic() + _LOOK_EVERY_S
         self.refused: str | None = None
@@ -145,13 +144,27 @@ class NodeCertificates:
                     self._take()
             return self._current
 
-    def server_credentials(self) -> grpc.ServerCredentials:
-        """Returns what a port listens with."""
-        current = self._served = self.current
+    def server_credentials(self, *, asks: bool = True) -> grpc.ServerCredentials:
+        """Returns what a port listens with.
+
+        Args:
+            asks: Callers must show a certificate there, if `tls_client_ca` is set.
+        """
+        served = self.current
+
+        def renewed() -> grpc.ServerCertificateConfiguration | None:
+            """Called by gRPC's thread before each handshake; None: they are as before."""
+            nonlocal served
+            current = self.current
+            if current is served:
+                return None
+            served = current
+            return current.shown
+
         return grpc.dynamic_ssl_server_credentials(
-            current.shown,
-            self._renewed,  # type: ignore[arg-type]  # its stubs forget that None means "as before"
-            require_client_authentication=current.client_ca is not None,
+            served.shown,
+            renewed,  # type: ignore[arg-type]  # its stubs forget that None means "as before"
+            require_client_authentication=asks and served.client_ca is not None,
         )
 
     def channel_credentials(self) -> grpc.ChannelCredentials:
@@ -197,14 +210,6 @@ class NodeCertificates:
         else:
             self.refused = None
             _log.info("certificates renewed", expire=_day(self._current.not_after_s))
-
-    def _renewed(self) -> grpc.ServerCertificateConfiguration | None:
-        """Called by gRPC's thread before each handshake; None: they are as before."""
-        current = self.current
-        if current is self._served:
-            return None
-        self._served = current
-        return current.shown
 
 
 def certificate_faults(config: Config) -> Iterator[Fault]:

@@ -132,6 +132,8 @@ class Listener:
             bound = self._try_port(f"{host}:{earlier_address.rpartition(':')[2]}")
         if not bound:
             bound = self._listen()
+        if self._config.token_listen is not None:
+            self._listen_for_tokens(self._config.token_listen)
         await self._server.start()
         return f"{host}:{bound}"
 
@@ -145,6 +147,14 @@ class Listener:
     async def stop(self, grace_s: float) -> None:
         """Stops all calls, by force once the grace period is over."""
         await self._server.stop(grace_s)
+
+    def _listen_for_tokens(self, address: str) -> None:
+        assert self._certificates is not None
+        credentials = self._certificates.server_credentials(asks=False)
+        try:
+            self._server.add_secure_port(address, credentials)
+        except RuntimeError as error:
+            raise ListenError(f"token_listen {address}: {_why_not(address) or error}") from error
 
     def _listen(self) -> int:
         try:

@@ -187,7 +187,11 @@ class DelayWheelService:
         """See the protocol."""
         if request.details or request.all_members:
             refuse_details(context.caller, (Right.INSPECT, Right.OPERATE))
-        return await self._fan_out.describe(request, context.left_s)
+        answer = await self._fan_out.describe(request, context.left_s)
+        caller = context.caller
+        if caller.how == "token" and not caller.has_certificate and self._fan_out.has_token_port:
+            self._fan_out.name_token_ports(answer)
+        return answer
 
     async def WhoAmI(  # noqa: N802 - gRPC's names
         self, _request: pb.WhoAmIRequest, context: CallContext

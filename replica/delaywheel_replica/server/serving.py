@@ -428,6 +428,7 @@ class Server:
             boot=self._boot_id,
             client_address=self._address,
             client_tls=self._certificates is not None,
+            token_address=config.token_address,
             call_secret=self._access.call_secret,
             settings=config.agreed,
         )

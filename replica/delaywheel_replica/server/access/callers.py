@@ -33,6 +33,7 @@ from delaywheel_replica.server.node.refusals import Refusal, RefusedError, quote
 _BEARER: Final = "bearer "
 _PROPERTIES: Final = {"uri": "peer_uri", "dns": "peer_dns", "cn": "x509_common_name"}
 """What gRPC calls the kinds of names in a certificate."""
+_CERTIFICATE: Final = "x509_pem_cert"
 
 
 class Shown(Protocol):
@@ -51,12 +52,21 @@ class Caller:
     Attributes:
         principal: Their name; None: nobody asked for it, as there are no grants.
         how: How they showed it: "node", "token", "certificate", or "nothing".
+        has_certificate: Whether their connection shows one, whatever they are known by.
     """
 
-    __slots__ = ("_rights", "how", "principal")
+    __slots__ = ("_rights", "has_certificate", "how", "principal")
 
-    def __init__(self, principal: str | None, how: str, rights: Callable[[], Rights]) -> None:
+    def __init__(
+        self,
+        principal: str | None,
+        how: str,
+        rights: Callable[[], Rights],
+        *,
+        has_certificate: bool = False,
+    ) -> None:
         self.principal: Final = principal
+        self.has_certificate: Final = has_certificate
         self.how: Final = how
         self._rights: Final = rights
 
@@ -174,10 +184,12 @@ class Access:
                 raise RefusedError(Reason.NODE_UNPROVEN)
         if self._grants is None:
             return ANYBODY
+        names = shown.auth_context()
+        has_certificate = _CERTIFICATE in names
         authorization = _text(metadata.get("authorization", ""))
         if authorization[: len(_BEARER)].lower() == _BEARER:
-            return self._token_holder(authorization[len(_BEARER) :].strip())
-        names = shown.auth_context()
+            token = authorization[len(_BEARER) :].strip()
+            return self._token_holder(token, has_certificate=has_certificate)
         for kind in self._kinds:
             for name in filter(None, names.get(kind, ())):
                 return self._named(name.decode(errors="replace"), "certificate")
@@ -188,7 +200,7 @@ class Access:
         assert grants is not None
         return Caller(principal, how, lambda: grants.current.rights_of(principal))
 
-    def _token_holder(self, token: str) -> Caller:
+    def _token_holder(self, token: str, *, has_certificate: bool) -> Caller:
         digest = digest_of(token)
 
         def name() -> str:
@@ -200,7 +212,12 @@ class Access:
 
         grants = self._grants
         assert grants is not None
-        return Caller(name(), "token", lambda: grants.current.rights_of(name()))
+        return Caller(
+            name(),
+            "token",
+            lambda: grants.current.rights_of(name()),
+            has_certificate=has_certificate,
+        )
 
 
 def _forbidden(caller: Caller, text: str) -> RefusedError:

@@ -25,6 +25,12 @@ def access_faults(config: Config) -> Iterator[Fault]:
             yield Fault(str(error), (name,))
     if config.tokens is not None and config.grants is None:
         yield Fault("tokens: has no meaning without grants", ("tokens", "grants"))
+    if config.token_listen is not None:
+        for name in ("tls_cert", "tokens"):
+            if getattr(config, name) is None:
+                yield Fault(f"token_listen: needs {name}", ("token_listen", name))
+        if config.token_listen.endswith(":0"):
+            yield Fault("token_listen: name a port, not 0", ("token_listen",))
     missing = exposed_without(config)
     if missing and not config.insecure:
         yield Fault(

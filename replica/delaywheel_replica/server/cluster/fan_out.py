@@ -66,6 +66,21 @@ class FanOut:
         """The id of this node."""
         return self._config.node_id
 
+    @property
+    def has_token_port(self) -> bool:
+        """Whether callers with tokens have a port of their own."""
+        return self._config.token_listen is not None
+
+    def name_token_ports(self, answer: pb.DescribeClusterResponse) -> None:
+        """Replaces the nodes' addresses by those for callers with tokens."""
+        peers = self._view.peers()
+        for member in answer.members:
+            if member.node == self.node:
+                member.address = self._config.token_address
+            else:
+                peer = peers.get(member.node)
+                member.address = "" if peer is None else peer.token_address
+
     async def describe(
         self, request: pb.DescribeClusterRequest, remaining_s: float | None
     ) -> pb.DescribeClusterResponse:

@@ -108,6 +108,8 @@ class Tls:
         cert: This program's own certificate and what it was signed with, for nodes that ask for
             one.
         key: Its private key, which only its owner and group may read.
+        token: A file with a bearer token, which only its owner and group may read, for nodes that
+            know this program by one.
 
     Raises:
         ValueError: A file is missing, is not what it should be, or does not fit the others.
@@ -116,11 +118,12 @@ class Tls:
     ca: TlsFile | None = None
     cert: TlsFile | None = None
     key: TlsFile | None = None
+    token: TlsFile | None = None
 
     def __post_init__(self) -> None:
         if (self.cert is None) != (self.key is None):
             raise ValueError("tls: cert and key belong together: give both, or neither")
-        self.context()
+        self.credentials()
 
     def context(self) -> ssl.SSLContext:
         """Returns what Python's own TLS needs to connect; checks the files with it."""
@@ -142,12 +145,17 @@ class Tls:
     def credentials(self) -> grpc.ChannelCredentials:
         """Returns what gRPC needs to connect."""
         self.context()
-        return grpc.ssl_channel_credentials(*map(_content, (self.ca, self.key, self.cert)))
+        files = map(_content, (self.ca, self.key, self.cert))
+        credentials = grpc.ssl_channel_credentials(*files)
+        if self.token is None:
+            return credentials
+        shown = grpc.access_token_call_credentials(_token(self.token))
+        return grpc.composite_channel_credentials(credentials, shown)
 
     @property
     def stamp(self) -> tuple[tuple[int, int, int] | None, ...]:
         """Tells whether a file was replaced or written."""
-        return tuple(map(_stamp, (self.ca, self.cert, self.key)))
+        return tuple(map(_stamp, (self.ca, self.cert, self.key, self.token)))
 
 
 class Credentials(NamedTuple):
@@ -256,6 +264,8 @@ def tls_fault(address: str, tls: Tls | None, timeout_s: float) -> str | None:
 
 
 def _inferred(tls: Tls) -> str:
+    if tls.cert is None and tls.token is not None:
+        return "the node wants a certificate here; its port for tokens is another (token_listen)"
     if tls.cert is None:
         return "the node wants a certificate of this program: tls.cert and tls.key"
     return (
@@ -302,6 +312,22 @@ def _loading(what: str, load: Callable[[], None]) -> None:
         raise ValueError(f"{what}: {text}") from error
     except OSError as error:
         raise ValueError(f"{what}: {(error.strerror or str(error)).lower()}") from error
+
+
+def _token(path: TlsFile) -> str:
+    try:
+        file = Path(path)
+        text = file.read_text(encoding="ascii").strip()
+        mode = stat.S_IMODE(file.stat().st_mode)
+    except OSError as error:
+        raise ValueError(f"tls.token {path}: {(error.strerror or str(error)).lower()}") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"tls.token {path}: a token has ASCII characters alone") from error
+    if mode & stat.S_IRWXO:
+        raise ValueError(f"tls.token {path}: everybody may read it: chmod o= {path}")
+    if not text or not text.isprintable() or " " in text:
+        raise ValueError(f"tls.token {path}: it must hold one token, in one line")
+    return text
 
 
 def _no_password() -> str:
