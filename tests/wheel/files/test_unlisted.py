@@ -1,5 +1,6 @@
 """A second is read completely though rows of the index are wrong."""
 
+import errno
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -134,6 +135,37 @@ def test_rows_that_were_written_again_are_no_holes_any_more() -> None:
     flip(disk, 4, SLOT_BIT + 5)
     assert set(reader.holes(6, NO_SEQS)) == set()
     assert not reader.may_have_holes(6, NO_SEQS)
+    reader.close()
+
+
+def test_rows_that_came_back_after_a_second_was_read_are_told_of_once() -> None:
+    disk = SimulatedDisk()
+    written(disk, 6)
+    slot = layout.slot_path(layout.wheel_folder(DATA, WHEEL), BASE_SLOT + 1)
+    disk.set_content(slot, bytes(len(disk.content(slot))))
+    reader = WheelReader(disk, DATA, WHEEL)
+    disk.failing_reads = "index.", errno.EIO
+    assert not list(reader.slot_frames(BASE_SLOT + 1, 6))
+    disk.failing_reads = None
+    assert reader.holes_when_read(6, NO_SEQS) == SeqSet([(1, 6)])
+    assert not reader.holes_when_read(6, NO_SEQS)
+    assert [frame.seq for frame in reader.slot_frames(BASE_SLOT + 1, 6)] == [2, 4, 6]
+    reader.close()
+
+
+def test_frames_that_no_table_has_counted_are_missed_once_their_rows_are_back() -> None:
+    disk = SimulatedDisk()
+    wheel = new_wheel(disk, DATA)
+    for number in range(6):
+        append(wheel, [message(number, slot=BASE_SLOT + number % 2)])
+    disk.failing_reads = "index.", errno.EIO
+    wheel.checkpoint()
+    disk.failing_reads = None
+    slot = layout.slot_path(layout.wheel_folder(DATA, wheel.wheel), BASE_SLOT + 1)
+    disk.set_content(slot, bytes(len(disk.content(slot))))
+    reader = WheelReader(disk, DATA, wheel.wheel)
+    assert [frame.seq for frame in reader.slot_frames(BASE_SLOT + 1, 6)] == [2, 4, 6]
+    assert reader.indexed_slots(0, 1 << 40).tolist() == [BASE_SLOT, BASE_SLOT + 1]
     reader.close()
 
 

@@ -71,8 +71,10 @@ def load_second(
                 yield _without(batch, given_up)
                 if not hurried:
                     sleep(_PAUSE_S)
-            # Behind them: reading again for this slot may reveal new holes.
-            damaged.extend((wheel, seq) for seq in readers[wheel].holes(seqs[wheel], given_up))
+            # Behind them: reading again for this slot may reveal new holes, and rows that have come
+            # back since the index was read may be of this slot.
+            holes = readers[wheel].holes_when_read(seqs[wheel], given_up)
+            damaged.extend((wheel, seq) for seq in holes)
 
     second = Second(slot, wheels, ahead, ttl_header)
     second.add(readable())

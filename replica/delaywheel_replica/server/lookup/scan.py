@@ -440,7 +440,7 @@ class Scanner:
         self, reader: WheelReader, up_to_seq: int, slot: int, found: Found | None, lost: SeqSet
     ) -> None:
         if found is not None:
-            for seq in reader.holes(up_to_seq, lost).least(_REPORTED_AT_MOST):
+            for seq in reader.holes_when_read(up_to_seq, lost).least(_REPORTED_AT_MOST):
                 self._lacks(reader.wheel, seq, slot, found)
 
     def _lacks(self, wheel: WheelId, seq: int, slot: int, found: Found | None) -> None:

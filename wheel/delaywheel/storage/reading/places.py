@@ -23,7 +23,7 @@ the table's head and from the rows behind it, each of which is checked once; see
 
 import operator
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,7 +77,7 @@ class SlotPlaces:
         self._folder = folder
         self._wheel = wheel
         self._index = index
-        self._head = TableHead()
+        self._head, self._returned = TableHead(), _Returned()
         self._behind = _RowsBehind(index)
         self._hour: tuple[int, int, NDArray[Any], NDArray[np.bool_]] | None = None
         # For a table that is far behind: the holes up to a seq.
@@ -149,6 +149,8 @@ class SlotPlaces:
             return _scanned_slots(self._disk, self._folder, (from_slot, to_slot), last_seq)
         counted, stale = slots_with_frames(self._disk, self._folder, self._head, from_slot, to_slot)
         behind = self._behind.slots(from_slot, to_slot)
+        returned = [slot for slot in self._returned.slots if from_slot <= slot < to_slot]
+        behind = np.concatenate((behind, np.array(returned, np.int64)))
         if len(stale):
             _, rows = rows_of_slots(self._disk, self._folder, stale, last_seq)
             behind = np.concatenate((behind, rows["slot"].astype(np.int64)))
@@ -159,7 +161,8 @@ class SlotPlaces:
         """Returns rows up to a seq that were holes when read; None if they were not read."""
         if not self._follow(last_seq):
             return None
-        return (self._head.holes | self._behind.holes).within(1, last_seq)
+        uncounted = self._head.holes - self._returned.seqs
+        return (uncounted | self._behind.holes).within(1, last_seq)
 
     def scanned_holes(self, last_seq: int) -> SeqSet:
         """Returns the same by scanning the index, with each row checked once."""
@@ -172,7 +175,7 @@ class SlotPlaces:
     def forget(self) -> None:
         """Discards everything that was read."""
         self._scanned_holes = 0, NO_SEQS
-        self._head = TableHead()
+        self._head, self._returned = TableHead(), _Returned()
         self._hour = None
         self._behind.start(0)
 
@@ -181,7 +184,7 @@ class SlotPlaces:
         if last_seq - self._head.seq > ROWS_PER_SEGMENT or not self._head.seq:
             head = load_head(self._disk, self._folder)
             if head != self._head:
-                self._head = head
+                self._head, self._returned = head, _returned(self._index, head.holes)
                 self._behind.start(head.seq)
         if last_seq - self._head.seq > _ROWS_BEHIND_AT_MOST:
             return False
@@ -190,7 +193,7 @@ class SlotPlaces:
 
     def _entry(self, slot: int) -> NDArray[Any] | None:
         """Returns the table's entry of a slot; None if it cannot be trusted."""
-        if slot in self._head.stale:
+        if slot in self._head.stale or slot in self._returned.slots:
             return None
         if slot // layout.SECONDS_PER_HOUR not in self._head.hours:
             return _NO_ENTRY  # type: ignore[no-any-return]  # numpy's stubs
@@ -203,7 +206,7 @@ class SlotPlaces:
         trusted.
         """
         hour, second = divmod(slot, layout.SECONDS_PER_HOUR)
-        if slot in self._head.stale:
+        if slot in self._head.stale or slot in self._returned.slots:
             return None
         if hour not in self._head.hours:
             return 0, 0, 0
@@ -259,6 +262,24 @@ class SlotPlaces:
             if end < len(later):
                 break
         return np.concatenate(seqs), np.concatenate(rows)
+
+
+class _Returned(NamedTuple):
+    """Rows that were holes when the table counted them, and are none when its head is read."""
+
+    seqs: SeqSet = NO_SEQS
+    slots: frozenset[int] = frozenset()
+    """The slots of their frames, whose entries do not count them."""
+
+
+def _returned(index: IndexReader, holes: SeqSet) -> _Returned:
+    seqs, slots = NO_SEQS, set[int]()
+    for first, last in holes.spans:
+        rows = index.rows(first, last)
+        there = ~is_hole(rows)
+        seqs |= SeqSet.where(first, there)
+        slots.update(rows["slot"][there & (rows["length"] > 0)].tolist())
+    return _Returned(seqs, frozenset(slots))
 
 
 class _RowsBehind:

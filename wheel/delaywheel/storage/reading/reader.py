@@ -258,7 +258,7 @@ class WheelReader:
     def may_have_holes(self, up_to_seq: int, lost: SeqSet) -> bool:
         """Whether `holes` must be called; fast unless there are many holes."""
         holes = self._places.holes(up_to_seq)
-        return holes is None or bool(still_holes(self._index, holes - lost))
+        return holes is None or bool(holes - lost and self.holes_anywhere(up_to_seq, lost))
 
     def holes(self, up_to_seq: int, lost: SeqSet) -> SeqSet:
         """Returns frames without rows that lie in no slot file, and so may belong to any second.
@@ -268,6 +268,16 @@ class WheelReader:
             lost: Seqs that are known to be lost and are ignored.
         """
         return self.lying_nowhere(self.holes_anywhere(up_to_seq, lost))[0]
+
+    def holes_when_read(self, up_to_seq: int, lost: SeqSet) -> SeqSet:
+        """Returns the same, and what was a hole when the index was last read, and is not now.
+
+        What was read of a second before this call may lack such a frame. Arguments as `holes`.
+        """
+        before = self._places.holes(up_to_seq)
+        still = self.holes_anywhere(up_to_seq, lost)
+        filled = NO_SEQS if before is None else before - lost - still
+        return self.lying_nowhere(still)[0] | filled
 
     def holes_anywhere(self, up_to_seq: int, lost: SeqSet) -> SeqSet:
         """Returns frames without rows, also those that lie in a slot file; arguments as `holes`."""
