@@ -6,6 +6,7 @@ from delaywheel.identity import WheelId
 from delaywheel_replica.core.node.events import WriteStatus
 from delaywheel_replica.core.protocol.heartbeat import Heard, Term
 from delaywheel_replica.core.protocol.messages import Gossip, Vote, VoteAsk
+from delaywheel_replica.core.protocol.progress import Reached
 from delaywheel_replica.core.protocol.status_files import Role, VoteWish
 from support.core.member_talk import heartbeat_of, messages, spare_of
 from support.core.member_world import FakeNode, FakeStore, state_of
@@ -86,8 +87,9 @@ def test_seals_follow_the_newest_leaders_clock_also_when_it_is_relayed() -> None
     node.tick()
     assert node.status().heartbeat.wheels[A1].seal_slot == 0
     wall_ms = node.wall_ms - 50_000
-    leading = heartbeat_of("b", wall_ms=wall_ms, term=Term(5))
-    stale = heartbeat_of("c", wall_ms=wall_ms - 90_000, term=Term(4))
+    done = Reached(set_backs=0, due_ms=wall_ms + 500, position=None)
+    leading = heartbeat_of("b", wall_ms=wall_ms, term=Term(5), reached=done)
+    stale = heartbeat_of("c", wall_ms=wall_ms - 90_000, term=Term(4), reached=done)
     node.receive("c", Gossip(stale, (leading,)))
     node.tick()
     assert node.status().heartbeat.wheels[A1].seal_slot == (wall_ms + 100) // 1000 - 120

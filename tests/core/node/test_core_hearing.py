@@ -8,6 +8,7 @@ from delaywheel_replica.core.node.events import MemberConfig
 from delaywheel_replica.core.node.heard_heartbeats import HeardHeartbeats, News
 from delaywheel_replica.core.protocol.heartbeat import Heard, Heartbeat, Term
 from delaywheel_replica.core.protocol.messages import Gossip
+from delaywheel_replica.core.protocol.progress import Reached
 from support.core.values import heartbeat
 
 
@@ -107,14 +108,24 @@ def test_who_is_silent_for_a_second_or_disconnected_is_not_reachable() -> None:
 def test_the_newest_leaders_clock_runs_on_until_nothing_new_is_heard() -> None:
     ears = hearing()
     assert ears.leader_clock_ms(0) is None
-    old = reported("b", 1, wall_ms=90_000, term=Term(3))
+    done = Reached(set_backs=0, due_ms=60_000, position=None)
+    old = reported("b", 1, wall_ms=90_000, term=Term(3), reached=done)
     hear(ears, "b", old, 0)
-    new = reported("c", 1, wall_ms=50_000, term=Term(4))
+    new = reported("c", 1, wall_ms=50_000, term=Term(4), reached=done)
     hear(ears, "b", reported("b", 2, wall_ms=90_100, term=Term(3)), 100, new)
     assert ears.leader_clock_ms(300) == 50_200
     assert ears.leader_clock_ms(1_099) == 50_999
     hear(ears, "b", reported("b", 3), 1_050, new)
     assert ears.leader_clock_ms(1_100) is None
+
+
+def test_a_leaders_clock_seals_nothing_beyond_what_is_done() -> None:
+    ears = hearing()
+    hear(ears, "b", reported("b", 1, wall_ms=90_000, term=Term(3)), 0)
+    assert ears.leader_clock_ms(10) is None
+    done = Reached(set_backs=0, due_ms=60_000, position=None)
+    hear(ears, "b", reported("b", 2, wall_ms=90_010, term=Term(3), reached=done), 10)
+    assert ears.leader_clock_ms(20) == 60_000
 
 
 # --- relayed heartbeats that are none of their nodes'

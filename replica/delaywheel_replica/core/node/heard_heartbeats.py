@@ -166,11 +166,16 @@ class HeardHeartbeats:
         ]
 
     def leader_clock_ms(self, now_ms: int) -> int | None:
-        """Returns a lower bound of the newest leader's wall clock; None if no leader is heard."""
+        """Returns the clock by which the newest leader lets wheels be sealed; None: by none.
+
+        It is w, which was checked before it was moved, unless the leader's clock is behind that:
+        no leader can reach back behind w, but a clock that is ahead is corrected.
+        """
         newest = max(self.terms(now_ms), key=_epoch, default=None)
-        if newest is None:
+        if newest is None or newest.reached is None:
             return None
-        return newest.wall_ms + now_ms - self._peers[newest.node].newest_at_ms
+        clock_ms = newest.wall_ms + now_ms - self._peers[newest.node].newest_at_ms
+        return min(clock_ms, newest.reached.due_ms)
 
     def clocks_ms(self, now_ms: int) -> list[int]:
         """Returns lower bounds of the wall clocks of the nodes that are heard."""

@@ -63,8 +63,8 @@ class Known:
         floor: The greatest committed floor heard of.
         reached: Likewise how far progress has come.
         lost: Frames that are committed as lost.
-        leader_clock_ms: A lower bound of the leader's wall clock at the last tick; None: no leader
-            was heard.
+        leader_clock_ms: By which the leader lets wheels be sealed, at the last tick; None: they
+            are not sealed, as no leader was heard.
         disk: What the node's disk accepts.
     """
 
