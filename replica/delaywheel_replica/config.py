@@ -109,6 +109,9 @@ class Config:
         ingress_topics: further topics that records are taken from, also without `ingress`; made if
             they are missing. As a flag a list with commas, in the environment one in JSON. The same
             on all nodes
+        ingress_destinations: of an ingress topic, the topics to which its records
+            [may lead](INGRESS.md#where-a-topic-may-lead); `*` in a name stands for any characters.
+            An ingress topic that is not among them leads anywhere. The same on all nodes
         ingress_partitions: of ingress topics made so. They have as many copies as our own topics
         ttl_header: the header that states [how many seconds a message lives](#time-to-live), for
             programs that use the name `ttl` otherwise; empty: none, and no message expires. The
@@ -174,6 +177,7 @@ class Config:
     control_replication_factor: Positive | None = None
     ingress: bool = True
     ingress_topics: list[str] = field(default_factory=list)
+    ingress_destinations: dict[str, list[str]] = field(default_factory=dict)
     ingress_partitions: Annotated[int, Ge(1), Le(1_000)] = 6
     ttl_header: str = TTL_HEADER
     transaction_messages: Annotated[int, Ge(1), Le(1_000_000)] = 10_000

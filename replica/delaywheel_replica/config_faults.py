@@ -164,6 +164,13 @@ def _ingress(config: Config) -> Iterator[Fault]:
             ("ttl_header",),
         )
     names = config.kafka_settings.names
+    for topic in config.ingress_destinations:
+        if topic not in config.taken_topics:
+            yield Fault(
+                f"ingress_destinations.{topic}: no ingress topic"
+                f"{did_you_mean(topic, config.taken_topics)}",
+                ("ingress_destinations", "ingress_topics", "ingress", "cluster_id"),
+            )
     for topic in config.ingress_topics:
         if not is_topic_name(topic):
             yield Fault(f"ingress_topics {topic!r}: no name of a topic", ("ingress_topics",))

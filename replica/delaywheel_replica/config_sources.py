@@ -219,6 +219,14 @@ class _Checked(BaseSettings):
             return topics
         return [name.strip() for name in topics.split(",") if name.strip()]
 
+    @field_validator("ingress_destinations", mode="before", check_fields=False)
+    @classmethod
+    def _listed_each(cls, destinations: Any) -> Any:
+        """Splits what flags give."""
+        if not isinstance(destinations, Mapping):
+            return destinations
+        return {topic: cls._listed(each) for topic, each in destinations.items()}
+
     @field_validator("kafka", mode="before", check_fields=False)
     @classmethod
     def _as_kafka_writes(cls, settings: Any) -> Any:

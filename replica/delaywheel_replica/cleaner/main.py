@@ -71,6 +71,7 @@ from delaywheel_replica.link import (
     Stop,
     Wake,
 )
+from delaywheel_replica.patterns import Pattern
 from delaywheel_replica.process.defects import end_with_any_thread
 from delaywheel_replica.process.descriptors import raise_descriptor_limit
 from delaywheel_replica.process.garbage import keep_modules
@@ -247,7 +248,15 @@ class Cleaner:
         settings = IngressSettings(
             self._names,
             topics=config.taken_topics,
-            rules=Rules(dict(config.levels), config.max_message_bytes, config.own_topics),
+            rules=Rules(
+                dict(config.levels),
+                config.max_message_bytes,
+                config.own_topics,
+                {
+                    topic: [Pattern(text) for text in texts]
+                    for topic, texts in config.ingress_destinations.items()
+                },
+            ),
             # A producer whose clock runs ahead by this much may still use the whole span.
             span_ms=config.span_seconds * 1000 + config.max_clock_skew_ms,
             letter_bytes=config.kafka_settings.max_record_bytes,

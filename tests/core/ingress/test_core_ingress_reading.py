@@ -2,6 +2,7 @@
 
 import uuid
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from delaywheel_replica.core.ingress.reading import (
     read,
 )
 from delaywheel_replica.core.ingress.values import id_in, number_in
+from delaywheel_replica.patterns import Pattern
 
 PLACE = Place("delaywheel-main-ingress", 3, 4_711)
 SENT_MS = 1_900_000_000_000
@@ -166,6 +168,25 @@ REASONS = [
 @pytest.mark.parametrize(("expected", "headers"), REASONS, ids=str)
 def test_what_cannot_be_delayed_is_reported(expected: UnfitReason, headers: Headers) -> None:
     assert reason(*headers) is expected
+
+
+def test_a_topic_leads_where_it_may() -> None:
+    """It takes no cancels then: which topic a message is of is not known before it is cancelled."""
+    limited = replace(RULES, destinations={PLACE.topic: [Pattern("orders*"), Pattern("bills")]})
+
+    def outcome(topic: bytes, place: Place = PLACE, *headers: tuple[str, bytes | None]) -> Wish:
+        asked = headers or (SOON, (ingress.TOPIC, topic))
+        return read(Incoming(place, SENT_MS, b"key", b"value", asked), limited)
+
+    for topic in (b"orders", b"orders.eu", b"bills"):
+        assert isinstance(outcome(topic), Delayed)
+    cancel = ((ingress.CANCEL, ID), (ingress.DELIVER_AT, long(SENT_MS)))
+    for refused in (outcome(b"bills.eu"), outcome(b"", PLACE, *cancel)):
+        assert isinstance(refused, Unfit)
+        assert refused.reason is UnfitReason.FORBIDDEN
+    other = PLACE._replace(topic="another-ingress")
+    assert isinstance(outcome(b"bills.eu", other), Delayed)
+    assert isinstance(outcome(b"", other, *cancel), Withdrawn)
 
 
 def test_a_due_in_seconds_is_refused_with_what_was_sent_and_what_is_wanted() -> None:

@@ -7,7 +7,7 @@ ahead a due may be depends on the clock, and is checked elsewhere.
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, NamedTuple, TypeAlias
 
@@ -16,6 +16,7 @@ from delaywheel.headers import encode_headers, is_cut_off
 from delaywheel.record_headers import is_reserved
 from delaywheel_replica.core.ingress.place import NO_TIMESTAMP, Place, message_id
 from delaywheel_replica.core.ingress.values import id_in, number_in
+from delaywheel_replica.patterns import Pattern
 
 ABSENT: Final = -1
 """No partition, or no timestamp, was requested."""
@@ -54,11 +55,13 @@ class Rules:
         levels_ms: name of a level -> its delay.
         max_message_bytes: limit for key, value and encoded headers together.
         own_topics: the service's own topics: a message delivered to them could forge its records.
+        destinations: ingress topic -> patterns of the topics that it may lead to; absent: all.
     """
 
     levels_ms: Mapping[str, int]
     max_message_bytes: int
     own_topics: frozenset[str]
+    destinations: Mapping[str, Sequence[Pattern]] = field(default_factory=dict)
 
 
 class Delayed(NamedTuple):
@@ -105,6 +108,7 @@ class UnfitReason(StrEnum):
     DUE_TOO_OLD = "DUE_TOO_OLD"
     SLOT_FULL = "SLOT_FULL"
     WHEEL_LOST = "WHEEL_LOST"
+    FORBIDDEN = "FORBIDDEN"
 
 
 class Unfit(NamedTuple):
@@ -138,13 +142,21 @@ def read(record: Incoming, rules: Rules) -> Wish:
     try:
         asked, passed = _sorted(record.headers)
         if ingress.CANCEL in asked:
-            return Withdrawn(_id(asked, ingress.CANCEL), _deliver_at(asked))
+            return _withdrawn(record, asked, rules)
         return _delayed(record, asked, passed, rules)
     except _UnfitError as error:
         return error.unfit
 
 
 _Asked = dict[str, bytes | None]
+
+
+def _withdrawn(record: Incoming, asked: _Asked, rules: Rules) -> Withdrawn:
+    topic = record.place.topic
+    if topic in rules.destinations:  # whose message it is, is not known here
+        detail = f"No cancels through {topic}, which leads to some topics alone"
+        raise _UnfitError(UnfitReason.FORBIDDEN, detail)
+    return Withdrawn(_id(asked, ingress.CANCEL), _deliver_at(asked))
 
 
 def _sorted(
@@ -174,6 +186,10 @@ def _delayed(
     record: Incoming, asked: _Asked, passed: list[tuple[str, bytes | None]], rules: Rules
 ) -> Delayed:
     topic = _topic(asked, rules)
+    patterns = rules.destinations.get(record.place.topic)
+    if patterns is not None and not any(pattern.fits(topic) for pattern in patterns):
+        detail = f"{record.place.topic} does not lead to {topic}"
+        raise _UnfitError(UnfitReason.FORBIDDEN, detail)
     due_ms = _due_ms(record, asked, rules)
     id_ = _id(asked, ingress.ID) if ingress.ID in asked else None
     partition = _optional(

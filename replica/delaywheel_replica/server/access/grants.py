@@ -15,7 +15,8 @@ import tomllib
 from typing import Any, Final, Self
 
 from delaywheel_replica.config_faults import did_you_mean
-from delaywheel_replica.server.access.rights import Granted, Pattern, Right, Rights
+from delaywheel_replica.patterns import Pattern
+from delaywheel_replica.server.access.rights import Granted, Right, Rights
 
 ANONYMOUS: Final = "anonymous"
 _FIELDS: Final = ("who", "may", "topics")

@@ -11,10 +11,11 @@
 A decision is a look-up by right and topic: the patterns of all grants are tried once for each.
 """
 
-import re
 from collections.abc import Iterable, Iterator
 from enum import StrEnum
 from typing import Final, NamedTuple
+
+from delaywheel_replica.patterns import Pattern
 
 _KNOWN_AT_MOST: Final = 8_192
 """Decisions kept of one principal: callers name topics as they like."""
@@ -28,27 +29,6 @@ class Right(StrEnum):
     INSPECT = "inspect"
     READ = "read"
     OPERATE = "operate"
-
-
-class Pattern:
-    """A name, or several: `*` stands for any characters.
-
-    Example:
-        >>> Pattern("orders.*").fits("orders.eu"), Pattern("orders.*").fits("order")
-        (True, False)
-    """
-
-    __slots__ = ("_expression", "fits_all", "text")
-
-    def __init__(self, text: str) -> None:
-        self.text: Final = text
-        self.fits_all: Final = not text.strip("*") and bool(text)
-        pieces = (re.escape(piece) for piece in re.split(r"\*+", text))
-        self._expression: Final = re.compile(".*".join(pieces), re.DOTALL)
-
-    def fits(self, name: str) -> bool:
-        """Whether it stands for this name."""
-        return self._expression.fullmatch(name) is not None
 
 
 class Granted(NamedTuple):
