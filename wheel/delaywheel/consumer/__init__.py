@@ -37,6 +37,7 @@ from delaywheel.consumer.rules.deserializers import read_json, read_text
 from delaywheel.consumer.rules.middleware import Middleware
 from delaywheel.consumer.rules.policy import DeadLetterReason
 from delaywheel.consumer.rules.routing import Route, RoutePatternError
+from delaywheel.consumer.rules.topics import GroupTopic
 from delaywheel.consumer.sync import RetryConsumer
 from delaywheel.consumer.watching.events import ConsumerEvents
 from delaywheel.consumer.watching.health import ConsumerHealth, ConsumerTrouble
@@ -53,6 +54,7 @@ __all__ = [
     "Counts",
     "DeadLetterReason",
     "ExponentialBackoff",
+    "GroupTopic",
     "HandlerTimeoutError",
     "Middleware",
     "Partition",

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, TypedDict
+from typing import Any, Final, Literal, TypedDict, cast
 
 from delaywheel.consumer.rules.backoff import Backoff, Delays, delays_of
 from delaywheel.consumer.rules.deserializers import Deserializer, Field, deserializers_of
 from delaywheel.consumer.rules.middleware import Middleware
 from delaywheel.consumer.rules.routing import Route
+from delaywheel.consumer.rules.topics import TOPIC_NAME, GroupTopic, digest
 from delaywheel.consumer.watching.events import ConsumerEvents
 from delaywheel.levels import Duration, length_ms
 from delaywheel.ttl import TTL_HEADER
@@ -41,8 +40,6 @@ KEPT_SETTINGS: Final = frozenset(
     }
 )
 """Settings of the Kafka clients that the promises rest on; callers cannot change them."""
-
-_TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
 
 class Options(TypedDict, total=False):
@@ -93,6 +90,9 @@ class Options(TypedDict, total=False):
         max_held_bytes: How much may be held, in hand or not, before fetching pauses.
         max_held: The same as a number of records.
         create_topics: Whether to create missing retry and dead-letter topics.
+        retry_topic: The name of the group's topic of retries, and how it is created: `GroupTopic`.
+        dead_topic: The same for dead letters.
+        order_topic: The same for the order of keys.
         events: What the program does when something happens: `ConsumerEvents`.
         rebalances: How the group gives partitions out. `eager`: all are given up and assigned anew
             (Kafka's classic protocol, `range`). `cooperative`: only those that move are given up
@@ -131,6 +131,9 @@ class Options(TypedDict, total=False):
     max_held_bytes: int
     max_held: int
     create_topics: bool
+    retry_topic: GroupTopic
+    dead_topic: GroupTopic
+    order_topic: GroupTopic
     events: ConsumerEvents | None
     rebalances: Literal["eager", "cooperative", "consumer"]
     instance: str | None
@@ -183,15 +186,19 @@ class Settings:
     rebalances: Literal["eager", "cooperative", "consumer"] = "eager"
     instance: str | None = None
     kafka: Mapping[str, Any] = field(default_factory=dict)
+    made: Mapping[str, GroupTopic] = field(default_factory=dict)
 
     @property
     def read_topics(self) -> list[str]:
         """The source and retry topics."""
         return [name for names in self.topics for name in (names.source, names.retry)]
 
-    def made_topics(self, names: TopicNames) -> list[str]:
+    def made_topics(self, names: TopicNames) -> dict[str, GroupTopic]:
         """Returns the topics that belong to this source topic and are created if missing."""
-        return [names.retry, names.dead, *([names.order] if self.ordered else [])]
+        own = {"retry": names.retry, "dead": names.dead}
+        if self.ordered:
+            own["order"] = names.order
+        return {name: self.made.get(use, GroupTopic()) for use, name in own.items()}
 
     def names_of(self, topic: str) -> TopicNames:
         """Returns the topics that belong to this source or retry topic."""
@@ -229,15 +236,11 @@ def read_settings(
         raise ValueError(f"expired={expired!r}: neither 'skip' nor 'dead'")
     if start not in ("earliest", "latest"):
         raise ValueError(f"start={start!r}: neither 'earliest' nor 'latest'")
-    named = tuple(_names(source, group) for source in sources)
-    own = {name for names in named for name in (names.retry, names.dead, names.order)}
-    if own & set(sources):
-        raise ValueError(
-            f"topics {sorted(own & set(sources))}: the group reads its own retries anyway, and"
-            " must not read its dead letters"
-        )
+    given = {use: options.get(f"{use}_topic", GroupTopic()) for use in ("retry", "dead", "order")}
+    made = cast("Mapping[str, GroupTopic]", given)
     return Settings(
-        topics=named,
+        topics=_own_topics(sources, group, made),
+        made=made,
         group=group,
         bootstrap=bootstrap,
         cluster=options.get("cluster"),
@@ -294,36 +297,33 @@ def _by_class(
         yield one, delays_of(backoff)
 
 
-def _names(source: str, group: str) -> TopicNames:
-    own = (_own_topic(source, use, group) for use in ("retry", "dead", "order"))
-    names = TopicNames(source, *own)
-    for name in (names.source, names.retry, names.dead, names.order):
-        if not _TOPIC.fullmatch(name):
+def _own_topics(
+    sources: Sequence[str], group: str, given: Mapping[str, GroupTopic]
+) -> tuple[TopicNames, ...]:
+    """Returns the topics of the group, by the topic that is read."""
+    named: list[TopicNames] = []
+    for source in sources:
+        if not TOPIC_NAME.fullmatch(source):
             raise ValueError(
-                f"topic {name!r}: Kafka takes letters, digits, '.', '_' and '-', 249 at most;"
-                " the group's name is part of its topics' names"
+                f"topic {source!r}: Kafka takes letters, digits, '.', '_' and '-', 249 at most"
             )
-    return names
-
-
-def _own_topic(source: str, use: str, group: str) -> str:
-    """Returns the name of a group's own topic, which no other topic and group have.
-
-    `a-retry-b-retry-c` might be the topic of `a` and the group `b-retry-c` as well as the reverse.
-    """
-    name, between = f"{source}-{use}-{group}", f"-{use}-"
-    if len(re.findall(f"(?={between})", name)) == 1:
-        return name
-    return f"{name}-{_digest(source, group)[:8]}"
+        named.append(
+            TopicNames(source, *(one.name_for(source, use, group) for use, one in given.items()))
+        )
+    own = [name for names in named for name in (names.retry, names.dead, names.order)]
+    if set(own) & set(sources):
+        raise ValueError(
+            f"topics {sorted(set(own) & set(sources))}: the group reads its own retries anyway, and"
+            " must not read its dead letters"
+        )
+    if twice := sorted({name for name in own if own.count(name) > 1}):
+        raise ValueError(f"topic {twice[0]}: for more than one use; {{topic}} makes names differ")
+    return tuple(named)
 
 
 def transactional_id(group: str, instance: str) -> str:
     """Returns the id of a consumer's producer, which no other group and instance have."""
-    return f"delaywheel-retry-{group}-{_digest(group, instance)}"
-
-
-def _digest(*texts: str) -> str:
-    return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:32]
+    return f"delaywheel-retry-{group}-{digest(group, instance)}"
 
 
 def _exceptions(

@@ -445,12 +445,12 @@ class KafkaBroker:
             [
                 NewTopic(
                     name,
-                    num_partitions=known[names.source],
-                    replication_factor=-1,
-                    config=compacted if name == names.order else large,
+                    num_partitions=made.partitions or known[names.source],
+                    replication_factor=made.replication_factor or -1,
+                    config={**(compacted if name == names.order else large), **made.config},
                 )
                 for names in self._settings.topics
-                for name in self._settings.made_topics(names)
+                for name, made in self._settings.made_topics(names).items()
                 if name not in known
             ],
         )

@@ -1,0 +1,68 @@
+"""Names, partitions and settings of the topics that a group has of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined] # its stubs re-export without saying so
+
+from delaywheel.consumer import GroupTopic, RetryConsumer
+from delaywheel.consumer.settings import read_settings
+from local.loopback.kafka import KafkaBroker
+
+
+def test_names_hold_topic_and_group() -> None:
+    settings = read_settings(
+        ["a", "b"],
+        "g",
+        "nowhere",
+        {"retry_topic": GroupTopic("{group}.again.{topic}"), "dead_topic": GroupTopic("g.{topic}")},
+    )
+    assert [(one.retry, one.dead, one.order) for one in settings.topics] == [
+        ("g.again.a", "g.a", "a-order-g"),
+        ("g.again.b", "g.b", "b-order-g"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("again.{topic}", "it must have {group}"),
+        ("again.{group}", "for more than one use"),
+        ("{topic}.{group}.{use}", "there is no {use}"),
+        ("{topic} of {group}", "Kafka takes letters"),
+        ("delaywheel-{topic}-{group}-dead", "keeps its own records there"),
+    ],
+)
+def test_other_names_are_refused(name: str, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        read_settings(["a", "b"], "my-group", "nowhere", {"retry_topic": GroupTopic(name)})
+
+
+def test_one_name_for_two_uses_is_refused() -> None:
+    same = GroupTopic("{topic}.{group}")
+    with pytest.raises(ValueError, match=r"a\.g: for more than one use"):
+        read_settings("a", "g", "nowhere", {"retry_topic": same, "dead_topic": same})
+
+
+def test_what_the_promises_rest_on_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"cleanup\.policy"):
+        GroupTopic(config={"cleanup.policy": "compact"})
+
+
+@pytest.mark.kafka
+def test_a_topic_is_created_as_it_is_wanted(
+    kafka: KafkaBroker, orders: str, consume: Callable[..., RetryConsumer]
+) -> None:
+    wanted = GroupTopic("{group}.again.{topic}", partitions=3, config={"retention.ms": "777000"})
+    with consume(retry_topic=wanted, retry=("0s",)) as consumer:
+        consumer.receive(0.1)
+        name = f"{consumer.group}.again.{orders}"
+        while not consumer.partitions:
+            consumer.receive(0.1)
+        assert sum(one.topic == name for one in consumer.partitions) == 3
+    resource = ConfigResource(ResourceType.TOPIC, name)
+    admin = AdminClient({"bootstrap.servers": kafka.address})
+    config = admin.describe_configs([resource])[resource].result()
+    assert config["retention.ms"].value == "777000"
