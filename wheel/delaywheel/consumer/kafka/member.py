@@ -46,7 +46,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from delaywheel.consumer.kafka.failures import REFUSALS, away
-from delaywheel.consumer.kafka.order_topic import TRACE_MS, OrderTopics
+from delaywheel.consumer.kafka.order_topic import ORDER_CONFIG, OrderTopics
 from delaywheel.consumer.kafka.topics import (
     ASK_S,
     check_policies,
@@ -434,12 +434,6 @@ class KafkaBroker:
     def _create(self, admin: AdminClient, known: Mapping[str, int]) -> None:
         """Creates missing topics."""
         large = {"max.message.bytes": str(LARGEST_BATCH_BYTES)}
-        compacted = {
-            "cleanup.policy": "compact",
-            "segment.ms": "600000",
-            "min.cleanable.dirty.ratio": "0.1",
-            "delete.retention.ms": str(TRACE_MS),
-        }
         make_topics(
             admin,
             [
@@ -447,7 +441,7 @@ class KafkaBroker:
                     name,
                     num_partitions=made.partitions or known[names.source],
                     replication_factor=made.replication_factor or -1,
-                    config={**(compacted if name == names.order else large), **made.config},
+                    config={**(ORDER_CONFIG if name == names.order else large), **made.config},
                 )
                 for names in self._settings.topics
                 for name, made in self._settings.made_topics(names).items()

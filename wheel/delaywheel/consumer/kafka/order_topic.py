@@ -25,6 +25,13 @@ FETCH_S = 0.05
 TRACE_MS = 600_000
 """How long compaction keeps the trace of what is no longer away, in topics that we make."""
 KEPT_S = TRACE_MS / 1000 / 2
+ORDER_CONFIG = {
+    "cleanup.policy": "compact",
+    "segment.ms": "600000",
+    "min.cleanable.dirty.ratio": "0.1",
+    "delete.retention.ms": str(TRACE_MS),
+}
+"""Settings of order topics that we make."""
 
 _PARTITION_EOF = KafkaError._PARTITION_EOF  # noqa: SLF001 - its name in the library
 
