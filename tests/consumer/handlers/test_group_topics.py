@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined] # its stubs re-export without saying so
 
 from delaywheel.consumer import GroupTopic, RetryConsumer
 from delaywheel.consumer.settings import read_settings
 from local.loopback.kafka import KafkaBroker
+from support.services.service import wait_until
 
 
 def test_names_hold_topic_and_group() -> None:
@@ -52,15 +51,13 @@ def test_what_the_promises_rest_on_is_refused() -> None:
 
 
 @pytest.mark.kafka
-def test_a_topic_is_created_as_it_is_wanted(
-    kafka: KafkaBroker, orders: str, consume: Callable[..., RetryConsumer]
-) -> None:
+def test_a_topic_is_created_as_it_is_wanted(kafka: KafkaBroker, cluster: str, orders: str) -> None:
     wanted = GroupTopic("{group}.again.{topic}", partitions=3, config={"retention.ms": "777000"})
-    with consume(retry_topic=wanted, retry=("0s",)) as consumer:
-        consumer.receive(0.1)
-        name = f"{consumer.group}.again.{orders}"
-        while not consumer.partitions:
-            consumer.receive(0.1)
+    with RetryConsumer(
+        orders, group="g", bootstrap=kafka.address, cluster=cluster, retry_topic=wanted
+    ) as consumer:
+        wait_until("it has partitions", lambda: bool(consumer.partitions))
+        name = f"g.again.{orders}"
         assert sum(one.topic == name for one in consumer.partitions) == 3
     resource = ConfigResource(ResourceType.TOPIC, name)
     admin = AdminClient({"bootstrap.servers": kafka.address})
