@@ -208,6 +208,29 @@ async def test_cancels_of_many_callers_are_passed_on_together(
     await passing.close()
 
 
+async def test_nothing_is_queued_behind_what_has_waited_for_long(
+    leader: tuple[LeadersNode, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The leader's node does not come to it: who comes later is told so, and comes again."""
+    node, address = leader
+    node.goes_on.clear()
+    passing = Passing(view_of(address))
+    cancels = cancels_of(view_of(address), passing)
+    calls = [
+        asyncio.create_task(cancels.cancel(cancel_of(number), ANYBODY, left_s=20))
+        for number in range(CALLS_AT_ONCE + 1)
+    ]
+    await until(lambda: len(node.asked) == CALLS_AT_ONCE)
+    monkeypatch.setattr("delaywheel_replica.server.changing.passed_on.QUEUED_S", 0.0)
+    with pytest.raises(RefusedError) as caught:
+        await cancels.cancel(cancel_of(99), ANYBODY, left_s=20)
+    assert caught.value.refusal.reason is Reason.BACKPRESSURE
+    node.goes_on.set()
+    for call in calls:
+        assert (await call).results[0].outcome == pb.CANCEL_OUTCOME_CANCELLED
+    await passing.close()
+
+
 async def test_nobody_waits_for_what_another_caller_named(
     leader: tuple[LeadersNode, str],
 ) -> None:

@@ -9,6 +9,7 @@ node answers soon after some are decided, and the others are asked for again.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ from delaywheel_replica.server.node.refusals import Refusal, RefusedError
 
 CALLS_AT_ONCE: Final = 4
 QUEUED_AT_MOST: Final = 16_384
+QUEUED_S: Final = 1.0
+"""Nothing is queued behind what waits for so long: the leader's node has too much to do."""
 
 NamedT = TypeVar("NamedT", bound=pb.MessageRef | pb.NewDue)
 ResultT = TypeVar("ResultT", bound=pb.MessageCancelled | pb.MessageRescheduled)
@@ -35,6 +38,7 @@ class _One(Generic[NamedT, ResultT]):
     message: NamedT
     call: AwaitedCall[ResultT | Refusal]
     row: int
+    since_s: float
     is_sent: bool = False
 
 
@@ -44,6 +48,13 @@ class _Line(Generic[NamedT, ResultT]):
 
     waiting: deque[_One[NamedT, ResultT]]
     calls: int = 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether what comes now would wait for too long."""
+        if len(self.waiting) >= QUEUED_AT_MOST:
+            return True
+        return bool(self.waiting) and time.monotonic() - self.waiting[0].since_s >= QUEUED_S
 
 
 class PassedChanges(Generic[NamedT, ResultT]):
@@ -74,10 +85,11 @@ class PassedChanges(Generic[NamedT, ResultT]):
             RefusedError: BACKPRESSURE.
         """
         line = self._lines.setdefault(address, _Line(deque()))
-        if len(line.waiting) + len(messages) > QUEUED_AT_MOST:
+        if line.is_full:
             raise RefusedError(Reason.BACKPRESSURE, "Many messages wait for the leader's node")
         call = AwaitedCall[ResultT | Refusal].of(len(messages))
-        ones = [_One(message, call, row) for row, message in enumerate(messages)]
+        now_s = time.monotonic()
+        ones = [_One(message, call, row, now_s) for row, message in enumerate(messages)]
         line.waiting.extend(ones)
         self._pump(address, line)
         await call.wait(within_s)
@@ -137,6 +149,7 @@ class PassedChanges(Generic[NamedT, ResultT]):
         elif result.outcome:
             one.call.settle(one.row, result)
         else:
+            one.since_s = time.monotonic()
             line.waiting.append(one)
 
 
