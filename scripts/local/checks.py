@@ -36,7 +36,6 @@ NODES = "tests/e2e"
 """Where the tests of real nodes are."""
 ALONE = f"{NODES}/one_node"
 THREE = f"{NODES}/three_nodes"
-OUTAGES = f"{NODES}/test_outages.py"
 SCRIPTS = "tests/scripts"
 """What runs here starts brokers of its own."""
 SPARK = ("tests/audit/reconcile", "tests/audit/kafka/test_kafka_source.py")
@@ -122,17 +121,15 @@ def _waiting(and_not_slow: str, *, fast: bool) -> tuple[Step, ...]:
     without = (*_PYTEST, "-m", _NEITHER + and_not_slow)
     # All of these are slow, and pytest fails if it has nothing to do.
     slow = () if fast else (Step("pytest scripts", (*pytest, SCRIPTS)),)
-    slower = () if fast else (Step("pytest outages", (*pytest, OUTAGES)),)
     return (
         Step("pytest spark", (*pytest, *SPARK)),
-        Step("pytest nodes", (*pytest, NODES, *_ignored(OUTAGES, ALONE, THREE))),
+        Step("pytest nodes", (*pytest, NODES, *_ignored(ALONE, THREE))),
         Step("pytest kafka", (*pytest, *elsewhere)),
         Step("pytest serving", (*without, *SERVING)),
         Step("pytest consumers", (*pytest, *CONSUMERS, LIKE_KAFKA)),
         Step("pytest one node", (*pytest, ALONE)),
         *slow,
         Step("pytest 3 nodes", (*pytest, THREE)),
-        *slower,
     )
 
 

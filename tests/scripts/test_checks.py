@@ -220,7 +220,6 @@ def test_steps_of_the_project(tmp_path: Path) -> None:
         "pytest one node",
         "pytest scripts",
         "pytest 3 nodes",
-        "pytest outages",
     ]
     assert [step.name for step in computing.steps] == [
         "ruff check",
