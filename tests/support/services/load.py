@@ -16,8 +16,9 @@ from support.services.service import wait_until
 
 LATEST_S = 3
 """No due of a `Load` is further ahead when it is sent."""
-_PAUSE_S = 0.25
-"""Nearly each due is a transaction of its own, and its cost is not what is tested."""
+_PAUSE_S = 0.35
+_AT_ONCE = 3
+"""Messages in a call. Nearly each due is a transaction of its own, and its cost is not tested."""
 
 
 def key_of(message: KafkaMessage) -> tuple[str, int]:
@@ -65,8 +66,8 @@ class Load(Caller):
         self._random = random.Random(7)
 
     def wait_for_more(self) -> None:
-        """Returns when 16 more are acknowledged than now: after a second, if all is well."""
-        enough = len(self.acknowledged) + 16
+        """Returns when 8 more are acknowledged than now: after a second, if all is well."""
+        enough = len(self.acknowledged) + 8
         wait_until("more are acknowledged", lambda: len(self.acknowledged) > enough, timeout_s=120)
 
     def _call(self) -> None:
@@ -78,7 +79,7 @@ class Load(Caller):
                 uuid.uuid4().bytes,
                 deliver_at=now + timedelta(milliseconds=self._random.randint(20, LATEST_S * 1_000)),
             )
-            for _ in range(4)
+            for _ in range(_AT_ONCE)
         ]
         for message, result in zip(batch, self._client.produce_many(batch), strict=True):
             if result.error is not None:
