@@ -81,7 +81,7 @@ def test_all_faults_are_named_at_once_with_their_place_and_what_may_be_meant(
 def test_an_address_that_leads_nowhere_is_refused(
     command: Command, file: Path, settings: tuple[str, ...], reported: str
 ) -> None:
-    flags = [word for setting in settings for word in ("--set", setting)]
+    flags = [word for setting in (*settings, "insecure=true") for word in ("--set", setting)]
     ended = command("config", "check", "--config", str(file), *flags)
     assert (ended.code, ended.err.count("\n")) == (1, 1)
     assert reported in ended.err
