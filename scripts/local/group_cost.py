@@ -25,7 +25,7 @@ from delaywheel.identity import WheelId
 from delaywheel.storage.folder.disk import PosixDisk
 from delaywheel.storage.frames.bundle import WrittenGroup
 from delaywheel.storage.frames.columns import Columns
-from delaywheel.storage.frames.format import Kind
+from delaywheel.storage.frames.kinds import Kind
 from delaywheel_replica.core.node.events import Acknowledge, Event, MemberConfig
 from delaywheel_replica.core.protocol.control import WheelRecord
 from delaywheel_replica.core.protocol.messages import Frames, PeerMessage

@@ -11,7 +11,7 @@ from delaywheel.storage.folder.disk import PosixDisk
 from delaywheel.storage.folder.node_file import open_node_folder
 from delaywheel.storage.folder.status_file import RowWriter
 from delaywheel.storage.frames.columns import Columns
-from delaywheel.storage.frames.format import Kind
+from delaywheel.storage.frames.kinds import Kind
 from delaywheel_replica.core.protocol.codec import to_json
 from delaywheel_replica.core.protocol.progress import Progress
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from delaywheel.headers import encode_headers
 from delaywheel.storage.frames.columns import Columns
-from delaywheel.storage.frames.format import Kind
+from delaywheel.storage.frames.kinds import Kind
 from delaywheel_replica.core.ingress.reading import ABSENT, Delayed, Withdrawn
 from delaywheel_replica.core.ingress.underway import Answer
 from delaywheel_replica.core.protocol.codec import MalformedError

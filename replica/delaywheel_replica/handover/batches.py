@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delaywheel.storage.frames.columns import ID_LENGTH_BYTES, Columns, content_starts
-from delaywheel.storage.frames.format import Kind
+from delaywheel.storage.frames.kinds import Kind
 from delaywheel_replica.core.ingress.reading import Delayed, Withdrawn
 from delaywheel_replica.core.protocol.codec import MalformedError
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Final, NamedTuple, Self
 
-from delaywheel.storage.frames.format import Kind
+from delaywheel.storage.frames.kinds import Kind
 from delaywheel_replica.core.ingress.reading import Delayed, Withdrawn
 from delaywheel_replica.core.ingress.term import Handed
 from delaywheel_replica.core.ingress.underway import Answer

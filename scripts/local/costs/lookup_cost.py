@@ -30,7 +30,7 @@ from delaywheel.identity import WheelId
 from delaywheel.storage.folder.disk import PosixDisk
 from delaywheel.storage.folder.node_state import Spare
 from delaywheel.storage.frames.columns import Columns, content_starts
-from delaywheel.storage.frames.format import Kind
+from delaywheel.storage.frames.kinds import Kind
 from delaywheel_replica.core.protocol.frames import NO_FRAMES
 from delaywheel_replica.server.lookup.filters import Wanted
 from delaywheel_replica.server.lookup.references import Reference

@@ -24,6 +24,7 @@ from multiprocessing.connection import Connection
 from delaywheel.identity import WheelId
 from delaywheel.storage.frames.bundle import FrameBundle
 from delaywheel.storage.frames.frame_copy import FrameCopy
+from delaywheel.storage.frames.kinds import Kind
 from delaywheel.storage.frames.rows import index_row
 from delaywheel_replica.core.protocol.messages import Applied, Frames, PeerMessage, WheelCard
 from delaywheel_replica.peers.handshake import PeerIdentity
@@ -86,7 +87,7 @@ class Asker:
     def __init__(self, members: dict[str, str], orders: Connection, length_bytes: int) -> None:
         """Connects, and returns once connected."""
         self._orders = orders
-        row = index_row(1, 0, length_bytes, 1, are_cancels=False)
+        row = index_row(1, 0, length_bytes, 1, kind=Kind.MESSAGES)
         self._frames = FrameBundle.of_copies([FrameCopy(1, row, bytes(length_bytes))])
         self._heard = threading.Event()
         self._network = PeerNetwork(

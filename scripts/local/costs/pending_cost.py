@@ -37,7 +37,7 @@ from delaywheel.storage.folder.disk import PosixDisk
 from delaywheel.storage.folder.node_state import Spare
 from delaywheel.storage.folder.steps import finish
 from delaywheel.storage.frames.columns import Columns
-from delaywheel.storage.frames.format import Kind
+from delaywheel.storage.frames.kinds import Kind
 from delaywheel.storage.reading.reader import WheelReader
 from delaywheel_replica.server.store.limits import StoreLimits
 from delaywheel_replica.server.store.store import Store

@@ -28,7 +28,7 @@ from delaywheel.identity import WheelId
 from delaywheel.storage.folder.disk import PosixDisk
 from delaywheel.storage.folder.node_state import Spare
 from delaywheel.storage.frames.columns import Columns, content_starts
-from delaywheel.storage.frames.format import Kind
+from delaywheel.storage.frames.kinds import Kind
 from delaywheel_replica.cleaner.delivery import outcomes
 from delaywheel_replica.cleaner.due.reader import DueReader
 from delaywheel_replica.cleaner.kafka.producers import LeaderProducers, TransactionalProducer

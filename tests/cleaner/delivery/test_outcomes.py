@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from delaywheel.identity import WheelId
-from delaywheel.storage.frames.format import Kind
+from delaywheel.storage.frames.kinds import Kind
 from delaywheel_replica.cleaner.delivery.dead_letters import Condemned, DeadLetters, Plan
 from delaywheel_replica.cleaner.delivery.forward import Forwarder
 from delaywheel_replica.cleaner.delivery.outcomes import DeadReason

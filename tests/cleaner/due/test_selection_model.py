@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from numpy.typing import NDArray
 
 from delaywheel.identity import WheelId
-from delaywheel.storage.frames.format import Kind
+from delaywheel.storage.frames.kinds import Kind
 from delaywheel_replica.cleaner.due import loading, seconds
 from delaywheel_replica.cleaner.due import reader as selection
 from delaywheel_replica.cleaner.due.reader import LOOK_AGAIN_MS, DueReader, Step

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from delaywheel.identity import WheelId
 from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel.storage.frames.frame_copy import FrameCopy
+from delaywheel.storage.frames.kinds import Kind
 from delaywheel.storage.frames.rows import GONE_ROW, HOLE_ROW
 from delaywheel.storage.frames.rows import index_row as row_of
 from delaywheel_replica.core.node.events import (
@@ -64,7 +65,7 @@ HUGE = 1 << 62
 
 
 def index_row(slot: int) -> bytes:
-    return row_of(slot, 0, 8, 1, are_cancels=False)
+    return row_of(slot, 0, 8, 1, kind=Kind.MESSAGES)
 
 
 def of_b(**values: Any) -> Gossip:

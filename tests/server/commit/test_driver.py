@@ -11,7 +11,7 @@ from delaywheel.identity import WheelId
 from delaywheel.storage.files.wheel_folder import list_wheels, load_meta
 from delaywheel.storage.folder.node_state import Spare
 from delaywheel.storage.frames.bundle import NO_BUNDLE
-from delaywheel.storage.frames.format import Kind
+from delaywheel.storage.frames.kinds import Kind
 from delaywheel_replica.core.node.events import (
     Acknowledge,
     CloseWheel,

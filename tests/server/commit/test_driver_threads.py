@@ -8,7 +8,8 @@ import time
 from delaywheel.identity import WheelId
 from delaywheel.storage.frames.bundle import WrittenGroup
 from delaywheel.storage.frames.columns import Columns
-from delaywheel.storage.frames.format import Frame, Kind
+from delaywheel.storage.frames.format import Frame
+from delaywheel.storage.frames.kinds import Kind
 from delaywheel.storage.reading.reader import WheelReader
 from delaywheel_replica.core.protocol.seal import Seal
 from delaywheel_replica.server.commit.committer import Committed, Outcome, Request

@@ -17,7 +17,7 @@ from delaywheel.identity import WheelId
 from delaywheel.reasons import Reason
 from delaywheel.storage.folder.disk import PosixDisk
 from delaywheel.storage.frames.columns import Columns
-from delaywheel.storage.frames.format import Kind
+from delaywheel.storage.frames.kinds import Kind
 from delaywheel_replica.core.ingress.reading import ABSENT, Delayed, Withdrawn
 from delaywheel_replica.core.ingress.term import Handed
 from delaywheel_replica.core.ingress.underway import Answer, Taken

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from delaywheel.storage.folder.disk import PosixDisk
-from delaywheel.storage.frames.format import Frame, Kind
+from delaywheel.storage.frames.format import Frame
+from delaywheel.storage.frames.kinds import Kind
 from delaywheel.storage.reading.reader import WheelReader
 from delaywheel_replica.server.ledger.rows import (
     Block,

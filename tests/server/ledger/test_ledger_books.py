@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from delaywheel.storage.frames.format import Kind
+from delaywheel.storage.frames.kinds import Kind
 from delaywheel_replica.server.ledger import pages as ledger_pages
 from delaywheel_replica.server.ledger import publisher as publish
 from delaywheel_replica.server.ledger.publisher import Books, BooksConfig

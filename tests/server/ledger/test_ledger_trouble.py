@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from delaywheel.storage.frames.format import Kind
+from delaywheel.storage.frames.kinds import Kind
 from delaywheel_replica.server.ledger import publisher as publish
 from delaywheel_replica.server.ledger.publisher import Books, BooksConfig
 from support.server.server_process import wait_until

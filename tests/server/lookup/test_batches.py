@@ -8,7 +8,7 @@ import pytest
 from delaywheel.identity import WheelId
 from delaywheel.storage.files.handles import HandleCache
 from delaywheel.storage.files.wheel_folder import WheelMeta
-from delaywheel.storage.frames.format import Kind
+from delaywheel.storage.frames.kinds import Kind
 from delaywheel.storage.writing.wheel import OriginWheel
 from delaywheel_replica.core.protocol.progress import Position
 from delaywheel_replica.server.lookup import batches

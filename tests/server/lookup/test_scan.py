@@ -20,7 +20,8 @@ from delaywheel.storage.files.handles import HandleCache
 from delaywheel.storage.files.wheel_folder import WheelMeta
 from delaywheel.storage.folder import layout
 from delaywheel.storage.frames.columns import Columns
-from delaywheel.storage.frames.format import Frame, Kind
+from delaywheel.storage.frames.format import Frame
+from delaywheel.storage.frames.kinds import Kind
 from delaywheel.storage.reading.reader import WheelReader
 from delaywheel.storage.writing.dial import Dial
 from delaywheel.storage.writing.wheel import OriginWheel

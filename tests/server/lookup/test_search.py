@@ -22,7 +22,7 @@ from delaywheel.reasons import Reason
 from delaywheel.storage.files.handles import HandleCache
 from delaywheel.storage.files.wheel_folder import WheelMeta
 from delaywheel.storage.folder import layout
-from delaywheel.storage.frames.format import Kind
+from delaywheel.storage.frames.kinds import Kind
 from delaywheel.storage.writing.dial import Dial, DialView
 from delaywheel.storage.writing.wheel import OriginWheel
 from delaywheel_proto.v1 import delaywheel_pb2 as pb

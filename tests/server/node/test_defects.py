@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import pytest
 
 from delaywheel.reasons import Reason
-from delaywheel.storage.frames.format import Kind
+from delaywheel.storage.frames.kinds import Kind
 from delaywheel_replica.core.protocol.codec import MalformedError
 from delaywheel_replica.process.defects import fatal
 from delaywheel_replica.server import serving

@@ -8,7 +8,8 @@ import pytest
 
 from delaywheel.seqset import NO_SEQS
 from delaywheel.storage.folder.disk import PosixDisk
-from delaywheel.storage.frames.format import Frame, Kind
+from delaywheel.storage.frames.format import Frame
+from delaywheel.storage.frames.kinds import Kind
 from delaywheel.storage.reading.reader import WheelReader
 from delaywheel.storage.recovery.verify import verify_folder
 from support.wheels.copies import verified

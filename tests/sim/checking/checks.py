@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING
 
 from delaywheel.identity import WheelId
 from delaywheel.storage.folder import layout
-from delaywheel.storage.frames.format import Kind
+from delaywheel.storage.frames.kinds import Kind
 from delaywheel_replica.cleaner.outside.ports import IDS
 from delaywheel_replica.cleaner.view import View
 from delaywheel_replica.core.election.eligibility import CLOCKS

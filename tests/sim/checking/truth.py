@@ -14,7 +14,8 @@ from pathlib import Path
 
 from delaywheel.identity import WheelId
 from delaywheel.storage.folder import layout
-from delaywheel.storage.frames.format import Frame, FrameDamaged, Kind, decode_frame, index_row_of
+from delaywheel.storage.frames.format import Frame, FrameDamaged, decode_frame, index_row_of
+from delaywheel.storage.frames.kinds import Kind
 from delaywheel.storage.frames.rows import INDEX_ROW_LENGTH_BYTES, decode_rows
 from sim.machine.disk import SimulatedDisk
 

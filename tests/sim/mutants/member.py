@@ -22,7 +22,7 @@ from delaywheel.storage.folder.disk import Disk
 from delaywheel.storage.folder.node_state import NodeState
 from delaywheel.storage.frames.bundle import WrittenGroup
 from delaywheel.storage.frames.columns import Columns
-from delaywheel.storage.frames.format import Kind
+from delaywheel.storage.frames.kinds import Kind
 from delaywheel_replica.core.leader import lost_frames as losing
 from delaywheel_replica.core.member.member import Member
 from delaywheel_replica.core.member.prevote import Prevote

@@ -14,7 +14,7 @@ import numpy as np
 
 from delaywheel.reasons import Reason
 from delaywheel.storage.frames.columns import Columns
-from delaywheel.storage.frames.format import Kind
+from delaywheel.storage.frames.kinds import Kind
 from delaywheel_replica.core.election.eligibility import heard_heartbeats
 from delaywheel_replica.core.leader.cancel import CancelDecision, directly_before, others_to_ask
 from delaywheel_replica.core.leader.holders import holds_progress, knows_all

@@ -21,7 +21,7 @@ from delaywheel.reasons import Reason
 from delaywheel.storage.files.undeletable import Undeletable
 from delaywheel.storage.frames.bundle import WrittenGroup
 from delaywheel.storage.frames.columns import Columns
-from delaywheel.storage.frames.format import Kind
+from delaywheel.storage.frames.kinds import Kind
 from delaywheel_replica.core.member.member import Member
 from delaywheel_replica.core.node.events import (
     Acknowledge,

@@ -21,7 +21,7 @@ from uuid import uuid4
 from delaywheel.identity import WheelId
 from delaywheel.storage.folder.boot import read_boot_id
 from delaywheel.storage.folder.status_file import RowReader, RowWriter
-from delaywheel.storage.frames.format import Kind
+from delaywheel.storage.frames.kinds import Kind
 from delaywheel_replica.cleaner.main import Cleaner
 from delaywheel_replica.config_sources import load_config
 from delaywheel_replica.core.protocol.codec import from_json, to_json

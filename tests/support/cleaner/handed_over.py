@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from delaywheel.headers import decode_headers
 from delaywheel.storage.frames.columns import Columns
-from delaywheel.storage.frames.format import Kind
+from delaywheel.storage.frames.kinds import Kind
 from delaywheel_replica.core.ingress.underway import Answer
 from delaywheel_replica.handover.answers import encode_answers
 from delaywheel_replica.handover.batches import HEAD, Head, decode

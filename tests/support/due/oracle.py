@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from delaywheel.identity import WheelId
-from delaywheel.storage.frames.format import Kind
+from delaywheel.storage.frames.kinds import Kind
 from delaywheel_replica.cleaner.due.rows import DueMessage, Outcome
 from delaywheel_replica.core.protocol.progress import Done, Progress
 from support.due.wheels import Sent, Written

@@ -16,7 +16,8 @@ from delaywheel.storage.files.wheel_folder import WheelMeta
 from delaywheel.storage.folder import layout
 from delaywheel.storage.folder.disk import PosixDisk
 from delaywheel.storage.frames.columns import Columns
-from delaywheel.storage.frames.format import MAGIC, Kind
+from delaywheel.storage.frames.format import MAGIC
+from delaywheel.storage.frames.kinds import Kind
 from delaywheel.storage.reading.reader import WheelReader
 from delaywheel.storage.writing.wheel import OriginWheel
 from support.wheels.copies import rows_by_seq

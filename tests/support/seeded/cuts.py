@@ -10,7 +10,8 @@ from delaywheel.identity import WheelId
 from delaywheel.storage.files.wheel_folder import load_checkpoint, save_checkpoint
 from delaywheel.storage.folder import layout
 from delaywheel.storage.folder.disk import PosixDisk
-from delaywheel.storage.frames.format import Frame, Kind
+from delaywheel.storage.frames.format import Frame
+from delaywheel.storage.frames.kinds import Kind
 from delaywheel.storage.frames.rows import INDEX_ROW_LENGTH_BYTES
 from delaywheel.storage.reading.reader import WheelReader
 

@@ -12,7 +12,8 @@ from delaywheel.storage.folder.node_file import load_node_state
 from delaywheel.storage.folder.node_state import NodeState
 from delaywheel.storage.frames.bundle import WrittenGroup
 from delaywheel.storage.frames.columns import Columns
-from delaywheel.storage.frames.format import Frame, Kind
+from delaywheel.storage.frames.format import Frame
+from delaywheel.storage.frames.kinds import Kind
 from delaywheel.storage.reading.reader import WheelReader
 from delaywheel_replica.core.node.events import Acknowledge, Event, MemberConfig
 from delaywheel_replica.core.protocol.control import WheelRecord

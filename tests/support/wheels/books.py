@@ -14,7 +14,7 @@ from delaywheel.identity import WheelId
 from delaywheel.storage.files.handles import HandleCache
 from delaywheel.storage.files.wheel_folder import WheelMeta
 from delaywheel.storage.folder.disk import Disk, PosixDisk
-from delaywheel.storage.frames.format import Kind
+from delaywheel.storage.frames.kinds import Kind
 from delaywheel.storage.writing.wheel import OriginWheel
 from delaywheel_replica.core.protocol.frames import FrameSet
 from delaywheel_replica.server.ledger.assignment import Publishable

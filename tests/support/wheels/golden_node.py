@@ -15,8 +15,8 @@ from delaywheel.storage.files.wheel_folder import WheelMeta
 from delaywheel.storage.folder.disk import Disk, PosixDisk
 from delaywheel.storage.folder.node_state import Spare
 from delaywheel.storage.frames.bundle import FrameBundle
-from delaywheel.storage.frames.format import Kind
 from delaywheel.storage.frames.frame_copy import FrameCopy
+from delaywheel.storage.frames.kinds import Kind
 from delaywheel.storage.reading.reader import WheelReader
 from delaywheel.storage.writing.wheel import OriginWheel
 from delaywheel_replica.core.protocol.messages import WheelCard

@@ -12,9 +12,15 @@ from crc32c import crc32c
 from delaywheel.headers import encode_headers
 from delaywheel.identity import WheelId
 from delaywheel.storage.frames.encode import EncodedGroup
-from delaywheel.storage.frames.format import Kind
+from delaywheel.storage.frames.kinds import Kind
 from support.wheels.messages import Message
 
+_MARKS = {
+    Kind.MESSAGES: 0,
+    Kind.CANCELS: 0b1000 << 28,
+    Kind.COMMITS: (0b1000 << 28) + (0b10 << 18),
+    Kind.RELEASES: (0b1000 << 28) + (0b11 << 18),
+}
 _LONGEST_ROW_BYTES = 16 + 4 * 4 + 2 + 4 + 8
 
 
@@ -37,7 +43,7 @@ class PlainFrame(NamedTuple):
 
     def index_row(self, offset: int, kind: Kind = Kind.MESSAGES) -> bytes:
         """Its row, at this offset."""
-        marked = self.messages | (1 << 31 if kind is Kind.CANCELS else 0)
+        marked = self.messages | _MARKS[kind]
         plain = struct.pack("<IIII", self.slot, offset, len(self.buffer), marked)
         marked |= (crc32c(plain) >> 21) << 20
         return struct.pack("<IIII", self.slot, offset, len(self.buffer), marked)
@@ -134,7 +140,7 @@ def _frame(
     length = 64 + len(columns) + len(tail)
     head = struct.pack(
         "<BBHIQQqIIIIII",
-        1,
+        2 if kind in {Kind.COMMITS, Kind.RELEASES} else 1,
         kind,
         flags,
         slot,

@@ -13,8 +13,9 @@ from delaywheel.storage.files.handles import HandleCache
 from delaywheel.storage.files.wheel_folder import make_wheel
 from delaywheel.storage.folder import layout
 from delaywheel.storage.frames.columns import Columns
-from delaywheel.storage.frames.format import Frame, Kind
+from delaywheel.storage.frames.format import Frame
 from delaywheel.storage.frames.frame_copy import FrameCopy
+from delaywheel.storage.frames.kinds import Kind
 from delaywheel.storage.frames.rows import HOLE_ROW, INDEX_ROW_LENGTH_BYTES
 from delaywheel.storage.reading.id_index import SECOND_BYTES, IdIndex
 from delaywheel.storage.reading.ids import ROW_LENGTH_BYTES, IdRow, SoughtIds
@@ -111,7 +112,7 @@ class IndexMachine(RuleBasedStateMachine):
         wheel = self.own if name == "own" else self.other
         rows = [replace(row, due_ms=max(row.due_ms, self.floor * 1000)) for row in rows]
         columns = columns_of(rows)
-        if kind is Kind.CANCELS:
+        if kind is not Kind.MESSAGES:
             columns = Columns.of_cancels(columns.due_ms, columns.ids)
         group = wheel.append(columns, kind=kind, accepted_at_ms=ACCEPTED_AT_MS)
         for seq, numbers in rows_by_seq(group).items():

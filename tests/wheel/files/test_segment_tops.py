@@ -8,6 +8,7 @@ import pytest
 from delaywheel.storage.files import index as index_module
 from delaywheel.storage.files.index import IndexWriter
 from delaywheel.storage.files.undeletable import Undeletable
+from delaywheel.storage.frames.kinds import Kind
 from delaywheel.storage.frames.rows import HOLE_ROW, decode_rows, index_rows
 from sim.machine.disk import SimulatedDisk
 
@@ -20,7 +21,7 @@ def test_a_row_rewritten_while_its_segment_is_examined_is_not_missed(
     monkeypatch.setattr(index_module, "ROWS_PER_SEGMENT", 4)
     disk = SimulatedDisk()
     ones = np.ones(6, np.int64)
-    rows = index_rows(10 * ones, 0 * ones, 8 * ones, ones, are_cancels=False).copy()
+    rows = index_rows(10 * ones, 0 * ones, 8 * ones, ones, kind=Kind.MESSAGES).copy()
     good = rows[1:2].tobytes()
     rows[1] = decode_rows(HOLE_ROW)[0]
     writer = IndexWriter(disk, FOLDER)

@@ -8,7 +8,8 @@ from delaywheel.bounded import BoundedTable
 from delaywheel.identity import WheelId
 from delaywheel.storage.frames import format as wheel_format
 from delaywheel.storage.frames.encode import FRAME_TOPICS, encode_group
-from delaywheel.storage.frames.format import Kind, decode_frame
+from delaywheel.storage.frames.format import decode_frame
+from delaywheel.storage.frames.kinds import Kind
 from support.wheels.messages import columns_of, message
 
 

@@ -14,14 +14,18 @@ from delaywheel.identity import WheelId
 from delaywheel.storage.frames.bundle import FrameBundle
 from delaywheel.storage.frames.checking import Good, good_at_once, good_frames, good_one_by_one
 from delaywheel.storage.frames.encode import encode_group
-from delaywheel.storage.frames.format import CHECKED_FROM, HEADER, Kind
+from delaywheel.storage.frames.format import CHECKED_FROM, HEADER
+from delaywheel.storage.frames.kinds import Kind
 from delaywheel.storage.frames.rows import (
     FEW_FRAMES,
     HOLE_ROW,
+    MOST_ROWS,
     decode_row,
     flawed_rows,
     index_rows,
+    kinds_of,
     raw_rows,
+    row_counts,
 )
 from support.wheels.messages import BASE_SLOT, Message, any_message, columns_of
 
@@ -41,8 +45,7 @@ def bundle_of(given: list[Message], kind: Kind = Kind.MESSAGES) -> FrameBundle:
     )
     offsets = np.arange(len(group)) * 8
     lengths = np.diff(group.edges)
-    are_cancels = kind is Kind.CANCELS
-    rows = index_rows(group.slots, offsets, lengths, group.counts, are_cancels=are_cancels)
+    rows = index_rows(group.slots, offsets, lengths, group.counts, kind=kind)
     return FrameBundle.of(np.arange(7, 7 + len(group)), rows, group.content)
 
 
@@ -59,6 +62,9 @@ THREE = [
     Message((BASE_SLOT + 1) * 1000, bytes(16), "topic", key=b"key"),
     Message((BASE_SLOT + 2) * 1000, bytes(16), "topic", partition=7),
 ]
+
+
+NAMES_HAVE_NO_FLAGS = {("flags", kind) for kind in Kind if kind is not Kind.MESSAGES}
 
 
 @pytest.mark.parametrize("kind", Kind)
@@ -78,7 +84,7 @@ def test_both_say_the_same_of_each_field(field: str, kind: Kind) -> None:
             said = good_at_once(WHEEL, changed)
             assert good_one_by_one(WHEEL, changed) == said
             seen.add(said.frames)
-    is_free = field in {"accepted_at_ms", "topics"} or (field, kind) == ("flags", Kind.CANCELS)
+    is_free = field in {"accepted_at_ms", "topics"} or (field, kind) in NAMES_HAVE_NO_FLAGS
     assert (seen == {3}) == is_free, "which only a reader looks at"
 
 
@@ -90,13 +96,13 @@ def test_both_say_the_same_of_rows(kind: Kind) -> None:
     for other_slot in (slot, slot + 1):
         for other_offset in (offset, 4, (1 << 32) - length, (1 << 32) - length + 8, (1 << 32) - 8):
             for count in (0, 1, 2):
-                for are_cancels in (False, True):
+                for other_kind in Kind:
                     row = (other_slot, other_offset, length, count)
-                    rows = index_rows(*(np.array([n]) for n in row), are_cancels=are_cancels)
+                    rows = index_rows(*(np.array([n]) for n in row), kind=other_kind)
                     changed = FrameBundle.of(bundle.seqs, rows, bundle.content)
                     said = good_at_once(WHEEL, changed)
                     assert good_one_by_one(WHEEL, changed) == said
-                    seen.add((row, are_cancels, said.frames))
+                    seen.add((row, other_kind, said.frames))
     good = [row for *row, frames in seen if frames]
     assert len(good) == 2, "the frame may lie elsewhere"
 
@@ -135,12 +141,17 @@ def test_any_row_by_itself_is_what_it_is_among_many(raw: bytes) -> None:
         assert (row.slot, row.offset, row.length_bytes) == rows[0].item()[:3]
 
 
-@pytest.mark.parametrize("are_cancels", [False, True])
-def test_a_row_by_itself_is_what_it_is_among_many(are_cancels: bool) -> None:
-    for numbers in product((0, 1), (0, 8, (1 << 32) - 1), (0, 64), (0, 1)):
-        raw = index_rows(*(np.array([n]) for n in numbers), are_cancels=are_cancels).tobytes()
+@pytest.mark.parametrize("kind", Kind)
+def test_a_row_by_itself_is_what_it_is_among_many(kind: Kind) -> None:
+    for numbers in product((0, 1), (0, 8, (1 << 32) - 1), (0, 64), (0, 1, MOST_ROWS[kind])):
+        raw = index_rows(*(np.array([n]) for n in numbers), kind=kind).tobytes()
         [flawed] = flawed_rows(raw_rows(raw)).tolist()
-        assert flawed == (decode_row(raw) is None)
+        row = decode_row(raw)
+        assert flawed == (row is None)
+        if row is not None and row.length_bytes:
+            assert (row.kind, row.rows) == (kind, numbers[3])
+            assert kinds_of(raw_rows(raw)).tolist() == [kind]
+            assert row_counts(raw_rows(raw)).tolist() == [numbers[3]]
 
 
 @pytest.mark.parametrize("frames", [1, FEW_FRAMES, FEW_FRAMES + 1])

@@ -19,11 +19,11 @@ from delaywheel.storage.frames.format import (
     CHECKED_FROM,
     Frame,
     FrameDamaged,
-    Kind,
     decode_frame,
     index_row_of,
 )
-from delaywheel.storage.frames.rows import index_rows
+from delaywheel.storage.frames.kinds import Kind
+from delaywheel.storage.frames.rows import index_rows, kinds_of
 from delaywheel.storage.reading.decoding import FrameBatch, PassedOver, decode_ids, decode_together
 from delaywheel.storage.reading.places import Places
 from delaywheel.storage.reading.reader import DamagedFrame, read_batches, read_frames
@@ -59,8 +59,7 @@ def slot_file(
         )
         lengths = group.edges[1:] - group.edges[:-1]
         offsets = len(content) + group.edges[:-1]
-        of_cancels = kind is Kind.CANCELS
-        rows.append(index_rows(group.slots, offsets, lengths, group.counts, are_cancels=of_cancels))
+        rows.append(index_rows(group.slots, offsets, lengths, group.counts, kind=kind))
         seqs.append(first_seq + np.arange(len(group)))
         content += bytes(group.content) + bytes(gap_bytes)
     return content, (np.concatenate(seqs), np.concatenate(rows))
@@ -82,12 +81,12 @@ def one_by_one(content: bytes, places: Places, kind: Kind) -> list[Frame]:
 
 def of_kind(places: Places, kind: Kind) -> Places:
     seqs, rows = places
-    chosen = (rows["messages"] >= 1 << 31) == (kind is Kind.CANCELS)
+    chosen = kinds_of(rows) == kind
     return seqs[chosen], rows[chosen]
 
 
 def reported(columns: Columns, kind: Kind) -> list[object]:
-    if kind is Kind.CANCELS:
+    if kind is not Kind.MESSAGES:
         ids = [bytes(each) for each in columns.ids]
         return [*zip(columns.due_ms.tolist(), ids, strict=True)]
     return [*messages_of(columns)]
@@ -129,7 +128,7 @@ def test_ids_alone_are_those_of_the_frames(
     second: list[tuple[Kind, list[Message]]],
     random: Random,
 ) -> None:
-    """Of both kinds, and in any order of frames."""
+    """Of all kinds, and in any order of frames."""
     content, (seqs, rows) = slot_file([*first, *second])
     order = list(range(len(seqs)))
     random.shuffle(order)
@@ -139,13 +138,13 @@ def test_ids_alone_are_those_of_the_frames(
     found = zip(
         ids.seqs.tolist(),
         ids.rows.tolist(),
-        ids.are_cancels.tolist(),
+        ids.kinds.tolist(),
         map(bytes, ids.ids),
         ids.due_ms.tolist(),
         strict=True,
     )
     assert sorted(found) == sorted(
-        (frame.seq, row, kind is Kind.CANCELS, bytes(id_), due_ms)
+        (frame.seq, row, kind, bytes(id_), due_ms)
         for kind in Kind
         for frame in one_by_one(content, (seqs, rows), kind)
         for row, (id_, due_ms) in enumerate(
@@ -287,7 +286,7 @@ def test_cancels_whose_lengths_do_not_add_up_are_damaged_read_alone_too() -> Non
     kind = Kind.CANCELS
     places_of = bytes(changed), 0, places
     assert decode_together(*places_of, wheel=WHEEL, slot=BASE_SLOT, kind=kind) is None
-    with pytest.raises(FrameDamaged, match="cancels"):
+    with pytest.raises(FrameDamaged, match="name messages"):
         one_by_one(bytes(changed), places, kind)
 
 

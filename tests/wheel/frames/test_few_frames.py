@@ -17,7 +17,7 @@ from delaywheel.storage.files.handles import HandleCache
 from delaywheel.storage.files.wheel_folder import make_wheel
 from delaywheel.storage.frames import bundle, checking, encode, rows
 from delaywheel.storage.frames.bundle import FrameBundle
-from delaywheel.storage.frames.format import Kind
+from delaywheel.storage.frames.kinds import Kind
 from delaywheel.storage.frames.rows import FEW_FRAMES
 from delaywheel.storage.writing import dial
 from delaywheel.storage.writing.dial import Dial, DialView

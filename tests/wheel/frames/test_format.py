@@ -13,12 +13,13 @@ from delaywheel.storage.frames.columns import Columns
 from delaywheel.storage.frames.encode import FRAME_TOPICS, encode_group
 from delaywheel.storage.frames.format import (
     HEADER_LENGTH_BYTES,
+    NEWEST_READ,
     DamageReason,
     Frame,
     FrameDamaged,
-    Kind,
     decode_frame,
 )
+from delaywheel.storage.frames.kinds import Kind
 from delaywheel.storage.frames.rows import (
     FEW_FRAMES,
     HOLE_ROW,
@@ -89,9 +90,7 @@ def test_frames_made_at_once_are_those_made_one_by_one(
     offsets = np.arange(len(group)) * 8 * offset
     lengths = group.edges[1:] - group.edges[:-1]
     with instead(rows_module, "FEW_FRAMES", few):
-        rows = index_rows(
-            group.slots, offsets, lengths, group.counts, are_cancels=kind is Kind.CANCELS
-        )
+        rows = index_rows(group.slots, offsets, lengths, group.counts, kind=kind)
     assert rows.tobytes() == b"".join(
         frame.index_row(at, kind) for frame, at in zip(expected, offsets.tolist(), strict=True)
     )
@@ -159,7 +158,7 @@ def test_magic_and_version_are_looked_at_before_the_rest() -> None:
         (8, False, DamageReason.CHECKSUM),
     ):
         other = bytearray(frame.buffer)
-        other[offset] += 1
+        other[offset] += NEWEST_READ
         if has_checksum:
             other[4:8] = crc32c(other[8:]).to_bytes(4, "little")
         with pytest.raises(FrameDamaged) as damage:

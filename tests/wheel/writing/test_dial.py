@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from delaywheel.storage.folder.disk import PosixDisk
 from delaywheel.storage.frames.columns import Columns
-from delaywheel.storage.frames.format import Kind
+from delaywheel.storage.frames.kinds import Kind
 from delaywheel.storage.frames.rows import index_rows
 from delaywheel.storage.writing.dial import HORIZONS, Dial, DialView
 from sim.machine.disk import SimulatedDisk
@@ -167,7 +167,10 @@ def test_pending_of_an_empty_dial() -> None:
 @given(
     st.lists(
         st.tuples(
-            st.integers(1, 20), st.sampled_from([0, 8]), st.sampled_from([0, 64]), st.booleans()
+            st.integers(1, 20),
+            st.sampled_from([0, 8]),
+            st.sampled_from([0, 64]),
+            st.sampled_from(Kind),
         ),
         min_size=17,
         max_size=30,
@@ -175,13 +178,13 @@ def test_pending_of_an_empty_dial() -> None:
     st.integers(1, 16),
 )
 def test_few_frames_are_counted_as_many_are(
-    given_: list[tuple[int, int, int, bool]], few: int
+    given_: list[tuple[int, int, int, Kind]], few: int
 ) -> None:
     """Also where two seconds meet in a row of the dial."""
     rows = np.concatenate(
         [
-            index_rows(*(np.array([n]) for n in (*numbers, 2)), are_cancels=are_cancels)
-            for *numbers, are_cancels in given_
+            index_rows(*(np.array([n]) for n in (*numbers, 2)), kind=kind)
+            for *numbers, kind in given_
         ]
     )
     tables = []

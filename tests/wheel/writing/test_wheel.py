@@ -27,8 +27,9 @@ from delaywheel.storage.folder import layout
 from delaywheel.storage.folder.disk import PosixDisk
 from delaywheel.storage.folder.steps import finish
 from delaywheel.storage.frames.columns import Columns
-from delaywheel.storage.frames.format import DamageReason, Frame, Kind
-from delaywheel.storage.frames.rows import cancel_counts, message_counts
+from delaywheel.storage.frames.format import DamageReason, Frame
+from delaywheel.storage.frames.kinds import Kind
+from delaywheel.storage.frames.rows import message_counts, withdrawn_counts
 from delaywheel.storage.reading.reader import DamagedFrame, WheelReader
 from delaywheel.storage.writing.wheel import SlotFinished, WheelBroken
 from sim.machine.disk import Crash, Fault, SimulatedDisk
@@ -320,21 +321,24 @@ def test_an_unregistered_wheel_is_deleted_whole() -> None:
     assert not [path for path in disk.paths() if "node-1.1" in str(path)]
 
 
-def test_cancels_are_counted_apart() -> None:
+@pytest.mark.parametrize(
+    ("kind", "withdrawn"), [(Kind.CANCELS, 2), (Kind.COMMITS, 0), (Kind.RELEASES, 2)]
+)
+def test_rows_that_name_messages_are_counted_apart(kind: Kind, withdrawn: int) -> None:
     disk = SimulatedDisk()
     wheel = new_wheel(disk, DATA)
     columns = columns_of([message(1), message(2)])
     wheel.append(columns, accepted_at_ms=ACCEPTED_AT_MS)
     cancels = Columns.of_cancels(columns.due_ms, columns.ids)
-    wheel.append(cancels, kind=Kind.CANCELS, accepted_at_ms=ACCEPTED_AT_MS)
+    wheel.append(cancels, kind=kind, accepted_at_ms=ACCEPTED_AT_MS)
     reader = WheelReader(disk, DATA, wheel.wheel)
     rows = reader.rows(1, 99)
     assert message_counts(rows).tolist() == [2, 0]
-    assert cancel_counts(rows).tolist() == [0, 2]
+    assert withdrawn_counts(rows).tolist() == [0, withdrawn]
     first, second = reader.slot_frames(BASE_SLOT, 2)
     assert isinstance(first, Frame)
     assert isinstance(second, Frame)
-    assert second.kind is Kind.CANCELS
+    assert second.kind is kind
     assert second.columns.ids.tolist() == first.columns.ids.tolist()
     assert second.columns.due_ms.tolist() == first.columns.due_ms.tolist()
 

@@ -16,7 +16,7 @@ from delaywheel.storage.files.undeletable import Undeletable
 from delaywheel.storage.files.wheel_folder import list_wheels
 from delaywheel.storage.folder import layout
 from delaywheel.storage.frames.columns import Columns
-from delaywheel.storage.frames.format import Kind
+from delaywheel.storage.frames.kinds import Kind
 from delaywheel.storage.frames.rows import message_counts
 from delaywheel.storage.reading.reader import DamagedFrame, WheelReader
 from delaywheel.storage.recovery.verify import Problem, verify_folder

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from delaywheel.headers import rows_that_may_have
 from delaywheel.storage.frames.columns import Blob, Columns
-from delaywheel.storage.frames.format import Kind
+from delaywheel.storage.frames.kinds import Kind
 from delaywheel.storage.reading.decoding import FrameBatch
 from delaywheel.ttl import LONGEST_TTL_VALUE_BYTES
 from delaywheel_replica.cleaner.due.duplicates import (
@@ -106,7 +106,7 @@ class Second:
         for batch in batches:
             if batch.kind is Kind.CANCELS:
                 cancels.append(batch)
-            else:
+            elif batch.kind is Kind.MESSAGES:
                 self._append(batch)
         if self._count > begin:
             records = self._records[: self._count]

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from delaywheel.identity import WheelId
 from delaywheel.storage.files.index import OpenIndexes
 from delaywheel.storage.folder.disk import Disk
-from delaywheel.storage.frames.format import Kind
+from delaywheel.storage.frames.kinds import Kind
 from delaywheel.storage.frames.rows import is_hole, message_counts
 from delaywheel.storage.reading.decoding import FrameBatch
 from delaywheel.storage.reading.reader import DamagedFrame, WheelReader

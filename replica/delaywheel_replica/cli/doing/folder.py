@@ -19,8 +19,8 @@ from delaywheel.storage.folder.disk import PosixDisk
 from delaywheel.storage.folder.layout import wheel_folder
 from delaywheel.storage.folder.node_file import NodeFileDamaged, load_node_state
 from delaywheel.storage.folder.status_file import RowReader
-from delaywheel.storage.frames.format import Kind
-from delaywheel.storage.frames.rows import cancel_counts, message_counts
+from delaywheel.storage.frames.kinds import Kind
+from delaywheel.storage.frames.rows import message_counts, withdrawn_counts
 from delaywheel.storage.reading.reader import WheelReader
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.cli.failures import Failure
@@ -97,7 +97,7 @@ def _count(rows: np.ndarray, slots: dict[int, pb.SlotRow]) -> None:
             message_counts(rows),
             rows["length"],
             np.ones(len(rows)),
-            cancel_counts(rows),
+            withdrawn_counts(rows),
             rows["offset"] == 0,  # a wheel's first frame in the slot
         )
     ]

@@ -36,7 +36,7 @@ from delaywheel.reasons import Reason
 from delaywheel.storage.files.slot_files import SlotFull
 from delaywheel.storage.frames.bundle import NO_GROUP, WrittenGroup
 from delaywheel.storage.frames.columns import Columns
-from delaywheel.storage.frames.format import Kind
+from delaywheel.storage.frames.kinds import Kind
 from delaywheel.storage.writing.wheel import NotEncodable, SlotFinished, WheelBroken
 from delaywheel_replica.core.member.member import Admission
 from delaywheel_replica.process.logs import get_logger

@@ -46,7 +46,7 @@ from typing import Final, TypeAlias
 from delaywheel.identity import WheelId
 from delaywheel.reasons import Reason
 from delaywheel.seqset import SeqSet
-from delaywheel.storage.frames.format import Kind
+from delaywheel.storage.frames.kinds import Kind
 from delaywheel.storage.writing.wheel import WheelBroken
 from delaywheel_replica.core.member.member import Member, MemberRefusal
 from delaywheel_replica.core.node.events import (

@@ -11,7 +11,7 @@ from math import inf
 from typing import Final
 
 from delaywheel.storage.frames.columns import Columns
-from delaywheel.storage.frames.format import Kind
+from delaywheel.storage.frames.kinds import Kind
 from delaywheel_replica.process.defects import fatal
 from delaywheel_replica.server.commit.committer import Answers, Committed, Outcome, Request
 from delaywheel_replica.server.commit.driver import Driver

@@ -24,7 +24,7 @@ from functools import partial
 from typing import Final
 
 from delaywheel.reasons import Reason
-from delaywheel.storage.frames.format import Kind
+from delaywheel.storage.frames.kinds import Kind
 from delaywheel_replica.core.ingress.underway import Answer
 from delaywheel_replica.core.protocol.codec import MalformedError
 from delaywheel_replica.handover.answers import encode_answers

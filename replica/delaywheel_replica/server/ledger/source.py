@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from delaywheel.identity import WheelId
 from delaywheel.seqset import SeqSet
 from delaywheel.storage.folder.disk import Disk
-from delaywheel.storage.frames.format import Frame, Kind
-from delaywheel.storage.frames.rows import cancel_counts, is_gone
+from delaywheel.storage.frames.format import Frame
+from delaywheel.storage.frames.kinds import Kind
+from delaywheel.storage.frames.rows import is_gone, kinds_of
 from delaywheel.storage.reading.reader import WheelReader
 from delaywheel_replica.server.ledger.place import SCHEMA
 from delaywheel_replica.server.ledger.rows import Block, block_of_frame, read_blocks
@@ -89,13 +90,13 @@ class Source:
             reader.close()
 
     def may_have_messages(self, first_seq: int, last_seq: int) -> bool:
-        """Whether some of these frames are not known to be cancels, by their index rows."""
+        """Whether some of these frames are not known to have none, by their index rows."""
         reader = WheelReader(self._disk, self._data, self._wheel)
         try:
-            cancels = 0
+            others = 0
             for _, rows in reader.rows_of(SeqSet([(first_seq, last_seq)])):
-                cancels += int(np.count_nonzero(cancel_counts(rows)))
-            return cancels < last_seq - first_seq + 1
+                others += int(np.count_nonzero(kinds_of(rows) != Kind.MESSAGES))
+            return others < last_seq - first_seq + 1
         finally:
             reader.close()
 

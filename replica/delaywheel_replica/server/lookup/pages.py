@@ -12,7 +12,8 @@ from itertools import chain
 from typing import Final
 
 from delaywheel.identity import WheelId
-from delaywheel.storage.frames.format import Frame, Kind
+from delaywheel.storage.frames.format import Frame
+from delaywheel.storage.frames.kinds import Kind
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.protocol.progress import Position, Progress
 from delaywheel_replica.server.lookup.batches import in_batches

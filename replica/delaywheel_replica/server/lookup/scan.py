@@ -18,7 +18,8 @@ from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel.storage.files.index import OpenIndexes
 from delaywheel.storage.folder.disk import Disk
 from delaywheel.storage.frames.columns import Columns
-from delaywheel.storage.frames.format import Frame, Kind
+from delaywheel.storage.frames.format import Frame
+from delaywheel.storage.frames.kinds import Kind
 from delaywheel.storage.reading.decoding import FrameBatch, PassedOver
 from delaywheel.storage.reading.id_index import IdIndex, Look
 from delaywheel.storage.reading.ids import SoughtIds
@@ -79,9 +80,12 @@ class _Rows:
         """The dues of its messages."""
         return {due_ms for _, due_ms in self.copies}
 
-    def of(self, kind: Kind) -> list[tuple[Position, int]]:
-        """Its rows in frames of this kind."""
-        return self.copies if kind is Kind.MESSAGES else self.cancels
+    def add(self, kind: Kind, place: Position, due_ms: int) -> None:
+        """Adds a row of a frame of this kind."""
+        if kind is Kind.MESSAGES:
+            self.copies.append((place, due_ms))
+        elif kind is Kind.CANCELS:
+            self.cancels.append((place, due_ms))
 
     def fill(
         self,
@@ -241,7 +245,7 @@ class Scanner:
         for wheel, seq, number, kind, id_, due_ms in look.rows:
             of_id = rows.get((due_ms // 1000, id_))
             if of_id is not None:
-                of_id.of(kind).append((Position(wheel, seq, number), due_ms))
+                of_id.add(kind, Position(wheel, seq, number), due_ms)
             if kind is Kind.CANCELS and (begin := id_[:MARK_HASH_BYTES]) in begins:
                 looked.marks.setdefault((begin, due_ms), []).append(id_)
         for of_id in rows.values():

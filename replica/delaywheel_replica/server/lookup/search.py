@@ -27,7 +27,8 @@ import numpy as np
 from delaywheel.identity import NameInvalidError, WheelId
 from delaywheel.reasons import Reason
 from delaywheel.storage.folder.disk import Disk
-from delaywheel.storage.frames.format import Frame, Kind
+from delaywheel.storage.frames.format import Frame
+from delaywheel.storage.frames.kinds import Kind
 from delaywheel.storage.reading.decoding import FrameBatch, PassedOver
 from delaywheel.storage.writing.dial import DialView
 from delaywheel_proto.v1 import delaywheel_pb2 as pb

@@ -14,7 +14,7 @@ from typing import Final
 from delaywheel.identity import WheelId
 from delaywheel.storage.files.wheel_folder import list_wheels
 from delaywheel.storage.folder.disk import Disk
-from delaywheel.storage.frames.format import Kind
+from delaywheel.storage.frames.kinds import Kind
 from delaywheel.storage.reading.decoding import FrameBatch
 from delaywheel.storage.reading.reader import WheelReader
 from delaywheel_replica.core.protocol.heartbeat import Heartbeat

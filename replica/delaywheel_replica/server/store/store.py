@@ -41,7 +41,7 @@ from delaywheel.storage.folder.node_state import NodeState, Spare
 from delaywheel.storage.folder.steps import Steps, finish
 from delaywheel.storage.frames.bundle import NO_GROUP, FrameBundle, WrittenGroup
 from delaywheel.storage.frames.columns import Columns
-from delaywheel.storage.frames.format import Kind
+from delaywheel.storage.frames.kinds import Kind
 from delaywheel.storage.reading.reader import WheelReader
 from delaywheel.storage.writing.dial import Dial
 from delaywheel.storage.writing.mirror import MirrorWheel

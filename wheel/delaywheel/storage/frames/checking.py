@@ -24,33 +24,34 @@ from delaywheel.storage.folder.disk import Buffer
 from delaywheel.storage.frames.bundle import FrameBundle
 from delaywheel.storage.frames.format import (
     ALL_FLAGS,
-    CANCEL_ROW_BYTES,
     CHECKED_FROM,
     HEADER,
     HEADER_LENGTH_BYTES,
     MAGIC_NUMBER,
+    NAME_ROW_BYTES,
     NEWEST_READ,
     OLDEST_READ,
     FrameDamaged,
     FrameHeader,
-    Kind,
     decode_header,
     row_length_bytes,
 )
+from delaywheel.storage.frames.kinds import FIRST_VERSIONS, Kind
 from delaywheel.storage.frames.rows import (
     FEW_FRAMES,
     INDEX_ROW_LENGTH_BYTES,
     SLOT_FILE_LIMIT_BYTES,
     IndexRow,
-    cancel_counts,
     decode_row,
     flawed_rows,
-    message_counts,
+    kinds_of,
+    row_counts,
 )
 
 _MESSAGE_ROW_BYTES = np.array(
     [row_length_bytes(Kind.MESSAGES, flags) for flags in range(ALL_FLAGS + 1)]
 )
+_FIRST_VERSIONS = np.array([0, *(max(FIRST_VERSIONS[kind], OLDEST_READ) for kind in Kind)])
 _HEADER_WORDS = np.arange(HEADER_LENGTH_BYTES // 8)
 
 
@@ -98,10 +99,10 @@ def _header_of(wheel: WheelId, seq: int, row: IndexRow, content: memoryview) -> 
         header = decode_header(content, available_bytes=row.length_bytes)
     except FrameDamaged:
         return None
-    kind = Kind.CANCELS if row.are_cancels and row.messages else Kind.MESSAGES
     said = (header.kind, header.wheel_hash, header.slot, header.seq, header.messages)
     if (
-        said != (kind, wheel.hash64, row.slot, seq, row.messages)
+        said != (row.kind, wheel.hash64, row.slot, seq, row.rows)
+        or header.version < FIRST_VERSIONS[row.kind]
         or header.length_bytes != row.length_bytes
         or not _adds_up(header)
         or crc32c(content[CHECKED_FROM:]) != header.checksum
@@ -157,26 +158,25 @@ def is_misplaced(
     headers: NDArray[Any], wheel: WheelId, rows: NDArray[Any], seqs: NDArray[np.int64]
 ) -> NDArray[np.bool_]:
     """Marks headers that differ from the frames that rows and seqs describe."""
-    cancels = cancel_counts(rows)
-    kinds = np.where(cancels > 0, int(Kind.CANCELS), int(Kind.MESSAGES))
+    kinds = kinds_of(rows)
     return (  # type: ignore[no-any-return]  # numpy's stubs
         (headers["magic"] != MAGIC_NUMBER)
-        | (headers["version"] < OLDEST_READ)
+        | (headers["version"] < _FIRST_VERSIONS[kinds])
         | (headers["version"] > NEWEST_READ)
         | (headers["kind"] != kinds)
         | (headers["wheel_hash"] != wheel.hash64)
         | (headers["slot"] != rows["slot"])
         | (headers["seq"] != seqs.astype(np.uint64))
         | (headers["length_bytes"] != rows["length"])
-        | (headers["messages"] != cancels + message_counts(rows))
+        | (headers["messages"] != row_counts(rows))
     )
 
 
 def has_wrong_sums(headers: NDArray[Any]) -> NDArray[np.bool_]:
     """Marks headers whose lengths a reader would refuse."""
-    is_cancels = headers["kind"] == int(Kind.CANCELS)
+    has_names = headers["kind"] != int(Kind.MESSAGES)
     row_bytes = np.where(
-        is_cancels, CANCEL_ROW_BYTES, _MESSAGE_ROW_BYTES[headers["flags"] & ALL_FLAGS]
+        has_names, NAME_ROW_BYTES, _MESSAGE_ROW_BYTES[headers["flags"] & ALL_FLAGS]
     )
     columns = headers["messages"] * row_bytes
     columns += -columns % 8

@@ -24,7 +24,6 @@ from delaywheel.identity import WheelId
 from delaywheel.storage.folder.disk import Buffer
 from delaywheel.storage.frames.columns import ID_LENGTH_BYTES, Columns
 from delaywheel.storage.frames.format import (
-    CANCEL_ROW_BYTES,
     CHECKED_FROM,
     HAS_PARTITIONS,
     HAS_TIMESTAMPS,
@@ -34,17 +33,17 @@ from delaywheel.storage.frames.format import (
     MAGIC,
     MAGIC_NUMBER,
     MESSAGE_ROW_BYTES,
+    NAME_ROW_BYTES,
     NO_SLOT,
     PARTITION_BYTES,
     TIMESTAMP_BYTES,
-    VERSION,
     FrameHeader,
-    Kind,
     encoded_header,
     topic_entry,
 )
 from delaywheel.storage.frames.grouping import FrameTopics, frame_firsts
-from delaywheel.storage.frames.rows import FEW_FRAMES, FRAME_MESSAGES_LIMIT
+from delaywheel.storage.frames.kinds import FIRST_VERSIONS, Kind
+from delaywheel.storage.frames.rows import FEW_FRAMES, MOST_ROWS
 
 _DUE_BYTES = 2
 _ZEROS = [bytes(count) for count in range(8)]
@@ -60,7 +59,7 @@ class EncodedGroup:
     Attributes:
         kind: The kind of all frames.
         slots: Each frame's slot.
-        counts: Each frame's number of messages or cancels.
+        counts: Each frame's number of rows.
         edges: Where each frame begins in `content`, and where the last one ends.
         content: The bytes of all frames, concatenated.
         order: The rows of the encoded columns, in the order in which the frames hold them.
@@ -113,7 +112,7 @@ def encode_group(
         lengths + LONGEST_ROW_BYTES,
         max_messages=min(
             max_frame_messages,
-            FRAME_MESSAGES_LIMIT if len(columns.topics) <= FRAME_TOPICS else FRAME_TOPICS,
+            MOST_ROWS[kind] if len(columns.topics) <= FRAME_TOPICS else FRAME_TOPICS,
         ),
         max_bytes=max_frame_bytes,
     )
@@ -190,7 +189,7 @@ class _FewMessages:
         header = FrameHeader(
             magic=MAGIC,
             checksum=0,
-            version=VERSION,
+            version=FIRST_VERSIONS[self._kind],
             kind=self._kind,
             flags=flags,
             slot=slot,
@@ -271,7 +270,7 @@ class _Frames:
         self._add_topics()
         self._add_content()
         headers["magic"] = MAGIC_NUMBER
-        headers["version"] = VERSION
+        headers["version"] = FIRST_VERSIONS[self._kind]
         headers["kind"] = self._kind
         headers["slot"] = self._slots[self._firsts]
         headers["wheel_hash"] = wheel_hash
@@ -297,7 +296,7 @@ class _Frames:
 
     def _add_columns(self) -> None:
         columns, headers, counts = self._columns, self._headers, self.counts
-        row_bytes: int | NDArray[np.int64] = CANCEL_ROW_BYTES
+        row_bytes: int | NDArray[np.int64] = NAME_ROW_BYTES
         has_partitions = None
         if self._kind is Kind.MESSAGES:
             row_bytes = MESSAGE_ROW_BYTES
@@ -350,7 +349,7 @@ class _Frames:
 
     def _add_topics(self) -> None:
         """Adds each frame's dictionary."""
-        if self._kind is Kind.CANCELS:
+        if self._kind is not Kind.MESSAGES:
             return
         topics = self._topics
         entries = [topic_entry(topic) for topic in self._columns.topics]

@@ -14,7 +14,7 @@ decoding.py decodes them.
 
 import struct
 from dataclasses import dataclass
-from enum import Enum, IntEnum
+from enum import Enum
 from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
@@ -25,12 +25,14 @@ from delaywheel.bounded import BoundedTable
 from delaywheel.identity import WheelId
 from delaywheel.storage.folder.disk import Buffer
 from delaywheel.storage.frames.columns import ID_LENGTH_BYTES, Columns, content_starts
-from delaywheel.storage.frames.rows import FRAME_MESSAGES_LIMIT, INDEX_ROW, index_row, index_rows
+from delaywheel.storage.frames.kinds import FIRST_VERSIONS, Kind
+from delaywheel.storage.frames.rows import INDEX_ROW, MOST_ROWS, index_row, index_rows
 
 VERSION: Final = 1
-"""The version that this release writes: raised one release after readers know it, see FORMAT.md."""
+"""The version that this release writes: raised one release after readers know it, see FORMAT.md.
+Frames of a kind that a later version brought have that version."""
 OLDEST_READ: Final = 1
-NEWEST_READ: Final = 1
+NEWEST_READ: Final = 2
 """The versions that this release reads, from the first to the last."""
 MAGIC: Final = b"DWfr"
 MAGIC_NUMBER: Final = int.from_bytes(MAGIC, "little")  # as it is found in a `HEADER`
@@ -67,31 +69,26 @@ _dictionaries = BoundedTable[bytes, tuple[str, ...]](8 << 20)
 _LONGEST_MEMO_BYTES = 16 << 10
 _MEMO_OVERHEAD_BYTES = 128  # about what Python takes for a string in a tuple, or for an entry
 
+_MOST_ROWS = np.array([0, *(MOST_ROWS[kind] for kind in Kind)])
+
 _Integer = TypeVar("_Integer", np.int32, np.int64)
 
 HAS_PARTITIONS: Final = 1
 HAS_TIMESTAMPS: Final = 2
 ALL_FLAGS: Final = HAS_PARTITIONS | HAS_TIMESTAMPS
 
-# Bytes of one message in the columns that every frame has.
-CANCEL_ROW_BYTES: Final = ID_LENGTH_BYTES + 2
+# Bytes of one row in the columns that every frame of its kind has.
+NAME_ROW_BYTES: Final = ID_LENGTH_BYTES + 2
 MESSAGE_ROW_BYTES: Final = ID_LENGTH_BYTES + 4 * 4 + 2
 PARTITION_BYTES: Final = 4
 TIMESTAMP_BYTES: Final = 8
 LONGEST_ROW_BYTES: Final = MESSAGE_ROW_BYTES + PARTITION_BYTES + TIMESTAMP_BYTES
 
 
-class Kind(IntEnum):
-    """The kind of rows that a frame holds."""
-
-    MESSAGES = 1
-    CANCELS = 2
-
-
 def row_length_bytes(kind: int, flags: int) -> int:
-    """Returns the bytes of one message, or one cancel, in a frame's columns."""
-    if kind == Kind.CANCELS:
-        return CANCEL_ROW_BYTES
+    """Returns the bytes of one row in a frame's columns."""
+    if kind != Kind.MESSAGES:
+        return NAME_ROW_BYTES
     timestamp = TIMESTAMP_BYTES if flags & HAS_TIMESTAMPS else 0
     return MESSAGE_ROW_BYTES + timestamp + (PARTITION_BYTES if flags & HAS_PARTITIONS else 0)
 
@@ -160,7 +157,7 @@ def index_row_of(frame: Frame, offset: int) -> bytes:
         offset,
         frame.length_bytes,
         rows,
-        are_cancels=frame.kind is Kind.CANCELS,
+        kind=frame.kind,
     )
 
 
@@ -170,22 +167,20 @@ def index_rows_of_headers(headers: NDArray[Any], offsets: NDArray[np.int64]) -> 
     Raises:
         FrameDamaged: One of these headers belongs to no frame.
     """
-    are_cancels = headers["kind"] == int(Kind.CANCELS)
-    unfit = ~(are_cancels | (headers["kind"] == int(Kind.MESSAGES)))
-    unfit |= headers["messages"] > FRAME_MESSAGES_LIMIT
+    kinds = headers["kind"].astype(np.int64)
+    unfit = (kinds < 1) | (kinds >= len(_MOST_ROWS))
+    unfit |= headers["messages"] > _MOST_ROWS[np.where(unfit, 0, kinds)]
     if unfit.any():
-        kind, rows = headers["kind"][unfit][0], headers["messages"][unfit][0]
-        raise FrameDamaged(DamageReason.KIND, f"{kind} with {rows} rows")
+        kind, count = headers["kind"][unfit][0], headers["messages"][unfit][0]
+        raise FrameDamaged(DamageReason.KIND, f"{kind} with {count} rows")
     rows = np.empty(len(headers), INDEX_ROW)
-    for of_cancels in (False, True):
-        chosen = are_cancels == of_cancels
+    for kind in Kind:
+        chosen = kinds == kind
         if chosen.any():
             part = headers[chosen]
             columns = (part[name].astype(np.int64) for name in ("slot", "length_bytes", "messages"))
             slots, lengths, counts = columns
-            rows[chosen] = index_rows(
-                slots, offsets[chosen], lengths, counts, are_cancels=of_cancels
-            )
+            rows[chosen] = index_rows(slots, offsets[chosen], lengths, counts, kind=kind)
     return rows
 
 
@@ -259,10 +254,12 @@ def decode_frame(buffer: Buffer, *, wheel: WheelId, slot: int, seq: int | None) 
         kind = Kind(header.kind)
     except ValueError:
         raise FrameDamaged(DamageReason.KIND, str(header.kind)) from None
-    if kind is Kind.CANCELS:
-        columns = _decode_cancels(buffer, header)
-    else:
+    if header.version < FIRST_VERSIONS[kind]:
+        raise FrameDamaged(DamageReason.KIND, f"{header.kind} in version {header.version}")
+    if kind is Kind.MESSAGES:
         columns = _decode_messages(buffer, header)
+    else:
+        columns = _decode_names(buffer, header)
     return Frame(kind, wheel, slot, header.seq, header.accepted_at_ms, header.length_bytes, columns)
 
 
@@ -273,11 +270,11 @@ def _has_checksum(buffer: Buffer) -> bool:
     return len(content) == header.length_bytes - CHECKED_FROM and crc32c(content) == header.checksum
 
 
-def _decode_cancels(buffer: Buffer, header: FrameHeader) -> Columns:
+def _decode_names(buffer: Buffer, header: FrameHeader) -> Columns:
     rows = header.messages
     end = _check_columns_length(header)
     if end + -end % 8 != header.length_bytes:
-        raise FrameDamaged(DamageReason.LENGTHS, "cancels")
+        raise FrameDamaged(DamageReason.LENGTHS, "rows that name messages")
     ids_end = HEADER_LENGTH_BYTES + rows * ID_LENGTH_BYTES
     ids = np.frombuffer(buffer, np.uint8, rows * ID_LENGTH_BYTES, HEADER_LENGTH_BYTES)
     due_offsets = np.frombuffer(buffer, "<u2", rows, ids_end)

@@ -1,8 +1,19 @@
 """The bytes of index rows. No other module knows them; docs/FORMAT.md shows them.
 
-Row n of a wheel's index is the frame with seq n + 1. The low 20 bits of ``messages`` are their
-number, the top bit says that they are cancels, and the 11 bits between are a check value of the
-row. A row with length 0 has no frame:
+Row n of a wheel's index is the frame with seq n + 1. The low 20 bits of ``messages`` are the number
+of its rows. The top bit says that they are not messages; then the number is shorter, and the upper
+ones of its bits say what they are. The 11 bits between are a check value of the row.
+
+=============  ======================  ========
+bits 31 19 18  rows                    number
+=============  ======================  ========
+0   .  .       messages                20 bits
+1   0  .       cancels                 19 bits
+1   1  0       commits                 18 bits
+1   1  1       releases                18 bits
+=============  ======================  ========
+
+A row with length 0 has no frame:
 
 ==================  ===================================================  =====================
 row                 says                                                 lies
@@ -27,6 +38,8 @@ import numpy as np
 from crc32c import crc32c
 from numpy.typing import NDArray
 
+from delaywheel.storage.frames.kinds import WITHDRAWING, Kind
+
 INDEX_ROW: Final[np.dtype[Any]] = np.dtype(
     [("slot", "<u4"), ("offset", "<u4"), ("length", "<u4"), ("messages", "<u4")]
 )
@@ -34,11 +47,25 @@ INDEX_ROW_LENGTH_BYTES: Final = 16
 SLOT_FILE_LIMIT_BYTES: Final = 1 << 32  # the greatest offset that a row can hold
 
 _INDEX_ROW = struct.Struct("<IIII")
-_CANCELS_BIT = 1 << 31
+_NAMES_BIT = 1 << 31
 _CHECK_SHIFT = 20
 _COUNT_MASK = (1 << _CHECK_SHIFT) - 1
+_SAYS_BIT = 1 << 19  # with _NAMES_BIT: commits or releases
+_AT_ONCE_BIT = 1 << 18  # with both: releases
 _CHECK_MASK = 0x7FF
-FRAME_MESSAGES_LIMIT: Final = _COUNT_MASK  # the greatest length that a row can hold
+_MARKS: Final = {
+    Kind.MESSAGES: 0,
+    Kind.CANCELS: _NAMES_BIT,
+    Kind.COMMITS: _NAMES_BIT | _SAYS_BIT,
+    Kind.RELEASES: _NAMES_BIT | _SAYS_BIT | _AT_ONCE_BIT,
+}
+MOST_ROWS: Final = {
+    Kind.MESSAGES: _COUNT_MASK,
+    Kind.CANCELS: _SAYS_BIT - 1,
+    Kind.COMMITS: _AT_ONCE_BIT - 1,
+    Kind.RELEASES: _AT_ONCE_BIT - 1,
+}
+"""The most rows of a frame, which its index row can express."""
 
 FEW_FRAMES: Final = 16
 """Up to this many rows are handled one by one: a numpy call costs about what a whole frame costs
@@ -53,15 +80,35 @@ UNREADABLE_ROW: Final = _INDEX_ROW.pack(0, _UNREADABLE_OFFSET, 0, 0)
 
 
 def message_counts(rows: NDArray[Any]) -> NDArray[np.int64]:
-    """Returns the number of messages of each index row; 0 for frames of cancels."""
+    """Returns the number of messages of each index row; 0 for frames of other rows."""
     counts = rows["messages"].astype(np.int64)
-    return np.where(counts >= _CANCELS_BIT, 0, counts & _COUNT_MASK)
+    return np.where(counts >= _NAMES_BIT, 0, counts & _COUNT_MASK)
 
 
-def cancel_counts(rows: NDArray[Any]) -> NDArray[np.int64]:
-    """Returns the number of cancels of each index row; 0 for frames of messages."""
-    counts = rows["messages"].astype(np.int64)
-    return np.where(counts >= _CANCELS_BIT, counts & _COUNT_MASK, 0)
+def withdrawn_counts(rows: NDArray[Any]) -> NDArray[np.int64]:
+    """Returns how many messages fewer are to come because of each row, see `WITHDRAWING`."""
+    kinds = kinds_of(rows)
+    return _counts(rows, kinds) * _WITHDRAW[kinds]
+
+
+def row_counts(rows: NDArray[Any]) -> NDArray[np.int64]:
+    """Returns the number of rows of any kind of each index row's frame."""
+    return _counts(rows, kinds_of(rows))
+
+
+def kinds_of(rows: NDArray[Any]) -> NDArray[np.uint8]:
+    """Returns the `Kind` of the frame of each index row; MESSAGES for those without a frame."""
+    words = rows["messages"]
+    kinds = np.where(words >= _NAMES_BIT, np.uint8(Kind.CANCELS), np.uint8(Kind.MESSAGES))
+    says = (words & (_NAMES_BIT | _SAYS_BIT)) == _NAMES_BIT | _SAYS_BIT
+    if says.any():
+        at_once = (words[says] & _AT_ONCE_BIT) > 0
+        kinds[says] = np.where(at_once, np.uint8(Kind.RELEASES), np.uint8(Kind.COMMITS))
+    return kinds
+
+
+def _counts(rows: NDArray[Any], kinds: NDArray[np.uint8]) -> NDArray[np.int64]:
+    return rows["messages"].astype(np.int64) & _COUNT_MASKS[kinds]
 
 
 def index_rows(
@@ -70,24 +117,24 @@ def index_rows(
     lengths: NDArray[np.int64],
     counts: NDArray[np.int64],
     *,
-    are_cancels: bool,
+    kind: Kind,
 ) -> NDArray[Any]:
     """Returns the rows of frames at these offsets of their slot files."""
     if len(slots) <= FEW_FRAMES:
         each = zip(slots.tolist(), offsets.tolist(), lengths.tolist(), counts.tolist(), strict=True)
-        return raw_rows(b"".join([index_row(*row, are_cancels=are_cancels) for row in each]))
+        return raw_rows(b"".join([index_row(*row, kind=kind) for row in each]))
     rows = np.empty(len(slots), INDEX_ROW)
     rows["slot"] = slots
     rows["offset"] = offsets
     rows["length"] = lengths
-    rows["messages"] = counts | (_CANCELS_BIT if are_cancels else 0)
+    rows["messages"] = counts | _MARKS[kind]
     rows["messages"] |= _checks(_bytes_of(rows)).astype(np.uint32) << _CHECK_SHIFT
     return rows
 
 
-def index_row(slot: int, offset: int, length: int, count: int, *, are_cancels: bool) -> bytes:
+def index_row(slot: int, offset: int, length: int, count: int, *, kind: Kind) -> bytes:
     """Returns the row of one frame."""
-    marked = count | _CANCELS_BIT if are_cancels else count
+    marked = count | _MARKS[kind]
     check = crc32c(_INDEX_ROW.pack(slot, offset, length, marked)) >> 21
     return _INDEX_ROW.pack(slot, offset, length, marked | check << _CHECK_SHIFT)
 
@@ -98,26 +145,35 @@ class IndexRow(NamedTuple):
     slot: int
     offset: int
     length_bytes: int
-    messages: int  # or cancels
-    are_cancels: bool
+    rows: int
+    kind: Kind
 
 
 def each_row(rows: NDArray[Any]) -> list[IndexRow]:
     """Yields rows one by one, unchecked."""
     return [
-        IndexRow(slot, offset, length_bytes, word & _COUNT_MASK, word >= _CANCELS_BIT)
+        IndexRow(slot, offset, length_bytes, *_rows_of(word))
         for slot, offset, length_bytes, word in rows.tolist()
     ]
+
+
+def _rows_of(word: int) -> tuple[int, Kind]:
+    """Returns the number of a frame's rows, and their kind."""
+    if word < _NAMES_BIT:
+        return word & _COUNT_MASK, Kind.MESSAGES
+    if not word & _SAYS_BIT:
+        return word & (_SAYS_BIT - 1), Kind.CANCELS
+    kind = Kind.RELEASES if word & _AT_ONCE_BIT else Kind.COMMITS
+    return word & (_AT_ONCE_BIT - 1), kind
 
 
 def decode_row(raw: bytes) -> IndexRow | None:
     """Decodes one row; None if `flawed_rows` would mark it."""
     slot, offset, length_bytes, messages = _INDEX_ROW.unpack(raw)
-    are_cancels = messages >= _CANCELS_BIT
-    row = IndexRow(slot, offset, length_bytes, messages & _COUNT_MASK, are_cancels)
+    row = IndexRow(slot, offset, length_bytes, *_rows_of(messages))
     if not (length_bytes or messages or slot) and offset >= _UNREADABLE_OFFSET:
         return row
-    unmarked = messages & (_CANCELS_BIT | _COUNT_MASK)
+    unmarked = messages & (_NAMES_BIT | _COUNT_MASK)
     check = crc32c(_INDEX_ROW.pack(slot, offset, length_bytes, unmarked)) >> 21
     if not length_bytes or check != messages >> _CHECK_SHIFT & _CHECK_MASK:
         return None
@@ -224,6 +280,8 @@ def _pair_tables() -> NDArray[np.uint16]:
     return (low ^ high).reshape(INDEX_ROW_LENGTH_BYTES // 2, 1 << 16)
 
 
+_COUNT_MASKS: Final = np.array([0, *(MOST_ROWS[kind] for kind in Kind)], np.int64)
+_WITHDRAW: Final = np.array([0, *(kind in WITHDRAWING for kind in Kind)], np.int64)
 _MANY_ROWS: Final = 512
 _CHECK_OF_ZEROS: Final = crc32c(bytes(INDEX_ROW_LENGTH_BYTES)) >> 21
 _CHECK_TABLES: Final = _check_tables()

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from delaywheel.identity import WheelId
 from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel.storage.frames.columns import ID_LENGTH_BYTES, Columns
-from delaywheel.storage.frames.format import Frame, Kind
-from delaywheel.storage.frames.rows import cancel_counts
+from delaywheel.storage.frames.format import Frame
+from delaywheel.storage.frames.kinds import Kind
+from delaywheel.storage.frames.rows import kinds_of
 from delaywheel.storage.reading.reader import DamagedFrame, WheelReader
 
 BEGIN_BYTES: Final = 8
@@ -158,7 +159,7 @@ class CancelLook:
         if from_seq > 1 and up_to_seq - from_seq < _NEW_ROWS_AT_MOST:
             rows = reader.rows(from_seq, up_to_seq)
             if rows["length"].all():  # a frame that has lost its row may lie in the second's file
-                at = np.flatnonzero((rows["slot"] == self.slot) & (cancel_counts(rows) > 0))
+                at = np.flatnonzero((rows["slot"] == self.slot) & (kinds_of(rows) == Kind.CANCELS))
                 return reader.frames(self.slot, (from_seq + at).tolist(), rows[at])
         budget.spend(FINDING_FRAMES, 0)
         return reader.slot_frames(

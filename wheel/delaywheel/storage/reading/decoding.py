@@ -26,10 +26,10 @@ from delaywheel.storage.frames.format import (
     TIMESTAMP_BYTES,
     Frame,
     FrameDamaged,
-    Kind,
     decode_topics,
 )
-from delaywheel.storage.frames.rows import cancel_counts, flawed_rows
+from delaywheel.storage.frames.kinds import Kind
+from delaywheel.storage.frames.rows import flawed_rows, kinds_of
 from delaywheel.storage.reading.places import Places
 
 _ID_WORDS: Final = np.arange(ID_LENGTH_BYTES // 8)
@@ -84,7 +84,7 @@ class FrameBatch:
             self.wheel,
             np.repeat(self.seqs, self.counts),
             _numbers_within(self.counts),
-            np.full(len(self.columns), self.kind is Kind.CANCELS),
+            np.full(len(self.columns), int(self.kind), np.uint8),
             self.columns.ids,
             self.columns.due_ms,
         )
@@ -125,13 +125,13 @@ class FrameBatch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class IdBatch:
-    """What identifies messages and cancels of some frames, of one wheel, and of any seconds.
+    """What identifies the rows of some frames, of one wheel, and of any seconds and kinds.
 
     Attributes:
         wheel: Their wheel.
         seqs: The seq of each row's frame.
         rows: Each row's number in its frame.
-        are_cancels: Whether each is a cancel.
+        kinds: The `Kind` of each.
         ids: (n, 16).
         due_ms: Each row's due.
     """
@@ -139,7 +139,7 @@ class IdBatch:
     wheel: WheelId
     seqs: NDArray[np.int64]
     rows: NDArray[np.int64]
-    are_cancels: NDArray[np.bool_]
+    kinds: NDArray[np.uint8]
     ids: NDArray[np.uint8]
     due_ms: NDArray[np.int64]
 
@@ -198,7 +198,7 @@ def decode_together(
             wheel, seqs.tolist(), int(messages.sum()), int(messages[-1]), length_bytes
         )
     frames = _Frames(content, begins, headers)
-    columns = frames.cancels() if kind is Kind.CANCELS else frames.messages()
+    columns = frames.messages() if kind is Kind.MESSAGES else frames.names()
     if columns is None:
         return None
     return FrameBatch(
@@ -225,18 +225,17 @@ def decode_ids(
         wheel: The wheel that the frames must belong to.
     """
     seqs, rows = places
-    are_cancels = cancel_counts(rows) > 0
-    kinds = np.where(are_cancels, int(Kind.CANCELS), int(Kind.MESSAGES))
+    kinds = kinds_of(rows)
     headers = _checked_headers(content, begins, places, wheel, rows["slot"], kinds)
     if headers is None:
         return None
     frames = _Frames(content, begins, headers)
-    ids, due_ms = frames.ids_and_dues(are_cancels)
+    ids, due_ms = frames.ids_and_dues(kinds != Kind.MESSAGES)
     return IdBatch(
         wheel,
         np.repeat(seqs, frames.counts),
         _numbers_within(frames.counts),
-        np.repeat(are_cancels, frames.counts),
+        np.repeat(kinds, frames.counts),
         ids,
         due_ms,
     )
@@ -300,20 +299,20 @@ class _Frames:
         self._within = _numbers_within(self.counts)
         self._slots_ms = headers["slot"].astype(np.int64) * 1000
 
-    def cancels(self) -> Columns:
-        """Returns the columns of frames of cancels."""
+    def names(self) -> Columns:
+        """Returns the columns of frames whose rows name messages."""
         ids_at = self._begins + HEADER_LENGTH_BYTES
         return Columns.of_cancels(
             self._dues_ms(ids_at + self.counts * ID_LENGTH_BYTES), self._ids(ids_at)
         )
 
     def ids_and_dues(
-        self, are_cancels: NDArray[np.bool_]
+        self, have_names: NDArray[np.bool_]
     ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-        """Returns ids and dues of frames of both kinds."""
+        """Returns ids and dues of frames of all kinds."""
         at = self._columns_at()
-        ids_at = np.where(are_cancels, self._begins + HEADER_LENGTH_BYTES, at.ids)
-        dues_at = np.where(are_cancels, ids_at + self.counts * ID_LENGTH_BYTES, at.dues)
+        ids_at = np.where(have_names, self._begins + HEADER_LENGTH_BYTES, at.ids)
+        dues_at = np.where(have_names, ids_at + self.counts * ID_LENGTH_BYTES, at.dues)
         return self._ids(ids_at), self._dues_ms(dues_at)
 
     def _columns_at(self) -> "_MessageColumns":

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delaywheel.identity import WheelId
-from delaywheel.storage.frames.format import Kind
+from delaywheel.storage.frames.kinds import Kind
 from delaywheel.storage.reading.decoding import FrameBatch, IdBatch
 
 ROW_LENGTH_BYTES: Final = 36
@@ -22,11 +22,13 @@ _NEW_ROWS: Final = 1 << 16  # at most so many wait to be sorted
 _RUNS_APART: Final = 4  # a run is at least this many times as long as the next one
 _COMPARED: Final = 1 << 18  # so many rows are compared at once
 
-# Of a row: its number in the frame, whether it is a cancel, its due within the second.
+# Of a row: its number in the frame, its kind, its due within the second.
 _DUE_BITS: Final = 10
-_CANCEL_BIT: Final = 1 << _DUE_BITS
-_ROW_SHIFT: Final = _DUE_BITS + 1
-_KINDS: Final = {False: Kind.MESSAGES, True: Kind.CANCELS}
+_KIND_BITS: Final = 2
+_ROW_SHIFT: Final = _DUE_BITS + _KIND_BITS
+_DUE_MASK: Final = (1 << _DUE_BITS) - 1
+_KIND_MASK: Final = (1 << _KIND_BITS) - 1
+_KINDS: Final = tuple(Kind)
 
 _Numbers = NDArray[np.uint64]
 
@@ -175,13 +177,13 @@ class Ids:
 
     def _made(self, rows: _Rows) -> Iterator[IdRow]:
         ids = np.column_stack([rows.firsts, rows.lasts]).tobytes()
-        dues_ms = rows.slots.astype(np.int64) * 1000 + (rows.details & (_CANCEL_BIT - 1))
+        dues_ms = rows.slots.astype(np.int64) * 1000 + (rows.details & _DUE_MASK)
         return map(
             IdRow,
             [self._wheels[number] for number in rows.wheels.tolist()],
             rows.seqs.tolist(),
             (rows.details >> _ROW_SHIFT).tolist(),
-            [_KINDS[bit] for bit in (rows.details & _CANCEL_BIT != 0).tolist()],
+            [_KINDS[kind] for kind in (rows.details >> _DUE_BITS & _KIND_MASK).tolist()],
             [ids[at : at + 16] for at in range(0, len(ids), 16)],
             dues_ms.tolist(),
         )
@@ -193,7 +195,7 @@ class Ids:
         halves = np.ascontiguousarray(batch.ids).view(np.uint64).reshape(-1, 2)
         slots = batch.due_ms // 1000
         details = (batch.rows << _ROW_SHIFT) | (batch.due_ms - slots * 1000)
-        details[batch.are_cancels] |= _CANCEL_BIT
+        details |= (batch.kinds.astype(np.int64) - 1) << _DUE_BITS
         # Copies: a view would keep the bytes of the frames in memory.
         return _Rows(
             halves[:, 0].copy(),

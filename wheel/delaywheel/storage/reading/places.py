@@ -47,10 +47,9 @@ from delaywheel.storage.folder.steps import Steps, finish
 from delaywheel.storage.frames.format import FrameDamaged, index_rows_of_headers
 from delaywheel.storage.frames.rows import (
     INDEX_ROW,
-    cancel_counts,
     checked_rows,
     is_hole,
-    message_counts,
+    row_counts,
 )
 from delaywheel.storage.reading.holes import find_holes
 from delaywheel.storage.reading.unlisted import with_unlisted
@@ -131,7 +130,7 @@ class SlotPlaces:
             return False
         if counted and (seqs[counted - 1], _end_of(frames[counted - 1])) != (entry_seq, end):
             return False
-        counts = message_counts(rows) + cancel_counts(rows)
+        counts = row_counts(rows)
         columns = behind_seqs, rows["offset"], rows["length"], counts
         named = list(zip(*(column.tolist() for column in columns), strict=True))
         lying = [(each.seq, each.offset, each.length_bytes, each.rows) for each in frames[counted:]]

@@ -30,19 +30,20 @@ from delaywheel.storage.frames.format import (
     DamageReason,
     Frame,
     FrameDamaged,
-    Kind,
     decode_frame,
     index_row_of,
 )
 from delaywheel.storage.frames.frame_copy import FrameCopy
+from delaywheel.storage.frames.kinds import Kind
 from delaywheel.storage.frames.rows import (
     HOLE_ROW,
     INDEX_ROW,
     UNREADABLE_ROW,
-    cancel_counts,
     is_gone,
     is_unreadable,
+    kinds_of,
     message_counts,
+    row_counts,
 )
 from delaywheel.storage.reading.decoding import (
     FrameBatch,
@@ -493,10 +494,10 @@ def _read_together(
         content = _content(disk, layout.slot_path(folder, slot), begin, end)
     except FrameDamaged:
         return None
-    are_cancels = cancel_counts(rows) > 0
+    kinds = kinds_of(rows)
     batches: list[FrameBatch | PassedOver] = []
     for kind in Kind:
-        chosen = are_cancels == (kind is Kind.CANCELS)
+        chosen = kinds == kind
         if chosen.any():
             part = seqs[chosen], rows[chosen]
             batch = decode_together(
@@ -619,7 +620,7 @@ class _Asked:
         seqs, rows = places
         wanted = (seqs >= self.from_seq) & (seqs <= self.up_to_seq)
         if self.kind is not None:
-            wanted &= (cancel_counts(rows) > 0) == (self.kind is Kind.CANCELS)
+            wanted &= kinds_of(rows) == self.kind
         return seqs[wanted], rows[wanted]
 
 
@@ -635,7 +636,7 @@ def _damaged(seq: int, row: NDArray[Any], damage: FrameDamaged) -> DamagedFrame:
         seq=seq,
         slot=int(row["slot"]),
         messages=int(message_counts(row)),
-        cancels=int(cancel_counts(row)),
+        cancels=int(row_counts(row) - message_counts(row)),
         reason=damage.reason,
         detail=str(damage),
     )

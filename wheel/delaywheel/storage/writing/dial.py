@@ -24,12 +24,13 @@ from delaywheel.storage.files.slot_table import UNIT_BYTES, load_head, read_entr
 from delaywheel.storage.folder import layout
 from delaywheel.storage.folder.disk import Disk
 from delaywheel.storage.folder.steps import Steps
+from delaywheel.storage.frames.kinds import WITHDRAWING, Kind
 from delaywheel.storage.frames.rows import (
     FEW_FRAMES,
-    cancel_counts,
     checked_rows,
     each_row,
     message_counts,
+    withdrawn_counts,
 )
 from delaywheel.storage.reading.places import finding_rows
 
@@ -105,10 +106,10 @@ class Dial:
                 messages = length_bytes = frames = cancels = wheels = 0
             table[place] = (
                 row.slot,
-                messages + (0 if row.are_cancels else row.messages),
+                messages + (row.rows if row.kind is Kind.MESSAGES else 0),
                 length_bytes + row.length_bytes,
                 frames + 1,
-                cancels + (row.messages if row.are_cancels else 0),
+                cancels + (row.rows if row.kind in WITHDRAWING else 0),
                 wheels + (not row.offset),
             )
 
@@ -191,7 +192,7 @@ class Dial:
             ("messages", message_counts(index_rows)),
             ("length_bytes", index_rows["length"]),
             ("frames", np.ones(len(places), dtype=np.uint64)),
-            ("cancels", cancel_counts(index_rows)),
+            ("cancels", withdrawn_counts(index_rows)),
             ("wheels", index_rows["offset"] == 0),
         ):
             change.at(self._table[name], places, counts.astype(np.uint64))

@@ -31,10 +31,10 @@ from delaywheel.storage.folder.disk import Disk
 from delaywheel.storage.folder.layout import SECONDS_PER_HOUR
 from delaywheel.storage.frames.rows import (
     INDEX_ROW,
-    cancel_counts,
     checked_rows,
     is_hole,
     message_counts,
+    withdrawn_counts,
 )
 from delaywheel.storage.reading.holes import find_holes
 from delaywheel.storage.reading.places import Places, rows_of_slots
@@ -245,7 +245,7 @@ def _count(entries: NDArray[Any], first_slot: int, places: Places) -> NDArray[np
     for name, counts in (
         ("length", lengths),
         ("messages", message_counts(rows)),
-        ("cancels", cancel_counts(rows)),
+        ("cancels", withdrawn_counts(rows)),
         ("frames", np.ones(len(rows))),
     ):
         # The sums of one slot file are exact in a double.

@@ -39,7 +39,7 @@ from delaywheel.storage.folder.disk import Disk
 from delaywheel.storage.frames.bundle import NO_GROUP, FrameBundle, WrittenGroup
 from delaywheel.storage.frames.columns import Columns
 from delaywheel.storage.frames.encode import EncodedGroup, encode_group
-from delaywheel.storage.frames.format import Kind
+from delaywheel.storage.frames.kinds import Kind
 from delaywheel.storage.frames.rows import index_rows
 from delaywheel.storage.writing.dial import Dial
 from delaywheel.storage.writing.table_writer import SlotTable
@@ -265,7 +265,7 @@ class OriginWheel:
             offsets,
             lengths,
             group.counts,
-            are_cancels=group.kind is Kind.CANCELS,
+            kind=group.kind,
         )
         first_seq = self._index.last_seq + 1
         frames, failure = 0, None
