@@ -11,6 +11,7 @@ import pytest
 from delaywheel.identity import WheelId
 from delaywheel.storage.files import index
 from delaywheel.storage.folder.disk import PosixFile
+from delaywheel.storage.frames.kinds import Kind
 from delaywheel_replica.cleaner.due import loading, tail, window
 from delaywheel_replica.cleaner.due import reader as selection
 from delaywheel_replica.cleaner.due.kept_seconds import Bound
@@ -61,6 +62,21 @@ def test_thousands_in_one_millisecond_are_split_and_new_leaders_go_on(wheels: Wh
             progress = leader.progress
     assert leaders > 3
     assert sorted(numbers(taken)) == [*range(100), *range(120, 6000), 9001, 9002]
+
+
+@pytest.mark.parametrize("kind", [Kind.COMMITS, Kind.RELEASES])
+def test_rows_for_halves_leave_other_messages_alone(wheels: Wheels, kind: Kind) -> None:
+    """Before their due, at it, and when they come late."""
+    rows = [message(START_MS + 500, number) for number in range(3)]
+    wheels.write(A1, rows)
+    wheels.cancel(B1, rows, kind=kind)
+    with Leader(wheels) as leader:
+        assert not leader.look(START_MS + 499)
+        leader.commit(leader.look(START_MS + 500))
+        wheels.cancel(A1, rows, kind=kind)
+        wheels.write(A1, [message(START_MS + 400, 7)])
+        leader.commit(leader.look(START_MS + 600))
+        assert numbers(leader.messages) == [0, 1, 2, 7]
 
 
 @pytest.mark.parametrize("repaired", [True, False])

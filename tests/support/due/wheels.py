@@ -68,11 +68,18 @@ class Wheels:
         """Appends one group of messages."""
         return self._append(wheel, rows, Kind.MESSAGES, columns_of(rows), now_ms)
 
-    def cancel(self, wheel: WheelId, rows: Sequence[Sent], *, now_ms: int = 0) -> list[Written]:
-        """Appends one group of cancels for these messages."""
+    def cancel(
+        self,
+        wheel: WheelId,
+        rows: Sequence[Sent],
+        *,
+        now_ms: int = 0,
+        kind: Kind = Kind.CANCELS,
+    ) -> list[Written]:
+        """Appends one group of rows of this kind that name these messages."""
         dues = np.array([row.due_ms for row in rows], np.int64)
         columns = Columns.of_cancels(dues, ids_of([row.id for row in rows]))
-        return self._append(wheel, rows, Kind.CANCELS, columns, now_ms)
+        return self._append(wheel, rows, kind, columns, now_ms)
 
     def last_seqs(self) -> dict[WheelId, int]:
         """How far each wheel goes."""
