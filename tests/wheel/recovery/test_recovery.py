@@ -262,6 +262,21 @@ def test_an_index_that_is_gone_before_it_was_synced_is_written_again(*, checkpoi
     assert read_all(disk, DATA, wheel.wheel) == frames
 
 
+def test_frames_behind_a_damaged_one_are_found_without_any_index() -> None:
+    disk = SimulatedDisk()
+    wheel = new_wheel(disk, DATA)
+    frames: dict[int, list[Message]] = {}
+    for number in range(3):
+        frames |= append(wheel, [message(number)])
+    length = len(disk.content(slot_file(wheel))) // 3
+    disk.flip_bit(slot_file(wheel), 8 * (length + length // 2))
+    disk.delete(index_file(wheel))
+    recovered = recover_wheel(disk, DATA, wheel.wheel, os_crashed=True)
+    assert recovered == Recovered(3, [], SeqSet.of([2]), SeqSet.of([2]))
+    for seq in (1, 3):
+        assert isinstance(WheelReader(disk, DATA, wheel.wheel).frame(seq), Frame)
+
+
 @pytest.mark.parametrize("operation", ["open", "read"])
 def test_a_start_may_wait_for_slot_files_that_say_where_the_wheel_ends(operation: str) -> None:
     disk, wheel, frames = wheel_of_three()

@@ -102,6 +102,26 @@ def _row_at(file: File, wheel: WheelId, slot: int, offset: int, length_bytes: in
         return None
 
 
+def possible_frames(disk: Disk, folder: Path, slot: int, offset: int) -> list[int]:
+    """Returns where frames may begin in a slot file behind an offset; nowhere if it fails."""
+    found: list[int] = []
+    try:
+        file = disk.open_read(layout.slot_path(folder, slot))
+    except OSError:
+        return found
+    try:
+        size = file.size()
+        at = _next_magic(file, offset + UNIT_BYTES, size)
+        while at < size:
+            found.append(at)
+            at = _next_magic(file, at + UNIT_BYTES, size)
+    except OSError:
+        pass
+    finally:
+        file.close()
+    return found
+
+
 def _next_magic(file: File, offset: int, size: int) -> int:
     """Returns where the next frame may begin; the end if there is no such place."""
     while offset < size:

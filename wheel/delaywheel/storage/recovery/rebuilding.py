@@ -28,6 +28,7 @@ from delaywheel.storage.frames.format import (
     index_row_of,
 )
 from delaywheel.storage.frames.rows import checked_rows, is_gone, is_hole
+from delaywheel.storage.reading.holes import possible_frames
 from delaywheel.storage.reading.places import finding_rows
 from delaywheel.storage.recovery.found_rows import FoundRows, whole_segments
 from delaywheel.storage.writing.cutting import end_index, last_seq_of, raise_ends
@@ -177,13 +178,17 @@ def _gather_behind_damage(
     found: FoundRows,
     last_row: int,
 ) -> Steps[None]:
-    """Continues where, according to a row, the next frame begins or one ends."""
+    """Continues where, according to a row, the next frame begins or one ends, or one may begin.
+
+    If the index is lost as well, no row says where.
+    """
     slots = np.array(sorted(stopped), np.int64)
     _, rows = yield from finding_rows(disk, folder, slots, last_row)
     for slot, offset in stopped.items():
         of_slot = rows[rows["slot"] == slot]
         begins = of_slot["offset"].astype(np.int64)
         resume_at = np.union1d(begins, begins + of_slot["length"]).tolist()
+        resume_at = sorted({*resume_at, *possible_frames(disk, folder, slot, offset)})
         _gather(disk, folder, wheel, (slot, offset), found, resume_at)
         if found.is_full:
             yield from found.put()
